@@ -1,0 +1,100 @@
+"""The contract of an attention backend: plan once per step, run once per layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from attention.capability import BackendCapability, BackendProbe
+from attention.config import AttentionConfig
+from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+
+
+class AttentionBackend(ABC):
+    """Attention kernels over one rank's pools.
+
+    init_forward_metadata runs once per step and derives everything the layers share (lengths, page
+    tables, maxima from host copies); forward runs once per layer and only launches kernels.
+    A backend never sees the model runner, a request or a scheduler. Its module imports without
+    its kernel package; probe says whether the package is there.
+    """
+
+    capability: ClassVar[BackendCapability]
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> BackendProbe:
+        """Whether the backend's kernels load here, and if not, which package is missing."""
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+    ) -> None:
+        self.config = config
+        self.req_to_token_pool = req_to_token_pool
+        self.token_to_kv_pool = token_to_kv_pool
+
+    @abstractmethod
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Derive the step's shared metadata. No device-to-host copy happens here."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """Dispatch by mode. Shapes as in forward_extend."""
+        if forward_batch.forward_mode.is_decode:
+            return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    @abstractmethod
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """q (num_tokens, tp_q_head_num, head_dim), k (num_tokens, tp_k_head_num, head_dim),
+        v (num_tokens, tp_k_head_num, v_head_dim) -> (num_tokens, tp_q_head_num, v_head_dim)."""
+
+    @abstractmethod
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """As forward_extend with exactly one token a row: num_tokens == batch_size."""
+
+
+class GraphAttentionBackend(AttentionBackend):
+    """A backend whose decode step can be captured in a CUDA graph and replayed."""
+
+    @abstractmethod
+    def init_cuda_graph_state(self, max_bs: int) -> None:
+        """Allocate the static buffers that captured kernels read, for up to max_bs rows."""
+
+    @abstractmethod
+    def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
+        """Point the metadata of this batch size at the static buffers."""
+
+    @abstractmethod
+    def init_forward_metadata_replay_cuda_graph(self, forward_batch: ForwardBatch) -> None:
+        """Refresh the static buffers with this step's values, on the device, without a sync."""

@@ -1,0 +1,240 @@
+"""The backend that runs everywhere torch runs: plain torch operations over the paged pool.
+
+It is the CPU backend and the functional fallback of a GPU without any kernel package. Every row of
+one new token takes the batched decode kernel, whatever the mode; longer rows run one by one.
+Knows its geometry and two pools, no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.capability import BackendCapability, BackendProbe
+from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.kernels.torch_decode import (
+    MAX_CHUNK_KEY_BYTES,
+    DecodeChunk,
+    DecodeKernel,
+    DecodePlanner,
+    DecodeRows,
+)
+from attention.kernels.torch_extend import (
+    CausalBias,
+    QueryBlock,
+    explicit_block,
+    query_blocks,
+    sdpa_block,
+)
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.registration import register_attention_backend
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """A row with several new tokens, first_token .. stop_token - 1 of the step.
+
+    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first.
+    """
+
+    first_token: int
+    stop_token: int
+    cache_indices: torch.Tensor
+    blocks: tuple[QueryBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """A step as layers of one window see it."""
+
+    decode_chunks: list[DecodeChunk]
+    extend_rows: list[ExtendRow]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchNativeMetadata:
+    """A step: its decode queries and a plan for each window that the model's layers have.
+
+    decode_tokens: int64 (n,), the decode queries among the step's new tokens, in planned order.
+    is_plain_decode: every new token is a decode query, and they come in planned order.
+    has_keyless: some token sees no key at all (a padding row): its output is zero.
+    """
+
+    decode_tokens: torch.Tensor
+    is_plain_decode: bool
+    has_keyless: bool
+    plans: dict[int, WindowPlan]
+
+
+@register_attention_backend("torch_native")
+class TorchNativeBackend(AttentionBackend):
+    """Attention in plain torch.
+
+    float32 results of a row do not depend on the page size or on the order of pages, and on the
+    rest of the batch and on chunking only by rounding (about 1e-7).
+    """
+
+    capability: ClassVar[BackendCapability] = BackendCapability(
+        name="torch_native",
+        device_types=("cpu", "cuda"),
+        min_compute_capability=None,
+        max_compute_capability=None,
+        dtypes=_FLOATS,
+        kv_dtypes=_FLOATS,
+        page_sizes=range(MIN_PAGE_SIZE, MAX_PAGE_SIZE + 1),
+        default_page_size=16,
+        has_sliding_window=True,
+        has_logit_cap=True,
+        has_sinks=True,
+        has_mixed_batches=True,
+        has_cuda_graphs=False,
+        has_mla=False,
+        install_hint="part of torch, nothing to install",
+    )
+
+    @classmethod
+    def probe(cls) -> BackendProbe:
+        return BackendProbe(is_available=True)
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+    ) -> None:
+        super().__init__(config, req_to_token_pool, token_to_kv_pool)
+        num_slots = token_to_kv_pool.num_pages * token_to_kv_pool.page_size
+        self._planner = DecodePlanner(
+            req_to_token_pool.req_to_token,
+            num_slots,
+            q_heads=config.tp_q_head_num,
+            kv_heads=config.tp_k_head_num,
+        )
+        key_bytes = config.tp_k_head_num * config.head_dim * torch.float32.itemsize
+        self._max_chunk_tokens = max(1, MAX_CHUNK_KEY_BYTES // key_bytes)
+        self._decode = DecodeKernel()
+        self._biases = {
+            window: CausalBias(window, config.dtype, config.device)
+            for window in {layer.sliding_window_size for layer in config.layers}
+        }
+        self._metadata: TorchNativeMetadata | None = None
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
+        seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
+        first_tokens = np.cumsum(num_new) - num_new
+        decode = np.flatnonzero((num_new == 1) & (seq_lens > 0))
+        decode = decode[np.argsort(-seq_lens[decode], kind="stable")]
+        extend = np.flatnonzero(num_new > 1)
+        rows = torch.from_numpy(decode).to(self.config.device)
+        decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
+        plans = {}
+        for window in self._biases:
+            chunks = self._planner.plan(decode_rows, window, self._max_chunk_tokens)
+            extend_rows = [
+                self._extend_row(forward_batch, row, int(first_tokens[row]), window)
+                for row in extend.tolist()
+            ]
+            plans[window] = WindowPlan(chunks, extend_rows)
+        decode_tokens = first_tokens[decode]
+        num_tokens = forward_batch.num_tokens
+        self._metadata = TorchNativeMetadata(
+            decode_tokens=torch.from_numpy(decode_tokens).to(self.config.device),
+            is_plain_decode=np.array_equal(decode_tokens, np.arange(num_tokens)),
+            has_keyless=len(decode) + int(num_new[extend].sum()) != num_tokens,
+            plans=plans,
+        )
+
+    def _extend_row(
+        self, forward_batch: ForwardBatch, row: int, first_token: int, window: int
+    ) -> ExtendRow:
+        num_new = int(forward_batch.extend_seq_lens_cpu[row])
+        seq_len = int(forward_batch.seq_lens_cpu[row])
+        first_key = max(0, seq_len - num_new - window + 1) if window >= 0 else 0
+        table = self.req_to_token_pool.req_to_token[:, first_key:seq_len]
+        slot = forward_batch.req_pool_indices[row : row + 1]
+        return ExtendRow(
+            first_token=first_token,
+            stop_token=first_token + num_new,
+            cache_indices=table.index_select(0, slot).view(-1),
+            blocks=tuple(query_blocks(num_new, seq_len - first_key, window)),
+        )
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """Rows with several new tokens one by one, one-token rows all at once."""
+        metadata, plan = self._step_plan(layer)
+        if save_kv_cache:
+            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
+        if metadata.is_plain_decode:
+            return self._run_decode(q, plan, layer)
+        allocate = torch.zeros if metadata.has_keyless else torch.empty
+        out = allocate((*q.shape[:2], layer.v_head_dim), dtype=q.dtype, device=q.device)
+        for row in plan.extend_rows:
+            self._run_extend(q, row, layer, out)
+        if plan.decode_chunks:
+            tokens = metadata.decode_tokens
+            decoded = self._run_decode(q.index_select(0, tokens), plan, layer)
+            out.index_copy_(0, tokens, decoded)
+        return out
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def _step_plan(self, layer: AttentionLayer) -> tuple[TorchNativeMetadata, WindowPlan]:
+        if self._metadata is None:
+            raise RuntimeError("init_forward_metadata must run before the step's first layer")
+        plan = self._metadata.plans.get(layer.sliding_window_size)
+        if plan is None:
+            raise ValueError(
+                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size}, "
+                f"the config knows {sorted(self._metadata.plans)}"
+            )
+        return self._metadata, plan
+
+    def _run_decode(self, q: torch.Tensor, plan: WindowPlan, layer: AttentionLayer) -> torch.Tensor:
+        keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return self._decode.run(q.float(), keys, values, plan.decode_chunks, layer).to(q.dtype)
+
+    def _run_extend(
+        self, q: torch.Tensor, row: ExtendRow, layer: AttentionLayer, out: torch.Tensor
+    ) -> None:
+        """Fill the row's tokens of out. Keys come from the pool, so that what a token sees does
+        not depend on whether it came in one chunk or in several."""
+        keys, values = (
+            buffer.flatten(0, 1).index_select(0, row.cache_indices).to(q.dtype)
+            for buffer in self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        )
+        is_plain = layer.logit_cap <= 0.0 and layer.sinks is None
+        run_block = sdpa_block if is_plain else explicit_block
+        bias = self._biases[layer.sliding_window_size]
+        for block in row.blocks:
+            visible = slice(block.first_key, block.stop_key)
+            num_queries = block.stop_query - block.first_query
+            num_keys = block.stop_key - block.first_key
+            mask = bias.block(num_queries, num_keys - num_queries, num_keys)
+            tokens = slice(row.first_token + block.first_query, row.first_token + block.stop_query)
+            out[tokens] = run_block(q[tokens], keys[visible], values[visible], mask, layer)

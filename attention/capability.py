@@ -1,0 +1,56 @@
+"""What a backend declares about itself. Knows no backend and chooses none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+ComputeCapability = tuple[int, int]
+
+
+class AttentionBackendError(RuntimeError):
+    """An attention backend that cannot be had: unknown, not loadable here, or unfit for the model.
+
+    The message says what is missing and how to get it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BackendProbe:
+    """Whether a backend's kernels can be loaded here. missing names the exact package if not."""
+
+    is_available: bool
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCapability:
+    """What a backend can do, stated without loading its kernels.
+
+    device_types: torch device types. min_compute_capability, max_compute_capability: inclusive
+    bounds on a CUDA device, None where there is no bound. kv_dtypes: what the pool may hold.
+    default_page_size: tokens a page, the backend's own best. has_mixed_batches: one-token rows
+    and longer rows in one EXTEND step. install_hint: a command or a sentence for the operator.
+    """
+
+    name: str
+    device_types: tuple[str, ...]
+    min_compute_capability: ComputeCapability | None
+    max_compute_capability: ComputeCapability | None
+    dtypes: tuple[torch.dtype, ...]
+    kv_dtypes: tuple[torch.dtype, ...]
+    page_sizes: Sequence[int]
+    default_page_size: int
+    has_sliding_window: bool
+    has_logit_cap: bool
+    has_sinks: bool
+    has_mixed_batches: bool
+    has_cuda_graphs: bool
+    has_mla: bool
+    install_hint: str
+
+    def __post_init__(self) -> None:
+        if self.default_page_size not in self.page_sizes:
+            raise ValueError(
+                f"{self.name}: default_page_size={self.default_page_size} is not in page_sizes"
+            )

@@ -1,0 +1,93 @@
+"""One step's batch as the layers see it: flat token tensors and ragged row lengths.
+
+Knows no request objects and no sampling. Built once per step by the model runner; every tensor
+lives on the runner's device, every `*_cpu` twin is a host copy, so that nothing below needs to
+wait for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class ForwardMode(Enum):
+    """What the rows of a batch are.
+
+    EXTEND: every row brings one or more new tokens on top of a cached prefix of any length; rows
+    that decode may be mixed in, they are rows of length one. DECODE: every row brings exactly one.
+    TARGET_VERIFY and DRAFT_EXTEND belong to speculative decoding. IDLE: no row at all.
+    """
+
+    EXTEND = auto()
+    DECODE = auto()
+    TARGET_VERIFY = auto()
+    DRAFT_EXTEND = auto()
+    IDLE = auto()
+
+    @property
+    def is_extend(self) -> bool:
+        """Whether rows may bring more than one token."""
+        return self in (ForwardMode.EXTEND, ForwardMode.DRAFT_EXTEND, ForwardMode.TARGET_VERIFY)
+
+    @property
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE
+
+
+class AttentionLayer(Protocol):
+    """What a backend reads of the layer that calls it; RadixAttention is the one there is."""
+
+    tp_q_head_num: int
+    tp_k_head_num: int
+    head_dim: int
+    v_head_dim: int
+    scaling: float
+    layer_id: int
+    logit_cap: float
+    sliding_window_size: int
+    sinks: torch.Tensor | None
+
+
+class AttentionDispatch(Protocol):
+    """What a layer calls: an AttentionBackend, or a wrapper around one that measures it."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """bs rows, num_tokens new tokens in all, laid out row after row.
+
+    Invariant for row i: seq_lens[i] == extend_prefix_lens[i] + extend_seq_lens[i], and
+    the pool's req_to_token[req_pool_indices[i], :seq_lens[i]] holds the cache index of every
+    token of the row, the new ones included.
+    """
+
+    forward_mode: ForwardMode
+    batch_size: int
+    num_tokens: int
+    input_ids: torch.Tensor  # int64 (num_tokens,)
+    positions: torch.Tensor  # int64 (num_tokens,)
+    req_pool_indices: torch.Tensor  # int64 (bs,)
+    seq_lens: torch.Tensor  # int32 (bs,), cached prefix plus new tokens
+    extend_seq_lens: torch.Tensor  # int32 (bs,), new tokens; all ones in DECODE
+    extend_prefix_lens: torch.Tensor  # int32 (bs,)
+    out_cache_loc: torch.Tensor  # int64 (num_tokens,), where the new tokens' K and V go
+    seq_lens_cpu: npt.NDArray[np.int32]
+    extend_seq_lens_cpu: npt.NDArray[np.int32]
+    extend_prefix_lens_cpu: npt.NDArray[np.int32]
+    attn_backend: AttentionDispatch

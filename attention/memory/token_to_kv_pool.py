@@ -1,0 +1,101 @@
+"""Second level of KV memory: cache index to K and V, in pages, for every layer of one rank.
+
+A cache index is page_id * page_size + offset. Page 0 is the dummy page: padding rows write there
+and nobody's tokens live there, so allocators hand out pages 1 .. num_pages - 1. Knows no request
+and no free list. Other layouts (latent, sliding window) are further subclasses in their own files.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+
+from attention.config import AttentionConfig
+
+NUM_RESERVED_PAGES = 1
+_ALIGNMENT_BYTES = 64
+
+
+class TokenToKVPool(ABC):
+    """What backends, the runner and the allocator ask of any layout of KV memory."""
+
+    def __init__(self, config: AttentionConfig, num_pages: int) -> None:
+        if num_pages <= NUM_RESERVED_PAGES:
+            raise ValueError(
+                f"num_pages must exceed the {NUM_RESERVED_PAGES} reserved page, got {num_pages}"
+            )
+        self.num_pages = num_pages
+        self.page_size = config.page_size
+        self.num_layers = config.num_layers
+
+    @staticmethod
+    @abstractmethod
+    def bytes_per_page(config: AttentionConfig) -> int:
+        """Bytes that one page occupies over all layers: what sizing a pool divides by."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of device memory this pool holds."""
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens that fit, the reserved page left out."""
+        return (self.num_pages - NUM_RESERVED_PAGES) * self.page_size
+
+    @abstractmethod
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (num_pages, page_size, heads, head_dim) and V (num_pages, page_size, heads, v_head_dim)
+        of one layer, as views: no copy."""
+
+    @abstractmethod
+    def set_kv_buffer(
+        self, layer_id: int, out_cache_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Write n tokens of one layer at out_cache_loc int64 (n,), converted to the pool's dtype.
+
+        k: (n, heads, head_dim); v: (n, heads, v_head_dim); strides are free. Where several tokens
+        name the same index (padding rows on the dummy page) any one of them stays.
+        """
+
+
+class MHATokenToKVPool(TokenToKVPool):
+    """K and V kept as they are, for multi-head, grouped-query and multi-query attention.
+
+    All layers share one allocation for K and one for V, zeroed: a kernel that loads the unused
+    tail of a page multiplies zeros, never NaN.
+    """
+
+    def __init__(self, config: AttentionConfig, num_pages: int) -> None:
+        super().__init__(config, num_pages)
+        pages = (config.num_layers, num_pages, config.page_size, config.tp_k_head_num)
+        self._k = _zeros((*pages, config.head_dim), config.kv_dtype, config.device)
+        self._v = _zeros((*pages, config.v_head_dim), config.kv_dtype, config.device)
+
+    @staticmethod
+    def bytes_per_page(config: AttentionConfig) -> int:
+        return config.kv_bytes_per_token * config.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        return (self._k.numel() + self._v.numel()) * self._k.itemsize
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._k[layer_id], self._v[layer_id]
+
+    def set_kv_buffer(
+        self, layer_id: int, out_cache_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        for buffer, new in ((self._k[layer_id], k), (self._v[layer_id], v)):
+            tokens = buffer.view(-1, *buffer.shape[2:])
+            tokens.index_copy_(0, out_cache_loc, new.to(tokens.dtype))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.zeros; on CPU the pages stay untouched, hence unbacked, until a token lands there."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,0 +1,145 @@
+"""The reference every backend is measured against: float64, one row and one head at a time.
+
+Same inputs and same calls as a backend, slow and obvious. It is not registered: nothing serves
+with it. Knows no kernel package and no device trick.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.capability import BackendCapability, BackendProbe
+from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE
+from attention.forward_batch import AttentionLayer, ForwardBatch
+
+_ANY_FLOAT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def attend_one_head(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float,
+    *,
+    logit_cap: float = 0.0,
+    window: int = -1,
+    sink: float | None = None,
+) -> torch.Tensor:
+    """softmax(cap(q k^T * scaling)) v in float64 for one head of one row.
+
+    q (n, head_dim), k (m, head_dim), v (m, v_head_dim) -> (n, v_head_dim). Query i stands at key
+    position m - n + i and sees that key and the ones before it, the last `window` of them if
+    window is not -1. sink: a logit that takes its share of the softmax and brings no value.
+    """
+    num_queries, num_keys = q.shape[0], k.shape[0]
+    q, k, v = q.double(), k.double(), v.double()
+    out = torch.zeros((num_queries, v.shape[1]), dtype=torch.float64, device=v.device)
+    for i in range(num_queries):
+        last = num_keys - num_queries + i
+        first = 0 if window < 0 else max(0, last - window + 1)
+        logits = k[first : last + 1] @ q[i] * scaling
+        if logit_cap > 0.0:
+            logits = logit_cap * torch.tanh(logits / logit_cap)
+        if sink is not None:
+            logits = torch.cat([logits, logits.new_tensor([sink])])
+        weights = torch.softmax(logits, dim=0)[: last + 1 - first]
+        out[i] = weights @ v[first : last + 1]
+    return out
+
+
+class OracleBackend(AttentionBackend):
+    """A backend in float64. Its output is float64 too, whatever q's dtype; padding rows give 0."""
+
+    capability: ClassVar[BackendCapability] = BackendCapability(
+        name="oracle",
+        device_types=("cpu", "cuda"),
+        min_compute_capability=None,
+        max_compute_capability=None,
+        dtypes=_ANY_FLOAT,
+        kv_dtypes=_ANY_FLOAT,
+        page_sizes=range(MIN_PAGE_SIZE, MAX_PAGE_SIZE + 1),
+        default_page_size=1,
+        has_sliding_window=True,
+        has_logit_cap=True,
+        has_sinks=True,
+        has_mixed_batches=True,
+        has_cuda_graphs=False,
+        has_mla=False,
+        install_hint="part of this repository",
+    )
+
+    @classmethod
+    def probe(cls) -> BackendProbe:
+        return BackendProbe(is_available=True)
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Nothing is planned: every call reads the tables anew."""
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        if save_kv_cache:
+            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
+        key_pages, value_pages = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        page_size = key_pages.shape[1]
+        out = torch.zeros((*q.shape[:2], layer.v_head_dim), dtype=torch.float64, device=q.device)
+        first_token = 0
+        for row in range(forward_batch.batch_size):
+            seq_len = int(forward_batch.seq_lens[row])
+            num_new = int(forward_batch.extend_seq_lens[row])
+            tokens = slice(first_token, first_token + num_new)
+            first_token += num_new
+            if seq_len == 0:
+                continue
+            slot = int(forward_batch.req_pool_indices[row])
+            indices = self.req_to_token_pool.req_to_token[slot, :seq_len].long()
+            page_ids, offsets = indices // page_size, indices % page_size
+            self._attend_row(
+                q[tokens],
+                key_pages[page_ids, offsets],
+                value_pages[page_ids, offsets],
+                layer,
+                out[tokens],
+            )
+        return out
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    @staticmethod
+    def _attend_row(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor,
+    ) -> None:
+        """Fill out (n, q_heads, v_head_dim) from one row's queries and its keys in order."""
+        group = layer.tp_q_head_num // layer.tp_k_head_num
+        for head in range(layer.tp_q_head_num):
+            out[:, head] = attend_one_head(
+                q[:, head],
+                k[:, head // group],
+                v[:, head // group],
+                layer.scaling,
+                logit_cap=layer.logit_cap,
+                window=layer.sliding_window_size,
+                sink=None if layer.sinks is None else float(layer.sinks[head]),
+            )

@@ -1,0 +1,45 @@
+"""Every attention backend there is, by name. A new backend is a new file and one line here."""
+
+from attention.backends import torch_native
+from attention.backends.base import AttentionBackend
+from attention.capability import AttentionBackendError, BackendCapability
+from attention.config import AttentionConfig
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.registration import (
+    ATTENTION_BACKENDS,
+    BackendRegistry,
+    register_attention_backend,
+)
+
+BACKEND_MODULES = (torch_native,)
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "BACKEND_MODULES",
+    "BackendRegistry",
+    "create_attention_backend",
+    "register_attention_backend",
+    "registered_capabilities",
+]
+
+
+def registered_capabilities() -> tuple[BackendCapability, ...]:
+    return tuple(backend.capability for backend in ATTENTION_BACKENDS)
+
+
+def create_attention_backend(
+    name: str,
+    config: AttentionConfig,
+    req_to_token_pool: ReqToTokenPool,
+    token_to_kv_pool: TokenToKVPool,
+) -> AttentionBackend:
+    """Build the named backend; AttentionBackendError when it is unknown or cannot load here."""
+    backend_class = ATTENTION_BACKENDS.get(name)
+    probe = backend_class.probe()
+    if not probe.is_available:
+        raise AttentionBackendError(
+            f"attention backend {name!r} cannot load: {probe.missing}. "
+            f"To install: {backend_class.capability.install_hint}"
+        )
+    return backend_class(config, req_to_token_pool, token_to_kv_pool)

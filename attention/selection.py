@@ -1,0 +1,227 @@
+"""Which backend for this device, this model and these flags, and why, as text and as data.
+
+An asked-for backend that cannot work is an error, never a silent second choice. The automatic
+choice walks a list of preferences by GPU generation and attention kind (the rules of SGLang's
+_get_default_attn_backend, as its published description gives them), over the registered backends
+only. Knows no engine flags and no model files.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.capability import (
+    AttentionBackendError,
+    BackendCapability,
+    ComputeCapability,
+)
+from attention.registry import ATTENTION_BACKENDS, BackendRegistry
+
+logger = logging.getLogger(__name__)
+
+_HOPPER_MAJOR = 9
+_BLACKWELL_MAJOR = 10  # sm100 and sm103; sm120 has no data-centre kernels and counts as OTHER_GPU
+
+
+class DeviceGeneration(StrEnum):
+    """As far as the order of backends tells devices apart."""
+
+    HOPPER = "Hopper GPU (sm90)"
+    BLACKWELL = "Blackwell GPU (sm100, sm103)"
+    OTHER_GPU = "other GPU"
+    NO_GPU = "no GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Backends to try in order, for MHA and GQA models and for MLA models."""
+
+    mha: tuple[str, ...]
+    mla: tuple[str, ...]
+
+
+PREFERENCES: dict[DeviceGeneration, Preference] = {
+    DeviceGeneration.HOPPER: Preference(
+        mha=("fa3", "flashinfer", "triton", "torch_native"),
+        mla=("fa3", "flashmla", "flashinfer", "triton", "torch_native"),
+    ),
+    DeviceGeneration.BLACKWELL: Preference(
+        mha=("trtllm_mha", "flashinfer", "triton", "torch_native"),
+        mla=("flashinfer", "trtllm_mla", "cutlass_mla", "triton", "torch_native"),
+    ),
+    DeviceGeneration.OTHER_GPU: Preference(
+        mha=("flashinfer", "triton", "torch_native"), mla=("triton", "torch_native")
+    ),
+    DeviceGeneration.NO_GPU: Preference(mha=("torch_native",), mla=("torch_native",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device attention runs on. compute_capability: None unless device_type is cuda."""
+
+    device_type: str
+    name: str
+    compute_capability: ComputeCapability | None
+
+    def __str__(self) -> str:
+        if self.compute_capability is None:
+            return self.name
+        major, minor = self.compute_capability
+        return f"{self.name} (sm{major}{minor})"
+
+    @property
+    def generation(self) -> DeviceGeneration:
+        if self.compute_capability is None:
+            return DeviceGeneration.NO_GPU
+        generations = {
+            _HOPPER_MAJOR: DeviceGeneration.HOPPER,
+            _BLACKWELL_MAJOR: DeviceGeneration.BLACKWELL,
+        }
+        return generations.get(self.compute_capability[0], DeviceGeneration.OTHER_GPU)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What the model and the flags ask of a backend. page_size: None leaves it to the backend."""
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    page_size: int | None = None
+    needs_sliding_window: bool = False
+    needs_logit_cap: bool = False
+    needs_sinks: bool = False
+    needs_mla: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """The backend to build and the page size to build its pool with.
+
+    rejected: (name, why) of every backend that stood before the chosen one, in order.
+    """
+
+    name: str
+    page_size: int
+    reason: str
+    rejected: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        lines = [f"attention backend {self.name}, page size {self.page_size}: {self.reason}"]
+        lines += [f"  not {name}: {why}" for name, why in self.rejected]
+        return "\n".join(lines)
+
+
+def detect_device(device: torch.device) -> DeviceFacts:
+    """Ask torch about a device. Initialises CUDA if device is a CUDA device."""
+    if device.type != "cuda":
+        return DeviceFacts(device.type, device.type.upper(), None)
+    major, minor = torch.cuda.get_device_capability(device)
+    return DeviceFacts("cuda", torch.cuda.get_device_name(device), (major, minor))
+
+
+def why_unfit(
+    capability: BackendCapability, device: DeviceFacts, needs: AttentionNeeds
+) -> str | None:
+    """The first thing the backend cannot do, or None. Loads no kernel."""
+    return _unfit_device(capability, device) or _unfit_model(capability, needs)
+
+
+def select_attention_backend(
+    requested: str | None,
+    device: DeviceFacts,
+    needs: AttentionNeeds,
+    registry: BackendRegistry = ATTENTION_BACKENDS,
+) -> BackendChoice:
+    """Choose a backend; requested None chooses automatically and logs the choice.
+
+    Raises AttentionBackendError, with what is missing and how to install it, when the requested
+    backend cannot work here or, in automatic choice, when none can.
+    """
+    if requested is not None:
+        return _requested(registry.get(requested), device, needs)
+    preference = PREFERENCES[device.generation]
+    names = preference.mla if needs.needs_mla else preference.mha
+    rejected: list[tuple[str, str]] = []
+    for name in names:
+        if name not in registry:
+            continue
+        backend = registry.get(name)
+        obstacle = _obstacle(backend, device, needs)
+        if obstacle is None:
+            kind = "MLA" if needs.needs_mla else "MHA and GQA"
+            reason = f"the first that works on {device} of the order for {kind}: {', '.join(names)}"
+            page_size = _page_size(backend.capability, needs)
+            choice = BackendChoice(name, page_size, reason, tuple(rejected))
+            logger.info("%s", choice)
+            return choice
+        rejected.append((name, obstacle))
+    tried = "; ".join(f"{name}: {why}" for name, why in rejected) or "none is registered for it"
+    raise AttentionBackendError(f"no attention backend works on {device}: {tried}")
+
+
+def _requested(
+    backend: type[AttentionBackend], device: DeviceFacts, needs: AttentionNeeds
+) -> BackendChoice:
+    capability = backend.capability
+    obstacle = _obstacle(backend, device, needs)
+    if obstacle is not None:
+        raise AttentionBackendError(
+            f"attention backend {capability.name!r} was asked for but {obstacle}"
+        )
+    return BackendChoice(capability.name, _page_size(capability, needs), "asked for", ())
+
+
+def _obstacle(
+    backend: type[AttentionBackend], device: DeviceFacts, needs: AttentionNeeds
+) -> str | None:
+    """Why the backend cannot be used; probes its kernels only when nothing else speaks against."""
+    capability = backend.capability
+    unfit = why_unfit(capability, device, needs)
+    if unfit is not None:
+        return unfit
+    probe = backend.probe()
+    if probe.is_available:
+        return None
+    return f"cannot load: {probe.missing}; to install: {capability.install_hint}"
+
+
+def _page_size(capability: BackendCapability, needs: AttentionNeeds) -> int:
+    return capability.default_page_size if needs.page_size is None else needs.page_size
+
+
+def _unfit_device(capability: BackendCapability, device: DeviceFacts) -> str | None:
+    if device.device_type not in capability.device_types:
+        return f"runs on {', '.join(capability.device_types)}, not on {device}"
+    if device.compute_capability is None:
+        return None
+    lowest, highest = capability.min_compute_capability, capability.max_compute_capability
+    if lowest is not None and device.compute_capability < lowest:
+        return f"needs sm{lowest[0]}{lowest[1]} or newer, this is {device}"
+    if highest is not None and device.compute_capability > highest:
+        return f"has no kernels beyond sm{highest[0]}{highest[1]}, this is {device}"
+    return None
+
+
+def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | None:
+    if needs.dtype not in capability.dtypes:
+        return f"does not compute in {needs.dtype}"
+    if needs.kv_dtype not in capability.kv_dtypes:
+        return f"does not read a KV cache in {needs.kv_dtype}"
+    if needs.page_size is not None and needs.page_size not in capability.page_sizes:
+        return f"does not work with page size {needs.page_size}"
+    features = (
+        ("sliding windows", needs.needs_sliding_window, capability.has_sliding_window),
+        ("logit caps", needs.needs_logit_cap, capability.has_logit_cap),
+        ("attention sinks", needs.needs_sinks, capability.has_sinks),
+        ("multi-head latent attention", needs.needs_mla, capability.has_mla),
+    )
+    for feature, is_needed, is_there in features:
+        if is_needed and not is_there:
+            return f"has no {feature}, which this model needs"
+    return None

@@ -1,0 +1,151 @@
+"""Attention latency of a step, by phase: timers that stand between the layers and a backend.
+
+A timer is what a ForwardBatch holds as attn_backend while it is measured. One class per way of
+telling time; none of them waits for a device. Knows no metrics registry and no request.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.forward_batch import (
+    AttentionDispatch,
+    AttentionLayer,
+    ForwardBatch,
+    ForwardMode,
+)
+from attention.roofline import AttentionCost, attention_step_cost
+
+
+class AttentionPhase(StrEnum):
+    """What a step's attention was for. A step that mixes prefill and decode rows is EXTEND."""
+
+    EXTEND = "extend"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+def phase_of(mode: ForwardMode) -> AttentionPhase:
+    if mode is ForwardMode.TARGET_VERIFY:
+        return AttentionPhase.VERIFY
+    return AttentionPhase.DECODE if mode.is_decode else AttentionPhase.EXTEND
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiming:
+    """Attention of one step, summed over its layers. seconds: between the first kernel's start and
+    the last one's end of each layer, the KV write included."""
+
+    phase: AttentionPhase
+    backend: str
+    seconds: float
+    bytes_read: int
+    flops: int
+
+
+class AttentionTimer(AttentionDispatch):
+    """begin_step, any number of forwards, end_step; drain hands out what is known by then.
+
+    At most MAX_KEPT_STEPS finished steps are kept for drain: older ones are dropped, not piled up.
+    """
+
+    MAX_KEPT_STEPS = 1024
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+        self._timings: deque[AttentionTiming] = deque(maxlen=self.MAX_KEPT_STEPS)
+        self._step: tuple[AttentionPhase, AttentionCost] | None = None
+
+    @property
+    def backend(self) -> AttentionBackend:
+        return self._backend
+
+    def begin_step(self, forward_batch: ForwardBatch) -> None:
+        """Start a step of the batch's phase. RuntimeError when one is open."""
+        if self._step is not None:
+            raise RuntimeError("begin_step inside a step: end_step is missing")
+        cost = attention_step_cost(
+            self._backend.config, forward_batch.seq_lens_cpu, forward_batch.extend_seq_lens_cpu
+        )
+        self._step = phase_of(forward_batch.forward_mode), cost
+
+    @abstractmethod
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """The backend's forward, measured. Works outside a step too, unmeasured."""
+
+    @abstractmethod
+    def end_step(self) -> AttentionTiming | None:
+        """Close the step. Its timing where it is already known; drain will have it either way.
+
+        None for a step without any attention, which drain leaves out too.
+        """
+
+    def drain(self) -> list[AttentionTiming]:
+        """Steps whose time is known and was not drained before, oldest first. Never waits."""
+        timings = list(self._timings)
+        self._timings.clear()
+        return timings
+
+    def _close_step(self) -> tuple[AttentionPhase, AttentionCost]:
+        if self._step is None:
+            raise RuntimeError("end_step without begin_step")
+        step, self._step = self._step, None
+        return step
+
+    def _keep(self, step: tuple[AttentionPhase, AttentionCost], seconds: float) -> AttentionTiming:
+        phase, cost = step
+        name = self._backend.capability.name
+        timing = AttentionTiming(phase, name, seconds, cost.bytes_read, cost.flops)
+        self._timings.append(timing)
+        return timing
+
+
+class CpuAttentionTimer(AttentionTimer):
+    """By the host's clock: on a CPU a forward has finished when it returns."""
+
+    def __init__(
+        self, backend: AttentionBackend, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(backend)
+        self._clock = clock
+        self._seconds = 0.0
+        self._num_layers = 0
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        if self._step is None:
+            return self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        start = self._clock()
+        out = self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        self._seconds += self._clock() - start
+        self._num_layers += 1
+        return out
+
+    def end_step(self) -> AttentionTiming | None:
+        step = self._close_step()
+        seconds, num_layers = self._seconds, self._num_layers
+        self._seconds, self._num_layers = 0.0, 0
+        return self._keep(step, seconds) if num_layers else None

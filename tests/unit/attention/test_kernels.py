@@ -1,0 +1,65 @@
+"""Parts of the torch kernels that the oracle comparison reaches only by luck."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention.kernels.torch_decode import MAX_CHUNK_PADDING_TOKENS, cut_into_chunks
+from attention.kernels.torch_extend import QUERY_BLOCK, query_blocks
+from attention.kernels.torch_scores import capped_sink_softmax
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), max_size=80),
+    max_chunk_tokens=st.sampled_from([1, 1000, 8192]),
+)
+def test_chunks_cover_every_row_once_within_their_bounds(lengths, max_chunk_tokens):
+    descending = np.sort(np.array(lengths, dtype=np.int64))[::-1]
+    chunks = cut_into_chunks(descending, max_chunk_tokens)
+    assert [row for start, stop in chunks for row in range(start, stop)] == list(
+        range(len(lengths))
+    )
+    for start, stop in chunks:
+        padded = (stop - start) * int(descending[start])
+        assert stop - start == 1 or padded <= max_chunk_tokens
+        assert padded - int(descending[start:stop].sum()) <= MAX_CHUNK_PADDING_TOKENS
+
+
+def test_rows_of_one_length_share_a_chunk():
+    assert cut_into_chunks(np.full(16, 512), 8192) == [(0, 16)]
+
+
+@given(
+    num_queries=st.integers(1, 700),
+    prefix=st.integers(0, 700),
+    window=st.sampled_from([-1, 1, 100, 5000]),
+)
+def test_query_blocks_hold_every_query_and_every_key_it_sees(num_queries, prefix, window):
+    blocks = list(query_blocks(num_queries, prefix + num_queries, window))
+    assert blocks[0].first_query == 0
+    assert blocks[-1].stop_query == num_queries
+    assert all(a.stop_query == b.first_query for a, b in zip(blocks, blocks[1:], strict=False))
+    for block in blocks:
+        assert 0 < block.stop_query - block.first_query <= QUERY_BLOCK
+        first_seen = 0 if window < 0 else max(0, prefix + block.first_query - window + 1)
+        assert block.first_key == first_seen
+        assert block.stop_key == prefix + block.stop_query
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_sinks_take_their_share_without_overflow(scale):
+    scores = torch.randn(3, 4, 6) * scale
+    sinks = torch.randn(4, 1) * scale
+    joined = torch.cat([scores, sinks.expand(3, 4, 1)], dim=-1).double()
+    expected = torch.softmax(joined, dim=-1)[..., :-1]
+    weights = capped_sink_softmax(scores.clone(), None, 0.0, sinks)
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_hidden_keys_weigh_nothing_under_a_cap():
+    scores = torch.full((1, 3), 100.0)
+    bias = torch.tensor([[0.0, -torch.inf, 0.0]])
+    weights = capped_sink_softmax(scores, bias, 5.0, None)
+    assert weights.tolist() == [[0.5, 0.0, 0.5]]

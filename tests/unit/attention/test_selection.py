@@ -1,0 +1,208 @@
+"""The registry and the choice of a backend, over fake backends so that every rule is reached."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention.backends.torch_native import TorchNativeBackend
+from attention.capability import AttentionBackendError, BackendProbe
+from attention.registration import BackendRegistry
+from attention.registry import (
+    ATTENTION_BACKENDS,
+    create_attention_backend,
+    registered_capabilities,
+)
+from attention.selection import (
+    AttentionNeeds,
+    DeviceFacts,
+    detect_device,
+    select_attention_backend,
+)
+from tests.unit.attention.cases import CaseSpec, build_case, rows_of
+
+CPU = DeviceFacts("cpu", "CPU", None)
+AMPERE = DeviceFacts("cuda", "A100", (8, 0))
+HOPPER = DeviceFacts("cuda", "H200", (9, 0))
+BLACKWELL = DeviceFacts("cuda", "B200", (10, 0))
+CONSUMER_BLACKWELL = DeviceFacts("cuda", "RTX PRO 6000", (12, 0))
+
+FLOAT32 = AttentionNeeds(torch.float32, torch.float32)
+BF16 = AttentionNeeds(torch.bfloat16, torch.bfloat16)
+
+
+def fake_backend(name, missing="", **changes):
+    declared = replace(
+        TorchNativeBackend.capability,
+        **(
+            {"name": name, "device_types": ("cuda",), "install_hint": f"pip install {name}"}
+            | changes
+        ),
+    )
+
+    class FakeBackend(TorchNativeBackend):
+        capability = declared
+
+        @classmethod
+        def probe(cls):
+            return BackendProbe(not missing, missing)
+
+    return FakeBackend
+
+
+def registry_of(*backends):
+    registry = BackendRegistry()
+    for backend in backends:
+        registry.register(backend.capability.name)(backend)
+    return registry
+
+
+EVERYTHING = registry_of(
+    *[
+        fake_backend(name, has_mla=True)
+        for name in ("triton", "flashinfer", "trtllm_mha", "trtllm_mla", "fa3")
+    ],
+    TorchNativeBackend,
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "needs_mla", "expected"),
+    [
+        (CPU, False, "torch_native"),
+        (AMPERE, False, "flashinfer"),
+        (AMPERE, True, "triton"),
+        (HOPPER, False, "fa3"),
+        (HOPPER, True, "fa3"),
+        (BLACKWELL, False, "trtllm_mha"),
+        (BLACKWELL, True, "flashinfer"),
+        (CONSUMER_BLACKWELL, False, "flashinfer"),
+        (CONSUMER_BLACKWELL, True, "triton"),
+    ],
+)
+def test_automatic_choice_follows_generation_and_attention_kind(device, needs_mla, expected):
+    needs = replace(BF16, needs_mla=needs_mla)
+    assert select_attention_backend(None, device, needs, EVERYTHING).name == expected
+
+
+def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(caplog):
+    registry = registry_of(
+        fake_backend("fa3", missing="package sgl_kernel is not installed"),
+        fake_backend("flashinfer", page_sizes=(1, 16), default_page_size=1),
+        TorchNativeBackend,
+    )
+    with caplog.at_level(logging.INFO, logger="attention.selection"):
+        choice = select_attention_backend(None, HOPPER, BF16, registry)
+    assert choice.name == "flashinfer"
+    assert choice.page_size == 1
+    assert [name for name, _ in choice.rejected] == ["fa3"]
+    assert "sgl_kernel" in choice.rejected[0][1]
+    assert "pip install fa3" in str(choice)
+    assert "flashinfer" in caplog.text
+    assert "sgl_kernel" in caplog.text
+
+
+def test_unregistered_backends_are_not_considered():
+    choice = select_attention_backend(None, HOPPER, BF16, registry_of(TorchNativeBackend))
+    assert choice.name == "torch_native"
+    assert choice.rejected == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "needs", "why"),
+    [
+        ({"device_types": ("cuda",)}, CPU, FLOAT32, "not on CPU"),
+        ({"min_compute_capability": (9, 0)}, AMPERE, BF16, "needs sm90 or newer"),
+        ({"max_compute_capability": (9, 0)}, BLACKWELL, BF16, "beyond sm90"),
+        ({"dtypes": (torch.bfloat16,)}, HOPPER, FLOAT32, "does not compute in torch.float32"),
+        ({"kv_dtypes": (torch.bfloat16,)}, HOPPER, FLOAT32, "KV cache in torch.float32"),
+        (
+            {"page_sizes": (64,), "default_page_size": 64},
+            HOPPER,
+            replace(BF16, page_size=16),
+            "page size 16",
+        ),
+        (
+            {"has_sliding_window": False},
+            HOPPER,
+            replace(BF16, needs_sliding_window=True),
+            "sliding windows",
+        ),
+        ({"has_logit_cap": False}, HOPPER, replace(BF16, needs_logit_cap=True), "logit caps"),
+        ({"has_sinks": False}, HOPPER, replace(BF16, needs_sinks=True), "sinks"),
+        ({"has_mla": False}, HOPPER, replace(BF16, needs_mla=True), "latent"),
+    ],
+)
+def test_an_asked_for_backend_that_is_unfit_is_an_error_that_says_why(changes, device, needs, why):
+    registry = registry_of(fake_backend("special", **changes), TorchNativeBackend)
+    with pytest.raises(AttentionBackendError, match="'special' was asked for") as failure:
+        select_attention_backend("special", device, needs, registry)
+    assert why in str(failure.value)
+
+
+def test_an_asked_for_backend_that_cannot_load_says_what_to_install():
+    registry = registry_of(fake_backend("fa3", missing="package sgl_kernel is not installed"))
+    with pytest.raises(AttentionBackendError, match="sgl_kernel.*pip install fa3"):
+        select_attention_backend("fa3", HOPPER, BF16, registry)
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(AttentionBackendError, match="no attention backend named 'fa9'.*torch_nat"):
+        select_attention_backend("fa9", CPU, FLOAT32)
+
+
+def test_no_fitting_backend_at_all_is_an_error_with_every_reason():
+    registry = registry_of(fake_backend("triton"), TorchNativeBackend)
+    needs = AttentionNeeds(torch.float64, torch.float64)
+    with pytest.raises(AttentionBackendError, match="triton: .*torch_native: "):
+        select_attention_backend(None, HOPPER, needs, registry)
+
+
+def test_asked_for_page_size_wins_over_the_backends_own():
+    assert select_attention_backend(None, CPU, FLOAT32).page_size == 16
+    asked = replace(FLOAT32, page_size=7)
+    assert select_attention_backend("torch_native", CPU, asked).page_size == 7
+
+
+def test_cpu_facts_are_detected():
+    assert detect_device(torch.device("cpu")) == CPU
+
+
+def test_registered_names_match_their_capabilities():
+    names = [capability.name for capability in registered_capabilities()]
+    assert "torch_native" in names
+    assert all(ATTENTION_BACKENDS.get(name).capability.name == name for name in names)
+
+
+def test_a_name_is_registered_once_and_under_its_own_name():
+    registry = registry_of(TorchNativeBackend)
+    with pytest.raises(ValueError, match="twice"):
+        registry.register("torch_native")(TorchNativeBackend)
+    with pytest.raises(ValueError, match="capability says"):
+        registry.register("other")(TorchNativeBackend)
+
+
+def test_a_default_page_size_outside_the_supported_ones_is_refused():
+    with pytest.raises(ValueError, match="default_page_size"):
+        replace(TorchNativeBackend.capability, default_page_size=512)
+
+
+def test_created_backend_is_the_registered_class_over_the_given_pools():
+    case = build_case(CaseSpec(rows_of((3, 1))))
+    backend = create_attention_backend(
+        "torch_native", case.config, case.req_to_token_pool, case.token_to_kv_pool
+    )
+    assert type(backend) is TorchNativeBackend
+    assert backend.token_to_kv_pool is case.token_to_kv_pool
+
+
+def test_creating_a_backend_that_cannot_load_is_an_error(monkeypatch):
+    monkeypatch.setattr(
+        TorchNativeBackend, "probe", classmethod(lambda cls: BackendProbe(False, "no torch"))
+    )
+    case = build_case(CaseSpec(rows_of((3, 1))))
+    with pytest.raises(AttentionBackendError, match="no torch"):
+        create_attention_backend(
+            "torch_native", case.config, case.req_to_token_pool, case.token_to_kv_pool
+        )
