@@ -1,0 +1,113 @@
+"""Tensor parallelism over gloo, in real processes: ranks agree with each other and with one rank.
+
+All ranks of one size are started once and run every check of that size. They are forked from a
+server process that has imported torch and transformers but never run anything.
+"""
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.tiny_models import NATIVE, random_prompt, save_tiny_model
+from workers.config import EngineConfig
+from workers.loader import load_model
+from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
+
+CPU = torch.device("cpu")
+MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3")
+MAX_DIFFERENCE = 1e-5
+
+
+def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
+    """Logits of a prompt in two chunks and of eight decoded tokens: float32 (num_tokens, vocab)."""
+    config = EngineConfig(model=str(folder), tp_size=tp.size, load_format=load_format)
+    loaded = load_model(config, tp, CPU, torch.float32)
+    rows, prompt = ModelRows(loaded, torch_native_backend(loaded)), random_prompt(30)
+    outputs = [rows.step({0: prompt[:17]})[0], rows.step({0: prompt[17:]})[0]]
+    for _ in range(8):
+        outputs.append(rows.step({0: [int(outputs[-1][-1].argmax())]})[0])
+    return torch.cat(outputs)
+
+
+def check_collectives(tp: TPGroup) -> dict[str, torch.Tensor]:
+    mine = torch.tensor([[tp.rank, 10.0], [tp.rank + 0.5, 20.0]])
+    shared = torch.full((3,), float(tp.rank))
+    tp.broadcast(shared, source_rank=1)
+    tp.barrier()
+    return {
+        "sum": tp.all_reduce(mine.clone()),
+        "joined": tp.all_gather_last_dim(mine),
+        "joined_strided": tp.all_gather_last_dim(mine.t()),
+        "shared": shared,
+        "min": torch.tensor(tp.all_reduce_min(100 - tp.rank)),
+    }
+
+
+def run_rank(rank: int, size: int, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    meeting_point = f"file://{folder / 'meet'}"
+    tp = connect_tp_group("gloo", meeting_point, rank, size, CPU, timeout_s=60.0)
+    outputs = {f"collective/{k}": v for k, v in check_collectives(tp).items()}
+    for name in MODELS:
+        outputs[name] = run_model(folder / name, tp, "safetensors")
+    outputs["dummy"] = run_model(folder / "llama3", tp, "dummy")
+    torch.save(outputs, folder / f"rank{rank}.pt")
+    tp.close()
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["tp2", "tp4"])
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+    """The folder and what each rank computed. Two KV heads: four ranks have to replicate them."""
+    folder = tmp_path_factory.mktemp(f"tp{request.param}")
+    for name in MODELS:
+        save_tiny_model(NATIVE[name], folder / name)
+    multiprocessing.set_forkserver_preload([__name__])
+    arguments = (request.param, folder)
+    mp.start_processes(run_rank, arguments, nprocs=request.param, start_method="forkserver")
+    loaded = [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(request.param)]
+    return folder, loaded
+
+
+Ranks = tuple[Path, list[dict[str, torch.Tensor]]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_one_rank(ranks: Ranks, name: str) -> None:
+    folder, outputs = ranks
+    want = run_model(folder / name, SingleRank(), "safetensors")
+    torch.testing.assert_close(outputs[0][name], want, rtol=0, atol=MAX_DIFFERENCE)
+
+
+def test_dummy_weights_make_the_same_model_at_every_size(ranks: Ranks) -> None:
+    folder, outputs = ranks
+    want = run_model(folder / "llama3", SingleRank(), "dummy")
+    torch.testing.assert_close(outputs[0]["dummy"], want, rtol=0, atol=MAX_DIFFERENCE)
+
+
+def test_every_rank_has_the_same_logits_bit_for_bit(ranks: Ranks) -> None:
+    _, outputs = ranks
+    for name in (*MODELS, "dummy"):
+        assert all(torch.equal(output[name], outputs[0][name]) for output in outputs[1:])
+
+
+def test_collectives_do_what_they_say(ranks: Ranks) -> None:
+    _, outputs = ranks
+    size = len(outputs)
+    parts = [torch.tensor([[r, 10.0], [r + 0.5, 20.0]]) for r in range(size)]
+    for output in outputs:
+        assert torch.equal(output["collective/sum"], torch.stack(parts).sum(0))
+        assert torch.equal(output["collective/joined"], torch.cat(parts, -1))
+        assert torch.equal(
+            output["collective/joined_strided"], torch.cat([part.t() for part in parts], -1)
+        )
+        assert output["collective/shared"].tolist() == [1.0] * 3
+        assert output["collective/min"].item() == 100 - (size - 1)

@@ -1,0 +1,140 @@
+"""Tiny random models of many architectures, made by transformers and saved as safetensors folders.
+
+They are large enough that every mechanism of their architecture shows in the logits, and small
+enough that a test builds one in a fraction of a second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 131  # no multiple of 2 or 4: tensor parallelism has to pad it
+MAX_POSITIONS = 256
+SLIDING_WINDOW = 9
+
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A model_type and what its config changes in the shared tiny one."""
+
+    model_type: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+NATIVE: dict[str, TinyModel] = {
+    "llama3": TinyModel("llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama3_tied": TinyModel("llama", {"tie_word_embeddings": True}),
+    "llama2_mha": TinyModel("llama", {"num_key_value_heads": 8}),
+    "llama_biased": TinyModel("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama_yarn": TinyModel("llama", {"rope_parameters": _YARN_ROPE}),
+    "mistral": TinyModel("mistral", {"sliding_window": SLIDING_WINDOW}),
+    "qwen2": TinyModel("qwen2", {}),
+    "qwen2_windowed": TinyModel(
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
+    "phi3": TinyModel("phi3", {"sliding_window": None}),
+    "phi3_windowed": TinyModel("phi3", {"sliding_window": SLIDING_WINDOW}),
+    "gpt_neox": TinyModel("gpt_neox", {}),
+    "olmo2": TinyModel("olmo2", {}),
+    "gemma2": TinyModel(
+        "gemma2",
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": SLIDING_WINDOW,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gpt_oss": TinyModel(
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
+    "gpt2": TinyModel("gpt2", {"n_positions": MAX_POSITIONS, "n_inner": 96}),
+    "mixtral": TinyModel(
+        "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    ),
+}
+
+
+def _randomise(model: PreTrainedModel) -> None:
+    """Give biases, norms and sinks values too: initialised ones are zeros and ones, which hide."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            noise = torch.randn_like(parameter) * 0.2
+            parameter.data.copy_(noise if name.endswith(("bias", "sinks")) else 1.0 + noise)
+
+
+def tiny_config(tiny: TinyModel) -> Any:
+    """The transformers config, freshly made."""
+    return AutoConfig.for_model(tiny.model_type, **{**_SHARED, **tiny.changes})
+
+
+def save_tiny_model(
+    tiny: TinyModel, folder: Path, seed: int = 0, max_shard_size: str = "1GB"
+) -> Path:
+    """Write config.json, generation_config.json and float32 safetensors; returns the folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(tiny_config(tiny), dtype=torch.float32)
+        _randomise(model)
+    model.tie_weights()
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def eager_reference(folder: Path) -> PreTrainedModel:
+    """transformers' own model of a saved folder, with its eager attention, in float32."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    )
+
+
+def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    """Token ids that are in every tiny model's vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB_SIZE, (num_tokens,), generator=generator).tolist()

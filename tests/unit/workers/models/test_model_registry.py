@@ -1,0 +1,123 @@
+"""Which implementation runs what, and what is refused with a reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, TinyModel, save_tiny_model
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+from workers.loader import LoadedModel, load_model
+from workers.parallel.group import SingleRank
+
+
+def load(folder: Path, **changes: Any) -> LoadedModel:
+    config = EngineConfig(model=str(folder), **changes)
+    return load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
+
+
+def write_config(folder: Path, **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["phi3", "gpt_neox", "olmo2"])
+def test_unknown_families_go_through_transformers(name: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(THROUGH_TRANSFORMERS[name], tmp_path)
+    assert load(folder).implementation == "transformers"
+    with pytest.raises(ModelLoadError, match=r"no native class; native: LlamaForCausalLM"):
+        load(folder, model_impl="native")
+
+
+def test_geometry_is_learnt_from_the_model(tmp_path: Path) -> None:
+    geometry = load(save_tiny_model(THROUGH_TRANSFORMERS["gemma2"], tmp_path)).model.geometry
+    assert (geometry.tp_q_head_num, geometry.tp_k_head_num, geometry.head_dim) == (8, 2, 8)
+    assert [layer.sliding_window_size for layer in geometry.layers] == [9, -1, 9]
+    assert {layer.logit_cap for layer in geometry.layers} == {2.0}
+
+
+def test_sinks_are_learnt_from_the_model(tmp_path: Path) -> None:
+    geometry = load(save_tiny_model(THROUGH_TRANSFORMERS["gpt_oss"], tmp_path)).model.geometry
+    assert all(layer.has_sinks for layer in geometry.layers)
+
+
+def test_a_model_type_nobody_knows_is_refused(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, model_type="quux", architectures=["QuuxForCausalLM"])
+    with pytest.raises(ModelLoadError, match="quux"):
+        load(folder)
+
+
+def test_code_that_a_folder_brings_along_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    auto_map = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
+    folder = write_config(
+        tmp_path, model_type="quux", architectures=["QuuxForCausalLM"], auto_map=auto_map
+    )
+    with pytest.raises(ModelLoadError):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent"),
+        ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "attention interface"),
+        ({"model_type": "vit", "architectures": ["ViTModel"]}, "no causal language model"),
+        ({"model_type": "olmo2", "architectures": ["Olmo2Model"]}, "Olmo2ForCausalLM"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)
+def test_what_cannot_be_served_is_refused_with_reason_and_alternatives(
+    tmp_path: Path, config: dict[str, Any], reason: str
+) -> None:
+    folder = write_config(
+        tmp_path, **config, vocab_size=131, max_position_embeddings=64, n_positions=64
+    )
+    with pytest.raises(ModelLoadError, match=f"{reason}.*Supported: native: LlamaForCausalLM"):
+        load(folder)
+
+
+def test_an_encoder_is_not_causal(tmp_path: Path) -> None:
+    folder = save_tiny_model(TinyModel("bert"), tmp_path)
+    with pytest.raises(ModelLoadError, match="BertSelfAttention is not causal"):
+        load(folder)
+
+
+class TwoRanks(SingleRank):
+    size = 2
+
+
+def test_tensor_parallelism_through_transformers_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(THROUGH_TRANSFORMERS["olmo2"], tmp_path)
+    config = EngineConfig(model=str(folder), tp_size=2)
+    with pytest.raises(ConfigError, match="tp_size=1"):
+        load_model(config, TwoRanks(), torch.device("cpu"), torch.float32)
+
+
+class ThreeRanks(SingleRank):
+    size = 3
+
+
+def test_heads_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(NATIVE["llama3"], tmp_path)
+    config = EngineConfig(model=str(folder), tp_size=3)
+    with pytest.raises(ConfigError, match="num_attention_heads=8.*tp_size=3"):
+        load_model(config, ThreeRanks(), torch.device("cpu"), torch.float32)
+
+
+def test_a_model_with_a_mask_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Doge masks keys by a learned score: without that mask its text would be wrong, not absent."""
+    folder = save_tiny_model(TinyModel("doge"), tmp_path)
+    with pytest.raises(ModelLoadError, match="asks attention for attention_mask"):
+        load(folder)
+
+
+def test_a_model_that_keeps_its_keyword_arguments_to_itself_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(TinyModel("nemotron", {"head_dim": 8}), tmp_path)
+    with pytest.raises(ModelLoadError, match="NemotronAttention does not get"):
+        load(folder)

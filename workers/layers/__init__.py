@@ -1,0 +1,1 @@
+"""Layers that know how to shard themselves over tensor-parallel ranks."""

@@ -1,0 +1,91 @@
+"""The vocabulary cut over tensor-parallel ranks: embedding in, logits out.
+
+The vocabulary is padded to a multiple of the number of ranks; padding rows are zero, no token id
+reaches them and their logits are cut off. Knows no sampling.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource
+from workers.parallel.group import TPGroup
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """Rows [first_row, first_row + num_rows) of the padded vocabulary; the real ones come first."""
+
+    first_row: int
+    num_rows: int
+    num_real_rows: int
+
+    @classmethod
+    def of_rank(cls, vocab_size: int, tp: TPGroup) -> "VocabShard":
+        num_rows = -(-vocab_size // tp.size)
+        first_row = tp.rank * num_rows
+        return cls(first_row, num_rows, max(0, min(num_rows, vocab_size - first_row)))
+
+
+class _VocabParallelWeight(ShardedLayer):
+    """weight: (num_rows, hidden_size), this rank's rows of the (vocab_size, hidden_size) matrix."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, shard: ShardContext) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.tp = shard.tp
+        self.rows = VocabShard.of_rank(vocab_size, shard.tp)
+        self._whole_shape = (vocab_size, hidden_size)
+        self.weight = shard.empty_parameter(self.rows.num_rows, hidden_size)
+
+    def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": self._whole_shape}
+
+    def load_shard(self, name_part: str, tensor: TensorSource) -> None:
+        real = self.rows.num_real_rows
+        self.weight[real:].zero_()
+        if real:
+            first = self.rows.first_row
+            self.weight[:real].copy_(tensor[(slice(first, first + real),)])
+
+
+class VocabParallelEmbedding(_VocabParallelWeight):
+    """Token ids int64 (n,) in [0, vocab_size) -> (n, hidden_size), whole on every rank."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.tp.size == 1:
+            return functional.embedding(input_ids, self.weight)
+        local = input_ids - self.rows.first_row
+        is_elsewhere = (local < 0) | (local >= self.rows.num_rows)
+        hidden = functional.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        return self.tp.all_reduce(hidden.masked_fill(is_elsewhere.unsqueeze(-1), 0))
+
+
+def vocab_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, vocab_size: int, tp: TPGroup
+) -> torch.Tensor:
+    """hidden (m, hidden_size), weight (num_rows, hidden_size) -> float32 (m, vocab_size)."""
+    local = functional.linear(hidden, weight)
+    return tp.all_gather_last_dim(local)[:, :vocab_size].float()
+
+
+class ParallelLMHead(_VocabParallelWeight):
+    """hidden (m, hidden_size) -> logits float32 (m, vocab_size), whole on every rank."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return vocab_logits(hidden, self.weight, self.vocab_size, self.tp)
+
+
+class TiedLMHead(torch.nn.Module):
+    """ParallelLMHead whose weight is the embedding's. Owns no parameter."""
+
+    def __init__(self, embedding: VocabParallelEmbedding) -> None:
+        super().__init__()
+        # In a tuple, lest the embedding's parameter is registered a second time under this module.
+        self._embedding = (embedding,)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        (embedding,) = self._embedding
+        return vocab_logits(hidden, embedding.weight, embedding.vocab_size, embedding.tp)

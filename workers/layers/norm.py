@@ -1,0 +1,39 @@
+"""Root-mean-square normalisation, alone or fused with the residual addition before it."""
+
+from collections.abc import Mapping
+
+import torch
+
+from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource
+
+
+class RMSNorm(ShardedLayer):
+    """x / rms(x) * weight over the last dimension (Zhang and Sennrich, 2019).
+
+    The mean is taken in float32 and the quotient rounded to x's dtype before the weight, as the
+    checkpoints of the Llama family were trained. Replicated on every rank.
+    """
+
+    def __init__(self, hidden_size: int, eps: float, shard: ShardContext) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = shard.empty_parameter(hidden_size)
+
+    def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": tuple(self.weight.shape)}
+
+    def load_shard(self, name_part: str, tensor: TensorSource) -> None:
+        self.weight.copy_(tensor[(slice(None),)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., hidden_size) -> the same shape and dtype."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+    def add_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual). Both arguments are given up to the callee."""
+        residual = residual + x
+        return self(residual), residual

@@ -1,0 +1,119 @@
+"""How a layer is cut over tensor-parallel ranks, and how a checkpoint's tensors reach it.
+
+A layer names the checkpoint tensors it is made of and takes from each the slice of its rank. Knows
+no file format: a tensor is anything that has a shape and can be sliced.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from workers.errors import ConfigError
+from workers.parallel.group import TPGroup
+
+
+class TensorSource(Protocol):
+    """A checkpoint tensor: a torch.Tensor, or one still on disk of which only a slice is read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardContext:
+    """Where a layer's parameters live: its rank in the group, their dtype and their device."""
+
+    tp: TPGroup
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty_parameter(self, *shape: int) -> nn.Parameter:
+        """An uninitialised parameter of this dtype and device, without gradient."""
+        data = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return nn.Parameter(data, requires_grad=False)
+
+
+class ShardedLayer(nn.Module, ABC):
+    """A layer that loads its rank's share of one or more checkpoint tensors."""
+
+    @abstractmethod
+    def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name part -> whole, unsharded shape of every checkpoint tensor the layer is made of."""
+
+    @abstractmethod
+    def load_shard(self, name_part: str, tensor: TensorSource) -> None:
+        """Copy this rank's slice of the whole tensor called name_part into the parameters.
+
+        tensor has the shape that checkpoint_shapes gives for name_part.
+        """
+
+    def checkpoint_prefix(self, module_path: str) -> str:
+        """What precedes a name part in the checkpoint, for a layer at module_path in the model."""
+        return f"{module_path}."
+
+
+class FusedLayer(ShardedLayer):
+    """A layer that joins several checkpoint modules, which are its siblings there."""
+
+    def checkpoint_prefix(self, module_path: str) -> str:
+        parent, _, _ = module_path.rpartition(".")
+        return f"{parent}." if parent else ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlot:
+    """Where one checkpoint tensor goes. shape: of the whole tensor."""
+
+    layer: ShardedLayer
+    name_part: str
+    shape: tuple[int, ...]
+
+    def load(self, tensor: TensorSource) -> None:
+        self.layer.load_shard(self.name_part, tensor)
+
+
+def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
+    """Checkpoint name -> slot for every ShardedLayer of a model with Hugging Face module names."""
+    slots: dict[str, WeightSlot] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, ShardedLayer):
+            prefix = module.checkpoint_prefix(path)
+            for part, shape in module.checkpoint_shapes().items():
+                slots[prefix + part] = WeightSlot(module, part, shape)
+    return slots
+
+
+def divide(total: int, tp_size: int, what: str) -> int:
+    """total / tp_size, or ConfigError that names what cannot be divided."""
+    if total % tp_size:
+        raise ConfigError(f"{what}={total} cannot be divided over tp_size={tp_size} ranks")
+    return total // tp_size
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeadShard:
+    """Which KV heads a rank holds: its share, or one that several ranks hold alike."""
+
+    first_head: int
+    num_heads: int
+
+    @classmethod
+    def of_rank(cls, num_kv_heads: int, rank: int, tp_size: int) -> KVHeadShard:
+        """Rank's heads. Raises ConfigError unless one of the two numbers divides the other."""
+        if num_kv_heads % tp_size == 0:
+            num_heads = num_kv_heads // tp_size
+            return cls(rank * num_heads, num_heads)
+        if tp_size % num_kv_heads == 0:
+            return cls(rank * num_kv_heads // tp_size, 1)
+        raise ConfigError(
+            f"num_kv_heads={num_kv_heads} can be neither divided over tp_size={tp_size} ranks "
+            "nor replicated evenly"
+        )

@@ -1,0 +1,157 @@
+"""From an EngineConfig to a model that can run: one rank's share of it, on its device.
+
+Knows folders, implementations and dtypes. Knows no KV pool, no backend and no request.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from attention import AttentionConfig
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+from workers.layers.sharding import ShardContext
+from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.model_folder import (
+    ModelFacts,
+    model_facts,
+    read_hf_config,
+    resolve_model_folder,
+)
+from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
+from workers.models.base import CausalLM
+from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
+from workers.models.transformers_model import (
+    TransformersCausalLM,
+    load_transformers_model,
+    random_transformers_model,
+)
+from workers.parallel.group import TPGroup
+
+__all__ = ["LoadedModel", "ModelFacts", "load_model", "model_facts", "resolve_dtype"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode with its weights, on one rank.
+
+    implementation: "native" or "transformers". dtype: of weights and activations.
+    """
+
+    model: CausalLM
+    facts: ModelFacts
+    implementation: str
+    dtype: torch.dtype
+    device: torch.device
+
+    def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
+        """The geometry that this rank's pools and attention backend are made for."""
+        return self.model.geometry.attention_config(
+            self.facts.max_context_len, page_size, self.dtype, kv_dtype, self.device
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadRequest:
+    """What every way of loading needs."""
+
+    config: EngineConfig
+    facts: ModelFacts
+    hf_config: PreTrainedConfig
+    shard: ShardContext
+    on_progress: OnProgress
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """EngineConfig.dtype; "auto" is the checkpoint's own on CUDA and float32 on CPU."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    stated = read_hf_config(resolve_model_folder(config.model)).get_text_config().dtype
+    return stated if isinstance(stated, torch.dtype) else torch.bfloat16
+
+
+def _load_native(request: _LoadRequest) -> CausalLM:
+    facts, config = request.facts, request.config
+    build = NATIVE_ARCHITECTURES[facts.architecture]
+    model = build(request.hf_config, facts.max_context_len, request.shard)
+    if config.load_format == "dummy":
+        fill_with_noise(model, request.shard, config.seed, request.on_progress)
+    else:
+        load_checkpoint(model, SafetensorsCheckpoint(facts.folder), request.on_progress)
+    return model
+
+
+def _load_transformers(request: _LoadRequest) -> CausalLM:
+    facts, shard = request.facts, request.shard
+    if shard.tp.size > 1:
+        raise ConfigError(
+            f"{facts.architecture} runs through transformers, on one rank only; set tp_size=1"
+        )
+    if request.config.load_format == "dummy":
+        hf_model = random_transformers_model(
+            request.hf_config, shard.dtype, shard.device, request.config.seed
+        )
+    else:
+        total_bytes = SafetensorsCheckpoint(facts.folder).total_bytes
+        request.on_progress(0, total_bytes)
+        hf_model = load_transformers_model(
+            facts.folder, request.hf_config, shard.dtype, shard.device
+        )
+        request.on_progress(total_bytes, total_bytes)
+    return TransformersCausalLM(hf_model, facts.max_context_len)
+
+
+_LOADERS: dict[str, Callable[[_LoadRequest], CausalLM]] = {
+    "native": _load_native,
+    "transformers": _load_transformers,
+}
+
+
+def _no_progress(bytes_done: int, bytes_total: int) -> None:
+    """Nobody watches."""
+
+
+def load_model(
+    config: EngineConfig,
+    tp: TPGroup,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: OnProgress = _no_progress,
+) -> LoadedModel:
+    """Build this rank's share of config.model on device and fill it with weights.
+
+    on_progress(bytes_done, bytes_total) is called as weights arrive (load_format "dummy" counts
+    tensors instead). Raises ModelLoadError for a folder that cannot be served, ConfigError for a
+    configuration that does not fit the model. Uses no collective: ranks load independently.
+    """
+    facts = model_facts(config)
+    hf_config = read_hf_config(facts.folder)
+    implementation = choose_implementation(hf_config, facts.architecture, config.model_impl)
+    logger.info(
+        "loading %s (%s, %s) as %s on %s, rank %d of %d",
+        facts.name,
+        facts.architecture,
+        implementation,
+        dtype,
+        device,
+        tp.rank,
+        tp.size,
+    )
+    shard = ShardContext(tp, dtype, device)
+    request = _LoadRequest(config, facts, hf_config, shard, on_progress)
+    model = _LOADERS[implementation](request)
+    if model.vocab_size != facts.vocab_size:
+        raise ModelLoadError(
+            f"config.json says vocab_size={facts.vocab_size}, but the model gives "
+            f"{model.vocab_size} logits"
+        )
+    return LoadedModel(model.eval(), facts, implementation, dtype, device)

@@ -1,0 +1,131 @@
+"""A model folder's small files: which folder it is, its config, its limits, its end tokens.
+
+Nothing here reads weights or imports code from the folder.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from workers.builtin import builtin_draft_path, builtin_model_path
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+
+# Rope variants whose reach is the config's limit times their factor.
+_STRETCHING_ROPES = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What can be known of a model without its weights.
+
+    name: "builtin", "builtin-draft" or the folder's own name. max_context_len: the engine's limit,
+    in tokens, prompt and output. eos_token_ids: ids that end a sequence, possibly none.
+    """
+
+    name: str
+    folder: Path
+    architecture: str
+    vocab_size: int
+    max_context_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def resolve_model_folder(model: str) -> Path:
+    """The folder of EngineConfig.model. Raises ModelLoadError if there is none."""
+    builtin = {"builtin": builtin_model_path, "builtin-draft": builtin_draft_path}
+    if model in builtin:
+        try:
+            return builtin[model]()
+        except FileNotFoundError as error:
+            raise ModelLoadError(str(error)) from error
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise ModelLoadError(
+            f"{model!r} is neither {' nor '.join(builtin)} nor a folder with a model"
+        )
+    return folder
+
+
+def read_hf_config(folder: Path) -> PreTrainedConfig:
+    """config.json as transformers reads it. Raises ModelLoadError; never runs the folder's code."""
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{folder / 'config.json'} cannot be used: {error}") from error
+    if not isinstance(config, PreTrainedConfig):
+        raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelLoadError(f"{folder} is quantised; only unquantised weights are supported")
+    return config
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """The first name in config.architectures. Raises ModelLoadError if there is none."""
+    architectures = config.architectures or []
+    if not architectures:
+        raise ModelLoadError(
+            f"config.json of model_type {config.model_type!r} names no architecture"
+        )
+    return str(architectures[0])
+
+
+def read_eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """From generation_config.json, else from config.json; one id or a list in either."""
+    path = folder / "generation_config.json"
+    ids: Any = None
+    if path.is_file():
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (json.JSONDecodeError, AttributeError) as error:
+            raise ModelLoadError(f"{path} is not a JSON object: {error}") from error
+    if ids is None:
+        ids = getattr(config.get_text_config(), "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(int(token_id) for token_id in (ids if isinstance(ids, list) else [ids]))
+
+
+def _context_limits(config: Any) -> tuple[int, int]:
+    """(tokens by default, tokens at most) of a text config."""
+    stated = getattr(config, "max_position_embeddings", None)
+    if stated is None:
+        raise ModelLoadError(f"config.json of {config.model_type!r} states no longest context")
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _STRETCHING_ROPES:
+        return stated, stated
+    original = rope.get("original_max_position_embeddings") or stated
+    reach = max(stated, int(original * float(rope.get("factor") or 1.0)))
+    # Configs that stretch by yarn state the pretraining's limit; linear ones state either.
+    return (reach if rope_type == "yarn" else stated), reach
+
+
+def resolve_max_context_len(config: PreTrainedConfig, requested: int | None) -> int:
+    """The engine's limit in tokens. Raises ConfigError when more is asked than the model can."""
+    default, limit = _context_limits(config.get_text_config())
+    if requested is None:
+        return default
+    if requested > limit:
+        raise ConfigError(f"max_context_len={requested} exceeds the model's {limit} tokens")
+    return requested
+
+
+def model_facts(config: EngineConfig) -> ModelFacts:
+    """Facts of config.model without reading weights. Raises ModelLoadError or ConfigError."""
+    folder = resolve_model_folder(config.model)
+    hf_config = read_hf_config(folder)
+    is_builtin = config.model in ("builtin", "builtin-draft")
+    return ModelFacts(
+        name=config.model if is_builtin else folder.resolve().name,
+        folder=folder,
+        architecture=architecture_of(hf_config),
+        vocab_size=int(hf_config.get_text_config().vocab_size),
+        max_context_len=resolve_max_context_len(hf_config, config.max_context_len),
+        eos_token_ids=read_eos_token_ids(folder, hf_config),
+    )

@@ -1,0 +1,102 @@
+"""Fills a native model's parameters, from a checkpoint or with seeded noise.
+
+Every parameter is written exactly once: a tensor that is missing, unknown or of another shape is an
+error, found before anything is read.
+"""
+
+import zlib
+from collections.abc import Callable, Collection
+
+import torch
+
+from workers.errors import ModelLoadError
+from workers.layers.sharding import ShardContext, WeightSlot, weight_slots
+from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.models.base import NativeCausalLM
+
+OnProgress = Callable[[int, int], None]
+_DUMMY_STD = 0.02
+_MAX_NAMES_SHOWN = 5
+
+
+def _shown(names: Collection[str]) -> str:
+    first = sorted(names)[:_MAX_NAMES_SHOWN]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _check_names(model: NativeCausalLM, wanted: set[str], found: set[str]) -> None:
+    missing = wanted - found
+    if missing:
+        raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {_shown(missing)}")
+    unexpected = {
+        name
+        for name in found - wanted
+        if name not in model.tied_weights and not model.is_redundant_weight(name)
+    }
+    if unexpected:
+        raise ModelLoadError(
+            f"the checkpoint has {len(unexpected)} tensors that the model has no use for: "
+            f"{_shown(unexpected)}"
+        )
+
+
+def _check_tied(model: NativeCausalLM, checkpoint: SafetensorsCheckpoint) -> None:
+    for name, original in model.tied_weights.items():
+        if name not in checkpoint.names:
+            continue
+        if not torch.equal(checkpoint.read(name), checkpoint.read(original)):
+            raise ModelLoadError(
+                f"the config ties {name} to {original}, but the checkpoint has both and they "
+                "differ; set tie_word_embeddings to false in config.json if they are separate"
+            )
+
+
+def load_checkpoint(
+    model: NativeCausalLM, checkpoint: SafetensorsCheckpoint, on_progress: OnProgress
+) -> None:
+    """Copy this rank's slices into the model. Raises ModelLoadError, then nothing can be served.
+
+    on_progress(bytes_done, bytes_total) counts whole checkpoint tensors, also where a rank reads
+    but a part of them.
+    """
+    slots = weight_slots(model)
+    _check_names(model, set(slots), checkpoint.names)
+    _check_tied(model, checkpoint)
+    done = 0
+    on_progress(done, checkpoint.total_bytes)
+    for name, tensor in checkpoint:
+        if name in slots:
+            expected = slots[name].shape
+            if tensor.shape != expected:
+                raise ModelLoadError(f"{name} has shape {tensor.shape}, the config says {expected}")
+            slots[name].load(tensor)
+        done += tensor.num_bytes
+        on_progress(done, checkpoint.total_bytes)
+    on_progress(checkpoint.total_bytes, checkpoint.total_bytes)
+
+
+def _dummy_tensor(name: str, slot: WeightSlot, shard: ShardContext, seed: int) -> torch.Tensor:
+    """The whole tensor, the same on every rank: norms are ones, biases zeros, matrices noise."""
+    if name.endswith(".bias"):
+        return torch.zeros(slot.shape, dtype=shard.dtype, device=shard.device)
+    if len(slot.shape) == 1:
+        return torch.ones(slot.shape, dtype=shard.dtype, device=shard.device)
+    generator = torch.Generator(shard.device)
+    generator.manual_seed(seed ^ zlib.crc32(name.encode()))
+    tensor = torch.empty(slot.shape, dtype=shard.dtype, device=shard.device)
+    return tensor.normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def fill_with_noise(
+    model: NativeCausalLM, shard: ShardContext, seed: int, on_progress: OnProgress
+) -> None:
+    """Dummy weights straight on the device. A seed makes one model, whatever the number of ranks.
+
+    Peak memory: one whole tensor above the rank's own parameters.
+    """
+    slots = weight_slots(model)
+    for done, (name, slot) in enumerate(slots.items()):
+        on_progress(done, len(slots))
+        slot.load(_dummy_tensor(name, slot, shard, seed))
+    on_progress(len(slots), len(slots))

@@ -1,0 +1,1 @@
+"""Model architectures, one native file a family."""

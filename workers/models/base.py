@@ -1,0 +1,84 @@
+"""What the runner asks of any model: hidden states, logits and the geometry of its attention.
+
+Knows no architecture and no checkpoint format.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attention import AttentionConfig, ForwardBatch, LayerAttentionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGeometry:
+    """Attention of one rank, as the model defines it. Field meanings as in AttentionConfig."""
+
+    tp_q_head_num: int
+    tp_k_head_num: int
+    head_dim: int
+    v_head_dim: int
+    layers: tuple[LayerAttentionConfig, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def attention_config(
+        self,
+        max_context_len: int,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> AttentionConfig:
+        """The config of a backend for this model."""
+        return AttentionConfig(
+            num_layers=self.num_layers,
+            tp_q_head_num=self.tp_q_head_num,
+            tp_k_head_num=self.tp_k_head_num,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+            max_context_len=max_context_len,
+            page_size=page_size,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            device=device,
+            layers=self.layers,
+        )
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder-only language model on one rank."""
+
+    geometry: AttentionGeometry
+    vocab_size: int
+
+    @abstractmethod
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """input_ids, positions int64 (num_tokens,) -> final hidden states (num_tokens, hidden).
+
+        Rows are laid out as forward_batch says; keys and values go to the pool through its backend.
+        """
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (m, hidden_size) -> float32 (m, vocab_size), whole on every rank."""
+
+
+class NativeCausalLM(CausalLM):
+    """A model made of sharded layers under Hugging Face's module names.
+
+    tied_weights: checkpoint names that have no layer of their own because they must equal another
+    tensor -> that tensor's name.
+    """
+
+    tied_weights: dict[str, str]
+
+    @abstractmethod
+    def is_redundant_weight(self, name: str) -> bool:
+        """Whether a checkpoint tensor can be left unread: it follows from the config."""

@@ -1,0 +1,159 @@
+"""What tells the members of the Llama family apart, read from their Hugging Face configs.
+
+One function a model_type, each returns the same frozen spec; the model itself never asks which
+member it is. Knows no tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attention import LayerAttentionConfig
+from workers.errors import ModelLoadError
+from workers.layers.rope_frequencies import ROPE_TYPES, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaFamilySpec:
+    """A pre-norm decoder with rotary positions, grouped-query attention and a SwiGLU block."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    has_qkv_bias: bool
+    has_o_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    has_tied_embeddings: bool
+    layers: tuple[LayerAttentionConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What a model_type adds to the fields all members share."""
+
+    has_qkv_bias: bool
+    has_o_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    layers: tuple[LayerAttentionConfig, ...]
+
+
+def _uniform_layers(config: Any, sliding_window: int | None) -> tuple[LayerAttentionConfig, ...]:
+    # Hugging Face keeps a key when query - key < sliding_window: window keys, the query's included.
+    layer = LayerAttentionConfig(sliding_window_size=sliding_window or -1)
+    num_layers: int = config.num_hidden_layers
+    return (layer,) * num_layers
+
+
+def _typed_layers(config: Any) -> tuple[LayerAttentionConfig, ...]:
+    """Layers by config.layer_types, which Hugging Face derives from max_window_layers."""
+    kinds = {"full_attention": LayerAttentionConfig()}
+    if config.sliding_window is not None:
+        kinds["sliding_attention"] = LayerAttentionConfig(sliding_window_size=config.sliding_window)
+    unknown = set(config.layer_types) - set(kinds)
+    if unknown:
+        raise ModelLoadError(f"layer_types {sorted(unknown)} cannot be served as configured")
+    return tuple(kinds[kind] for kind in config.layer_types)
+
+
+def _llama(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.attention_bias,
+        has_o_bias=config.attention_bias,
+        has_mlp_bias=config.mlp_bias,
+        has_qk_norm=False,
+        layers=_uniform_layers(config, None),
+    )
+
+
+def _mistral(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=False,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        layers=_uniform_layers(config, config.sliding_window),
+    )
+
+
+def _qwen2(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=True,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        layers=_typed_layers(config),
+    )
+
+
+def _qwen3(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.attention_bias,
+        has_o_bias=config.attention_bias,
+        has_mlp_bias=False,
+        has_qk_norm=True,
+        layers=_typed_layers(config),
+    )
+
+
+_TRAITS: dict[str, Callable[[Any], _Traits]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+
+
+def rope_spec(config: Any, head_dim: int) -> RopeSpec:
+    """Rope parameters of a Hugging Face config, which has one rope for all its layers.
+
+    Configs in the older shape (rope_theta, rope_scaling) reach this function with rope_parameters:
+    transformers converts them when it reads them. Raises ModelLoadError for an unknown variant.
+    """
+    parameters = dict(config.rope_parameters)
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise ModelLoadError(f"rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
+    return RopeSpec(
+        rope_type=rope_type,
+        theta=float(parameters["rope_theta"]),
+        rotary_dim=int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)),
+        max_position_embeddings=config.max_position_embeddings,
+        parameters=parameters,
+    )
+
+
+def llama_family_spec(config: Any) -> LlamaFamilySpec:
+    """The spec of a transformers config of a member. Raises ModelLoadError if it has oddities."""
+    if config.model_type not in _TRAITS:
+        raise ModelLoadError(f"model_type {config.model_type!r} is not of the Llama family")
+    if config.hidden_act != "silu":
+        raise ModelLoadError(
+            f"the native Llama family has silu activations only, not {config.hidden_act!r}; "
+            "model_impl='transformers' runs this model"
+        )
+    traits = _TRAITS[config.model_type](config)
+    head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    return LlamaFamilySpec(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_q_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope=rope_spec(config, head_dim),
+        has_qkv_bias=traits.has_qkv_bias,
+        has_o_bias=traits.has_o_bias,
+        has_mlp_bias=traits.has_mlp_bias,
+        has_qk_norm=traits.has_qk_norm,
+        has_tied_embeddings=config.tie_word_embeddings,
+        layers=traits.layers,
+    )

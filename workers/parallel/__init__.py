@@ -1,0 +1,1 @@
+"""Tensor parallelism: rank processes, groups passed as values, the plan's broadcast."""
