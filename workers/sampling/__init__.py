@@ -1,0 +1,1 @@
+"""From logits to token ids, batched over ragged parameters."""

@@ -1,0 +1,276 @@
+"""SamplingState: the sampling side of one rank, per-slot parameters on the device.
+
+Turns one step's logits into token ids without waiting for the device. Knows slots, not requests'
+ids nor the scheduler; every tensor-parallel rank holds an equal copy and draws equal tokens.
+
+Order of what happens to a row of logits: logit_bias, min_tokens mask, penalties, temperature,
+min_p, top_k, top_p, draw. (transformers and vLLM both add the bias before the penalties.)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workers.sampling.filters import MIN_TEMPERATURE, TOP_P_OFF
+from workers.sampling.logprobs import SampledLogprobs, compute_logprobs
+from workers.sampling.params import SamplingParams
+from workers.sampling.penalties import PenaltyState
+from workers.sampling.sampler import (
+    FilterGroups,
+    RowGroup,
+    RowParameters,
+    sample_candidates,
+    sample_dense,
+)
+from workers.sampling.slot_parameters import DENSE_FILTERS, HostRows, RowUse, SlotParameters
+from workers.sampling.sparse_bias import SparseBias
+from workers.sampling.transfer import start_download, upload
+from workers.scheduler.plan import AdmittedRequest, IntArray
+
+# Columns of the per-slot floats: temperature, top_p, log_min_p, repetition, presence, frequency.
+_NUM_FLOATS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a step drew, on the device.
+
+    token_ids: int64 (n,), always valid ids. has_nan: bool (n,), the row's logits held a NaN and
+    its token means nothing. logprobs: None if no row asked.
+    """
+
+    token_ids: Tensor
+    has_nan: Tensor
+    logprobs: SampledLogprobs | None
+
+    def start_download(self) -> "SampledTokens":
+        """Host copies, readable once the device's stream has passed here."""
+        return SampledTokens(
+            start_download(self.token_ids),
+            start_download(self.has_nan),
+            None if self.logprobs is None else self.logprobs.start_download(),
+        )
+
+
+class SamplingState:
+    """Per-slot sampling state. No method waits for the device.
+
+    last_token_ids: int64 (max_running_requests,), what each slot sampled last.
+    """
+
+    def __init__(
+        self,
+        max_running_requests: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._vocab_size = vocab_size
+        # An id the head cannot produce needs no mask.
+        self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
+        self._device = device
+        self._slots = SlotParameters(max_running_requests, vocab_size)
+        self._floats = torch.zeros(max_running_requests, _NUM_FLOATS, device=device)
+        self._top_k = torch.ones(max_running_requests, 1, dtype=torch.int64, device=device)
+        self._penalties = PenaltyState(max_running_requests, vocab_size, device)
+        self._logit_bias = SparseBias(max_running_requests, vocab_size, device)
+        self._stop_mask = SparseBias(max_running_requests, vocab_size, device)
+        self.last_token_ids = torch.zeros(max_running_requests, dtype=torch.int64, device=device)
+
+    def admit(self, requests: Sequence[AdmittedRequest]) -> None:
+        """Take over the slots of requests, each slot once; earlier contents of a slot are void.
+
+        A request that comes back after a retraction brings its output in token_ids.
+        """
+        if not requests:
+            return
+        self._slots.admit(requests)
+        slots, floats, top_k = upload(
+            [
+                np.array([request.slot for request in requests], dtype=np.int64),
+                np.array([_float_row(request.sampling) for request in requests], dtype=np.float32),
+                np.array(
+                    [[_effective_top_k(request.sampling, self._vocab_size)] for request in requests]
+                ),
+            ],
+            self._device,
+        )
+        self._floats.index_copy_(0, slots, floats)
+        self._top_k.index_copy_(0, slots, top_k)
+        self._admit_penalties([r for r in requests if r.sampling.has_penalties])
+        self._admit_logit_bias([r for r in requests if r.sampling.logit_bias])
+        self._admit_stop_mask([r for r in requests if r.sampling.min_tokens > 0])
+
+    def sample(self, logits: Tensor, slots: IntArray, seq_lens: IntArray) -> SampledTokens:
+        """One token per row; counts it for the slots that have penalties.
+
+        logits: float (n, vocab_size), left as they are. slots: host int32 (n,), admitted.
+        seq_lens: host int32 (n,), tokens known before the sampled one: its absolute position.
+        Raises ValueError on a shape that does not fit.
+        """
+        if logits.shape != (len(slots), self._vocab_size) or slots.shape != seq_lens.shape:
+            raise ValueError(
+                f"expected logits ({len(slots)}, {self._vocab_size}) and {len(slots)} lengths, "
+                f"got {tuple(logits.shape)} and {len(seq_lens)}"
+            )
+        host_rows = self._slots.describe(slots, seq_lens)
+        if host_rows is None:
+            row_max, token_ids = logits.max(dim=-1)
+            return SampledTokens(token_ids, row_max.isnan(), None)
+        rows = _upload_rows(host_rows, self._device)
+        adjusted = self._adjust(logits, rows)
+        row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
+        token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
+        self._count_output(rows, token_ids)
+        logprobs = _sampled_logprobs(logits, token_ids, rows, host_rows)
+        return SampledTokens(token_ids, row_max.squeeze(1).isnan(), logprobs)
+
+    def remember(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Keep token_ids as what the slots sampled last; both int64 (n,) on the device."""
+        self.last_token_ids.index_copy_(0, slots, token_ids)
+
+    def resolve(self, input_ids: Tensor, token_slots: Tensor) -> Tensor:
+        """input_ids with each negative one replaced by what its slot sampled last.
+
+        input_ids, token_slots: int64 (num_tokens,) on the device.
+        """
+        last = self.last_token_ids.index_select(0, token_slots)
+        return torch.where(input_ids < 0, last, input_ids)
+
+    def _adjust(self, logits: Tensor, rows: "_DeviceRows") -> Tensor:
+        """Biased, masked and penalised logits, float32; a copy if anything had to be changed."""
+        bias, mask = rows.groups.get(RowUse.LOGIT_BIAS), rows.groups.get(RowUse.MIN_TOKENS)
+        penalised = rows.groups.get(RowUse.PENALTIES)
+        if bias is None and mask is None and penalised is None:
+            return logits.float()
+        logits = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if bias is not None:
+            self._logit_bias.add_to_(logits, bias.indices, bias.take(rows.slots))
+        if mask is not None:
+            self._stop_mask.add_to_(logits, mask.indices, mask.take(rows.slots))
+        if penalised is not None:
+            slots = penalised.take(rows.slots)
+            penalties = self._floats.index_select(0, slots)[:, 3:6]
+            penalised_rows = self._penalties.apply(penalised.take(logits), slots, penalties)
+            logits = penalised.put_(logits, penalised_rows)
+        return logits
+
+    def _draw(
+        self, logits: Tensor, row_max: Tensor, greedy_token_ids: Tensor, rows: "_DeviceRows"
+    ) -> Tensor:
+        token_ids = greedy_token_ids
+        candidates, dense = rows.groups.get(RowUse.CANDIDATES), rows.groups.get(RowUse.DENSE)
+        if candidates is not None:
+            params = self._row_parameters(rows, candidates)
+            drawn = sample_candidates(candidates.take(logits), params)
+            token_ids = candidates.put_(token_ids, drawn)
+        if dense is not None:
+            drawn = sample_dense(
+                dense.take(logits),
+                dense.take(row_max),
+                self._row_parameters(rows, dense),
+                _filter_groups(rows),
+            )
+            token_ids = dense.put_(token_ids, drawn)
+        return token_ids
+
+    def _row_parameters(self, rows: "_DeviceRows", group: RowGroup) -> RowParameters:
+        slots = group.take(rows.slots)
+        floats = self._floats.index_select(0, slots)
+        return RowParameters(
+            temperature=floats[:, 0:1],
+            top_k=self._top_k.index_select(0, slots),
+            top_p=floats[:, 1:2],
+            log_min_p=floats[:, 2:3],
+            noise_keys=group.take(rows.noise_keys),
+        )
+
+    def _count_output(self, rows: "_DeviceRows", token_ids: Tensor) -> None:
+        group = rows.groups.get(RowUse.PENALTIES)
+        if group is not None:
+            self._penalties.add(group.take(rows.slots), group.take(token_ids))
+
+    def _admit_penalties(self, requests: Sequence[AdmittedRequest]) -> None:
+        if not requests:
+            return
+        self._penalties.reset(
+            np.array([request.slot for request in requests], dtype=np.int64),
+            [request.token_ids[: request.num_prompt_tokens] for request in requests],
+            [request.token_ids[request.num_prompt_tokens :] for request in requests],
+        )
+
+    def _admit_logit_bias(self, requests: Sequence[AdmittedRequest]) -> None:
+        if not requests:
+            return
+        self._logit_bias.set({request.slot: request.sampling.logit_bias for request in requests})
+
+    def _admit_stop_mask(self, requests: Sequence[AdmittedRequest]) -> None:
+        if not requests:
+            return
+        self._stop_mask.set(
+            {
+                request.slot: dict.fromkeys(self._ending_token_ids(request.sampling), -math.inf)
+                for request in requests
+            }
+        )
+
+    def _ending_token_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
+        """What would end the request: an ignored end of sequence is a token like any other."""
+        return sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceRows:
+    """HostRows on the device."""
+
+    slots: Tensor
+    noise_keys: Tensor
+    groups: dict[RowUse, RowGroup]
+
+
+def _upload_rows(host: HostRows, device: torch.device) -> _DeviceRows:
+    slots, noise_keys, *indices = upload([host.slots, host.noise_keys, *host.rows.values()], device)
+    num_dense = len(host.rows.get(RowUse.DENSE, ()))
+    groups = {
+        use: RowGroup(rows, len(rows) == (num_dense if use in DENSE_FILTERS else len(slots)))
+        for use, rows in zip(host.rows, indices, strict=True)
+    }
+    return _DeviceRows(slots, noise_keys, groups)
+
+
+def _filter_groups(rows: _DeviceRows) -> FilterGroups:
+    return FilterGroups(
+        min_p=rows.groups.get(RowUse.MIN_P),
+        top_k=rows.groups.get(RowUse.TOP_K),
+        top_p=rows.groups.get(RowUse.TOP_P),
+    )
+
+
+def _sampled_logprobs(
+    logits: Tensor, token_ids: Tensor, rows: _DeviceRows, host: HostRows
+) -> SampledLogprobs | None:
+    group = rows.groups.get(RowUse.LOGPROBS)
+    if group is None:
+        return None
+    num_top = int(host.num_top.max())
+    tensors = compute_logprobs(group.take(logits), group.take(token_ids), num_top)
+    return SampledLogprobs(tensors, host.num_top)
+
+
+def _float_row(sampling: SamplingParams) -> tuple[float, ...]:
+    return (
+        max(sampling.temperature, MIN_TEMPERATURE),
+        sampling.top_p if sampling.top_p < 1.0 else TOP_P_OFF,
+        math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+
+
+def _effective_top_k(sampling: SamplingParams, vocab_size: int) -> int:
+    return min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
