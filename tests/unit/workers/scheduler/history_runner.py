@@ -1,0 +1,196 @@
+"""A runner without a model: what it stores for a token depends on everything that the page table
+reaches before it, so that one wrongly shared, reused or forgotten page changes the output.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.protocol import FinishReason, GenerateRequest, TokenLogprobs
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.plan import (
+    LAST_SAMPLED_TOKEN,
+    AdmittedRequest,
+    StepPlan,
+    StepResult,
+)
+
+MASK = (1 << 64) - 1
+_WEIGHTS = np.random.default_rng(7).integers(1, 2**63, size=4096, dtype=np.uint64) | np.uint64(1)
+
+
+def _mix(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)
+
+
+def attend(values: np.ndarray) -> int:
+    """A number that depends on every value, uint64 (n,), and on its place."""
+    return int((values * _WEIGHTS[: len(values)]).sum(dtype=np.uint64))
+
+
+def value_of(token_id: int, before: np.ndarray) -> int:
+    """What stands in the pool for a token after the values before it."""
+    return _mix(attend(before) + (token_id + 1) * 0x9E3779B97F4A7C15 & MASK)
+
+
+def next_token(values: np.ndarray, seed: int, vocab_size: int, masked: frozenset[int]) -> int:
+    """Keyed on seed and absolute position, as real seeded sampling is."""
+    key = _mix(attend(values) ^ _mix((seed & MASK) + len(values)))
+    token_id = key % vocab_size
+    while token_id in masked:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def prompt_logprob(values: np.ndarray, target_id: int) -> TokenLogprobs:
+    return TokenLogprobs(-float(_mix(attend(values) + target_id) % 1000), 1, [], [])
+
+
+def output_logprob(values: np.ndarray) -> TokenLogprobs:
+    return TokenLogprobs(-float(_mix(attend(values)) % 1000), 1, [], [])
+
+
+@dataclass
+class Reference:
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_token_id: int | None
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs | None]
+
+
+def stop_ids_of(config: SchedulerConfig, request: GenerateRequest) -> frozenset[int]:
+    eos = () if request.sampling.ignore_eos else config.eos_token_ids
+    return frozenset((*eos, *request.sampling.stop_token_ids))
+
+
+def run_alone(config: SchedulerConfig, request: GenerateRequest) -> Reference:
+    """The request's result by the definition: no pages, no batch, no scheduler. Needs a seed."""
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    stop_ids = stop_ids_of(config, request)
+    limit = config.max_request_len - len(prompt)
+    if sampling.max_tokens is not None:
+        limit = min(limit, sampling.max_tokens)
+    values = np.zeros(0, dtype=np.uint64)
+    prompt_logprobs: list[TokenLogprobs | None] = [None]
+    for position, token_id in enumerate(prompt):
+        values = np.append(values, np.uint64(value_of(token_id, values)))
+        if position + 1 < len(prompt):
+            prompt_logprobs.append(prompt_logprob(values, prompt[position + 1]))
+    output: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    while True:
+        masked = stop_ids if len(output) < sampling.min_tokens else frozenset()
+        logprobs.append(output_logprob(values))
+        output.append(next_token(values, sampling.seed or 0, config.vocab_size, masked))
+        if output[-1] in stop_ids and not masked:
+            return Reference(output, FinishReason.STOP, output[-1], logprobs, prompt_logprobs)
+        if len(output) == limit:
+            return Reference(output, FinishReason.LENGTH, None, logprobs, prompt_logprobs)
+        values = np.append(values, np.uint64(value_of(output[-1], values)))
+
+
+class HistoryRunner:
+    """Carries plans out in order, as a device would, and distrusts them."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        num_indices = config.num_pages * config.page_size
+        self._config = config
+        self._pool = np.random.default_rng(1).integers(0, 2**63, num_indices, dtype=np.uint64)
+        self._req_to_token = np.zeros(
+            (config.max_running_requests, config.max_context_len), dtype=np.int32
+        )
+        self._admitted: dict[int, AdmittedRequest] = {}
+        self._lens: dict[int, int] = {}
+        self._last_sampled: dict[int, int] = {}
+        self._num_sampled: dict[int, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._check(plan)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        for write in plan.table_writes:
+            stop = write.start + len(write.cache_indices)
+            self._req_to_token[write.slot, write.start : stop] = write.cache_indices
+            self._lens[write.slot] = max(self._lens[write.slot], stop)
+        wanted = {entry.row: entry for entry in plan.prompt_logprobs}
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        first = 0
+        for row, slot in enumerate(plan.slots.tolist()):
+            stop = first + int(plan.num_new_tokens[row])
+            start_position = int(plan.prefix_lens[row])
+            self._write(slot, plan.input_ids[first:stop], plan.out_cache_loc[first:stop])
+            if row in wanted:
+                prompt_logprobs[row] = tuple(
+                    prompt_logprob(self._values(slot, start_position + j + 1), target)
+                    for j, target in enumerate(wanted[row].target_ids.tolist())
+                )
+            if plan.samples[row]:
+                token_ids.append(self._sample(slot))
+                asked = self._admitted[slot].sampling.logprobs is not None
+                logprobs.append(output_logprob(self._values(slot)) if asked else None)
+            first = stop
+        return StepResult(np.array(token_ids, dtype=np.int32), tuple(logprobs), prompt_logprobs)
+
+    def _admit(self, admitted: AdmittedRequest) -> None:
+        slot = admitted.slot
+        self._admitted[slot] = admitted
+        self._lens[slot] = 0
+        self._last_sampled.pop(slot, None)
+        self._num_sampled[slot] = len(admitted.token_ids) - admitted.num_prompt_tokens
+        self._req_to_token[slot] = 0
+
+    def _write(self, slot: int, input_ids: np.ndarray, out_cache_loc: np.ndarray) -> None:
+        tokens, start = self._admitted[slot].token_ids, self._lens[slot]
+        for token_id, location in zip(input_ids.tolist(), out_cache_loc.tolist(), strict=True):
+            position = self._lens[slot]
+            actual = self._last_sampled[slot] if token_id == LAST_SAMPLED_TOKEN else token_id
+            if position < len(tokens):
+                assert actual == tokens[position]
+            self._req_to_token[slot, position] = location
+            self._pool[location] = value_of(actual, self._values(slot))
+            self._lens[slot] = position + 1
+        assert self._lens[slot] == start + len(input_ids)
+
+    def _values(self, slot: int, length: int | None = None) -> np.ndarray:
+        length = self._lens[slot] if length is None else length
+        return self._pool[self._req_to_token[slot, :length]]
+
+    def _sample(self, slot: int) -> int:
+        admitted = self._admitted[slot]
+        sampling = admitted.sampling
+        eos = () if sampling.ignore_eos else self._config.eos_token_ids
+        masked = frozenset((*eos, *sampling.stop_token_ids))
+        if self._num_sampled[slot] >= sampling.min_tokens:
+            masked = frozenset()
+        values = self._values(slot)
+        token_id = next_token(values, admitted.seed, self._config.vocab_size, masked)
+        self._last_sampled[slot] = token_id
+        self._num_sampled[slot] += 1
+        return token_id
+
+    def _check(self, plan: StepPlan) -> None:
+        arrays = (plan.slots, plan.num_new_tokens, plan.prefix_lens, plan.samples)
+        assert all(array.dtype == np.int32 for array in arrays)
+        assert plan.input_ids.dtype == plan.out_cache_loc.dtype == np.int32
+        assert all(len(array) == plan.batch_size for array in arrays)
+        assert plan.num_new_tokens.min() >= 1
+        assert len(plan.out_cache_loc) == plan.num_tokens == plan.num_new_tokens.sum()
+        assert plan.num_tokens <= self._config.max_step_tokens
+        assert plan.is_decode == bool((plan.num_new_tokens == 1).all())
+        assert len(set(plan.slots.tolist())) == plan.batch_size
+        assert plan.slots.max() < self._config.max_running_requests
+        assert len(set(plan.out_cache_loc.tolist())) == plan.num_tokens
+        assert plan.out_cache_loc.min() >= self._config.page_size, "page 0 is for padding"
+        prefixes = {write.slot: write for write in plan.table_writes}
+        new = {admitted.slot for admitted in plan.admitted}
+        for slot, prefix_len in zip(plan.slots.tolist(), plan.prefix_lens.tolist(), strict=True):
+            if slot in new:
+                cached = prefixes[slot].cache_indices if slot in prefixes else ()
+                assert prefix_len == len(cached)
+            else:
+                assert prefix_len == self._lens[slot]

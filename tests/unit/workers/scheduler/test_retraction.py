@@ -1,0 +1,138 @@
+"""When pages run out: who goes back to the queue, and that its output is unchanged."""
+
+import numpy as np
+import pytest
+
+from tests.unit.workers.scheduler.driver import TIGHT, Driver, make_config, make_request
+from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.errors import IntegrityError
+from workers.protocol import GenerateRequest
+
+
+def make_requests(num_requests: int, **sampling: object) -> list[GenerateRequest]:
+    return [
+        make_request(f"r{i}", [i + 3] * 6, **{"seed": i, "max_tokens": 20, **sampling})
+        for i in range(num_requests)
+    ]
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.parametrize("enable_prefix_cache", [False, True])
+@pytest.mark.parametrize("enable_mixed_batches", [False, True])
+def test_a_retracted_request_continues_as_if_nothing_had_happened(
+    is_overlapped: bool, enable_prefix_cache: bool, enable_mixed_batches: bool
+):
+    config = make_config(
+        **TIGHT,
+        enable_prefix_cache=enable_prefix_cache,
+        enable_mixed_batches=enable_mixed_batches,
+    )
+    driver = Driver(config, is_overlapped)
+    requests = make_requests(5)
+    driver.submit(*requests)
+    driver.finish()
+    assert driver.scheduler.stats().num_preemptions > 0
+    for request in requests:
+        assert driver.tokens(request.request_id) == run_alone(config, request).token_ids
+    assert driver.scheduler.stats().num_used_pages == 0
+
+
+def test_a_retracted_request_comes_back_with_all_its_tokens_and_its_seed():
+    driver = Driver(make_config(**TIGHT))
+    driver.submit(*make_requests(3, seed=None))
+    driver.finish()
+    tenancies: dict[int, list[np.ndarray]] = {}
+    for plan in driver.plans:
+        for admitted in plan.admitted:
+            assert admitted.num_prompt_tokens == 6
+            tenancies.setdefault(admitted.seed, []).append(admitted.token_ids)
+    assert len(tenancies) == 3
+    again = [arrays for arrays in tenancies.values() if len(arrays) > 1]
+    assert again
+    for arrays in again:
+        for earlier, later in zip(arrays, arrays[1:], strict=False):
+            assert len(later) > len(earlier)
+            assert later[: len(earlier)].tolist() == earlier.tolist()
+
+
+def preempted_prompts(driver: Driver) -> list[int]:
+    """The first token of every request that was admitted again, in order."""
+    seen: set[int] = set()
+    again = []
+    for plan in driver.plans:
+        for admitted in plan.admitted:
+            first = int(admitted.token_ids[0])
+            if first in seen:
+                again.append(first)
+            seen.add(first)
+    return again
+
+
+def test_the_lowest_priority_goes_first_however_early_it_came():
+    driver = Driver(make_config(**TIGHT))
+    driver.submit(make_request("normal", [4] * 6, priority=0, max_tokens=20))
+    driver.step()
+    driver.submit(make_request("urgent", [3] * 6, priority=-1, max_tokens=20))
+    driver.finish()
+    assert preempted_prompts(driver) == [4]
+    assert len(driver.tokens("normal")) == len(driver.tokens("urgent")) == 20
+
+
+def test_among_equals_the_first_come_is_never_retracted():
+    driver = Driver(make_config(**TIGHT))
+    driver.submit(*make_requests(6))
+    driver.finish()
+    assert preempted_prompts(driver)
+    assert 3 not in preempted_prompts(driver)
+
+
+def test_a_retracted_request_runs_before_those_that_never_did():
+    driver = Driver(make_config(**TIGHT, max_running_requests=2))
+    driver.submit(*make_requests(4))
+    driver.finish()
+    order = [int(admitted.token_ids[0]) for plan in driver.plans for admitted in plan.admitted]
+    assert order.index(5) > max(i for i, first in enumerate(order) if first == 4) > order.index(4)
+
+
+def test_its_full_pages_stay_in_the_cache_and_are_found_again():
+    driver = Driver(make_config(page_size=1, num_pages=41))
+    driver.submit(*make_requests(2, max_tokens=24))
+    driver.step_until_preempted()
+    assert driver.scheduler.stats().num_evictable_pages > 0
+    driver.finish()
+    resumed = next(plan for plan in driver.plans if plan.step_id and plan.admitted)
+    assert resumed.table_writes, "what was not evicted need not be computed again"
+
+
+def test_prompt_log_probabilities_survive_a_retraction_in_the_middle_of_the_prompt():
+    config = make_config(page_size=1, num_pages=31, max_step_tokens=6, max_context_len=31)
+    driver = Driver(config, has_reserve=False)
+    first = make_request("first", [3] * 4, max_tokens=26)
+    second = make_request("second", list(range(2, 28)), max_tokens=4, prompt_logprobs=1)
+    driver.submit(first, second)
+    driver.step_until_preempted()
+    assert driver.outputs["second"] == []
+    assert any(plan.prompt_logprobs for plan in driver.plans)
+    driver.finish()
+    expected = run_alone(config, second)
+    assert driver.outputs["second"][0].prompt_logprobs == expected.prompt_logprobs
+    assert driver.tokens("second") == expected.token_ids
+
+
+def test_half_prefilled_requests_without_pages_do_not_block_each_other_for_ever():
+    """Pages that admission counted on can be gone when a later chunk needs them."""
+    config = make_config(page_size=1, num_pages=41, max_step_tokens=8)
+    driver = Driver(config, has_reserve=False)
+    requests = [make_request(f"r{i}", [i + 3] * 30, seed=i, max_tokens=8) for i in range(4)]
+    driver.submit(*requests)
+    driver.finish()
+    for request in requests:
+        assert driver.tokens(request.request_id) == run_alone(config, request).token_ids
+
+
+def test_a_single_request_without_a_page_is_an_integrity_error():
+    driver = Driver(make_config())
+    driver.submit(make_request("r", [3]))
+    driver.step()
+    with pytest.raises(IntegrityError, match="1 requests run and yet no page"):
+        driver.scheduler._retractor.retract_one()

@@ -1,0 +1,70 @@
+"""Many requests through a pool that is far too small, in every mode of the scheduler."""
+
+import random
+
+import pytest
+
+from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
+from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.protocol import GenerateRequest
+
+
+def make_requests(rng: random.Random, num_requests: int) -> list[GenerateRequest]:
+    stems = [[rng.randrange(32) for _ in range(24)] for _ in range(3)]
+    requests = []
+    for i in range(num_requests):
+        prompt = rng.choice(stems)[: rng.randrange(24)]
+        prompt = prompt + [rng.randrange(32) for _ in range(rng.randrange(1, 8))]
+        requests.append(
+            make_request(
+                f"r{i}",
+                prompt,
+                priority=rng.choice([0, 0, 1]),
+                salt=rng.choice(["", "", "tenant"]),
+                seed=rng.randrange(4),
+                max_tokens=rng.randrange(1, 33),
+                ignore_eos=rng.random() < 0.8,
+                prompt_logprobs=rng.choice([None] * 7 + [0]),
+            )
+        )
+    return requests
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.parametrize("enable_prefix_cache", [False, True])
+@pytest.mark.parametrize("enable_mixed_batches", [False, True])
+@pytest.mark.parametrize("has_reserve", [False, True])
+def test_every_request_gets_what_it_gets_alone(
+    page_size: int,
+    is_overlapped: bool,
+    enable_prefix_cache: bool,
+    enable_mixed_batches: bool,
+    has_reserve: bool,
+):
+    rng = random.Random(page_size)
+    config = make_config(
+        page_size=page_size,
+        num_pages=1 + 96 // page_size,
+        max_step_tokens=rng.choice([12, 24]),
+        enable_prefix_cache=enable_prefix_cache,
+        enable_mixed_batches=enable_mixed_batches,
+    )
+    driver = Driver(config, is_overlapped, has_reserve)
+    requests = make_requests(rng, 40)
+    for request in requests:
+        driver.submit(request)
+        if rng.random() < 0.3:
+            driver.step()
+        if rng.random() < 0.1:
+            driver.scheduler.abort(rng.choice(requests[: len(driver.outputs)]).request_id)
+    driver.finish()
+    for request in requests:
+        tokens = driver.tokens(request.request_id)
+        expected = run_alone(config, request).token_ids
+        assert tokens == expected[: len(tokens)]
+        assert len(tokens) == len(expected) or driver.is_aborted(request.request_id)
+    stats = driver.scheduler.stats()
+    assert stats.num_finished == 40
+    assert (stats.num_used_pages, stats.num_running, stats.num_waiting) == (0, 0, 0)
+    assert stats.num_preemptions > 0 or has_reserve

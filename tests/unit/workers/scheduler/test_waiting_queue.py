@@ -1,0 +1,43 @@
+"""WaitingQueue: by priority, then by arrival, whatever is removed in between."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.workers.scheduler.driver import make_config, make_request
+from workers.scheduler.request import Request
+from workers.scheduler.submission import Submission
+from workers.scheduler.waiting_queue import WaitingQueue
+
+
+def make_requests(priorities: list[int]) -> list[Request]:
+    submission = Submission(make_config(), WaitingQueue())
+    return [
+        submission.accept(make_request(f"r{i}", [3] * (i + 1), priority=priority), now_s=0.0)
+        for i, priority in enumerate(priorities)
+    ]
+
+
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=20), st.randoms())
+def test_order_is_priority_then_arrival_and_tokens_are_counted(priorities, random):
+    requests = make_requests(priorities)
+    shuffled = random.sample(requests, len(requests))
+    queue = WaitingQueue()
+    for request in shuffled:
+        queue.push(request)
+    for request in shuffled[::3]:
+        queue.remove(request)
+    left = [request for request in requests if request not in shuffled[::3]]
+    assert queue.num_tokens == sum(request.num_tokens for request in left)
+    popped = [queue.pop() for _ in range(len(queue))]
+    assert popped == sorted(left, key=lambda r: (r.spec.priority, r.arrival))
+    assert queue.num_tokens == 0
+    assert queue.peek() is None
+
+
+def test_removing_what_does_not_wait_is_an_error():
+    first, second = make_requests([0, 0])
+    queue = WaitingQueue()
+    queue.push(first)
+    with pytest.raises(ValueError, match="is not waiting"):
+        queue.remove(second)

@@ -1,0 +1,68 @@
+"""EngineConfig: everything an engine needs to know, frozen and validated once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["safetensors", "dummy"]
+ModelImpl = Literal["auto", "native", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine: one model on tp_size ranks.
+
+    model: "builtin", "builtin-draft" or a folder in Hugging Face layout with safetensors weights.
+    device: "auto" takes CUDA when there is any. dtype "auto": the checkpoint's own on CUDA, float32
+    on CPU. load_format "dummy": random weights from seed, for benchmarks.
+    max_context_len: None takes the model's. page_size: None takes the attention backend's best.
+    num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
+    max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
+    num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
+    max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
+    """
+
+    model: str = "builtin"
+    model_impl: ModelImpl = "auto"
+    device: str = "auto"
+    dtype: DType = "auto"
+    load_format: LoadFormat = "safetensors"
+    tp_size: int = 1
+    attention_backend: str | None = None
+    page_size: int | None = None
+    num_pages: int | None = None
+    kv_cache_bytes: int = 1 << 30
+    gpu_memory_fraction: float = 0.85
+    num_cpu_threads: int | None = None
+    max_context_len: int | None = None
+    max_running_requests: int = 256
+    max_step_tokens: int = 8192
+    max_waiting_requests: int = 4096
+    max_waiting_tokens: int = 1 << 22
+    enable_prefix_cache: bool = True
+    enable_mixed_batches: bool = True
+    enable_overlap: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = (
+            "tp_size",
+            "kv_cache_bytes",
+            "max_running_requests",
+            "max_step_tokens",
+            "max_waiting_requests",
+            "max_waiting_tokens",
+        )
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1 when given, got {value}")
+        if not 0.0 < self.gpu_memory_fraction <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
+            )

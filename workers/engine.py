@@ -1,0 +1,162 @@
+"""Engine: schedule, launch, commit. One model, its scheduler and the executor of its steps.
+
+Works in process without Ray. Knows token ids only: no text, no sockets, no HTTP.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from workers.attention_plan import resolve_device
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.executor import PendingStep, StepExecutor, ThreadStepExecutor
+from workers.loading.weights import OnProgress
+from workers.model_runner import ModelRunner
+from workers.observer import NullObserver, StepObserver
+from workers.parallel.group import SingleRank
+from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.results import GenerateResult, ResultCollector
+from workers.sampling.params import SamplingParams
+from workers.scheduler.plan import StepPlan
+from workers.scheduler.scheduler import Scheduler
+from workers.step_clock import StepClock
+
+
+class Engine:
+    """Turns requests into tokens. Not thread-safe: EngineLoop gives it a thread.
+
+    At most one step is in flight: while the device runs step N, step() schedules and launches
+    N + 1, then commits N. A plan that needs tokens the host has not seen names their slot instead.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        enable_overlap: bool = True,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._executor = executor
+        self._enable_overlap = enable_overlap
+        self._clock = StepClock(observer or NullObserver())
+        self._in_flight: tuple[StepPlan, PendingStep] | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        observer: StepObserver | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Engine":
+        """Load the model on one rank in this process.
+
+        Raises ConfigError (also for tp_size > 1, which needs Ray), ModelLoadError and
+        AttentionBackendError.
+        """
+        if config.tp_size != 1:
+            raise ConfigError("an in-process engine has one rank; tp_size > 1 needs Ray actors")
+        runner = ModelRunner(
+            config, SingleRank(), resolve_device(config), on_progress or _ignore_progress
+        )
+        return cls.of_runner(config, runner, observer=observer)
+
+    @classmethod
+    def of_runner(
+        cls,
+        config: EngineConfig,
+        runner: ModelRunner,
+        *,
+        wrap_executor: Callable[[StepExecutor], StepExecutor] | None = None,
+        observer: StepObserver | None = None,
+    ) -> "Engine":
+        """An engine around rank 0's runner; wrap_executor adds what tensor parallelism needs."""
+        executor: StepExecutor = ThreadStepExecutor(runner.run)
+        if wrap_executor is not None:
+            executor = wrap_executor(executor)
+        return cls(
+            runner.model_info(config),
+            Scheduler(runner.scheduler_config(config)),
+            executor,
+            enable_overlap=config.enable_overlap,
+            observer=observer,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return self._in_flight is not None or self._scheduler.has_work
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestRejectedError if it is invalid or can never fit."""
+        self._scheduler.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is; its last output says ABORT. Unknown ids are ignored."""
+        self._scheduler.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """Schedule and launch the next step, then commit the one before. Returns its outputs."""
+        plan = self._scheduler.schedule()
+        launched = None if plan is None else (plan, self._executor.launch(plan))
+        outputs = self._commit(self._in_flight)
+        self._in_flight = launched
+        if not self._enable_overlap:
+            outputs += self._commit(self._in_flight)
+            self._in_flight = None
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats()
+
+    def check_integrity(self) -> None:
+        """Prove that no page is lost or shared wrongly. Raises IntegrityError."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Wait for the step in flight, drop its result and release the executor."""
+        if self._in_flight is not None:
+            self._in_flight[1].outcome()
+            self._in_flight = None
+        self._executor.close()
+
+    def warm_up(self) -> None:
+        """Run one short request, so that no client pays for first-time initialisations."""
+        self.generate([[0]], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+    ) -> list[GenerateResult]:
+        """Run prompts to their end and return results in the prompts' order.
+
+        Offline convenience: must not run while an EngineLoop drives this engine.
+        """
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        collector = ResultCollector()
+        for index, prompt, one in zip(itertools.count(), prompts, params, strict=False):
+            request = GenerateRequest(f"generate-{index}", list(prompt), one)
+            self.submit(request)
+            collector.expect(request.request_id)
+        while collector.is_waiting:
+            collector.add(self.step())
+        while self.has_work:
+            self.step()
+        return collector.results()
+
+    def _commit(self, launched: tuple[StepPlan, PendingStep] | None) -> list[StepOutput]:
+        if launched is None:
+            return self._scheduler.take_outputs()
+        plan, pending = launched
+        outcome = pending.outcome()
+        outputs = self._scheduler.commit(plan, outcome.result)
+        self._clock.on_step(plan, outcome)
+        return outputs
+
+
+def _ignore_progress(bytes_done: int, bytes_total: int) -> None:
+    """Nobody watches."""

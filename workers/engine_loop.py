@@ -1,0 +1,182 @@
+"""EngineLoop: the thread that drives an engine, with a thread-safe inbox.
+
+Knows no asyncio and no sockets: outputs leave through one callback per step, on this thread.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from workers.errors import EngineFailedError, ErrorCode, RequestRejectedError
+from workers.protocol import (
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    OutputError,
+    StepOutput,
+)
+
+IDLE_WAIT_S = 0.5
+
+
+class SteppableEngine(Protocol):
+    """What the loop drives; Engine is the one there is outside tests."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[StepOutput]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
+class EngineLoop:
+    """Runs engine.step() while there is work and sleeps on a condition otherwise.
+
+    on_outputs gets every step's outputs, also those of refused and aborted requests; each submitted
+    request yields exactly one output with a finish_reason unless the engine fails. on_failure is
+    called once if a step raises; the loop ends then and later submits yield ENGINE_FAILED.
+    """
+
+    def __init__(
+        self,
+        engine: SteppableEngine,
+        on_outputs: Callable[[list[StepOutput]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._on_failure = on_failure
+        self._wakeup = threading.Condition()
+        self._inbox: deque[GenerateRequest | str] = deque()
+        self._is_stopping = False
+        self._is_draining = False
+        self._failure: BaseException | None = None
+        self._stats = engine.stats()
+        self._last_beat_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="tessera-engine", daemon=True)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._engine.info
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the loop, if anything did."""
+        return self._failure
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def last_beat_s(self) -> float:
+        """time.monotonic() of the last turn of the loop; it turns at least every IDLE_WAIT_S."""
+        return self._last_beat_s
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Queue requests. Refusals come back as outputs with FinishReason.ERROR."""
+        self._put(requests)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Queue aborts; unknown ids are ignored, they may just have finished."""
+        self._put(request_ids)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those accepted run to their end."""
+        with self._wakeup:
+            self._is_draining = True
+            self._wakeup.notify()
+
+    def is_drained(self) -> bool:
+        return self._is_draining and not self._inbox and not self._engine.has_work
+
+    def stats(self) -> EngineStats:
+        """The snapshot after the last step, readable from any thread."""
+        return self._stats
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the loop after the current step, then close the engine. Unfinished requests die."""
+        with self._wakeup:
+            self._is_stopping = True
+            self._wakeup.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._engine.close()
+
+    def _put(self, items: Sequence[GenerateRequest] | Sequence[str]) -> None:
+        if self._failure is not None:
+            error = EngineFailedError(str(self._failure))
+            self._on_outputs(
+                [
+                    _refusal(item.request_id, ErrorCode.ENGINE_FAILED, str(error))
+                    for item in items
+                    if isinstance(item, GenerateRequest)
+                ]
+            )
+            return
+        with self._wakeup:
+            self._inbox.extend(items)
+            self._wakeup.notify()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except BaseException as failure:  # noqa: BLE001  the thread's border: reported, never lost
+            self._failure = failure
+            self._on_failure(failure)
+
+    def _turn(self) -> None:
+        self._last_beat_s = time.monotonic()
+        outputs = self._take_inbox()
+        if self._engine.has_work:
+            outputs += self._engine.step()
+        self._stats = self._engine.stats()
+        if outputs:
+            self._on_outputs(outputs)
+        with self._wakeup:
+            if not self._inbox and not self._engine.has_work and not self._is_stopping:
+                self._wakeup.wait(IDLE_WAIT_S)
+
+    def _take_inbox(self) -> list[StepOutput]:
+        refused: list[StepOutput] = []
+        for _ in range(len(self._inbox)):
+            item = self._inbox.popleft()
+            if isinstance(item, str):
+                self._engine.abort(item)
+                continue
+            try:
+                self._admit(item)
+            except RequestRejectedError as error:
+                refused.append(_refusal(item.request_id, error.code, error.message))
+        return refused
+
+    def _admit(self, request: GenerateRequest) -> None:
+        if self._is_draining:
+            raise RequestRejectedError(ErrorCode.ENGINE_DRAINING, "the engine is shutting down")
+        self._engine.submit(request)
+
+
+def _refusal(request_id: str, code: ErrorCode, message: str) -> StepOutput:
+    return StepOutput(
+        request_id=request_id,
+        token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        error=OutputError(code, message),
+    )

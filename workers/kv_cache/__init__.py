@@ -1,0 +1,1 @@
+"""Accounting of KV pages and of cached prefixes. Pure Python and numpy, no torch."""

@@ -1,0 +1,105 @@
+"""What the scheduler asks of a prefix cache, and the cache that remembers nothing."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from workers.errors import IntegrityError
+from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
+
+
+class PrefixMatch(NamedTuple):
+    """pages int32 (n,) hold the first n * page_size tokens; node is what to lock to keep them."""
+
+    pages: IntArray
+    node: RadixNode
+
+
+class InsertResult(NamedTuple):
+    """pages int32 (n,): the cache's own pages for the first n pages of what was inserted.
+
+    Where it differs from the caller's page, the cache already had one and the caller's is a
+    duplicate that stays the caller's; where it is equal, the page now belongs to the cache. What
+    lies beyond n stays the caller's. node is what to lock to keep pages.
+    """
+
+    pages: IntArray
+    node: RadixNode
+
+
+class PrefixCache(Protocol):
+    """Pages of tokens that have been computed, by content. Whole pages only."""
+
+    @property
+    def num_evictable_pages(self) -> int:
+        """Cached pages that nobody uses now."""
+        ...
+
+    @property
+    def num_protected_pages(self) -> int:
+        """Cached pages on a locked path."""
+        ...
+
+    def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
+        """The longest cached prefix of token_ids, int32 (any length), under this salt."""
+        ...
+
+    def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
+        """Offer pages (n,) that hold token_ids (n * page_size,)."""
+        ...
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep the path from the root to node from eviction; counted."""
+        ...
+
+    def unlock(self, node: RadixNode) -> None:
+        """Undo one lock. Raises IntegrityError when there is none."""
+        ...
+
+    def evict(self, num_pages: int) -> IntArray:
+        """Forget least recently used pages; returns at most num_pages, now the caller's."""
+        ...
+
+    def all_pages(self) -> IntArray:
+        """Every page of the cache, int32, in no particular order."""
+        ...
+
+    def check_integrity(self, holders: Iterable[RadixNode]) -> None:
+        """Raise IntegrityError unless the locks are exactly one per entry of holders."""
+        ...
+
+
+class NoPrefixCache:
+    """Finds nothing and takes nothing: every page stays with the request that computed it."""
+
+    def __init__(self) -> None:
+        self._root = RadixNode.root("")
+
+    @property
+    def num_evictable_pages(self) -> int:
+        return 0
+
+    @property
+    def num_protected_pages(self) -> int:
+        return 0
+
+    def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
+        return PrefixMatch(EMPTY, self._root)
+
+    def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
+        return InsertResult(EMPTY, self._root)
+
+    def lock(self, node: RadixNode) -> None:
+        """Nothing to keep."""
+
+    def unlock(self, node: RadixNode) -> None:
+        """Nothing was kept."""
+
+    def evict(self, num_pages: int) -> IntArray:
+        return EMPTY
+
+    def all_pages(self) -> IntArray:
+        return EMPTY
+
+    def check_integrity(self, holders: Iterable[RadixNode]) -> None:
+        if any(node is not self._root for node in holders):
+            raise IntegrityError("a request holds a prefix of a cache that keeps none")

@@ -1,0 +1,227 @@
+"""Prefix cache: a radix tree over token ids whose edges are whole pages, evicted by last use.
+
+The idea of a radix tree over KV memory is SGLang's (RadixAttention, Zheng et al. 2024,
+arXiv:2312.07104). Partial pages are never shared: a page belongs to the tree or to one request.
+Knows no requests and does not own the free pages: evicted pages go to the caller.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from workers.errors import IntegrityError
+from workers.kv_cache.prefix_cache import InsertResult, PrefixMatch
+from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
+
+
+class RadixCache:
+    """One tree per salt; a salt whose tree is empty is forgotten.
+
+    clock gives the time of an access as a number that never falls; a counter will do.
+    """
+
+    def __init__(self, page_size: int, clock: Callable[[], int]) -> None:
+        self._page_size = page_size
+        self._clock = clock
+        self._roots: dict[str, RadixNode] = {}
+        self._nothing = RadixNode.root("")
+        # (last_access, tie-breaker, node): at most one entry a node. An entry may be out of date;
+        # evict() believes the node, not the entry.
+        self._heap: list[tuple[int, int, RadixNode]] = []
+        self._sequence = itertools.count()
+        self._num_evictable = 0
+        self._num_protected = 0
+
+    @property
+    def num_evictable_pages(self) -> int:
+        # A locked node has locked ancestors only, so that everything unlocked can be peeled off
+        # from the leaves.
+        return self._num_evictable
+
+    @property
+    def num_protected_pages(self) -> int:
+        return self._num_protected
+
+    @property
+    def num_salts(self) -> int:
+        return len(self._roots)
+
+    def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
+        """The longest cached prefix of token_ids, int32 (any length), in whole pages.
+
+        Counts as a use of that prefix. Nothing is locked; the match holds until the next evict().
+        """
+        root = self._roots.get(salt)
+        if root is None:
+            return PrefixMatch(EMPTY, self._nothing)
+        node, parts = self._descend(root, token_ids)
+        return PrefixMatch(np.concatenate(parts) if parts else EMPTY, node)
+
+    def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
+        """Offer pages int32 (n,) that hold token_ids int32 (n * page_size,).
+
+        The tree takes the pages of what it did not have and keeps its own for the rest.
+        Raises IntegrityError when lengths do not fit.
+        """
+        if len(token_ids) != len(pages) * self._page_size:
+            raise IntegrityError(
+                f"{len(pages)} pages of {self._page_size} cannot hold {len(token_ids)} tokens"
+            )
+        if len(pages) == 0:
+            return InsertResult(EMPTY, self._roots.get(salt, self._nothing))
+        root = self._roots.setdefault(salt, RadixNode.root(salt))
+        node, parts = self._descend(root, token_ids)
+        num_known = sum(len(part) for part in parts)
+        if num_known < len(pages):
+            rest = token_ids[num_known * self._page_size :].copy()
+            node = self._add_leaf(node, rest, pages[num_known:].copy())
+            parts.append(node.pages)
+        return InsertResult(np.concatenate(parts), node)
+
+    def lock(self, node: RadixNode) -> None:
+        while node.parent is not None:
+            if node.lock_count == 0:
+                self._num_evictable -= len(node.pages)
+                self._num_protected += len(node.pages)
+            node.lock_count += 1
+            node = node.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        while node.parent is not None:
+            if node.lock_count == 0:
+                raise IntegrityError("a prefix was unlocked more often than it was locked")
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self._num_protected -= len(node.pages)
+                self._num_evictable += len(node.pages)
+                self._queue_if_evictable(node)
+            node = node.parent
+
+    def evict(self, num_pages: int) -> IntArray:
+        """Drop least recently used leaves, the last of them only as far as needed.
+
+        Returns the pages, int32, min(num_pages, num_evictable_pages) of them.
+        """
+        freed: list[IntArray] = []
+        missing = num_pages
+        while missing > 0 and self._heap:
+            access, _, node = self._heap[0]
+            if not node.is_evictable_leaf:
+                heapq.heappop(self._heap)
+                node.is_queued = False
+            elif access != node.last_access:
+                heapq.heapreplace(self._heap, (node.last_access, next(self._sequence), node))
+            else:
+                freed.append(self._cut_tail(node, missing))
+                missing -= len(freed[-1])
+        return np.concatenate(freed) if freed else EMPTY
+
+    def all_pages(self) -> IntArray:
+        parts = [node.pages for node in self._nodes()]
+        return np.concatenate(parts) if parts else EMPTY
+
+    def check_integrity(self, holders: Iterable[RadixNode]) -> None:
+        """Raise IntegrityError unless links, lengths, totals and locks fit together.
+
+        holders: the node of every lock that should exist, one entry a lock.
+        """
+        expected: dict[int, int] = {}
+        for holder in holders:
+            node = holder
+            while node.parent is not None:
+                expected[id(node)] = expected.get(id(node), 0) + 1
+                node = node.parent
+        num_evictable = num_protected = 0
+        for node in self._nodes():
+            self._check_node(node, expected.pop(id(node), 0))
+            if node.lock_count:
+                num_protected += len(node.pages)
+            else:
+                num_evictable += len(node.pages)
+        if expected:
+            raise IntegrityError(f"{len(expected)} locked nodes are no longer in the tree")
+        if (num_evictable, num_protected) != (self._num_evictable, self._num_protected):
+            raise IntegrityError(
+                f"the tree holds {num_evictable} evictable and {num_protected} protected pages, "
+                f"its counters say {self._num_evictable} and {self._num_protected}"
+            )
+
+    def _descend(self, root: RadixNode, token_ids: IntArray) -> tuple[RadixNode, list[IntArray]]:
+        """Walk as far as whole pages agree, splitting the last edge if it agrees in part."""
+        now = self._clock()
+        page_size = self._page_size
+        node, position = root, 0
+        parts: list[IntArray] = []
+        while len(token_ids) - position >= page_size:
+            child = node.children.get(token_ids[position : position + page_size].tobytes())
+            if child is None:
+                break
+            num_common = child.num_common_pages(token_ids[position:], page_size)
+            if num_common < len(child.pages):
+                child = child.split(num_common, page_size)
+            child.last_access = now
+            parts.append(child.pages)
+            position += num_common * page_size
+            node = child
+        return node, parts
+
+    def _add_leaf(self, parent: RadixNode, tokens: IntArray, pages: IntArray) -> RadixNode:
+        leaf = RadixNode(tokens, pages, parent)
+        leaf.last_access = self._clock()
+        parent.children[tokens[: self._page_size].tobytes()] = leaf
+        self._num_evictable += len(pages)
+        self._queue_if_evictable(leaf)
+        return leaf
+
+    def _queue_if_evictable(self, node: RadixNode) -> None:
+        if node.is_evictable_leaf and not node.is_queued:
+            node.is_queued = True
+            heapq.heappush(self._heap, (node.last_access, next(self._sequence), node))
+
+    def _cut_tail(self, leaf: RadixNode, max_pages: int) -> IntArray:
+        """Take up to max_pages off the end of the leaf at the top of the heap."""
+        if len(leaf.pages) > max_pages:
+            cut = leaf.pages[-max_pages:]
+            leaf.pages = leaf.pages[:-max_pages]
+            leaf.tokens = leaf.tokens[: len(leaf.pages) * self._page_size]
+        else:
+            cut = leaf.pages
+            heapq.heappop(self._heap)
+            leaf.is_queued = False
+            self._detach(leaf)
+        self._num_evictable -= len(cut)
+        return cut
+
+    def _detach(self, leaf: RadixNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.tokens[: self._page_size].tobytes()]
+        leaf.parent = None
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.salt]
+        else:
+            self._queue_if_evictable(parent)
+
+    def _nodes(self) -> Iterator[RadixNode]:
+        """Every node but the roots."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _check_node(self, node: RadixNode, num_users: int) -> None:
+        if len(node.pages) == 0 or len(node.tokens) != len(node.pages) * self._page_size:
+            raise IntegrityError(
+                f"an edge of {len(node.tokens)} tokens has {len(node.pages)} pages "
+                f"of {self._page_size}"
+            )
+        key = node.tokens[: self._page_size].tobytes()
+        if node.parent is None or node.parent.children.get(key) is not node:
+            raise IntegrityError("a node is not where its parent looks for it")
+        if node.lock_count != num_users:
+            raise IntegrityError(f"a node is locked {node.lock_count} times by {num_users} users")
+        if node.is_evictable_leaf and not node.is_queued:
+            raise IntegrityError("an unused leaf is out of reach of eviction")

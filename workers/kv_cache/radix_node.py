@@ -1,0 +1,90 @@
+"""One node of the radix tree: an edge of whole pages and what hangs below it.
+
+Knows its neighbours and its own counts; totals and the order of eviction are the cache's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+
+EMPTY: IntArray = np.zeros(0, dtype=np.int32)
+EMPTY.flags.writeable = False
+
+
+class RadixNode:
+    """tokens int32 (n * page_size,) of the edge that leads here, pages int32 (n,) that hold them.
+
+    children are keyed by the bytes of their first page of tokens. A root has no parent, no tokens
+    and no lock. lock_count counts the users of this node or of any node below, so that a locked
+    node never hangs under an unlocked one. is_queued: the eviction heap has an entry for it.
+    """
+
+    __slots__ = (
+        "children",
+        "is_queued",
+        "last_access",
+        "lock_count",
+        "pages",
+        "parent",
+        "salt",
+        "tokens",
+    )
+
+    def __init__(self, tokens: IntArray, pages: IntArray, parent: RadixNode | None) -> None:
+        self.tokens = tokens
+        self.pages = pages
+        self.parent = parent
+        self.children: dict[bytes, RadixNode] = {}
+        self.lock_count = 0
+        self.last_access = 0
+        self.is_queued = False
+        self.salt: str = "" if parent is None else parent.salt
+
+    @classmethod
+    def root(cls, salt: str) -> RadixNode:
+        node = cls(EMPTY, EMPTY, None)
+        node.salt = salt
+        return node
+
+    @property
+    def is_evictable_leaf(self) -> bool:
+        return self.lock_count == 0 and not self.children and self.parent is not None
+
+    def path_pages(self) -> IntArray:
+        """The pages from the root down to this node, int32."""
+        parts = []
+        node = self
+        while node.parent is not None:
+            parts.append(node.pages)
+            node = node.parent
+        return np.concatenate(parts[::-1]) if parts else EMPTY
+
+    def num_common_pages(self, tokens: IntArray, page_size: int) -> int:
+        """How many whole pages of this edge tokens (any length) begins with."""
+        n = min(len(self.tokens), len(tokens))
+        differs = self.tokens[:n] != tokens[:n]
+        first = int(differs.argmax()) if n else 0
+        if n and not differs[first]:
+            first = n
+        return first // page_size
+
+    def split(self, num_pages: int, page_size: int) -> RadixNode:
+        """Put a node for the edge's first num_pages pages above this one and return it.
+
+        This node keeps its identity and the rest of the edge, so that whoever holds it holds the
+        same path as before.
+        """
+        assert self.parent is not None
+        cut = num_pages * page_size
+        upper = RadixNode(self.tokens[:cut], self.pages[:num_pages], self.parent)
+        upper.lock_count = self.lock_count
+        upper.last_access = self.last_access
+        self.parent.children[upper.tokens[:page_size].tobytes()] = upper
+        self.tokens = self.tokens[cut:]
+        self.pages = self.pages[num_pages:]
+        self.parent = upper
+        upper.children[self.tokens[:page_size].tobytes()] = self
+        return upper

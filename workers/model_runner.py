@@ -1,0 +1,184 @@
+"""ModelRunner: one rank. Model, pools, backend and sampler; a StepPlan in, token ids out.
+
+Knows no request, no scheduler and no Ray. Every rank of an engine runs the same plans in the same
+order and samples the same tokens; only rank 0 reads them back.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from attention.registry import create_attention_backend
+from attention.timing import AttentionTiming
+from workers.attention_plan import make_timer, plan_attention
+from workers.config import EngineConfig
+from workers.cpu_threads import limit_cpu_threads
+from workers.executor import StepOutcome
+from workers.loader import load_model, resolve_dtype
+from workers.loading.weights import OnProgress
+from workers.observer import AttentionRecord
+from workers.parallel.group import TPGroup
+from workers.protocol import ModelInfo
+from workers.sampling.logprobs import (
+    LogprobTensors,
+    prompt_logprobs,
+    read_logprobs,
+)
+from workers.sampling.state import SampledTokens, SamplingState
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+from workers.step_inputs import StepInputBuilder, StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step's results on their way to the host; readable once the device has passed."""
+
+    sampled: SampledTokens
+    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...]
+
+    def read(self) -> StepResult:
+        token_ids = self.sampled.token_ids.numpy().astype(np.int32)
+        token_ids[self.sampled.has_nan.numpy()] = NAN_TOKEN
+        logprobs = self.sampled.logprobs
+        return StepResult(
+            token_ids=token_ids,
+            logprobs=() if logprobs is None else logprobs.read(),
+            prompt_logprobs={
+                row.row: read_logprobs(tensors, [row.num_top] * len(row.target_ids))
+                for row, tensors in self.prompt_logprobs
+            },
+        )
+
+
+class ModelRunner:
+    """Runs plans on one device.
+
+    Raises ConfigError, ModelLoadError or AttentionBackendError if the model, the flags and the
+    device do not fit together.
+    """
+
+    def __init__(
+        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
+    ) -> None:
+        limit_cpu_threads(config, device)
+        loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
+        attention = plan_attention(config, loaded)
+        self.facts = loaded.facts
+        self.dtype = loaded.dtype
+        self.backend_name = attention.backend_name
+        self.page_size = attention.config.page_size
+        self.num_pages = tp.all_reduce_min(attention.num_pages)
+        self._model = loaded.model
+        req_to_token_pool = ReqToTokenPool(
+            config.max_running_requests, attention.config.max_context_len, device
+        )
+        self._backend = create_attention_backend(
+            attention.backend_name,
+            attention.config,
+            req_to_token_pool,
+            MHATokenToKVPool(attention.config, self.num_pages),
+        )
+        self._timer = make_timer(self._backend, device)
+        self._inputs = StepInputBuilder(req_to_token_pool, device)
+        self._sampling = SamplingState(
+            config.max_running_requests, self.facts.vocab_size, self.facts.eos_token_ids, device
+        )
+        self._device = device
+
+    def model_info(self, config: EngineConfig) -> ModelInfo:
+        return ModelInfo(
+            name=self.facts.name,
+            vocab_size=self.facts.vocab_size,
+            max_context_len=self.facts.max_context_len,
+            eos_token_ids=self.facts.eos_token_ids,
+            attention_backend=self.backend_name,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            tp_size=config.tp_size,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+    def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
+        return SchedulerConfig(
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_running_requests=config.max_running_requests,
+            max_context_len=self.facts.max_context_len,
+            max_step_tokens=config.max_step_tokens,
+            max_waiting_requests=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            enable_prefix_cache=config.enable_prefix_cache,
+            enable_mixed_batches=config.enable_mixed_batches,
+            eos_token_ids=self.facts.eos_token_ids,
+            vocab_size=self.facts.vocab_size,
+            seed=config.seed,
+        )
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        """Run a plan and wait for its tokens."""
+        started_s = time.perf_counter()
+        result = self._launch(plan).read()
+        return StepOutcome(
+            result, started_s, time.perf_counter(), _attention_records(self._timer.drain())
+        )
+
+    def run_follower(self, plan: StepPlan) -> None:
+        """Run a plan for its side effects on this rank: KV, sampled tokens, penalties."""
+        self._launch(plan)
+        self._timer.drain()
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> _Launched:
+        self._sampling.admit(plan.admitted)
+        inputs = self._inputs.build(plan, self._timer)
+        hidden = self._forward(inputs)
+        sampled = self._sample(hidden, inputs)
+        prompt = tuple(
+            (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
+        )
+        return _Launched(sampled.start_download(), prompt)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        batch = inputs.batch
+        batch.input_ids = self._sampling.resolve(batch.input_ids, inputs.token_slots)
+        self._timer.begin_step(batch)
+        try:
+            self._backend.init_forward_metadata(batch)
+            hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, batch)
+        finally:
+            self._timer.end_step()
+        return hidden
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:
+        if len(inputs.sample_slots) == 0:
+            nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+            return SampledTokens(nothing, nothing.bool(), None)
+        logits = self._model.compute_logits(hidden.index_select(0, inputs.sample_indices))
+        sampled = self._sampling.sample(logits, inputs.sample_slots, inputs.sample_positions)
+        self._sampling.remember(inputs.sample_slots_device, sampled.token_ids)
+        return sampled
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, plan: StepPlan, row: PromptLogprobRow
+    ) -> LogprobTensors:
+        start = int(plan.num_new_tokens[: row.row].sum())
+        targets = torch.from_numpy(row.target_ids.astype(np.int64)).to(
+            self._device, non_blocking=True
+        )
+        logits = self._model.compute_logits(hidden[start : start + len(row.target_ids)])
+        return prompt_logprobs(logits, targets, row.num_top).start_download()
+
+
+def _attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
+    return tuple(
+        AttentionRecord(
+            timing.phase.value, timing.backend, timing.seconds, timing.bytes_read, timing.flops
+        )
+        for timing in timings
+    )

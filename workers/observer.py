@@ -1,0 +1,47 @@
+"""What an engine tells about each step. Knows no metric library: the service implements it."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Phase = Literal["extend", "decode", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRecord:
+    """Attention of one step, summed over layers: seconds, and the bytes and flops it must spend."""
+
+    phase: Phase
+    backend: str
+    seconds: float
+    num_bytes: int
+    num_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished step.
+
+    step_s: from the first launch to the last token id on the host's side of the device.
+    host_gap_s: time the device waited for the host before this step although work was there.
+    """
+
+    phase: Phase
+    step_s: float
+    host_gap_s: float
+    batch_size: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    attention: tuple[AttentionRecord, ...]
+
+
+class StepObserver(Protocol):
+    """Called on the engine's thread after each commit; must return within microseconds."""
+
+    def on_step(self, record: StepRecord) -> None: ...
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """Ignore the record."""

@@ -1,0 +1,92 @@
+"""How a step's plan reaches the follower ranks: one UNIX socket each, raw frames, no pickle.
+
+multiprocessing.connection does the framing and the HMAC handshake; only its byte methods are used.
+"""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+from workers.errors import EngineFailedError
+from workers.scheduler.plan import StepPlan, make_plan_decoder, make_plan_encoder
+
+AUTH_KEY_BYTES = 32
+MAX_FRAME_BYTES = 256 << 20
+
+
+def make_auth_key() -> bytes:
+    return secrets.token_bytes(AUTH_KEY_BYTES)
+
+
+class PlanSender:
+    """Rank 0's end: broadcasts plans and notices followers that go away.
+
+    on_lost is called once, on a watcher thread, with the rank whose connection ended first.
+    """
+
+    def __init__(self, socket_path: Path, auth_key: bytes) -> None:
+        self._listener = Listener(str(socket_path), family="AF_UNIX", authkey=auth_key)
+        self._connections: dict[int, Connection[bytes, bytes]] = {}
+        self._encoder = make_plan_encoder()
+        self._is_closing = False
+        self._lost = threading.Lock()
+
+    def accept(self, num_followers: int, on_lost: Callable[[int], None]) -> None:
+        """Wait for every follower, then watch them."""
+        while len(self._connections) < num_followers:
+            connection = self._listener.accept()
+            rank = int.from_bytes(connection.recv_bytes(4), "little")
+            self._connections[rank] = connection
+        for rank, connection in self._connections.items():
+            threading.Thread(
+                target=self._watch,
+                args=(rank, connection, on_lost),
+                name=f"tessera-rank-{rank}-watch",
+                daemon=True,
+            ).start()
+
+    def send(self, plan: StepPlan) -> None:
+        """Send one plan to every follower. Raises EngineFailedError if one is gone."""
+        frame = self._encoder.encode(plan)
+        for rank, connection in self._connections.items():
+            try:
+                connection.send_bytes(frame)
+            except OSError as error:
+                raise EngineFailedError(f"rank {rank} is gone: {error}") from error
+
+    def close(self) -> None:
+        self._is_closing = True
+        for connection in self._connections.values():
+            connection.close()
+        self._listener.close()
+
+    def _watch(
+        self, rank: int, connection: "Connection[bytes, bytes]", on_lost: Callable[[int], None]
+    ) -> None:
+        # A follower never sends after its greeting: whatever ends this wait is its end.
+        with contextlib.suppress(EOFError, OSError):
+            connection.recv_bytes(1)
+        if not self._is_closing and self._lost.acquire(blocking=False):
+            on_lost(rank)
+
+
+class PlanReceiver:
+    """A follower's end."""
+
+    def __init__(self, socket_path: Path, auth_key: bytes, rank: int) -> None:
+        self._connection = Client(str(socket_path), family="AF_UNIX", authkey=auth_key)
+        self._connection.send_bytes(rank.to_bytes(4, "little"))
+        self._decoder = make_plan_decoder()
+
+    def receive(self) -> StepPlan | None:
+        """The next plan, or None when rank 0 has closed or died."""
+        try:
+            return self._decoder.decode(self._connection.recv_bytes(MAX_FRAME_BYTES))
+        except (EOFError, ConnectionError):
+            return None
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,56 @@
+"""A follower rank: a Ray actor that loads its shard, joins the group and runs plans until told.
+
+Ray starts it and notices its death; plans and collectives go past Ray. Knows no scheduler.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from workers.attention_plan import resolve_device
+from workers.config import EngineConfig
+from workers.model_runner import ModelRunner
+from workers.parallel.meeting import connect_rank, plan_socket_path
+from workers.parallel.plan_channel import PlanReceiver
+
+logger = logging.getLogger(__name__)
+
+FAILED_RANK_EXIT_CODE = 70
+
+
+class RankProcess:
+    """Rank `rank` of an engine. Runs as a Ray actor with two concurrent calls: run and ping."""
+
+    def __init__(self, config: EngineConfig, rank: int, directory: str, auth_key: bytes) -> None:
+        self._config = config
+        self._rank = rank
+        self._directory = Path(directory)
+        self._auth_key = auth_key
+
+    def ping(self) -> int:
+        """Proof of life. Returns the process id."""
+        return os.getpid()
+
+    def run(self) -> None:
+        """Load, join and run plans until rank 0 closes the plan channel; then end the process.
+
+        A rank that cannot go on ends its process at once: the closed socket tells rank 0, and a
+        half-alive rank would only block the others in their next collective.
+        """
+        try:
+            self._run()
+        except BaseException:
+            logger.exception("rank %d failed", self._rank)
+            os._exit(FAILED_RANK_EXIT_CODE)
+        os._exit(0)
+
+    def _log_progress(self, bytes_done: int, bytes_total: int) -> None:
+        logger.debug("rank %d: %d of %d weight bytes", self._rank, bytes_done, bytes_total)
+
+    def _run(self) -> None:
+        device = resolve_device(self._config)
+        receiver = PlanReceiver(plan_socket_path(self._directory), self._auth_key, self._rank)
+        tp = connect_rank(self._directory, self._rank, self._config.tp_size, device)
+        runner = ModelRunner(self._config, tp, device, self._log_progress)
+        while (plan := receiver.receive()) is not None:
+            runner.run_follower(plan)

@@ -1,0 +1,35 @@
+"""An engine over several ranks: rank 0 here, the others as Ray actors in this placement group."""
+
+from collections.abc import Callable
+
+from workers.attention_plan import resolve_device
+from workers.config import EngineConfig
+from workers.engine import Engine
+from workers.executor import StepExecutor
+from workers.loading.weights import OnProgress
+from workers.model_runner import ModelRunner
+from workers.observer import StepObserver
+from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup
+
+
+def build_tp_engine(
+    config: EngineConfig,
+    on_rank_lost: Callable[[int], None],
+    observer: StepObserver,
+    on_progress: OnProgress,
+) -> Engine:
+    """Start config.tp_size - 1 followers, meet them and load every rank's share.
+
+    Must run in rank 0's actor, whose placement group has a bundle per rank. on_rank_lost(rank) is
+    called from another thread when a follower dies: the engine is of no more use then, and a step
+    in flight may be stuck in a collective, so the caller should end the process.
+    Raises ConfigError, ModelLoadError, EngineFailedError.
+    """
+    device = resolve_device(config)
+    ranks = RankGroup(config, device, on_rank_lost)
+    runner = ModelRunner(config, ranks.tp, device, on_progress)
+
+    def with_followers(executor: StepExecutor) -> StepExecutor:
+        return BroadcastStepExecutor(executor, ranks)
+
+    return Engine.of_runner(config, runner, wrap_executor=with_followers, observer=observer)

@@ -1,0 +1,1 @@
+"""Policy: which tokens run in the next step. Pure Python and numpy, no torch."""

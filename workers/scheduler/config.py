@@ -1,0 +1,72 @@
+"""SchedulerConfig: limits and switches of the scheduler, frozen and validated once."""
+
+from dataclasses import dataclass
+
+from workers.errors import ConfigError
+
+_MAX_CACHE_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler must know of the model, of KV memory and of the operator's wishes.
+
+    num_pages counts page 0, which is reserved for padding and never handed out.
+    max_step_tokens: new tokens of one step, decode rows first. seed: draws the seeds of requests
+    that bring none. enable_mixed_batches: prefill chunks and decode rows in one step.
+    """
+
+    page_size: int
+    num_pages: int
+    max_running_requests: int
+    max_context_len: int
+    max_step_tokens: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    enable_prefix_cache: bool
+    enable_mixed_batches: bool
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        minima = {
+            "page_size": 1,
+            "num_pages": 2,
+            "max_running_requests": 1,
+            "max_context_len": 2,
+            "max_step_tokens": 1,
+            "max_waiting_requests": 1,
+            "max_waiting_tokens": 1,
+            "vocab_size": 1,
+        }
+        for name, minimum in minima.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        if self.num_pages * self.page_size > _MAX_CACHE_INDEX:
+            raise ConfigError(
+                f"{self.num_pages} pages of {self.page_size} tokens exceed int32 cache indices"
+            )
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the pool can hold for one request that has it alone."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
+    def max_request_len(self) -> int:
+        """Prompt and output of the longest request: the last token never enters the pool."""
+        return min(self.max_context_len, self.pool_tokens + 1)
+
+    @property
+    def max_slots(self) -> int:
+        """Requests that run at once.
+
+        Every decode row must fit into one step's budget, and a half-prefilled request must find
+        room for at least one token beside the others' decode rows.
+        """
+        return min(self.max_running_requests, self.max_step_tokens)
+
+    @property
+    def max_pages_per_request(self) -> int:
+        return -(-self.max_request_len // self.page_size)

@@ -1,0 +1,62 @@
+"""Live requests by id, last words of aborted ones, and the counters. Knows no pages."""
+
+from dataclasses import dataclass
+
+from workers.protocol import FinishReason, StepOutput
+from workers.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start; they only grow."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: int = 0
+
+
+class Ledger:
+    """Every accepted request is here until its final output has been handed out, exactly once."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self._live: dict[str, Request] = {}
+        self._last_words: dict[str, StepOutput] = {}
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._last_words)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def is_known(self, request_id: str) -> bool:
+        """Whether a final output of this id is still to come."""
+        return request_id in self._live or request_id in self._last_words
+
+    def get(self, request_id: str) -> Request | None:
+        return self._live.get(request_id)
+
+    def add(self, request: Request) -> None:
+        self._live[request.request_id] = request
+
+    def end(self, request: Request) -> None:
+        """The caller hands out the final output."""
+        del self._live[request.request_id]
+        request.is_ended = True
+        self.counters.num_finished += 1
+
+    def end_aborted(self, request: Request) -> None:
+        """The final output waits for take_outputs()."""
+        self.end(request)
+        request_id = request.request_id
+        self._last_words[request_id] = StepOutput(request_id, [], FinishReason.ABORT)
+
+    def take_outputs(self) -> list[StepOutput]:
+        outputs = list(self._last_words.values())
+        self._last_words.clear()
+        return outputs

@@ -1,0 +1,104 @@
+"""Prompt chunks: first of requests that are half prefilled, then of waiting ones, in order."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.prefix_cache import PrefixMatch
+from workers.scheduler.ledger import Counters
+from workers.scheduler.plan_draft import PlanDraft
+from workers.scheduler.request import Request
+from workers.scheduler.request_memory import RequestMemory
+from workers.scheduler.reserve import NewTokenReserve
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.waiting_queue import WaitingQueue
+
+
+class Admission:
+    """Moves the head of the queue into a slot when its prompt fits beside what runs.
+
+    Nobody overtakes the head: within a priority, first come is first served.
+    """
+
+    def __init__(
+        self,
+        table: RunningTable,
+        memory: RequestMemory,
+        pool: PagePool,
+        reserve: NewTokenReserve,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._memory = memory
+        self._pool = pool
+        self._reserve = reserve
+        self._counters = counters
+        self._clock = clock
+
+    def try_admit(self, draft: PlanDraft, request: Request) -> bool:
+        match = self._memory.match_and_lock(request)
+        if not self._fits(request, match):
+            self._memory.unlock(match)
+            return False
+        self._memory.open(request, match)
+        num_cached = len(match.pages) * self._table.page_size
+        draft.admit(request, self._table.cache_indices(request.slot, 0, num_cached))
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = self._clock()
+            request.num_cached_tokens = num_cached
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            self._counters.num_cached_prompt_tokens += num_cached
+        return True
+
+    def _fits(self, request: Request, match: PrefixMatch) -> bool:
+        """Pages for the whole prompt, after what running requests need and may need."""
+        table = self._table
+        num_prompt_pages = -(-request.num_tokens // table.page_size) - len(match.pages)
+        num_free = self._pool.num_available_pages - table.num_prefill_pages - num_prompt_pages
+        if table.num_running == 0:
+            return num_free >= 0
+        own = np.int32(request.max_total_len - request.num_tokens)
+        return num_free >= self._reserve.num_pages(np.append(table.max_new_tokens(), own))
+
+
+class PrefillBatcher:
+    """Adds prompt chunks to a draft within its budget."""
+
+    def __init__(
+        self,
+        table: RunningTable,
+        memory: RequestMemory,
+        waiting: WaitingQueue,
+        admission: Admission,
+    ) -> None:
+        self._table = table
+        self._memory = memory
+        self._waiting = waiting
+        self._admission = admission
+
+    def add_rows(self, draft: PlanDraft) -> None:
+        """A half-prefilled request that gets fewer pages than it wants has taken the last ones, so
+        that nobody is admitted past it.
+        """
+        for request in tuple(self._table.prefilling):
+            self._add_chunk(draft, request)
+        while draft.budget > 0 and self._table.has_free_slot:
+            head = self._waiting.peek()
+            if head is None or not self._admission.try_admit(draft, head):
+                return
+            self._waiting.pop()
+            self._add_chunk(draft, head)
+
+    def _add_chunk(self, draft: PlanDraft, request: Request) -> None:
+        table, slot = self._table, request.slot
+        start = int(table.seq_lens[slot])
+        num_wanted = min(request.prefill_len - start, draft.budget)
+        num_granted = self._memory.extend(slot, num_wanted)
+        if num_granted <= 0:
+            return
+        stop = start + num_granted
+        if stop == request.prefill_len:
+            table.prefilling.remove(request)
+        draft.add_chunk(request, start, table.cache_indices(slot, start, stop))

@@ -1,0 +1,96 @@
+"""One request inside the scheduler: its tokens, its limits and where it stands.
+
+Knows nothing of pages but the node it locks; what a slot holds is the running table's.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workers.kv_cache.radix_node import IntArray, RadixNode
+from workers.protocol import FinishReason, GenerateRequest, TokenLogprobs
+from workers.sampling.params import SamplingParams
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Compared by identity: a request id may live again after its request ended.
+
+    buffer[:num_tokens] int32 are the prompt and the output that the host knows. max_total_len:
+    prompt plus the most output there can be. arrival: order of submission, kept over retractions.
+    prefill_len: tokens that this tenancy of the slot computes before it decodes.
+    """
+
+    spec: GenerateRequest
+    buffer: IntArray
+    num_tokens: int
+    max_total_len: int
+    stop_ids: frozenset[int]
+    seed: int
+    arrival: int
+    submitted_s: float
+    slot: int = NO_SLOT
+    node: RadixNode | None = None
+    prefill_len: int = 0
+    is_ended: bool = False
+    first_scheduled_s: float | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.spec.sampling
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - len(self.spec.prompt_token_ids)
+
+    @property
+    def sort_key(self) -> tuple[int, int]:
+        """The smaller runs first; total, because no two arrivals are equal."""
+        return self.spec.priority, self.arrival
+
+    @property
+    def known_tokens(self) -> IntArray:
+        """Prompt and output so far, int32 (num_tokens,); a view that later tokens do not change."""
+        return self.buffer[: self.num_tokens]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt log probabilities are asked for and not delivered yet."""
+        return self.spec.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    def append(self, token_id: int) -> None:
+        n = self.num_tokens
+        if n == len(self.buffer):
+            grown = np.empty(min(max(2 * n, 16), self.max_total_len), dtype=np.int32)
+            grown[:n] = self.buffer
+            self.buffer = grown
+        self.buffer[n] = token_id
+        self.num_tokens = n + 1
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Whether token_id, just appended, is the last one."""
+        if token_id in self.stop_ids and self.num_output_tokens > self.spec.sampling.min_tokens:
+            return FinishReason.STOP
+        if self.num_tokens >= self.max_total_len:
+            return FinishReason.LENGTH
+        return None
+
+    def forget_progress(self) -> None:
+        """Back to the queue: every known token will be brought into the pool again."""
+        self.slot = NO_SLOT
+        self.node = None
+        self.prefill_len = 0
+        if self.num_output_tokens == 0:
+            self.prompt_logprobs.clear()

@@ -1,0 +1,119 @@
+"""The pages of running requests: taking them, sharing them with the prefix cache, giving them back.
+
+A page belongs to exactly one of: the free stock, the prefix cache, one request.
+
+    page_table[slot]:  | shared: the cache's, locked by node | the request's own | unused |
+                       0                          num_shared_pages          num_pages
+"""
+
+import numpy as np
+
+from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from workers.scheduler.plan import TableWrite
+from workers.scheduler.request import Request
+from workers.scheduler.running_table import RunningTable
+
+
+class RequestMemory:
+    """Moves pages between the pool, the cache and the running table."""
+
+    def __init__(self, table: RunningTable, pool: PagePool, cache: PrefixCache) -> None:
+        self._table = table
+        self._pool = pool
+        self._cache = cache
+        self._page_size = table.page_size
+        self._table_writes: dict[int, TableWrite] = {}
+
+    def match_and_lock(self, request: Request) -> PrefixMatch:
+        """The cached prefix of the request's tokens, locked; at least one token is left to compute.
+
+        A request that wants prompt log probabilities computes its whole prompt.
+        """
+        num_matchable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+        match = self._cache.match_prefix(request.buffer[:num_matchable], request.spec.cache_salt)
+        self._cache.lock(match.node)
+        return match
+
+    def unlock(self, match: PrefixMatch) -> None:
+        self._cache.unlock(match.node)
+
+    def open(self, request: Request, match: PrefixMatch) -> None:
+        """Give the request a slot that starts with the locked match."""
+        request.node = match.node
+        request.prefill_len = request.num_tokens
+        self._table.add(request, match.pages)
+
+    def extend(self, slot: int, num_tokens: int) -> int:
+        """Make room for up to num_tokens more tokens; returns for how many there is.
+
+        seq_lens grows by as much.
+        """
+        table, page_size = self._table, self._page_size
+        seq_len, num_pages = int(table.seq_lens[slot]), int(table.num_pages[slot])
+        max_len = (num_pages + self._pool.num_available_pages) * page_size
+        num_granted = min(num_tokens, max_len - seq_len)
+        num_new_pages = -(-(seq_len + num_granted) // page_size) - num_pages
+        pages = self._pool.allocate(num_new_pages)
+        if pages is None:
+            return 0
+        table.append_pages(slot, pages)
+        table.seq_lens[slot] = seq_len + num_granted
+        return num_granted
+
+    def share_prefix(self, request: Request) -> None:
+        """Offer the full pages of a finished prefill to the cache, so that others can use them.
+
+        Where the cache already has a page of the same tokens, the request moves to it with the
+        next plan. A step under way may still read the pages that are freed here: whoever gets them
+        writes to them in a later step.
+        """
+        table, slot, page_size = self._table, request.slot, self._page_size
+        num_full = request.prefill_len // page_size
+        num_shared = int(table.num_shared_pages[slot])
+        if num_full <= num_shared or request.node is None:
+            return
+        tokens = request.buffer[: num_full * page_size]
+        pages = table.page_table[slot, :num_full]
+        result = self._cache.insert(tokens, pages, request.spec.cache_salt)
+        num_cached = len(result.pages)
+        duplicates = np.flatnonzero(pages[:num_cached] != result.pages)
+        if len(duplicates):
+            self._pool.free(pages[duplicates])
+            table.page_table[slot, :num_cached] = result.pages
+            start, stop = int(duplicates[0]) * page_size, (int(duplicates[-1]) + 1) * page_size
+            indices = table.cache_indices(slot, start, stop)
+            self._table_writes[slot] = TableWrite(slot, start, indices)
+        table.num_shared_pages[slot] = max(num_cached, num_shared)
+        self._cache.lock(result.node)
+        self._cache.unlock(request.node)
+        request.node = result.node
+
+    def release(self, request: Request) -> None:
+        """Take the request's slot and pages; full pages of known tokens go to the cache.
+
+        Pages that a step under way still fills may be offered as well: whoever finds them reads
+        them in a later step.
+        """
+        table, slot, page_size = self._table, request.slot, self._page_size
+        num_full = min(int(table.seq_lens[slot]), request.num_tokens) // page_size
+        num_shared = int(table.num_shared_pages[slot])
+        pages = table.page_table[slot, : int(table.num_pages[slot])].copy()
+        num_cached = num_shared
+        if num_full > num_shared:
+            tokens = request.buffer[: num_full * page_size]
+            result = self._cache.insert(tokens, pages[:num_full], request.spec.cache_salt)
+            num_cached = len(result.pages)
+            self._pool.free(pages[:num_cached][pages[:num_cached] != result.pages])
+        self._pool.free(pages[num_cached:])
+        if request.node is not None:
+            self._cache.unlock(request.node)
+            request.node = None
+        self._table_writes.pop(slot, None)
+        table.remove(request)
+
+    def take_table_writes(self) -> list[TableWrite]:
+        """Moves to shared pages that the next plan must carry out."""
+        writes = list(self._table_writes.values())
+        self._table_writes.clear()
+        return writes

@@ -1,0 +1,152 @@
+"""The running requests by slot, as a struct of arrays: a decode step touches no request object.
+
+A slot is the request's row of req_to_token on the device. Knows which page stands where, not where
+pages come from.
+"""
+
+from bisect import insort
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.errors import IntegrityError
+from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.request import NO_SLOT, Request
+
+SlotArray = npt.NDArray[np.int64]
+
+
+class RunningTable:
+    """Per-slot state; all zeros in a free slot.
+
+    Every step under way counts as done. Invariant of a used slot:
+    num_pages == ceil(seq_lens / page_size).
+
+    seq_lens: tokens in the pool. prefill_lens: tokens to compute before the slot decodes.
+    max_total_lens: most tokens of prompt and output. num_pages, num_shared_pages: filled entries
+    of page_table's row, and how many of them, from the left, belong to the prefix cache.
+    """
+
+    def __init__(self, max_slots: int, max_pages_per_request: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.seq_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.prefill_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.num_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.num_shared_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
+        # Only touched parts of it become resident.
+        self.page_table: IntArray = np.zeros((max_slots, max_pages_per_request), dtype=np.int32)
+        self.prefilling: list[Request] = []
+        self._requests: list[Request | None] = [None] * max_slots
+        self._free_slots = list(range(max_slots - 1, -1, -1))
+
+    @property
+    def num_running(self) -> int:
+        return len(self._requests) - len(self._free_slots)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of half-prefilled requests that are still to be computed."""
+        return int(np.maximum(self.prefill_lens - self.seq_lens, 0).sum())
+
+    @property
+    def num_prefill_pages(self) -> int:
+        """Pages that half-prefilled requests will still need for their prompts."""
+        wanted = -(-self.prefill_lens // self.page_size)
+        return int(np.maximum(wanted - self.num_pages, 0).sum())
+
+    def requests(self) -> list[Request]:
+        return [request for request in self._requests if request is not None]
+
+    def requests_at(self, slots: SlotArray) -> list[Request]:
+        """The requests of used slots, in their order."""
+        requests = self._requests
+        return [requests[slot] for slot in slots.tolist()]
+
+    def add(self, request: Request, shared_pages: IntArray) -> None:
+        """Give the request a slot that begins with shared_pages, int32, of the prefix cache."""
+        slot = self._free_slots.pop()
+        n = len(shared_pages)
+        self._requests[slot] = request
+        self.page_table[slot, :n] = shared_pages
+        self.num_pages[slot] = self.num_shared_pages[slot] = n
+        self.seq_lens[slot] = n * self.page_size
+        self.prefill_lens[slot] = request.prefill_len
+        self.max_total_lens[slot] = request.max_total_len
+        request.slot = slot
+        insort(self.prefilling, request, key=lambda other: other.sort_key)
+
+    def remove(self, request: Request) -> None:
+        slot = request.slot
+        if slot == NO_SLOT or self._requests[slot] is not request:
+            raise IntegrityError(f"request {request.request_id} does not hold slot {slot}")
+        if self.seq_lens[slot] < self.prefill_lens[slot]:
+            self.prefilling.remove(request)
+        self._requests[slot] = None
+        for array in self._per_slot():
+            array[slot] = 0
+        self._free_slots.append(slot)
+        request.slot = NO_SLOT
+
+    def decode_slots(self) -> SlotArray:
+        """Slots whose next token is wanted: prefilled, and not yet at their limit."""
+        seq_lens = self.seq_lens
+        return np.flatnonzero(
+            (seq_lens >= self.prefill_lens) & (seq_lens + 1 < self.max_total_lens)
+        )
+
+    def max_new_tokens(self) -> IntArray:
+        """Tokens that each slot may still bring into the pool beyond its prompt, int32."""
+        held = np.maximum(self.seq_lens, self.prefill_lens)
+        return np.maximum(self.max_total_lens - 1 - held, 0)
+
+    def append_pages(self, slot: int, pages: IntArray) -> None:
+        start = int(self.num_pages[slot])
+        self.page_table[slot, start : start + len(pages)] = pages
+        self.num_pages[slot] = start + len(pages)
+
+    def cache_indices(self, slot: int, start: int, stop: int) -> IntArray:
+        """Where tokens start .. stop - 1 of the slot stand in the pool, int32 (stop - start,)."""
+        positions = np.arange(start, stop, dtype=np.int32)
+        pages = self.page_table[slot, positions // self.page_size]
+        indices: IntArray = pages * np.int32(self.page_size) + positions % np.int32(self.page_size)
+        return indices
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless slots, requests and lengths tell the same."""
+        used = [slot for slot, request in enumerate(self._requests) if request is not None]
+        if sorted(used + self._free_slots) != list(range(len(self._requests))):
+            raise IntegrityError(f"{len(used)} slots used, {len(self._free_slots)} free, no match")
+        for slot in self._free_slots:
+            if any(array[slot] for array in self._per_slot()):
+                raise IntegrityError(f"free slot {slot} has state left")
+        half_prefilled = []
+        for request in self.requests():
+            self._check_request(request)
+            if self.seq_lens[request.slot] < self.prefill_lens[request.slot]:
+                half_prefilled.append(request)
+        if sorted(half_prefilled, key=lambda request: request.sort_key) != self.prefilling:
+            raise IntegrityError(
+                f"{len(half_prefilled)} requests are half prefilled, {len(self.prefilling)} listed"
+            )
+
+    def _check_request(self, request: Request) -> None:
+        slot = request.slot
+        if slot == NO_SLOT or self._requests[slot] is not request or request.is_ended:
+            raise IntegrityError(f"request {request.request_id} is not at home in slot {slot}")
+        num_pages, seq_len = int(self.num_pages[slot]), int(self.seq_lens[slot])
+        if num_pages != -(-seq_len // self.page_size):
+            raise IntegrityError(f"slot {slot} holds {num_pages} pages for {seq_len} tokens")
+
+    def _per_slot(self) -> tuple[IntArray, ...]:
+        return (
+            self.seq_lens,
+            self.prefill_lens,
+            self.max_total_lens,
+            self.num_pages,
+            self.num_shared_pages,
+        )

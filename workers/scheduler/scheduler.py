@@ -1,0 +1,204 @@
+"""The scheduler: which tokens run in the next step, and what became of the last one.
+
+Knows requests, slots and page numbers; no tensors, no device, no text. Not thread-safe: one thread
+owns it.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+
+from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
+from workers.kv_cache.page_allocator import PageAllocator
+from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
+from workers.kv_cache.radix_cache import RadixCache
+from workers.protocol import EngineStats, GenerateRequest, StepOutput
+from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
+from workers.scheduler.commit import Committer
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.decode_batch import DecodeBatcher
+from workers.scheduler.integrity import check_pages
+from workers.scheduler.ledger import Ledger
+from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan_draft import PlanDraft, StepRecord
+from workers.scheduler.prefill_batch import Admission, PrefillBatcher
+from workers.scheduler.request import NO_SLOT
+from workers.scheduler.request_memory import RequestMemory
+from workers.scheduler.reserve import NewTokenReserve
+from workers.scheduler.retraction import Retractor
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.submission import Submission
+from workers.scheduler.waiting_queue import WaitingQueue
+
+MAX_UNCOMMITTED_PLANS = 2
+
+
+class Scheduler:
+    """Continuous batching over paged memory.
+
+    The step is schedule() -> run the plan -> commit(). One more plan may be scheduled while one is
+    not committed; steps must run on the device in the order of their plans, because pages are
+    reused as soon as the last plan that reads them has been handed out.
+
+    Every accepted request yields exactly one StepOutput with a finish_reason: from commit(), or,
+    when it was aborted, from the next commit() or take_outputs().
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._ledger = Ledger()
+        self._waiting = WaitingQueue()
+        self._submission = Submission(config, self._waiting)
+        self._table = RunningTable(config.max_slots, config.max_pages_per_request, config.page_size)
+        self._cache = _build_cache(config)
+        self._pool = PagePool(PageAllocator(config.num_pages, config.page_size), self._cache)
+        self._memory = RequestMemory(self._table, self._pool, self._cache)
+        self._reserve = NewTokenReserve(config.page_size)
+        self._retractor = Retractor(
+            self._table, self._memory, self._waiting, self._reserve, self._ledger.counters
+        )
+        self._policy = self._build_policy()
+        self._committer = Committer(self._memory, self._ledger, clock)
+        self._uncommitted: deque[StepRecord] = deque()
+        self._next_step_id = 0
+        self._needs_commit = False
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether the last schedule() returned None only because a plan is not committed yet."""
+        return self._needs_commit
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is alive, a plan uncommitted or an output not handed out."""
+        return bool(self._ledger.num_live or self._uncommitted or self._ledger.has_outputs)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestRejectedError; then nothing was kept of it."""
+        if self._ledger.is_known(request.request_id):
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST,
+                f"request id {request.request_id!r} is in use",
+                "request_id",
+            )
+        accepted = self._submission.accept(request, self._clock())
+        self._ledger.add(accepted)
+        self._waiting.push(accepted)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, wherever it is; its pages are back at once.
+
+        False when no such request is alive. Its last output, with FinishReason.ABORT and no
+        tokens, comes from the next commit() or take_outputs(); until then its id stays in use.
+        """
+        request = self._ledger.get(request_id)
+        if request is None:
+            return False
+        if request.slot == NO_SLOT:
+            self._waiting.remove(request)
+        else:
+            self._memory.release(request)
+        self._ledger.end_aborted(request)
+        return True
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is none; see needs_commit.
+
+        Raises RuntimeError when two plans are uncommitted.
+        """
+        if len(self._uncommitted) == MAX_UNCOMMITTED_PLANS:
+            raise RuntimeError(f"{MAX_UNCOMMITTED_PLANS} plans are uncommitted: commit one first")
+        draft = self._compose()
+        self._needs_commit = draft.is_empty and bool(self._uncommitted)
+        if draft.is_empty:
+            return None
+        plan, record = draft.build(self._memory.take_table_writes())
+        self._uncommitted.append(record)
+        self._next_step_id += 1
+        self._reserve.on_step()
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
+        """Take in the result of the oldest uncommitted plan.
+
+        Returns outputs of aborted requests, then one for each request that got a token.
+        Raises RuntimeError when plan is not the oldest, ValueError when result does not fit it.
+        """
+        if not self._uncommitted or self._uncommitted[0].step_id != plan.step_id:
+            expected = self._uncommitted[0].step_id if self._uncommitted else "none"
+            raise RuntimeError(f"plan {plan.step_id} is not next to commit, {expected} is")
+        outputs = self._committer.commit(self._uncommitted.popleft(), result)
+        return self._ledger.take_outputs() + outputs
+
+    def take_outputs(self) -> list[StepOutput]:
+        """Outputs of requests aborted since the last commit(), for when no step runs."""
+        return self._ledger.take_outputs()
+
+    def stats(self) -> EngineStats:
+        """num_pages counts the pages that can be handed out: used, evictable and free ones."""
+        counters = self._ledger.counters
+        return EngineStats(
+            num_running=self._table.num_running,
+            num_waiting=len(self._waiting),
+            queued_tokens=self._waiting.num_tokens + self._table.num_prefill_tokens,
+            running_tokens=int(self._table.seq_lens.sum()),
+            num_pages=self._pool.num_usable_pages,
+            num_used_pages=self._pool.num_used_pages,
+            num_evictable_pages=self._cache.num_evictable_pages,
+            num_steps=counters.num_steps,
+            num_preemptions=counters.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
+            num_output_tokens=counters.num_output_tokens,
+            num_finished=counters.num_finished,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless pages, locks, slots and requests fit together exactly."""
+        check_pages(self._table, self._pool, self._cache)
+        num_live = self._ledger.num_live
+        if num_live != self._table.num_running + len(self._waiting):
+            raise IntegrityError(
+                f"{num_live} requests are alive, {self._table.num_running} run and "
+                f"{len(self._waiting)} wait"
+            )
+        num_queued = sum(request.num_tokens for request in self._waiting)
+        if num_queued != self._waiting.num_tokens:
+            raise IntegrityError(
+                f"{num_queued} tokens wait, {self._waiting.num_tokens} are counted"
+            )
+
+    def _compose(self) -> PlanDraft:
+        """Retracts until something can run, unless a commit may bring the pages."""
+        draft = PlanDraft(self._next_step_id, self._config.max_step_tokens)
+        while True:
+            self._policy.compose(draft, can_retract=not self._uncommitted)
+            if not draft.is_empty or self._uncommitted or not self._ledger.num_live:
+                return draft
+            self._retractor.retract_one()
+
+    def _build_policy(self) -> BatchPolicy:
+        decode = DecodeBatcher(self._table, self._pool, self._retractor)
+        admission = Admission(
+            self._table,
+            self._memory,
+            self._pool,
+            self._reserve,
+            self._ledger.counters,
+            self._clock,
+        )
+        prefill = PrefillBatcher(self._table, self._memory, self._waiting, admission)
+        if self._config.enable_mixed_batches:
+            return MixedBatches(decode, prefill)
+        return AlternatingBatches(decode, prefill)
+
+
+def _build_cache(config: SchedulerConfig) -> PrefixCache:
+    if config.enable_prefix_cache:
+        return RadixCache(config.page_size, clock=itertools.count(1).__next__)
+    return NoPrefixCache()

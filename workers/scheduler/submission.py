@@ -1,0 +1,105 @@
+"""What is refused at the door: requests that are wrong, that can never fit or for which the queue
+is full. Allocates nothing.
+"""
+
+import random
+
+import numpy as np
+
+from workers.errors import ErrorCode, RequestRejectedError
+from workers.kv_cache.radix_node import IntArray
+from workers.protocol import GenerateRequest
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.request import Request
+from workers.scheduler.waiting_queue import WaitingQueue
+
+
+class Submission:
+    """Turns a GenerateRequest into a Request or raises RequestRejectedError."""
+
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
+        self._config = config
+        self._waiting = waiting
+        self._eos_ids = frozenset(config.eos_token_ids)
+        self._seeds = random.Random(config.seed)
+        self._num_accepted = 0
+
+    def accept(self, spec: GenerateRequest, now_s: float) -> Request:
+        """Checks cheapest first; the vocabulary, which costs the prompt's length, comes last.
+
+        Raises RequestRejectedError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED or QUEUE_FULL.
+        """
+        max_total_len = self._max_total_len(spec)
+        spec.sampling.validate(self._config.vocab_size)
+        self._check_queue(len(spec.prompt_token_ids))
+        tokens = self._checked_tokens(spec.prompt_token_ids)
+        seed = spec.sampling.seed
+        stop_ids = frozenset(spec.sampling.stop_token_ids)
+        request = Request(
+            spec=spec,
+            buffer=tokens,
+            num_tokens=len(tokens),
+            max_total_len=max_total_len,
+            stop_ids=stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids,
+            seed=self._seeds.getrandbits(63) if seed is None else seed,
+            arrival=self._num_accepted,
+            submitted_s=now_s,
+        )
+        self._num_accepted += 1
+        return request
+
+    def _max_total_len(self, spec: GenerateRequest) -> int:
+        num_prompt, max_tokens = len(spec.prompt_token_ids), spec.sampling.max_tokens
+        if num_prompt == 0:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST, "the prompt must have at least one token", "prompt"
+            )
+        self._check_fits(num_prompt, 1, "prompt")
+        if max_tokens is None:
+            self._check_fits(num_prompt, spec.sampling.min_tokens, "min_tokens")
+            return self._config.max_request_len
+        self._check_fits(num_prompt, max_tokens, "max_tokens")
+        return num_prompt + max_tokens
+
+    def _check_fits(self, num_prompt: int, num_output: int, param: str) -> None:
+        """The last output token is never computed on, so that it takes no room in the pool."""
+        config, total = self._config, num_prompt + num_output
+        if total > config.max_context_len:
+            reason = f"this model's context is {config.max_context_len} tokens"
+        elif total - 1 > config.pool_tokens:
+            reason = (
+                f"they take {-(-(total - 1) // config.page_size)} pages of {config.page_size} "
+                f"tokens and this engine has {config.num_pages - 1}"
+            )
+        else:
+            return
+        raise RequestRejectedError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"{num_prompt} prompt tokens and {num_output} output tokens are {total}: {reason}",
+            param,
+        )
+
+    def _check_queue(self, num_tokens: int) -> None:
+        """An empty queue takes any request: otherwise a long prompt could never get in."""
+        config, waiting = self._config, self._waiting
+        if len(waiting) >= config.max_waiting_requests:
+            raise RequestRejectedError(
+                ErrorCode.QUEUE_FULL, f"{len(waiting)} requests are waiting already"
+            )
+        if len(waiting) and waiting.num_tokens + num_tokens > config.max_waiting_tokens:
+            raise RequestRejectedError(
+                ErrorCode.QUEUE_FULL,
+                f"{waiting.num_tokens} tokens are waiting already, the queue takes "
+                f"{config.max_waiting_tokens}",
+            )
+
+    def _checked_tokens(self, token_ids: list[int]) -> IntArray:
+        vocab_size = self._config.vocab_size
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= vocab_size:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST,
+                f"prompt token id {low if low < 0 else high} is not in [0, {vocab_size})",
+                "prompt",
+            )
+        return np.array(token_ids, dtype=np.int32)

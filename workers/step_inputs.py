@@ -1,0 +1,111 @@
+"""From a StepPlan to the tensors of a ForwardBatch, in one host-to-device copy.
+
+Knows the plan's layout and the page table; no model, no sampling parameters.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A ForwardBatch and the device indices around it.
+
+    token_slots int64 (num_tokens,): slot of each new token. sample_indices, sample_slots_device
+    int64 (num sampling rows,): index of the hidden state that yields each next token, and the
+    slot it belongs to. sample_slots, sample_positions: host int32 (num sampling rows,), slot and
+    absolute position of the token to be sampled.
+    """
+
+    batch: ForwardBatch
+    token_slots: torch.Tensor
+    sample_indices: torch.Tensor
+    sample_slots_device: torch.Tensor
+    sample_slots: IntArray
+    sample_positions: IntArray
+
+
+class StepInputBuilder:
+    """Builds StepInputs and keeps req_to_token current. One per rank."""
+
+    def __init__(self, req_to_token_pool: ReqToTokenPool, device: torch.device) -> None:
+        self._table = req_to_token_pool.req_to_token
+        self._device = device
+
+    def build(self, plan: StepPlan, attn_backend: AttentionDispatch) -> StepInputs:
+        """Apply the plan's table writes, then lay out its rows.
+
+        input_ids may still hold LAST_SAMPLED_TOKEN: the sampler's state resolves it.
+        """
+        self._apply_table_writes(plan)
+        seq_lens = plan.prefix_lens + plan.num_new_tokens
+        row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
+        token_slots = np.repeat(plan.slots, plan.num_new_tokens)
+        positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(
+            plan.prefix_lens + plan.num_new_tokens - row_ends, plan.num_new_tokens
+        )
+        sampling_rows = np.flatnonzero(plan.samples)
+        sample_slots = plan.slots[sampling_rows]
+        parts = self._upload(
+            plan.slots,
+            seq_lens,
+            plan.num_new_tokens,
+            plan.prefix_lens,
+            plan.input_ids,
+            plan.out_cache_loc,
+            token_slots,
+            positions,
+            row_ends[sampling_rows] - 1,
+            sample_slots,
+        )
+        self._table[parts[6], parts[7]] = parts[5]
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
+            batch_size=plan.batch_size,
+            num_tokens=plan.num_tokens,
+            input_ids=parts[4].long(),
+            positions=parts[7].long(),
+            req_pool_indices=parts[0].long(),
+            seq_lens=parts[1],
+            extend_seq_lens=parts[2],
+            extend_prefix_lens=parts[3],
+            out_cache_loc=parts[5].long(),
+            seq_lens_cpu=seq_lens,
+            extend_seq_lens_cpu=plan.num_new_tokens,
+            extend_prefix_lens_cpu=plan.prefix_lens,
+            attn_backend=attn_backend,
+        )
+        return StepInputs(
+            batch,
+            parts[6].long(),
+            parts[8].long(),
+            parts[9].long(),
+            sample_slots,
+            seq_lens[sampling_rows],
+        )
+
+    def _apply_table_writes(self, plan: StepPlan) -> None:
+        if not plan.table_writes:
+            return
+        lengths = [len(write.cache_indices) for write in plan.table_writes]
+        slots = np.repeat([write.slot for write in plan.table_writes], lengths).astype(np.int32)
+        positions = np.concatenate(
+            [
+                write.start + np.arange(n, dtype=np.int32)
+                for write, n in zip(plan.table_writes, lengths, strict=True)
+            ]
+        )
+        values = np.concatenate([write.cache_indices for write in plan.table_writes])
+        device_slots, device_positions, device_values = self._upload(slots, positions, values)
+        self._table[device_slots, device_positions] = device_values
+
+    def _upload(self, *arrays: IntArray) -> list[torch.Tensor]:
+        """Host int32 arrays to device int32 tensors, in one copy."""
+        return upload(arrays, self._device)
