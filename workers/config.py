@@ -21,7 +21,8 @@ class EngineConfig:
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
-    max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
+    check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
+    violation ends the engine. max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
     """
 
     model: str = "builtin"
@@ -44,6 +45,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
+    check_integrity_when_idle: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

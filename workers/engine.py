@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
 from workers.errors import ConfigError
-from workers.executor import PendingStep, StepExecutor, ThreadStepExecutor
+from workers.executor import PendingStep, StepExecutor
 from workers.loading.weights import OnProgress
 from workers.model_runner import ModelRunner
 from workers.observer import NullObserver, StepObserver
@@ -17,6 +17,7 @@ from workers.parallel.group import SingleRank
 from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.results import GenerateResult, ResultCollector
 from workers.sampling.params import SamplingParams
+from workers.runner_factory import make_model_runner
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 from workers.step_clock import StepClock
@@ -36,12 +37,14 @@ class Engine:
         executor: StepExecutor,
         *,
         enable_overlap: bool = True,
+        check_integrity_when_idle: bool = False,
         observer: StepObserver | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._executor = executor
         self._enable_overlap = enable_overlap
+        self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(observer or NullObserver())
         self._in_flight: tuple[StepPlan, PendingStep] | None = None
 
@@ -60,7 +63,7 @@ class Engine:
         """
         if config.tp_size != 1:
             raise ConfigError("an in-process engine has one rank; tp_size > 1 needs Ray actors")
-        runner = ModelRunner(
+        runner = make_model_runner(
             config, SingleRank(), resolve_device(config), on_progress or _ignore_progress
         )
         return cls.of_runner(config, runner, observer=observer)
@@ -75,7 +78,7 @@ class Engine:
         observer: StepObserver | None = None,
     ) -> "Engine":
         """An engine around rank 0's runner; wrap_executor adds what tensor parallelism needs."""
-        executor: StepExecutor = ThreadStepExecutor(runner.run)
+        executor = runner.make_executor()
         if wrap_executor is not None:
             executor = wrap_executor(executor)
         return cls(
@@ -83,6 +86,7 @@ class Engine:
             Scheduler(runner.scheduler_config(config)),
             executor,
             enable_overlap=config.enable_overlap,
+            check_integrity_when_idle=config.check_integrity_when_idle,
             observer=observer,
         )
 
@@ -107,6 +111,8 @@ class Engine:
         if not self._enable_overlap:
             outputs += self._commit(self._in_flight)
             self._in_flight = None
+        if self._check_integrity_when_idle and not self.has_work:
+            self.check_integrity()
         return outputs
 
     def stats(self) -> EngineStats:

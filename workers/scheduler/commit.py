@@ -42,10 +42,10 @@ class Committer:
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None
     ) -> StepOutput:
         request.append(token_id)
-        output = StepOutput(request.spec.request_id, [token_id])
+        output = StepOutput(request.request_id, [token_id])
         if request.num_output_tokens == 1:
             self._add_first_fields(request, output)
-        if request.spec.sampling.logprobs is not None:
+        if request.sampling.logprobs is not None:
             output.logprobs = [_required(logprobs, request)]
         reason = request.finish_reason_after(token_id)
         if reason is not None:

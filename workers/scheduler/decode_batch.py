@@ -39,8 +39,7 @@ class DecodeBatcher:
         pages = self._pool.allocate(len(at_page_start))
         if pages is None:
             return False
-        table.page_table[at_page_start, table.num_pages[at_page_start]] = pages
-        table.num_pages[at_page_start] += 1
+        table.append_page_each(at_page_start, pages)
         return True
 
     def _advance(self, slots: SlotArray) -> DecodeRows:

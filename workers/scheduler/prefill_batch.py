@@ -53,10 +53,10 @@ class Admission:
         return True
 
     def _fits(self, request: Request, match: PrefixMatch) -> bool:
-        """Pages for the whole prompt, after what running requests need and may need."""
+        """Pages for the whole prompt, and then room for what running requests may bring."""
         table = self._table
         num_prompt_pages = -(-request.num_tokens // table.page_size) - len(match.pages)
-        num_free = self._pool.num_available_pages - table.num_prefill_pages - num_prompt_pages
+        num_free = self._pool.num_available_pages - num_prompt_pages
         if table.num_running == 0:
             return num_free >= 0
         own = np.int32(request.max_total_len - request.num_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workers.kv_cache.radix_node import IntArray, RadixNode
-from workers.protocol import FinishReason, GenerateRequest, TokenLogprobs
+from workers.protocol import FinishReason, TokenLogprobs
 from workers.sampling.params import SamplingParams
 
 NO_SLOT = -1
@@ -23,9 +23,13 @@ class Request:
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     """
 
-    spec: GenerateRequest
+    request_id: str
+    sampling: SamplingParams
+    priority: int
+    cache_salt: str
     buffer: IntArray
     num_tokens: int
+    num_prompt_tokens: int
     max_total_len: int
     stop_ids: frozenset[int]
     seed: int
@@ -40,25 +44,13 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     @property
-    def request_id(self) -> str:
-        return self.spec.request_id
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.spec.sampling
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.spec.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - len(self.spec.prompt_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def sort_key(self) -> tuple[int, int]:
         """The smaller runs first; total, because no two arrivals are equal."""
-        return self.spec.priority, self.arrival
+        return self.priority, self.arrival
 
     @property
     def known_tokens(self) -> IntArray:
@@ -68,7 +60,7 @@ class Request:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt log probabilities are asked for and not delivered yet."""
-        return self.spec.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
+        return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
 
     def append(self, token_id: int) -> None:
         n = self.num_tokens
@@ -81,7 +73,7 @@ class Request:
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Whether token_id, just appended, is the last one."""
-        if token_id in self.stop_ids and self.num_output_tokens > self.spec.sampling.min_tokens:
+        if token_id in self.stop_ids and self.num_output_tokens > self.sampling.min_tokens:
             return FinishReason.STOP
         if self.num_tokens >= self.max_total_len:
             return FinishReason.LENGTH

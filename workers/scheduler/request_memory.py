@@ -31,7 +31,7 @@ class RequestMemory:
         A request that wants prompt log probabilities computes its whole prompt.
         """
         num_matchable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
-        match = self._cache.match_prefix(request.buffer[:num_matchable], request.spec.cache_salt)
+        match = self._cache.match_prefix(request.buffer[:num_matchable], request.cache_salt)
         self._cache.lock(match.node)
         return match
 
@@ -75,7 +75,7 @@ class RequestMemory:
             return
         tokens = request.buffer[: num_full * page_size]
         pages = table.page_table[slot, :num_full]
-        result = self._cache.insert(tokens, pages, request.spec.cache_salt)
+        result = self._cache.insert(tokens, pages, request.cache_salt)
         num_cached = len(result.pages)
         duplicates = np.flatnonzero(pages[:num_cached] != result.pages)
         if len(duplicates):
@@ -102,7 +102,7 @@ class RequestMemory:
         num_cached = num_shared
         if num_full > num_shared:
             tokens = request.buffer[: num_full * page_size]
-            result = self._cache.insert(tokens, pages[:num_full], request.spec.cache_salt)
+            result = self._cache.insert(tokens, pages[:num_full], request.cache_salt)
             num_cached = len(result.pages)
             self._pool.free(pages[:num_cached][pages[:num_cached] != result.pages])
         self._pool.free(pages[num_cached:])

@@ -15,6 +15,8 @@ from workers.scheduler.request import NO_SLOT, Request
 
 SlotArray = npt.NDArray[np.int64]
 
+_INITIAL_COLUMNS = 64
+
 
 class RunningTable:
     """Per-slot state; all zeros in a free slot.
@@ -34,8 +36,10 @@ class RunningTable:
         self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_shared_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
-        # Only touched parts of it become resident.
-        self.page_table: IntArray = np.zeros((max_slots, max_pages_per_request), dtype=np.int32)
+        # Grows in width with the longest request: a long context costs nothing until it is used.
+        self._max_columns = max_pages_per_request
+        num_columns = min(_INITIAL_COLUMNS, max_pages_per_request)
+        self.page_table: IntArray = np.zeros((max_slots, num_columns), dtype=np.int32)
         self.prefilling: list[Request] = []
         self._requests: list[Request | None] = [None] * max_slots
         self._free_slots = list(range(max_slots - 1, -1, -1))
@@ -53,12 +57,6 @@ class RunningTable:
         """Tokens of half-prefilled requests that are still to be computed."""
         return int(np.maximum(self.prefill_lens - self.seq_lens, 0).sum())
 
-    @property
-    def num_prefill_pages(self) -> int:
-        """Pages that half-prefilled requests will still need for their prompts."""
-        wanted = -(-self.prefill_lens // self.page_size)
-        return int(np.maximum(wanted - self.num_pages, 0).sum())
-
     def requests(self) -> list[Request]:
         return [request for request in self._requests if request is not None]
 
@@ -71,6 +69,7 @@ class RunningTable:
         """Give the request a slot that begins with shared_pages, int32, of the prefix cache."""
         slot = self._free_slots.pop()
         n = len(shared_pages)
+        self._widen(n)
         self._requests[slot] = request
         self.page_table[slot, :n] = shared_pages
         self.num_pages[slot] = self.num_shared_pages[slot] = n
@@ -106,8 +105,17 @@ class RunningTable:
 
     def append_pages(self, slot: int, pages: IntArray) -> None:
         start = int(self.num_pages[slot])
-        self.page_table[slot, start : start + len(pages)] = pages
-        self.num_pages[slot] = start + len(pages)
+        stop = start + len(pages)
+        self._widen(stop)
+        self.page_table[slot, start:stop] = pages
+        self.num_pages[slot] = stop
+
+    def append_page_each(self, slots: SlotArray, pages: IntArray) -> None:
+        """One more page, int32 (n,), for each of the slots (n,)."""
+        columns = self.num_pages[slots]
+        self._widen(int(columns.max()) + 1)
+        self.page_table[slots, columns] = pages
+        self.num_pages[slots] += 1
 
     def cache_indices(self, slot: int, start: int, stop: int) -> IntArray:
         """Where tokens start .. stop - 1 of the slot stand in the pool, int32 (stop - start,)."""
@@ -133,6 +141,16 @@ class RunningTable:
             raise IntegrityError(
                 f"{len(half_prefilled)} requests are half prefilled, {len(self.prefilling)} listed"
             )
+
+    def _widen(self, num_columns: int) -> None:
+        old = self.page_table
+        if num_columns <= old.shape[1]:
+            return
+        if num_columns > self._max_columns:
+            raise IntegrityError(f"{num_columns} pages for one request of {self._max_columns}")
+        width = min(max(num_columns, 2 * old.shape[1]), self._max_columns)
+        self.page_table = np.zeros((old.shape[0], width), dtype=np.int32)
+        self.page_table[:, : old.shape[1]] = old
 
     def _check_request(self, request: Request) -> None:
         slot = request.slot

@@ -174,13 +174,21 @@ class Scheduler:
             )
 
     def _compose(self) -> PlanDraft:
-        """Retracts until something can run, unless a commit may bring the pages."""
+        """Empty when nothing is alive, or when it takes a commit to go on.
+
+        Raises IntegrityError otherwise. With every plan committed, each prefilled request decodes
+        or is retracted for another; if there is none, a half-prefilled one, of which there is at
+        most one, or the head of the queue finds the whole pool free, where it fits.
+        """
         draft = PlanDraft(self._next_step_id, self._config.max_step_tokens)
-        while True:
-            self._policy.compose(draft, can_retract=not self._uncommitted)
-            if not draft.is_empty or self._uncommitted or not self._ledger.num_live:
-                return draft
-            self._retractor.retract_one()
+        self._policy.compose(draft, can_retract=not self._uncommitted)
+        if draft.is_empty and self._ledger.num_live and not self._uncommitted:
+            raise IntegrityError(
+                f"{self._table.num_running} requests run, {len(self._waiting)} wait and "
+                f"{self._pool.num_available_pages} of {self._pool.num_usable_pages} pages are "
+                "available, yet nothing can run"
+            )
+        return draft
 
     def _build_policy(self) -> BatchPolicy:
         decode = DecodeBatcher(self._table, self._pool, self._retractor)

@@ -36,9 +36,13 @@ class Submission:
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
         request = Request(
-            spec=spec,
+            request_id=spec.request_id,
+            sampling=spec.sampling,
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
             buffer=tokens,
             num_tokens=len(tokens),
+            num_prompt_tokens=len(tokens),
             max_total_len=max_total_len,
             stop_ids=stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids,
             seed=self._seeds.getrandbits(63) if seed is None else seed,

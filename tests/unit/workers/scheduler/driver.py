@@ -3,6 +3,7 @@ every request was told. Plans reach the runner by the wire.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from tests.unit.workers.scheduler.history_runner import HistoryRunner
@@ -114,13 +115,18 @@ class Driver:
             self.step()
         raise AssertionError(f"no retraction in {max_steps} steps: {self.scheduler.stats()}")
 
-    def finish(self, max_steps: int = 5000) -> None:
-        """Steps until nothing is left to do."""
+    def steps(self, max_steps: int = 5000) -> Iterator[None]:
+        """Steps until nothing is left to do, one at a time."""
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return
             self.step()
+            yield
         raise AssertionError(f"still busy after {max_steps} steps: {self.scheduler.stats()}")
+
+    def finish(self) -> None:
+        for _ in self.steps():
+            pass
 
     def tokens(self, request_id: str) -> list[int]:
         return [token for output in self.outputs[request_id] for token in output.token_ids]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
+from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN, StepPlan
 
 
@@ -112,8 +113,7 @@ def test_no_more_run_at_once_than_slots_and_budget_allow(
     driver = Driver(make_config(max_running_requests=max_running, max_step_tokens=max_step_tokens))
     driver.submit(*(make_request(f"r{i}", [3 + i]) for i in range(6)))
     most = 0
-    while driver.scheduler.has_work:
-        driver.step()
+    for _ in driver.steps():
         most = max(most, driver.scheduler.stats().num_running)
     assert most == limit
 
@@ -133,13 +133,21 @@ def test_new_tokens_go_to_pages_of_their_own_row():
     driver = Driver(make_config(page_size=4))
     driver.submit(*(make_request(f"r{i}", [3 + i] * (5 + i), max_tokens=9) for i in range(3)))
     owners: dict[int, int] = {}
-    while driver.scheduler.has_work:
-        plan = driver.launch()
-        assert plan is not None
+    driver.finish()
+    for plan in driver.plans:
         slots = np.repeat(plan.slots, plan.num_new_tokens)
         for slot, page in zip(slots.tolist(), (plan.out_cache_loc // 4).tolist(), strict=True):
             assert owners.setdefault(page, slot) == slot
-        driver.commit()
+
+
+def test_a_request_may_hold_any_number_of_pages():
+    config = make_config(page_size=1, num_pages=301, max_context_len=300)
+    driver = Driver(config)
+    requests = [make_request(f"r{i}", [3 + i] * (60 + 80 * i), max_tokens=60) for i in range(2)]
+    driver.submit(*requests)
+    driver.finish()
+    for request in requests:
+        assert driver.tokens(request.request_id) == run_alone(config, request).token_ids
 
 
 def test_stats_tell_what_waits_and_what_runs():

@@ -119,8 +119,8 @@ def test_prompt_log_probabilities_survive_a_retraction_in_the_middle_of_the_prom
     assert driver.tokens("second") == expected.token_ids
 
 
-def test_half_prefilled_requests_without_pages_do_not_block_each_other_for_ever():
-    """Pages that admission counted on can be gone when a later chunk needs them."""
+def test_a_chunk_that_finds_fewer_pages_than_admission_saw_waits_for_more():
+    """What runs may take the pages between two chunks."""
     config = make_config(page_size=1, num_pages=41, max_step_tokens=8)
     driver = Driver(config, has_reserve=False)
     requests = [make_request(f"r{i}", [i + 3] * 30, seed=i, max_tokens=8) for i in range(4)]
@@ -130,9 +130,32 @@ def test_half_prefilled_requests_without_pages_do_not_block_each_other_for_ever(
         assert driver.tokens(request.request_id) == run_alone(config, request).token_ids
 
 
-def test_a_single_request_without_a_page_is_an_integrity_error():
+def lose_free_pages(driver: Driver) -> None:
+    pool = driver.scheduler._pool
+    assert pool.allocate(pool.num_available_pages) is not None
+
+
+def test_a_lost_page_is_found():
     driver = Driver(make_config())
     driver.submit(make_request("r", [3]))
     driver.step()
+    driver.scheduler._pool.allocate(1)
+    with pytest.raises(IntegrityError, match=r"have \[0\] owners instead of one"):
+        driver.scheduler.check_integrity()
+
+
+def test_a_single_request_without_a_page_is_an_integrity_error():
+    driver = Driver(make_config(page_size=4))
+    driver.submit(make_request("r", [3] * 4))
+    driver.step()
+    lose_free_pages(driver)
     with pytest.raises(IntegrityError, match="1 requests run and yet no page"):
-        driver.scheduler._retractor.retract_one()
+        driver.scheduler.schedule()
+
+
+def test_a_queue_that_no_page_is_left_for_is_an_integrity_error():
+    driver = Driver(make_config())
+    lose_free_pages(driver)
+    driver.submit(make_request("r", [3]))
+    with pytest.raises(IntegrityError, match="0 of 64 pages are available, yet nothing can run"):
+        driver.scheduler.schedule()

@@ -30,7 +30,7 @@ def test_order_is_priority_then_arrival_and_tokens_are_counted(priorities, rando
     left = [request for request in requests if request not in shuffled[::3]]
     assert queue.num_tokens == sum(request.num_tokens for request in left)
     popped = [queue.pop() for _ in range(len(queue))]
-    assert popped == sorted(left, key=lambda r: (r.spec.priority, r.arrival))
+    assert popped == sorted(left, key=lambda r: (r.priority, r.arrival))
     assert queue.num_tokens == 0
     assert queue.peek() is None
 

@@ -1,0 +1,1 @@
+"""Ray Serve application, protocols and observability around the engine."""

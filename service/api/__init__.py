@@ -1,0 +1,1 @@
+"""The client-facing protocols: OpenAI over HTTP, gRPC, and one table of errors."""

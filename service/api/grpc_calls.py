@@ -1,0 +1,123 @@
+"""What surrounds every gRPC call: API keys before it, typed errors after it.
+
+Requests arrive as bytes and are parsed here, so that malformed ones are the client's error and not
+the server's. Knows no method by name but the open ones.
+"""
+
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from service.api.auth import Authenticator
+from service.api.errors import ApiError, ApiErrorCode
+from service.api.grpc_requests import check_known_fields
+
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+REFLECTION_PREFIXES = (
+    "/grpc.reflection.v1alpha.ServerReflection/",
+    "/grpc.reflection.v1.ServerReflection/",
+)
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+# The stubs make these generic, the classes themselves are not.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_log = logging.getLogger(__name__)
+
+
+def unary_handler(request_type: type[Q], method: Callable[[Q], Awaitable[A]]) -> MethodHandler:
+    async def call(data: bytes, context: Context) -> A:
+        try:
+            return await method(_parse(request_type, data))
+        except ApiError as error:
+            await abort(context, error)
+        except Exception as error:  # noqa: BLE001 - the process boundary
+            await _abort_for_bug(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(call, response_serializer=_serialize)
+
+
+def stream_handler(
+    request_type: type[Q], method: Callable[[Q], AsyncGenerator[A, None]]
+) -> MethodHandler:
+    async def call(data: bytes, context: Context) -> AsyncIterator[A]:
+        try:
+            async with aclosing(method(_parse(request_type, data))) as answers:
+                async for answer in answers:
+                    yield answer
+        except ApiError as error:
+            await abort(context, error)
+        except Exception as error:  # noqa: BLE001 - the process boundary
+            await _abort_for_bug(context, error)
+
+    return grpc.unary_stream_rpc_method_handler(call, response_serializer=_serialize)
+
+
+async def abort(context: Context, error: ApiError) -> NoReturn:
+    """End a call with the status of the error and its code and parameter as trailing metadata."""
+    metadata = [("tessera-error-code", error.code.value)]
+    if error.param is not None:
+        metadata.append(("tessera-error-param", error.param.encode("ascii", "replace").decode()))
+    if error.retry_after_s is not None:
+        metadata.append(("retry-after", str(math.ceil(error.retry_after_s))))
+    await context.abort(error.row.grpc_status, error.message, tuple(metadata))
+
+
+async def _abort_for_bug(context: Context, error: Exception) -> NoReturn:
+    _log.error("a gRPC call failed", exc_info=error)
+    await abort(context, ApiError(ApiErrorCode.INTERNAL, "an internal error occurred"))
+
+
+def _parse(request_type: type[Q], data: bytes) -> Q:
+    try:
+        request = request_type.FromString(data)
+    except DecodeError as error:
+        raise ApiError(
+            ApiErrorCode.INVALID_REQUEST, f"the message is not a {request_type.DESCRIPTOR.name}"
+        ) from error
+    check_known_fields(request)
+    return request
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses whoever has no key, on every method but health and, where open, reflection."""
+
+    def __init__(self, authenticator: Authenticator, *, is_reflection_open: bool) -> None:
+        self._authenticator = authenticator
+        self._open = (HEALTH_PREFIX, *(REFLECTION_PREFIXES if is_reflection_open else ()))
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler:
+        if handler_call_details.method.startswith(self._open) or self._is_allowed(
+            handler_call_details
+        ):
+            return await continuation(handler_call_details)
+        # On the wire a refusal is the same for calls of every kind, known method or not.
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def _is_allowed(self, details: grpc.HandlerCallDetails) -> bool:
+        values = [
+            value for key, value in details.invocation_metadata or () if key == "authorization"
+        ]
+        authorization = values[0] if len(values) == 1 else None
+        if isinstance(authorization, bytes):
+            authorization = authorization.decode("ascii", "replace")
+        return self._authenticator.is_allowed(authorization)
+
+
+async def _refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
+    await abort(context, ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required"))
+    yield b""  # type: ignore[unreachable]  # makes this an async generator

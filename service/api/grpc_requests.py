@@ -1,0 +1,175 @@
+"""Protobuf requests to the handler's values, as strict as the HTTP schemas. Knows no server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.api.openai.chat import check_template_kwargs
+from service.handler.requests import GenerationRequest, Prompt, TextOptions, TokenPrompt
+from service.limits import Limits
+from service.proto import inference_pb2 as pb
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.sampling.params import MAX_SEED, SamplingParams
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_PLAIN_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def check_known_fields(message: Message) -> None:
+    """Raise ApiError if the message, or one inside it, has a field this server does not know."""
+    for part in _walk(message):
+        unknown = UnknownFieldSet(part)
+        if len(unknown):
+            name = part.DESCRIPTOR.name
+            raise ApiError(
+                ApiErrorCode.UNKNOWN_PARAMETER,
+                f"{name} has no field number {unknown[0].field_number}",
+                name,
+            )
+
+
+def to_generation_request(
+    request: pb.GenerateRequest, limits: Limits, *, is_stream: bool
+) -> GenerationRequest:
+    """Raises ApiError."""
+    sampling = request.sampling
+    if is_stream and sampling.HasField("prompt_logprobs"):
+        raise _invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+    is_scoring_only = sampling.HasField("max_tokens") and sampling.max_tokens == 0
+    if is_scoring_only and not request.echo:
+        raise _invalid("max_tokens must be at least 1, or 0 together with echo", "max_tokens")
+    if request.echo and request.HasField("chat"):
+        raise ApiError(
+            ApiErrorCode.UNSUPPORTED_PARAMETER, "echo is not supported for chats", "echo"
+        )
+    return GenerationRequest(
+        prompts=(to_prompt(request, limits),),
+        sampling=_to_sampling(request, is_scoring_only=is_scoring_only),
+        model=request.model,
+        n=request.n if request.HasField("n") else 1,
+        text=TextOptions(
+            stop=tuple(sampling.stop),
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=_or_true(sampling, "skip_special_tokens"),
+            echo=request.echo,
+        ),
+        is_scoring_only=is_scoring_only,
+        truncate_prompt_tokens=(
+            request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+        ),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        request_id=request.request_id,
+    )
+
+
+def to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, limits: Limits) -> Prompt:
+    """Raises ApiError if there is none or its messages are malformed."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        text = request.text
+        return EncodeText(
+            text.text,
+            add_special_tokens=_or_true(text, "add_special_tokens"),
+            parse_special_tokens=_or_true(text, "parse_special_tokens"),
+        )
+    if kind == "chat":
+        return _to_chat(request.chat, limits)
+    if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
+        return TokenPrompt(list(request.token_ids.ids))
+    raise _invalid("a prompt is required", "prompt")
+
+
+def _to_chat(chat: pb.Chat, limits: Limits) -> EncodeChat:
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise _invalid(
+            "continue_final_message excludes add_generation_prompt", "continue_final_message"
+        )
+    return EncodeChat(
+        [_to_message(message) for message in chat.messages],
+        add_generation_prompt=(
+            not chat.continue_final_message and _or_true(chat, "add_generation_prompt")
+        ),
+        continue_final_message=chat.continue_final_message,
+        template_kwargs=_to_template_kwargs(chat, limits),
+    )
+
+
+def _to_message(message: pb.Message) -> dict[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise _invalid(f"a role is one of {', '.join(_ROLES)}", "messages.role")
+    result = {"role": role, "content": message.content}
+    for name in ("name", "reasoning_content"):
+        if message.HasField(name):
+            result[name] = getattr(message, name)
+    return result
+
+
+def _to_template_kwargs(chat: pb.Chat, limits: Limits) -> dict[str, Any]:
+    if not chat.HasField("template_kwargs_json"):
+        return {}
+    param = "template_kwargs_json"
+    if len(chat.template_kwargs_json) > limits.max_template_kwargs_bytes:
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "template_kwargs_json is too large", param)
+    try:
+        kwargs = msgspec.json.decode(chat.template_kwargs_json, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _invalid("template_kwargs_json must be a JSON object", param) from error
+    check_template_kwargs(kwargs, limits)
+    return kwargs
+
+
+def _to_sampling(request: pb.GenerateRequest, *, is_scoring_only: bool) -> SamplingParams:
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        name: getattr(sampling, name) for name in _PLAIN_FIELDS if sampling.HasField(name)
+    }
+    if is_scoring_only:
+        fields["max_tokens"] = 1
+    if request.echo and "logprobs" in fields:
+        fields["prompt_logprobs"] = max(fields["logprobs"], fields.get("prompt_logprobs", 0))
+    if sampling.HasField("seed"):
+        if abs(sampling.seed) > MAX_SEED:
+            raise _invalid("seed must be a 64-bit integer above the smallest one", "seed")
+        fields["seed"] = sampling.seed
+    return SamplingParams(
+        logit_bias=dict(sampling.logit_bias),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        **fields,
+    )
+
+
+def _or_true(message: Message, name: str) -> bool:
+    """An optional bool whose default is true."""
+    return not message.HasField(name) or bool(getattr(message, name))
+
+
+def _walk(message: Message) -> Iterator[Message]:
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for part in value if field.is_repeated else (value,):
+            yield from _walk(part)
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)

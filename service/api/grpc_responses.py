@@ -1,0 +1,90 @@
+"""The handler's values as protobuf messages. Knows no server."""
+
+from service.handler.collect import ChoiceResult
+from service.handler.events import ChoiceDelta, TokenLogprob, Usage
+from service.handler.generation import GenerationInfo
+from service.proto import inference_pb2 as pb
+from workers.protocol import ModelInfo
+
+_FINISH_REASONS = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+}
+
+
+def response(
+    info: GenerationInfo, results: list[ChoiceResult], usage: Usage, *, wants_prompt_logprobs: bool
+) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        id=info.request_id,
+        model=info.model,
+        created=info.created_s,
+        choices=[_choice(result, result.text, wants_prompt_logprobs) for result in results],
+        usage=usage_message(usage),
+    )
+
+
+def choice_chunk(info: GenerationInfo, delta: ChoiceDelta) -> pb.GenerateChunk:
+    return pb.GenerateChunk(
+        id=info.request_id,
+        model=info.model,
+        created=info.created_s,
+        choice=_choice(delta, delta.text, False),
+    )
+
+
+def usage_chunk(info: GenerationInfo, usage: Usage) -> pb.GenerateChunk:
+    return pb.GenerateChunk(
+        id=info.request_id, model=info.model, created=info.created_s, usage=usage_message(usage)
+    )
+
+
+def usage_message(usage: Usage) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=usage.num_prompt_tokens,
+        completion_tokens=usage.num_output_tokens,
+        total_tokens=usage.num_total_tokens,
+        cached_tokens=usage.num_cached_tokens,
+    )
+
+
+def model_message(info: ModelInfo) -> pb.Model:
+    return pb.Model(
+        name=info.name,
+        max_context_tokens=info.max_context_len,
+        vocab_size=info.vocab_size,
+        dtype=info.dtype,
+    )
+
+
+def _choice(part: ChoiceResult | ChoiceDelta, text: str, wants_prompt_logprobs: bool) -> pb.Choice:
+    choice = pb.Choice(
+        index=part.index,
+        text=text,
+        token_ids=part.token_ids,
+        finish_reason=_FINISH_REASONS[part.finish_reason],
+    )
+    if part.logprobs:
+        choice.logprobs.extend(map(_logprob, part.logprobs))
+    if wants_prompt_logprobs and part.prompt_logprobs:
+        choice.prompt_logprobs.extend(map(_logprob, part.prompt_logprobs))
+    if isinstance(part.stop_reason, str):
+        choice.stop_string = part.stop_reason
+    elif part.stop_reason is not None:
+        choice.stop_token_id = part.stop_reason
+    return choice
+
+
+def _logprob(entry: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=entry.token_id,
+        token=entry.token,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=[
+            pb.TopLogprob(token_id=top.token_id, token=top.token, logprob=top.logprob)
+            for top in entry.top
+        ],
+        text_offset=entry.text_offset,
+    )

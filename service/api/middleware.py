@@ -1,0 +1,92 @@
+"""Plain ASGI middleware: request ids, API keys on the raw path, and a ceiling on bodies.
+
+Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health.
+"""
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.auth import Authenticator
+from service.api.errors import ApiError, ApiErrorCode
+from service.api.responses import error_response
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+REQUEST_ID_KEY = "tessera.request_id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+
+class RequestIdMiddleware:
+    """Takes x-request-id if it is well-formed, else draws one, and returns it on every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[REQUEST_ID_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class AuthMiddleware:
+    """Refuses whoever has no key, on every path but health, known or not."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            authorization = Headers(scope=scope).get("authorization")
+            if not self._authenticator.is_allowed(authorization):
+                error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimitMiddleware:
+    """Stops reading a body at the ceiling, whatever its Content-Length says."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            await error_response(self._too_large())(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                if num_bytes > self._max_body_bytes:
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, receive_limited, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            ApiErrorCode.PAYLOAD_TOO_LARGE,
+            f"the body may have at most {self._max_body_bytes} bytes",
+        )

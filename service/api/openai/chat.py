@@ -1,0 +1,212 @@
+"""POST /v1/chat/completions: the request, and what it means to the handler.
+
+Content is text. Parts of other kinds, tools and their messages are refused by name.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from pydantic import Field, model_validator
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.api.openai.parameters import INT32_MAX, GenerationParameters, StrictModel
+from service.api.openai.sampling import sampling_params, text_options
+from service.handler.requests import GenerationRequest
+from service.limits import MAX_ITEMS, Limits
+from service.tokenizer.jobs import EncodeChat
+
+_MESSAGE_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "function_call": (None,),
+    "refusal": (None,),
+    "annotations": (None, []),
+    "tool_calls": (None, []),
+}
+_UNBUILT_ROLES = ("tool", "function")
+_KWARG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(StrictModel):
+    """One turn. developer is another name for system. Text parts are joined by line breaks."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = (
+        None
+    )
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_built(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("role") in _UNBUILT_ROLES:
+            raise _unsupported("messages.role", "tools are not supported")
+        _check_parts(data.get("content"))
+        kept = {}
+        for name, value in data.items():
+            allowed = _MESSAGE_HARMLESS.get(name)
+            if allowed is None:
+                kept[name] = value
+            elif value not in allowed:
+                raise _unsupported(f"messages.{name}", "it is not supported")
+        return kept
+
+    @model_validator(mode="after")
+    def _only_an_assistant_may_be_silent(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ApiError(
+                ApiErrorCode.INVALID_REQUEST,
+                f"a message of role {self.role} needs content",
+                "messages.content",
+            )
+        return self
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        message = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content or "",
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        return message
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class ChatCompletionRequest(GenerationParameters):
+    """max_completion_tokens supersedes max_tokens; given both, they must agree.
+
+    add_generation_prompt (default true) and continue_final_message (default false) exclude each
+    other. chat_template_kwargs: extra variables of the model's own template.
+    """
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_chat_contradictions(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        if self.max_tokens == 0:
+            raise _invalid("max_tokens must be at least 1", "max_tokens")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise _invalid("max_tokens and max_completion_tokens differ", "max_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise _invalid(
+                "continue_final_message excludes add_generation_prompt", "continue_final_message"
+            )
+        return self
+
+    def to_generation_request(self, limits: Limits) -> GenerationRequest:
+        """Raises ApiError."""
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return GenerationRequest(
+            prompts=(self.to_prompt(limits),),
+            sampling=sampling_params(
+                self,
+                max_tokens=self.max_completion_tokens or self.max_tokens,
+                logprobs=logprobs,
+                prompt_logprobs=self.prompt_logprobs,
+            ),
+            model=self.model,
+            n=1 if self.n is None else self.n,
+            text=text_options(self, echo=False),
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            request_id=self.request_id or "",
+        )
+
+    def to_prompt(self, limits: Limits) -> EncodeChat:
+        return make_chat_prompt(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+            template_kwargs=self.chat_template_kwargs,
+            limits=limits,
+        )
+
+
+def make_chat_prompt(
+    messages: list[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    add_special_tokens: bool | None,
+    template_kwargs: dict[str, Any] | None,
+    limits: Limits,
+) -> EncodeChat:
+    """Raises ApiError if a message has too many parts or the template arguments are too large."""
+    for message in messages:
+        if isinstance(message.content, list) and len(message.content) > limits.max_content_parts:
+            raise ApiError(
+                ApiErrorCode.LIMIT_EXCEEDED,
+                f"a message may have at most {limits.max_content_parts} content parts",
+                "messages",
+            )
+    kwargs = template_kwargs or {}
+    check_template_kwargs(kwargs, limits)
+    return EncodeChat(
+        [message.to_template() for message in messages],
+        add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
+        continue_final_message=bool(continue_final_message),
+        add_special_tokens=bool(add_special_tokens),
+        template_kwargs=kwargs,
+    )
+
+
+def check_template_kwargs(kwargs: dict[str, Any], limits: Limits) -> None:
+    """Raise ApiError unless they are few, small and properly named."""
+    param = "chat_template_kwargs"
+    if len(kwargs) > limits.max_template_kwargs:
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "too many chat_template_kwargs", param)
+    if not all(_KWARG_NAME.fullmatch(name) for name in kwargs):
+        raise _invalid("chat_template_kwargs must be named by identifiers", param)
+    try:
+        size = len(msgspec.msgpack.encode(kwargs))
+    except (OverflowError, RecursionError) as error:
+        raise _invalid("chat_template_kwargs are out of range", param) from error
+    if size > limits.max_template_kwargs_bytes:
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "chat_template_kwargs are too large", param)
+
+
+def _check_parts(content: Any) -> None:
+    if not isinstance(content, list):
+        return
+    for part in content:
+        if isinstance(part, Mapping) and isinstance(part.get("type"), str):
+            kind = part["type"]
+            if kind != "text":
+                raise _unsupported("messages.content", f"parts of type {kind[:64]!r} are not")
+
+
+def _unsupported(param: str, why: str) -> ApiError:
+    return ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, f"{param}: {why}", param)
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)

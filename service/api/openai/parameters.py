@@ -1,0 +1,230 @@
+"""Parameters that both generation endpoints share, and how each one is honoured or refused.
+
+Fields of a model are honoured. Names in HARMLESS are accepted with the values listed, because those
+ask for nothing, and refused with `unsupported_parameter` otherwise; every other name is refused
+with `unknown_parameter`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.api.errors import ApiError, ApiErrorCode
+from workers.sampling.params import MAX_SEED
+
+INT32_MAX = 2**31 - 1
+MAX_OBJECT_FIELDS = 1024
+
+Seed = Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)]
+Int32 = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+_UNION_TAGS = ("str", "int", "float", "bool")
+
+# Features that are not built yet: the values that ask for nothing.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (None,),
+    "audio": (None,),
+    "bad_words": (None, []),
+    "best_of": (None, 1),
+    "chat_template": (None,),
+    "documents": (None, []),
+    "ec_transfer_params": (None,),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "include_reasoning": (None, True),
+    "kv_transfer_params": (None,),
+    "length_penalty": (None, 1, 1.0),
+    "logprob_token_ids": (None, []),
+    "media_io_kwargs": (None, {}),
+    "mm_payload": (None,),
+    "mm_processor_kwargs": (None, {}),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "prompt_embeds": (None,),
+    "reasoning_effort": (None, "none"),
+    "repetition_detection": (None,),
+    "response_format": (None, {"type": "text"}),
+    "return_mm_kwargs": (None, False),
+    "return_prompt_text": (None, False),
+    "return_token_offsets": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "return_weight_versions": (None, False),
+    "routed_experts_prompt_start": (None, 0),
+    "store": (None, False),
+    "stream_interval": (None, 1),
+    "structured_outputs": (None,),
+    "suffix": (None, ""),
+    "thinking_token_budget": (None,),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "truncation_side": (None, "left"),
+    "use_beam_search": (None, False),
+    "verbosity": (None, "medium"),
+    "vllm_xargs": (None, {}),
+    "watermarking": (None,),
+    "web_search_options": (None,),
+}
+
+
+class StrictModel(BaseModel):
+    """No coercion, no unknown names, no NaN or infinity, and no flood of anything.
+
+    A body of megabytes must not become a million validation errors: lists stop at their first
+    misfit and objects are measured before they are read.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_floods(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            sizes = [len(data), *(len(v) for v in data.values() if isinstance(v, Mapping))]
+            if max(sizes) > MAX_OBJECT_FIELDS:
+                raise ApiError(
+                    ApiErrorCode.LIMIT_EXCEEDED,
+                    f"an object may have at most {MAX_OBJECT_FIELDS} fields",
+                )
+        return data
+
+
+class StreamOptions(StrictModel):
+    """include_usage: a last chunk with usage. continuous_usage_stats: usage in every chunk.
+
+    include_obfuscation: chunks are never padded here, so only false can be had.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationParameters(StrictModel):
+    """Shared by /v1/completions and /v1/chat/completions. None means the default.
+
+    Sampling: as workers.sampling.params. user, safety_identifier, prompt_cache_key, session_id and
+    metadata are information for the operator and change nothing; service_tier may ask for the only
+    tier there is. spaces_between_special_tokens has no effect on fast tokenizers, which never put
+    any there. priority: lower runs first. cache_salt: cached prefixes are shared only with requests
+    of the same salt. request_id: becomes part of the response's id.
+    """
+
+    model: str
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: Seed | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: PositiveInt32 | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    add_special_tokens: bool | None = None
+    priority: Int32 | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_built(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {
+            name: value
+            for name, value in data.items()
+            if name in cls.model_fields or not _is_harmless(name, value)
+        }
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise _invalid("stream_options needs stream: true", "stream_options")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise _unsupported("stream_options.include_obfuscation")
+        if self.service_tier not in (None, "auto", "default"):
+            raise _unsupported("service_tier")
+        if self.stream and self.prompt_logprobs is not None:
+            raise _invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def token_biases(self) -> dict[int, float]:
+        """Raises ApiError unless every key is a token id in decimal."""
+        biases: dict[int, float] = {}
+        for key, bias in (self.logit_bias or {}).items():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise _invalid("logit_bias keys must be token ids", "logit_bias")
+            biases[int(key)] = bias
+        return biases
+
+
+def is_list_of(value: Any, kind: type) -> bool:
+    """Whether `value` is a list, maybe empty, of exactly that type (so no bool is an int)."""
+    return isinstance(value, list) and set(map(type, value)) <= {kind}
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    """Whether the value asks for nothing. Raises ApiError if it asks for what is not built."""
+    if name not in HARMLESS:
+        return False
+    if any(value == allowed and type(value) is type(allowed) for allowed in HARMLESS[name]):
+        return True
+    raise _unsupported(name)
+
+
+def _unsupported(param: str) -> ApiError:
+    return ApiError(
+        ApiErrorCode.UNSUPPORTED_PARAMETER, f"{param} with this value is not supported", param
+    )
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)
+
+
+def from_validation_error(error: ValidationError) -> ApiError:
+    """The first problem of a request body, with the place where it is."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    # Locations inside a union also name the alternative tried, such as list[str].
+    parts = [str(part) for part in problem["loc"] if part not in _UNION_TAGS]
+    param = ".".join(part for part in parts if "[" not in part)[:256] or None
+    if problem["type"] == "json_invalid":
+        return ApiError(ApiErrorCode.INVALID_JSON, f"the body is not JSON: {problem['msg']}")
+    if problem["type"] == "extra_forbidden":
+        return ApiError(ApiErrorCode.UNKNOWN_PARAMETER, f"unknown parameter {param}", param)
+    message = problem["msg"] if param is None else f"{param}: {problem['msg']}"
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)

@@ -1,0 +1,114 @@
+"""HTTP responses: JSON, errors and event streams that end what they stand for."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.api.openai.responses import Renderer
+from service.api.openai.wire import DONE, encode_json, sse
+from service.handler.events import ChoiceDelta
+from service.handler.generation import Generation
+
+T = TypeVar("T")
+
+
+def json_response(content: Any, status_code: int = 200) -> Response:
+    return Response(encode_json(content), status_code, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """The OpenAI error object, with Retry-After in whole seconds where retrying can help."""
+    response = json_response(error.to_openai(), error.row.http_status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.code is ApiErrorCode.INVALID_API_KEY:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves. Raises ApiError then.
+
+    The body must have been read already: what is received from here on can only be the end.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(ApiErrorCode.CLIENT_CLOSED_REQUEST, "the client closed the connection")
+    finally:
+        for pending in (task, watcher):
+            pending.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream:
+    """The deltas of a generation with the first one already on its way."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._deltas = aiter(generation)
+        self._first = asyncio.create_task(_next(self._deltas))
+
+    async def peek(self, timeout_s: float) -> None:
+        """Wait for the first delta for a while. Raises ApiError if the request failed by then."""
+        await asyncio.wait({self._first}, timeout=timeout_s)
+        if self._first.done():
+            self._first.result()
+
+    async def events(self, renderer: Renderer) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; a failure becomes an error event, after which the stream ends."""
+        wants_usage = renderer.wants_usage_per_chunk
+        generation = self._generation
+        try:
+            yield renderer.first_chunks()
+            delta = await self._first
+            while delta is not None:
+                yield renderer.chunk(delta, generation.usage if wants_usage else None)
+                delta = await anext(self._deltas, None)
+            yield renderer.last_chunk(generation.usage) + DONE
+        except ApiError as error:
+            yield sse(encode_json(error.to_openai()))
+
+    async def aclose(self) -> None:
+        """Abort what has not finished."""
+        self._first.cancel()
+        # Whoever asked for the first delta has had its exception; here it only has to be over.
+        await asyncio.gather(self._first, return_exceptions=True)
+        await self._deltas.aclose()
+        await self._generation.aclose()
+
+
+async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
+    return await anext(deltas, None)
+
+
+class EventStreamResponse(StreamingResponse):
+    """Closes its stream however the response ends, even if its first byte was never asked for."""
+
+    def __init__(self, stream: EventStream, renderer: Renderer) -> None:
+        super().__init__(
+            stream.events(renderer),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stream.aclose()

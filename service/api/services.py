@@ -1,0 +1,23 @@
+"""What both API servers are given. Built by service.app, faked by tests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.api.auth import Authenticator
+from service.handler.handler import Handler
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServices:
+    """is_ready: whether requests can be served now. started_s: Unix time, shown as `created`.
+
+    peek_s: a stream's response starts once its first delta is known or this time has passed, so
+    that early failures still get their own status code.
+    """
+
+    handler: Handler
+    authenticator: Authenticator
+    is_ready: Callable[[], bool]
+    version: str
+    started_s: int
+    peek_s: float = 2.0

@@ -1,0 +1,74 @@
+"""What an ingress believes about one replica's load: the last report plus what it sent since.
+
+Pure accounting with an injected clock; knows no sockets.
+"""
+
+import time
+from collections.abc import Callable
+
+from service.channel.messages import ReplicaLoad
+from workers.protocol import EngineStats
+
+
+class LoadView:
+    """The replica's last report and the requests of this ingress that it cannot include yet."""
+
+    def __init__(self, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self.clear()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens not yet computed, with those on their way."""
+        return self._stats.queued_tokens + self._unseen_tokens
+
+    @property
+    def running_tokens(self) -> int:
+        return self._stats.running_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.queued_tokens + self.running_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        return self._stats.num_waiting + len(self._unseen)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when the replica has work but has finished no step for the stall timeout."""
+        has_work = self._stats.num_running + self._stats.num_waiting > 0
+        return has_work and self._clock() - self._progress_s > self._stall_timeout_s
+
+    def clear(self) -> None:
+        """Forget everything: the connection is new."""
+        self._stats = EngineStats()
+        self._is_draining = False
+        self._unseen: dict[str, tuple[int, int]] = {}
+        self._unseen_tokens = 0
+        self._progress_s = self._clock()
+
+    def add(self, request_id: str, num_tokens: int, sequence: int) -> None:
+        """A request leaves with the Submit message of this sequence number."""
+        self._unseen[request_id] = (num_tokens, sequence)
+        self._unseen_tokens += num_tokens
+
+    def remove(self, request_id: str) -> None:
+        """The request has ended; it may long be part of the report."""
+        num_tokens, _ = self._unseen.pop(request_id, (0, 0))
+        self._unseen_tokens -= num_tokens
+
+    def update(self, load: ReplicaLoad) -> None:
+        had_work = self._stats.num_running + self._stats.num_waiting > 0
+        if load.stats.num_steps != self._stats.num_steps or not had_work:
+            self._progress_s = self._clock()
+        self._stats = load.stats
+        self._is_draining = load.is_draining
+        seen = [i for i, (_, sequence) in self._unseen.items() if sequence <= load.seen_sequence]
+        for request_id in seen:
+            self.remove(request_id)

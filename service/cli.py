@@ -1,0 +1,48 @@
+"""`tessera`: the command line. Each command lives in a module that is imported only when it runs,
+
+because what one needs (torch, Ray) is seconds and hundreds of megabytes to the others.
+"""
+
+import importlib
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+COMMANDS = {
+    "serve": "service.serve_command:serve",
+    "generate": "service.generate:generate",
+    "bench": "service.bench.cli:bench",
+    "backends": "service.backends_command:backends",
+}
+
+
+class CommandsOnDemand(typer.core.TyperGroup):
+    """Resolves a command's name to its module when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        target = COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module, _, attribute = target.partition(":")
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name)(getattr(importlib.import_module(module), attribute))
+        return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=CommandsOnDemand, add_completion=False, no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def tessera() -> None:
+    """Serve large language models: an inference engine behind Ray Serve."""
+
+
+def main() -> None:
+    app()

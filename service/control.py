@@ -1,0 +1,136 @@
+"""The service's two named Ray actors: the registry of replicas and the exporter of metrics.
+
+Thin shells around plain classes. They are control plane: no token and no client's text comes here.
+Detached, so that they outlive whichever process created them first; close_control_plane() ends
+them.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from service.channel.address import ReplicaAddress
+from service.config import MetricsSettings
+from service.exporter import MetricsExporter
+from service.registry import (
+    IngressReport,
+    RegistryView,
+    ReplicaRegistry,
+    ServiceStatus,
+    StartProgress,
+)
+
+NAMESPACE = "tessera"
+ANNOUNCE_INTERVAL_S = 1.0
+REGISTRY_EXPIRE_AFTER_S = 5.0
+_WATCH_TURN_S = 0.5
+
+# Handles of actors have no static type in Ray.
+ActorHandle = Any
+
+
+class RegistryActor:
+    """ReplicaRegistry behind an asynchronous actor, with a long poll."""
+
+    def __init__(self) -> None:
+        self._registry = ReplicaRegistry(REGISTRY_EXPIRE_AFTER_S)
+        self._changed = asyncio.Event()
+
+    async def announce(self, address: ReplicaAddress) -> None:
+        self._registry.announce(address)
+        self._changed.set()
+
+    async def withdraw(self, replica_id: str) -> None:
+        self._registry.withdraw(replica_id)
+        self._changed.set()
+
+    async def begin_drain(self) -> None:
+        self._registry.begin_drain()
+        self._changed.set()
+
+    async def end_drain(self) -> None:
+        self._registry.end_drain()
+        self._changed.set()
+
+    async def report_progress(self, progress: StartProgress) -> None:
+        self._registry.report_progress(progress)
+
+    async def report_ingress(self, report: IngressReport) -> None:
+        self._registry.report_ingress(report)
+
+    async def status(self) -> ServiceStatus:
+        return self._registry.status()
+
+    async def watch(self, known_version: int, timeout_s: float) -> RegistryView:
+        """The view as soon as its version differs from known_version, at the latest at timeout."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            self._changed.clear()
+            view = self._registry.view()
+            if view.version != known_version or time.monotonic() >= end_s:
+                return view
+            try:
+                await asyncio.wait_for(self._changed.wait(), _WATCH_TURN_S)
+            except TimeoutError:
+                continue
+
+
+class ExporterActor:
+    """MetricsExporter behind an actor."""
+
+    def __init__(self, host: str, port: int, expire_after_s: float) -> None:
+        self._exporter = MetricsExporter(host, port, expire_after_s)
+
+    def push(self, snapshot: bytes) -> None:
+        self._exporter.push(snapshot)
+
+    def port(self) -> int:
+        return self._exporter.port
+
+
+def get_registry(app_name: str) -> ActorHandle:
+    """The application's registry, created by whoever asks first."""
+    return _get_or_create(RegistryActor, f"{app_name}-registry")
+
+
+def get_exporter(app_name: str, settings: MetricsSettings) -> ActorHandle:
+    """The application's exporter, created by whoever asks first."""
+    return _get_or_create(
+        ExporterActor,
+        f"{app_name}-metrics",
+        settings.host,
+        settings.port,
+        settings.expire_after_s,
+    )
+
+
+def close_control_plane(app_name: str) -> None:
+    """End both actors, if they exist."""
+    for name in (f"{app_name}-registry", f"{app_name}-metrics"):
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            continue
+        ray.kill(actor)
+
+
+def _get_or_create(actor_class: type, name: str, *args: Any) -> ActorHandle:
+    # Any strategy of its own keeps the actor out of the placement group of the replica that creates
+    # it, which would otherwise capture it and take it along at its end.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return (
+        ray.remote(actor_class)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            scheduling_strategy=here,
+        )
+        .remote(*args)
+    )

@@ -1,0 +1,24 @@
+"""`--engine KEY=VALUE` flags: EngineConfig from text, for commands that run an engine in process.
+
+The keys and their checks are those of the `engine` section of service.config.
+"""
+
+from collections.abc import Sequence
+
+from service.config import parse_config
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+
+
+def parse_engine_options(model: str, options: Sequence[str]) -> EngineConfig:
+    """EngineConfig of a model and its settings; the value null means None.
+
+    Raises ConfigError with everything that is wrong.
+    """
+    values: dict[str, str | None] = {"model": model}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or key in values:
+            raise ConfigError(f"engine option {option!r} must be KEY=VALUE, each key once")
+        values[key] = None if value == "null" else value
+    return parse_config({"engine": values}).engine.to_engine_config()

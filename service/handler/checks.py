@@ -1,0 +1,227 @@
+"""Every ceiling on a request, checked before anything costs anything.
+
+check_request() runs before tokenising, fit_prompt() after it and before submitting. Both only
+look: they allocate nothing and know no protocol.
+"""
+
+from dataclasses import dataclass
+
+from service.api.errors import ApiError, ApiErrorCode, from_rejection
+from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
+from service.limits import Limits
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.errors import RequestRejectedError
+from workers.protocol import ModelInfo
+
+MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """A tokenised prompt and the output tokens each of its choices may have."""
+
+    token_ids: list[int]
+    max_tokens: int
+
+
+def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
+    """Raise ApiError naming the first parameter that is over its ceiling or out of range."""
+    check_model(request.model, info)
+    _require(1 <= request.n <= limits.max_n, f"n must be in [1, {limits.max_n}]", "n")
+    _require(
+        1 <= len(request.prompts) <= limits.max_prompts,
+        f"between 1 and {limits.max_prompts} prompts are allowed",
+        "prompt",
+    )
+    _check_sampling(request, limits, info)
+    _check_stops(request.text.stop, limits)
+    _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
+    _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
+    _require(abs(request.priority) <= MAX_PRIORITY, "priority must fit in 32 bits", "priority")
+    if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
+        raise ApiError(
+            ApiErrorCode.INVALID_REQUEST,
+            "truncate_prompt_tokens must be at least 1",
+            "truncate_prompt_tokens",
+        )
+    for prompt in request.prompts:
+        check_prompt(prompt, limits, info)
+    _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
+
+
+def check_model(name: str, info: ModelInfo) -> None:
+    """Raise ApiError unless `name` is the model's or empty."""
+    if name not in ("", info.name):
+        raise ApiError(
+            ApiErrorCode.MODEL_NOT_FOUND, f"the model {name[:128]!r} does not exist", "model"
+        )
+
+
+def check_prompt(prompt: Prompt, limits: Limits, info: ModelInfo) -> None:
+    """Raise ApiError if the prompt is too large to be tokenised or holds impossible tokens."""
+    match prompt:
+        case EncodeText():
+            _check_bytes(prompt.text, limits.max_prompt_bytes, "prompt")
+        case EncodeChat():
+            _check_chat(prompt, limits)
+        case TokenPrompt():
+            check_token_ids(prompt.token_ids, limits, info, "prompt")
+
+
+def check_token_ids(token_ids: list[int], limits: Limits, info: ModelInfo, param: str) -> None:
+    _require(
+        len(token_ids) <= limits.max_prompt_tokens,
+        f"at most {limits.max_prompt_tokens} tokens are allowed",
+        param,
+    )
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < info.vocab_size):
+        raise ApiError(
+            ApiErrorCode.INVALID_REQUEST, f"token ids must be in [0, {info.vocab_size})", param
+        )
+
+
+def fit_prompts(
+    request: GenerationRequest, prompts: list[list[int]], limits: Limits, info: ModelInfo
+) -> list[FittedPrompt]:
+    """Cut, measure and give each prompt its output budget. Raises ApiError if one does not fit."""
+    fitted = [_fit(request, token_ids, limits, info) for token_ids in prompts]
+    longest = max(prompt.max_tokens for prompt in fitted)
+    _check_cost(request, limits, [len(prompt.token_ids) for prompt in fitted], longest)
+    return fitted
+
+
+def _fit(
+    request: GenerationRequest, token_ids: list[int], limits: Limits, info: ModelInfo
+) -> FittedPrompt:
+    if request.truncate_prompt_tokens is not None:
+        token_ids = token_ids[-request.truncate_prompt_tokens :]
+    if not token_ids:
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
+    _require(
+        len(token_ids) <= limits.max_prompt_tokens,
+        f"the prompt has {len(token_ids)} tokens, {limits.max_prompt_tokens} are allowed",
+        "prompt",
+    )
+    room = info.max_context_len - len(token_ids)
+    wanted = request.sampling.max_tokens
+    if room < 1 or (wanted is not None and wanted > room):
+        asked = f" and {wanted} output tokens were asked for" if wanted is not None else ""
+        raise ApiError(
+            ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"the context holds {info.max_context_len} tokens; the prompt has {len(token_ids)}"
+            f"{asked}",
+            "prompt" if room < 1 else "max_tokens",
+        )
+    if wanted is None:
+        default = request.default_max_tokens
+        wanted = room if default is None else min(default, room)
+    if request.sampling.min_tokens > wanted:
+        raise ApiError(
+            ApiErrorCode.INVALID_REQUEST, f"min_tokens must be at most {wanted}", "min_tokens"
+        )
+    return FittedPrompt(token_ids, wanted)
+
+
+def _check_sampling(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
+    sampling = request.sampling
+    for param, count in (
+        ("logprobs", sampling.logprobs),
+        ("prompt_logprobs", sampling.prompt_logprobs),
+    ):
+        _require(
+            count is None or count <= limits.max_logprobs,
+            f"{param} must be at most {limits.max_logprobs}",
+            param,
+        )
+    _require(
+        len(sampling.logit_bias) <= limits.max_logit_bias_entries,
+        f"logit_bias may have at most {limits.max_logit_bias_entries} entries",
+        "logit_bias",
+    )
+    _require(
+        len(sampling.stop_token_ids) <= limits.max_stop_token_ids,
+        f"at most {limits.max_stop_token_ids} stop_token_ids are allowed",
+        "stop_token_ids",
+    )
+    try:
+        sampling.validate(info.vocab_size)
+    except RequestRejectedError as error:
+        raise from_rejection(error) from error
+
+
+def _check_stops(stops: tuple[str, ...], limits: Limits) -> None:
+    _require(
+        len(stops) <= limits.max_stop_strings,
+        f"at most {limits.max_stop_strings} stop strings are allowed",
+        "stop",
+    )
+    for stop in stops:
+        if not stop:
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, "a stop string is empty", "stop")
+        _check_bytes(stop, limits.max_stop_string_bytes, "stop")
+
+
+def _check_chat(prompt: EncodeChat, limits: Limits) -> None:
+    _require(
+        1 <= len(prompt.messages) <= limits.max_messages,
+        f"between 1 and {limits.max_messages} messages are allowed",
+        "messages",
+    )
+    size = sum(
+        len(value.encode("utf-8"))
+        for message in prompt.messages
+        for value in message.values()
+        if isinstance(value, str)
+    )
+    _require(
+        size <= limits.max_prompt_bytes,
+        f"the messages are longer than {limits.max_prompt_bytes} bytes",
+        "messages",
+    )
+    last = prompt.messages[-1]
+    if prompt.continue_final_message and (
+        prompt.add_generation_prompt or not isinstance(last.get("content"), str)
+    ):
+        raise ApiError(
+            ApiErrorCode.INVALID_REQUEST,
+            "continue_final_message needs a last message with text and no add_generation_prompt",
+            "continue_final_message",
+        )
+
+
+def _check_cost(
+    request: GenerationRequest, limits: Limits, prompt_lens: list[int], max_tokens: int
+) -> None:
+    sampling = request.sampling
+    outputs = len(prompt_lens) * request.n * max_tokens
+    _require(
+        sum(prompt_lens) + outputs <= limits.max_request_cost_tokens,
+        f"prompts, n and max_tokens together ask for more than {limits.max_request_cost_tokens} "
+        "tokens",
+        "max_tokens",
+    )
+    # An output length that nobody asked for is not held against the request here.
+    asked = sampling.max_tokens or request.default_max_tokens or 0
+    entries = 0
+    if sampling.logprobs is not None:
+        entries = len(prompt_lens) * request.n * asked * (sampling.logprobs + 1)
+    if sampling.prompt_logprobs is not None:
+        entries += sum(prompt_lens) * (sampling.prompt_logprobs + 1)
+    _require(
+        entries <= limits.max_logprob_entries,
+        f"more than {limits.max_logprob_entries} log probabilities are asked for",
+        "logprobs",
+    )
+
+
+def _check_bytes(text: str, max_bytes: int, param: str) -> None:
+    _require(
+        len(text) <= max_bytes and len(text.encode("utf-8")) <= max_bytes,
+        f"{param} may have at most {max_bytes} bytes",
+        param,
+    )
+
+
+def _require(is_met: bool, message: str, param: str) -> None:
+    if not is_met:
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)

@@ -1,0 +1,147 @@
+"""One choice of one prompt: engine outputs in, ChoiceDeltas out.
+
+Knows text, stop strings, log probabilities and counting. Knows no streams, clocks or protocols.
+"""
+
+from dataclasses import dataclass
+
+from service.api.errors import ApiError, ApiErrorCode, from_output_error
+from service.handler.events import ChoiceDelta, TokenLogprob, resolve_logprobs
+from service.handler.requests import TextOptions
+from service.tokenizer.detokenizer import make_detokenizer
+from service.tokenizer.pieces import TokenPieces
+from service.tokenizer.stop_strings import StopScan, StopScanner, StopStrings
+from workers.protocol import FinishReason, StepOutput, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """What all choices of a request share.
+
+    stop_strings: None when there are none; they count only after min_tokens output tokens.
+    visible_stop_ids: stop ids that are worth naming as a stop_reason.
+    """
+
+    pieces: TokenPieces
+    text: TextOptions
+    stop_strings: StopStrings | None
+    min_tokens: int
+    visible_stop_ids: frozenset[int]
+    is_scoring_only: bool = False
+
+
+class ChoiceAssembler:
+    """Feed it every StepOutput of a choice in order, until is_finished.
+
+    echoed_text: what comes before the first generated text, with its tokens' log probabilities if
+    those were asked for too.
+    """
+
+    def __init__(self, index: int, options: ChoiceOptions, echoed_text: str = "") -> None:
+        self.index = index
+        self.num_output_tokens = 0
+        self.finish_reason: str | None = None
+        self._options = options
+        self._detokenizer = make_detokenizer(
+            options.pieces, skip_special_tokens=options.text.skip_special_tokens
+        )
+        self._scanner: StopScanner | None = None
+        if options.stop_strings is not None:
+            self._scanner = StopScanner(
+                options.stop_strings, include_stop=options.text.include_stop
+            )
+        self._echoed_text = echoed_text
+        self._num_chars = len(echoed_text)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def push(
+        self, output: StepOutput, prompt_logprobs: list[TokenLogprob] | None = None
+    ) -> ChoiceDelta | None:
+        """The delta of one output, or None while there is nothing to tell.
+
+        prompt_logprobs: the resolved form of output.prompt_logprobs. Raises ApiError if the output
+        says that the request failed.
+        """
+        _raise_if_failed(output)
+        delta = ChoiceDelta(self.index, prompt_logprobs=prompt_logprobs)
+        if output.logprobs is not None:
+            delta.logprobs = []
+        self._begin(delta)
+        if not self._options.is_scoring_only:
+            self._add_tokens(delta, output)
+        if self.finish_reason is None and output.finish_reason is not None:
+            self._finish(delta, output)
+        delta.num_output_tokens = self.num_output_tokens
+        is_empty = not (delta.text or delta.token_ids or delta.finish_reason or prompt_logprobs)
+        return None if is_empty else delta
+
+    def _begin(self, delta: ChoiceDelta) -> None:
+        """The first delta starts with the echo."""
+        delta.text, self._echoed_text = self._echoed_text, ""
+        if self._options.text.echo and delta.prompt_logprobs and delta.logprobs is not None:
+            delta.logprobs.extend(delta.prompt_logprobs)
+
+    def _add_tokens(self, delta: ChoiceDelta, output: StepOutput) -> None:
+        token_ids = output.token_ids
+        logprobs = output.logprobs
+        shown: list[str] = [delta.text]
+        for position, token_id in enumerate(token_ids):
+            self.num_output_tokens += 1
+            if delta.logprobs is not None and logprobs is not None:
+                self._add_logprob(delta.logprobs, token_id, logprobs[position])
+            is_last = position == len(token_ids) - 1
+            piece = self._text_of(token_id, output, is_last)
+            shown.append(piece.text)
+            delta.token_ids.append(token_id)
+            if piece.stop is not None:
+                self.finish_reason = delta.finish_reason = FinishReason.STOP.value
+                delta.stop_reason = piece.stop
+                break
+        delta.text = "".join(shown)
+
+    def _text_of(self, token_id: int, output: StepOutput, is_last: bool) -> StopScan:
+        is_end = is_last and output.finish_reason is not None
+        is_stop_token = is_end and output.stop_token_id == token_id
+        is_hidden = is_stop_token and not self._options.text.include_stop
+        text = "" if is_hidden else self._detokenizer.push(token_id)
+        if is_end:
+            text += self._detokenizer.flush()
+        self._num_chars += len(text)
+        return self._scan(text)
+
+    def _scan(self, text: str) -> StopScan:
+        if self._scanner is None or self.num_output_tokens <= self._options.min_tokens:
+            return StopScan(text)
+        return self._scanner.push(text)
+
+    def _add_logprob(
+        self, entries: list[TokenLogprob], token_id: int, entry: TokenLogprobs
+    ) -> None:
+        entries.append(resolve_logprobs(self._options.pieces, token_id, entry, self._num_chars))
+
+    def _finish(self, delta: ChoiceDelta, output: StepOutput) -> None:
+        # Only an output without tokens leaves something here for the detokenizer to flush.
+        tail = self._scan(self._detokenizer.flush())
+        delta.text += tail.text
+        reason = output.finish_reason
+        if tail.stop is not None:
+            reason, delta.stop_reason = FinishReason.STOP, tail.stop
+        elif self._scanner is not None:
+            delta.text += self._scanner.flush()
+        if self._options.is_scoring_only:
+            reason = FinishReason.LENGTH
+        elif output.stop_token_id in self._options.visible_stop_ids:
+            delta.stop_reason = output.stop_token_id
+        self.finish_reason = delta.finish_reason = reason.value if reason else None
+
+
+def _raise_if_failed(output: StepOutput) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        if output.error is None:
+            raise ApiError(ApiErrorCode.INTERNAL, "the engine failed on this request")
+        raise from_output_error(output.error)
+    if output.finish_reason is FinishReason.ABORT:
+        raise ApiError(ApiErrorCode.REPLICA_LOST, "the engine ended this request early")

@@ -1,0 +1,46 @@
+"""Gathers a generation's deltas into whole choices, for answers that are not streamed."""
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from service.handler.events import ChoiceDelta, TokenLogprob
+from service.handler.generation import Generation
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """All deltas of one choice joined; fields as in ChoiceDelta."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs.extend(delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def collect(generation: Generation) -> list[ChoiceResult]:
+    """Choices in order of their index. Raises ApiError, as iterating the generation does."""
+    results = [ChoiceResult(index) for index in range(len(generation.runs))]
+    async with aclosing(aiter(generation)) as deltas:
+        async for delta in deltas:
+            results[delta.index].add(delta)
+    return results

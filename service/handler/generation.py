@@ -1,0 +1,148 @@
+"""A generation under way: its streams, its deltas, its usage. Ends everything it started.
+
+Knows clocks and metrics. Knows no protocol and no tokeniser process.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Self
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.backend import TokenStream
+from service.handler.choice import ChoiceAssembler
+from service.handler.events import ChoiceDelta, TokenLogprob, Usage, resolve_logprobs
+from service.handler.merge import merge
+from service.handler.metrics import RequestMetrics
+from service.tokenizer.detokenizer import make_detokenizer
+from service.tokenizer.pieces import TokenPieces
+from workers.protocol import StepOutput
+
+_PROMPT_TOKENS_PER_SLICE = 1024
+
+
+@dataclass(slots=True)
+class ChoiceRun:
+    """One engine request and what came of it. Times are of the generation's clock, seconds."""
+
+    stream: TokenStream
+    assembler: ChoiceAssembler
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    last_output_s: float | None = None
+    is_reported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationInfo:
+    """What renderers need to know besides the deltas. created_s: Unix time."""
+
+    request_id: str
+    model: str
+    created_s: int
+    prompts: list[list[int]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """Async context and iterator of ChoiceDeltas. Iterate once.
+
+    Iteration raises ApiError when any choice fails, after the others were aborted. Leaving the
+    context aborts whatever has not finished.
+    """
+
+    info: GenerationInfo
+    runs: list[ChoiceRun]
+    pieces: TokenPieces
+    metrics: RequestMetrics
+    arrival_s: float
+    clock: Callable[[], float]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
+        sources = [self._run_choice(run) for run in self.runs]
+        return sources[0] if len(sources) == 1 else merge(sources)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far; final once iteration has ended."""
+        num_prompts = len(self.info.prompts)
+        per_prompt = len(self.runs) // num_prompts
+        return Usage(
+            num_prompt_tokens=sum(map(len, self.info.prompts)),
+            num_output_tokens=sum(run.assembler.num_output_tokens for run in self.runs),
+            num_cached_tokens=sum(run.num_cached_tokens for run in self.runs[::per_prompt]),
+        )
+
+    async def aclose(self) -> None:
+        """Abort what has not finished. Harmless when called twice."""
+        for run in self.runs:
+            if not run.is_reported:
+                self._report(run, "abort")
+        await asyncio.gather(*(run.stream.aclose() for run in self.runs))
+
+    async def _run_choice(self, run: ChoiceRun) -> AsyncGenerator[ChoiceDelta, None]:
+        try:
+            async for output in run.stream:
+                self._observe(run, output)
+                prompt_logprobs = await self._resolve_prompt(run, output)
+                delta = run.assembler.push(output, prompt_logprobs)
+                if run.assembler.is_finished:
+                    self._report(run, run.assembler.finish_reason or "")
+                if delta is not None:
+                    yield delta
+                if run.assembler.is_finished:
+                    break
+            if not run.assembler.is_finished:
+                raise ApiError(ApiErrorCode.REPLICA_LOST, "the stream of this request broke off")
+        except ApiError as error:
+            if not run.is_reported:
+                self._report(run, error.code.value)
+            raise
+        finally:
+            await run.stream.aclose()
+
+    async def _resolve_prompt(
+        self, run: ChoiceRun, output: StepOutput
+    ) -> list[TokenLogprob] | None:
+        """Log probabilities of the prompt; lets the event loop breathe between slices."""
+        if output.prompt_logprobs is None:
+            return None
+        resolved: list[TokenLogprob] = []
+        detokenizer = make_detokenizer(self.pieces, skip_special_tokens=False)
+        num_chars = 0
+        for position, (token_id, entry) in enumerate(
+            zip(run.prompt_token_ids, output.prompt_logprobs, strict=True)
+        ):
+            if position % _PROMPT_TOKENS_PER_SLICE == _PROMPT_TOKENS_PER_SLICE - 1:
+                await asyncio.sleep(0)
+            resolved.append(resolve_logprobs(self.pieces, token_id, entry, num_chars))
+            num_chars += len(detokenizer.push(token_id))
+        return resolved
+
+    def _observe(self, run: ChoiceRun, output: StepOutput) -> None:
+        count = len(output.token_ids)
+        if not count:
+            return
+        now_s = self.clock()
+        if run.last_output_s is None:
+            run.num_cached_tokens = output.num_cached_tokens
+            self.metrics.on_first_token(now_s - self.arrival_s, output.queue_s, output.prefill_s)
+        else:
+            self.metrics.on_tokens(count, (now_s - run.last_output_s) / count)
+        run.last_output_s = now_s
+
+    def _report(self, run: ChoiceRun, reason: str) -> None:
+        run.is_reported = True
+        self.metrics.on_finished(
+            reason,
+            num_prompt_tokens=len(run.prompt_token_ids),
+            num_cached_tokens=run.num_cached_tokens,
+            num_output_tokens=run.assembler.num_output_tokens,
+            e2e_s=self.clock() - self.arrival_s,
+        )

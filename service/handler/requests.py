@@ -1,0 +1,54 @@
+"""GenerationRequest: one client request, free of its protocol. Frozen values, no behaviour."""
+
+from dataclasses import dataclass
+
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that is token ids already."""
+
+    token_ids: list[int]
+
+
+Prompt = EncodeText | EncodeChat | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become text.
+
+    stop: strings that end a choice, hidden unless include_stop. skip_special_tokens hides special
+    tokens. echo: the text and, with logprobs, the tokens of the prompt come first.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Everything a client may ask of one generation.
+
+    model: "" means the only model there is. n: choices per prompt; choice i of a prompt is seeded
+    with sampling.seed + i. sampling.max_tokens None: up to the context's end. default_max_tokens:
+    used, as far as the context has room, when sampling.max_tokens is None. is_scoring_only: nothing
+    is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
+    truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
+    """
+
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    model: str = ""
+    n: int = 1
+    text: TextOptions = TextOptions()
+    default_max_tokens: int | None = None
+    is_scoring_only: bool = False
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    request_id: str = ""

@@ -1,0 +1,212 @@
+"""Start Ray and the application, wait until it serves, drain it, end it.
+
+Sets Ray's own environment variables, which Ray reads when it is imported: so Ray is imported here
+only after prepare_environment(). Knows no terminal: progress goes to a callback.
+"""
+
+import os
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from service.config import ServeConfig
+from service.engine_factory import EngineFactory, create_engine
+
+if TYPE_CHECKING:
+    from service.registry import ServiceStatus
+
+OBJECT_STORE_BYTES = 128 << 20
+_POLL_S = 0.1
+_DRAIN_REPORT_S = 2.0
+
+ProgressCallback = Callable[["ServiceStatus", str], None]
+
+
+class LaunchError(Exception):
+    """The service did not come up, with what Serve says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayTarget:
+    """address: a running Ray to join; None starts one on this machine that ends with us."""
+
+    address: str | None
+
+    @property
+    def is_own(self) -> bool:
+        return self.address is None
+
+
+def prepare_environment(
+    config: ServeConfig, target: RayTarget, environment: MutableMapping[str, str]
+) -> None:
+    """What this process and the Ray it starts need; what the operator has set stays."""
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # One port of every Serve replica stays open on all interfaces and unpickles what it gets:
+        # the token is what guards it.
+        "RAY_AUTH_MODE": "token",
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        # Our own drain comes first; Serve's minimum would only add half a minute to each stop.
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+    if config.http.proxy == "haproxy":
+        settings["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    if target.is_own:
+        # Named after where it is the default; it makes a Ray of one machine bind loopback.
+        settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    for name, value in settings.items():
+        environment.setdefault(name, value)
+
+
+class Launcher:
+    """One application on one Ray. Methods in order: connect, deploy, wait, drain, stop."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        target: RayTarget,
+        create_engine: EngineFactory = create_engine,
+    ) -> None:
+        self._config = config
+        self._target = target
+        self._create_engine = create_engine
+
+    def connect(self) -> None:
+        """Start or join Ray and start Serve. Raises LaunchError if the cluster is not there."""
+        import ray
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        try:
+            ray.init(**self._ray_options())
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise LaunchError(f"Ray: {error}") from error
+        http = self._config.http
+        serve.start(
+            proxy_location="Disabled" if http.proxy == "direct" else "EveryNode",
+            http_options=HTTPOptions(
+                host=http.host, port=http.port, keep_alive_timeout_s=http.keep_alive_timeout_s
+            ),
+        )
+
+    def deploy(self) -> None:
+        """Hand the application to Serve; returns at once."""
+        import ray
+        from ray import serve
+        from ray.serve import RunTarget
+
+        from service.app import build_app
+        from service.control import get_exporter, get_registry
+
+        name = self._config.app_name
+        self._registry = get_registry(name)
+        self._check_exporter(get_exporter(name, self._config.metrics))
+        ray.get(self._registry.end_drain.remote())
+        app = build_app(self._config, self._create_engine)
+        target = RunTarget(app, name=name, route_prefix="/")
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+    def wait_until_ready(
+        self, on_progress: ProgressCallback, should_stop: Callable[[], bool]
+    ) -> bool:
+        """True when requests are served, False when should_stop() said so first.
+
+        Raises LaunchError if the deployment failed or took longer than it may.
+        """
+        end_s = time.monotonic() + self._config.replica.startup_timeout_s
+        while time.monotonic() < end_s:
+            if should_stop():
+                return False
+            state, messages = self._serve_status()
+            status = self._service_status()
+            on_progress(status, state)
+            if state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise LaunchError("\n".join(messages) or state)
+            if state == "RUNNING" and any(report.is_ready for report in status.ingresses):
+                return True
+            time.sleep(_POLL_S)
+        raise LaunchError(f"not ready after {self._config.replica.startup_timeout_s:.0f} s")
+
+    def drain(self, on_progress: ProgressCallback, should_stop: Callable[[], bool]) -> bool:
+        """Refuse new requests and wait for those under way; False if some were still running."""
+        import ray
+
+        ray.get(self._registry.begin_drain.remote())
+        end_s = time.monotonic() + self._config.drain_timeout_s
+        told_s = time.monotonic() + _DRAIN_REPORT_S
+        while time.monotonic() < end_s and not should_stop():
+            status = self._service_status()
+            on_progress(status, "DRAINING")
+            draining = [report for report in status.ingresses if report.is_draining]
+            has_answers = bool(draining) and len(draining) == len(status.ingresses)
+            if has_answers and not sum(report.num_live_requests for report in draining):
+                return True
+            if not status.ingresses and time.monotonic() > told_s:
+                return True  # no ingress is left that could have requests
+            time.sleep(_POLL_S)
+        return False
+
+    def stop(self) -> None:
+        """End the application and, if it is ours, Ray. Harmless if connect() failed."""
+        import ray
+        from ray import serve
+
+        from service.control import close_control_plane
+
+        if not ray.is_initialized():
+            return
+        if self._target.is_own:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        else:
+            serve.delete(self._config.app_name)
+        close_control_plane(self._config.app_name)
+        ray.shutdown()
+
+    def _ray_options(self) -> dict[str, Any]:
+        if not self._target.is_own:
+            return {"address": self._target.address, "log_to_driver": False}
+        engine, replica = self._config.engine, self._config.replica
+        num_cpus = self._config.num_replicas * engine.tp_size * replica.cpus_per_rank
+        return {
+            "address": "local",
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "num_cpus": max(os.cpu_count() or 1, int(num_cpus) + 1),
+            "log_to_driver": False,
+        }
+
+    def _check_exporter(self, exporter: Any) -> None:
+        import ray
+
+        try:
+            ray.get(exporter.port.remote())
+        except ray.exceptions.RayError as error:
+            address = f"{self._config.metrics.host}:{self._config.metrics.port}"
+            raise LaunchError(f"metrics cannot be served on {address}: {error}") from error
+
+    def _service_status(self) -> "ServiceStatus":
+        import ray
+
+        status: ServiceStatus = ray.get(self._registry.status.remote())
+        return status
+
+    def _serve_status(self) -> tuple[str, list[str]]:
+        """The application's state and what its deployments say."""
+        from ray import serve
+
+        application = serve.status().applications.get(self._config.app_name)
+        if application is None:
+            return "NOT_STARTED", []
+        messages = [
+            f"{name}: {deployment.message}"
+            for name, deployment in application.deployments.items()
+            if deployment.message
+        ]
+        return application.status.value, messages

@@ -1,0 +1,55 @@
+"""Every ceiling on what one request may ask for, in one frozen table.
+
+Checked by the ingress before a request costs anything. Knows no model: the context length of the
+model is a further limit and comes with ModelInfo.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workers.sampling.params import (
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+# What the request schemas themselves accept of messages and content parts, before any ceiling.
+MAX_ITEMS = 4096
+
+
+class Limits(BaseModel):
+    """Ceilings per request unless the name says otherwise. Bytes are UTF-8.
+
+    max_prompt_bytes counts one text prompt, or all message contents of one chat.
+    max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_grpc_message_bytes: int = Field(default=8 << 20, ge=1024)
+
+    max_prompts: int = Field(default=64, ge=1)
+    max_prompt_bytes: int = Field(default=4 << 20, ge=1)
+    max_prompt_tokens: int = Field(default=1 << 20, ge=1)
+    max_messages: int = Field(default=1024, ge=1, le=MAX_ITEMS)
+    max_content_parts: int = Field(default=256, ge=1, le=MAX_ITEMS)
+    max_template_kwargs: int = Field(default=16, ge=0)
+    max_template_kwargs_bytes: int = Field(default=16 << 10, ge=0)
+    max_rendered_bytes: int = Field(default=8 << 20, ge=1)
+
+    max_n: int = Field(default=8, ge=1)
+    max_logprobs: int = Field(default=MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS)
+    max_logprob_entries: int = Field(default=1 << 20, ge=1)
+    max_stop_strings: int = Field(default=16, ge=0)
+    max_stop_string_bytes: int = Field(default=256, ge=1)
+    max_stop_token_ids: int = Field(default=MAX_STOP_TOKEN_IDS, ge=0, le=MAX_STOP_TOKEN_IDS)
+    max_logit_bias_entries: int = Field(
+        default=MAX_LOGIT_BIAS_ENTRIES, ge=0, le=MAX_LOGIT_BIAS_ENTRIES
+    )
+    max_request_cost_tokens: int = Field(default=1 << 22, ge=1)
+
+    max_request_id_bytes: int = Field(default=128, ge=1)
+    max_cache_salt_bytes: int = Field(default=256, ge=0)
+
+    max_pending_tokenizer_jobs: int = Field(default=1024, ge=1)
+    tokenizer_timeout_s: float = Field(default=10.0, gt=0)

@@ -1,0 +1,69 @@
+"""Sockets that several ingress processes of one node share, and the HTTP server on one of them.
+
+SO_REUSEPORT: the kernel spreads new connections over all processes that listen. Knows no route.
+"""
+
+import asyncio
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+BACKLOG = 2048
+MAX_HEADER_BYTES = 16 << 10
+
+
+def bind_shared(host: str, port: int) -> socket.socket:
+    """A TCP socket that other processes of this user may bind too. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound
+
+
+class HttpServer:
+    """One uvicorn server on a shared socket, on the caller's event loop. Runs no lifespan."""
+
+    def __init__(self, app: ASGIApp, keep_alive_timeout_s: int, drain_timeout_s: float) -> None:
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=keep_alive_timeout_s,
+                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve in the background. Raises what ended the server if it does not come up."""
+        self._task = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise RuntimeError("the HTTP server ended before it started")
+            await asyncio.sleep(0.01)
+
+    def check_health(self) -> None:
+        """Raise if the server has ended."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+            raise RuntimeError("the HTTP server has ended")
+
+    async def stop(self) -> None:
+        """Accept no more, let responses finish within the drain timeout."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task

@@ -1,0 +1,263 @@
+"""Every metric of the service, defined once, with its unit in its name and fixed buckets.
+
+Two owners: an ingress process and an engine process, each with a registry of its own. Nothing here
+is global, and nothing here knows how metrics leave the process. Names end in their unit; counters
+get `_total`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.routing_policy import RoutingReason
+from workers.observer import AttentionRecord, StepRecord
+from workers.protocol import EngineStats, ModelInfo
+
+REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1,
+                 0.25, 0.5, 1, 2.5)  # fmt: skip
+STEP_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1,
+                0.25, 0.5, 1, 2.5, 10)  # fmt: skip
+SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
+                 0.025, 0.05, 0.1, 0.25, 1)  # fmt: skip
+TOKEN_COUNTS = tuple(float(1 << i) for i in range(0, 21, 2))
+BATCH_SIZES = tuple(float(1 << i) for i in range(11))
+
+
+class IngressMetrics:
+    """Implements the handler's RequestMetrics and the router's RouterMetrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._accepted = counter("tessera_requests_accepted", "Requests sent to a replica.")
+        self._finished = counter(
+            "tessera_requests_finished", "Sequences that ended, by reason.", "reason"
+        )
+        self._rejected = counter(
+            "tessera_requests_rejected", "Requests that generated nothing, by code.", "code"
+        )
+        self._routed = counter(
+            "tessera_routing_decisions", "Sequences sent to a replica, by reason.", "reason"
+        )
+        self._tokens = counter("tessera_streamed_tokens", "Output tokens that reached the ingress.")
+        self._ttft = histogram(
+            "tessera_time_to_first_token_seconds",
+            "From a request's arrival at the ingress to its first token.",
+            REQUEST_SECONDS,
+        )
+        self._itl = histogram(
+            "tessera_inter_token_latency_seconds",
+            "Time between two tokens of a sequence at the ingress.",
+            TOKEN_SECONDS,
+        )
+        self._queue = histogram(
+            "tessera_queue_seconds",
+            "From a sequence's arrival at the engine to its first step.",
+            REQUEST_SECONDS,
+        )
+        self._prefill = histogram(
+            "tessera_prefill_seconds",
+            "From a sequence's first step to its first token.",
+            REQUEST_SECONDS,
+        )
+        self._e2e = histogram(
+            "tessera_request_seconds",
+            "From a request's arrival at the ingress to the end of a sequence.",
+            REQUEST_SECONDS,
+        )
+        self._overhead = histogram(
+            "tessera_serve_overhead_seconds",
+            "Time of a sequence between router and engine, both ways, outside the engine.",
+            SHORT_SECONDS,
+        )
+        self._prompt_tokens = histogram(
+            "tessera_request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_COUNTS
+        )
+        self._output_tokens = histogram(
+            "tessera_request_output_tokens", "Output tokens of a sequence.", TOKEN_COUNTS
+        )
+
+    def on_accepted(self, num_prompt_tokens: int, num_choices: int) -> None:
+        self._accepted.inc()
+
+    def on_first_token(self, seconds: float, queue_s: float, prefill_s: float) -> None:
+        self._ttft.observe(seconds)
+        self._queue.observe(queue_s)
+        self._prefill.observe(prefill_s)
+
+    def on_tokens(self, count: int, inter_token_s: float) -> None:
+        self._tokens.inc(count)
+        self._itl.observe(inter_token_s)
+
+    def on_finished(
+        self,
+        reason: str,
+        *,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        num_output_tokens: int,
+        e2e_s: float,
+    ) -> None:
+        self._finished.labels(reason).inc()
+        self._prompt_tokens.observe(num_prompt_tokens)
+        self._output_tokens.observe(num_output_tokens)
+        self._e2e.observe(e2e_s)
+
+    def on_rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
+
+    def on_routed(self, reason: RoutingReason) -> None:
+        self._routed.labels(reason.value).inc()
+
+    def on_overhead(self, seconds: float) -> None:
+        self._overhead.observe(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class IngressGauges:
+    """What an ingress process holds at this moment."""
+
+    num_live_requests: int
+    num_queued_tokens: int
+    num_connected_replicas: int
+
+
+class IngressStateCollector(Collector):
+    """Reads the ingress's state when metrics are collected, not when it changes."""
+
+    def __init__(self, read: Callable[[], IngressGauges]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        state = self._read()
+        yield GaugeMetricFamily(
+            "tessera_live_requests", "Sequences that have not ended.", state.num_live_requests
+        )
+        yield GaugeMetricFamily(
+            "tessera_ingress_queued_tokens",
+            "Prompt tokens of sequences without output yet.",
+            state.num_queued_tokens,
+        )
+        yield GaugeMetricFamily(
+            "tessera_connected_replicas",
+            "Replicas that this ingress is connected to.",
+            state.num_connected_replicas,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareLimits:
+    """What one rank's device can do at most; the roofline is measured against it."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+class EngineMetrics:
+    """Implements StepObserver. limits: None leaves the roofline ratio out."""
+
+    def __init__(self, registry: CollectorRegistry, limits: HardwareLimits | None) -> None:
+        self._limits = limits
+        self._step = Histogram(
+            "tessera_step_seconds",
+            "One step, first launch to token ids on the host.",
+            ("phase",),
+            buckets=STEP_SECONDS,
+            registry=registry,
+        )
+        self._host = Histogram(
+            "tessera_host_overhead_seconds",
+            "Time the device waited for the host before a step although there was work.",
+            buckets=SHORT_SECONDS,
+            registry=registry,
+        )
+        self._batch = Histogram(
+            "tessera_step_sequences",
+            "Sequences in a step.",
+            ("phase",),
+            buckets=BATCH_SIZES,
+            registry=registry,
+        )
+        self._attention = Histogram(
+            "tessera_attention_seconds",
+            "Attention of one step, summed over layers.",
+            ("phase", "backend"),
+            buckets=SHORT_SECONDS,
+            registry=registry,
+        )
+        self._roofline = Gauge(
+            "tessera_attention_roofline_ratio",
+            "Share of the hardware's limit that the last measured attention reached.",
+            ("phase",),
+            registry=registry,
+        )
+
+    def on_step(self, record: StepRecord) -> None:
+        self._step.labels(record.phase).observe(record.step_s)
+        self._host.observe(record.host_gap_s)
+        self._batch.labels(record.phase).observe(record.batch_size)
+        for attention in record.attention:
+            self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)
+            if self._limits is not None and attention.seconds > 0:
+                ratio = _least_seconds(attention, self._limits) / attention.seconds
+                self._roofline.labels(attention.phase).set(ratio)
+
+
+def _least_seconds(attention: AttentionRecord, limits: HardwareLimits) -> float:
+    return max(attention.num_bytes / limits.bytes_per_s, attention.num_flops / limits.flops_per_s)
+
+
+_STATS_GAUGES = (
+    ("tessera_running_requests", "Sequences in the running batch.", "num_running"),
+    ("tessera_waiting_requests", "Sequences waiting for their first step.", "num_waiting"),
+    ("tessera_queued_tokens", "Prompt tokens not yet computed.", "queued_tokens"),
+    ("tessera_running_tokens", "Tokens that running sequences keep in memory.", "running_tokens"),
+    ("tessera_kv_pages", "Pages of KV memory.", "num_pages"),
+    ("tessera_kv_pages_used", "Pages held by running sequences.", "num_used_pages"),
+    ("tessera_kv_pages_evictable", "Pages of unused cached prefixes.", "num_evictable_pages"),
+)
+_STATS_COUNTERS = (
+    ("tessera_steps", "Steps run.", "num_steps"),
+    ("tessera_preemptions", "Sequences sent back to wait for lack of pages.", "num_preemptions"),
+    ("tessera_prompt_tokens", "Prompt tokens taken in.", "num_prompt_tokens"),
+    (
+        "tessera_prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache.",
+        "num_cached_prompt_tokens",
+    ),
+    ("tessera_output_tokens", "Tokens generated.", "num_output_tokens"),
+    ("tessera_engine_finished_requests", "Sequences that left the engine.", "num_finished"),
+)
+
+
+class EngineStatsCollector(Collector):
+    """Turns the engine's own counters into metrics when they are collected."""
+
+    def __init__(self, info: ModelInfo, stats: Callable[[], EngineStats]) -> None:
+        self._info = info
+        self._stats = stats
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        stats = self._stats()
+        for name, text, attribute in _STATS_GAUGES:
+            yield GaugeMetricFamily(name, text, getattr(stats, attribute))
+        for name, text, attribute in _STATS_COUNTERS:
+            yield CounterMetricFamily(name, text, getattr(stats, attribute))
+        labels = ("model", "attention_backend", "dtype", "tp_size", "page_size")
+        info = GaugeMetricFamily(
+            "tessera_engine_info", "Facts of the engine; always 1.", None, labels
+        )
+        info.add_metric([str(v) for v in self._info_values()], 1.0)
+        yield info
+
+    def _info_values(self) -> tuple[str | int, ...]:
+        info = self._info
+        return info.name, info.attention_backend, info.dtype, info.tp_size, info.page_size

@@ -1,0 +1,1 @@
+"""The gRPC schema and its generated code."""

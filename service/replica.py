@@ -1,0 +1,207 @@
+"""EngineReplica: the Serve deployment that owns one engine. Control plane only.
+
+Starts the engine and its channel, announces where the channel listens, watches the engine's health,
+drains. No token passes through Ray: they leave through the channel.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import ray
+from prometheus_client import CollectorRegistry
+from ray import serve
+
+from service.channel.address import ReplicaAddress
+from service.channel.server import ChannelServer
+from service.config import MetricsSettings, ServeConfig
+from service.control import ANNOUNCE_INTERVAL_S, ActorHandle, get_exporter, get_registry
+from service.engine_factory import EngineFactory, EngineHandle, EngineHooks
+from service.exporter import take_snapshot
+from service.metrics import EngineMetrics, EngineStatsCollector, HardwareLimits
+from service.registry import StartProgress
+from workers.errors import EngineFailedError
+from workers.protocol import EngineStats
+
+logger = logging.getLogger(__name__)
+
+EXIT_ENGINE_FAILED = 70
+_DRAIN_POLL_S = 0.02
+_FAILURE_FLUSH_S = 0.2
+_CONTROL_TIMEOUT_S = 5.0
+
+
+class NoticeBoard(Protocol):
+    """Where a replica tells the rest of the service about itself. Must not raise."""
+
+    def report_progress(self, stage: str, fraction: float) -> None: ...
+
+    def announce(self, address: ReplicaAddress) -> None: ...
+
+    def withdraw(self) -> None: ...
+
+    def push_metrics(self, snapshot: bytes) -> None: ...
+
+
+class ReplicaHost:
+    """An engine with its channel, metrics and life cycle. Knows no Serve."""
+
+    def __init__(
+        self,
+        replica_id: str,
+        config: ServeConfig,
+        channel: ChannelServer,
+        board: NoticeBoard,
+        exit_process: Callable[[int], None],
+    ) -> None:
+        self._replica_id = replica_id
+        self._config = config
+        self._channel = channel
+        self._board = board
+        self._exit_process = exit_process
+        self._metrics = CollectorRegistry()
+        self._engine: EngineHandle | None = None
+        self._stopping = threading.Event()
+
+    def start(self, create_engine: EngineFactory) -> None:
+        """Load, listen, announce. Raises what the factory raises."""
+        observer = EngineMetrics(self._metrics, _hardware_limits(self._config.metrics))
+        hooks = EngineHooks(
+            self._channel.publish, self._on_failure, self._board.report_progress, observer
+        )
+        self._engine = create_engine(self._config.engine.to_engine_config(), hooks)
+        self._metrics.register(EngineStatsCollector(self._engine.info, self._engine.stats))
+        self._address = self._channel.start(self._engine)
+        self._engine.start()
+        self._announcer = threading.Thread(
+            target=self._announce, name="tessera-announcer", daemon=True
+        )
+        self._announcer.start()
+
+    def check_health(self) -> None:
+        """Raise EngineFailedError if the engine's thread is dead or does not turn."""
+        ailment = self._ailment(self._running_engine())
+        if ailment is not None:
+            raise EngineFailedError(ailment)
+
+    def stats(self) -> EngineStats:
+        return self._running_engine().stats()
+
+    def shut_down(self, drain_timeout_s: float) -> None:
+        """Take no new requests, let the others finish, stop. Calling it again is harmless."""
+        if self._engine is None or self._stopping.is_set():
+            return
+        if not self._drain(self._engine, drain_timeout_s):
+            logger.warning("%d requests did not finish in time", self._channel.num_live_requests)
+        self._stopping.set()
+        self._channel.close()
+        self._engine.stop()
+        self._announcer.join()
+
+    def _drain(self, engine: EngineHandle, timeout_s: float) -> bool:
+        self._board.withdraw()
+        self._channel.drain()
+        engine.drain()
+        end_s = time.monotonic() + timeout_s
+        while not (engine.is_drained() and self._channel.num_live_requests == 0):
+            if time.monotonic() > end_s or self._ailment(engine) is not None:
+                return False
+            time.sleep(_DRAIN_POLL_S)
+        return True
+
+    def _ailment(self, engine: EngineHandle) -> str | None:
+        if not engine.is_alive:
+            return "the engine's thread has ended"
+        silence_s = time.monotonic() - engine.last_beat_s
+        if silence_s > self._config.replica.step_timeout_s:
+            return f"the engine has finished no step for {silence_s:.0f} s"
+        return None
+
+    def _running_engine(self) -> EngineHandle:
+        if self._engine is None:
+            raise EngineFailedError("the engine has not been started")
+        return self._engine
+
+    def _on_failure(self, failure: BaseException) -> None:
+        """Requests without output go elsewhere the sooner, the sooner their connection breaks."""
+        logger.critical("the engine failed; the replica ends", exc_info=failure)
+        self._channel.close(_FAILURE_FLUSH_S)
+        self._exit_process(EXIT_ENGINE_FAILED)
+
+    def _announce(self) -> None:
+        while not self._stopping.is_set():
+            self._board.announce(self._address)
+            self._board.push_metrics(take_snapshot(self._metrics, "engine", self._replica_id))
+            self._stopping.wait(min(ANNOUNCE_INTERVAL_S, self._config.metrics.push_interval_s))
+
+
+class RayNoticeBoard:
+    """NoticeBoard over the control plane's actors; what cannot be delivered is logged."""
+
+    def __init__(self, replica_id: str, registry: ActorHandle, exporter: ActorHandle) -> None:
+        self._replica_id = replica_id
+        self._registry = registry
+        self._exporter = exporter
+        self._is_withdrawn = False
+
+    def report_progress(self, stage: str, fraction: float) -> None:
+        self._call(
+            self._registry.report_progress.remote(StartProgress(self._replica_id, stage, fraction))
+        )
+
+    def announce(self, address: ReplicaAddress) -> None:
+        if not self._is_withdrawn:
+            self._call(self._registry.announce.remote(address))
+
+    def withdraw(self) -> None:
+        self._is_withdrawn = True
+        self._call(self._registry.withdraw.remote(self._replica_id))
+
+    def push_metrics(self, snapshot: bytes) -> None:
+        self._call(self._exporter.push.remote(snapshot))
+
+    def _call(self, reference: "ray.ObjectRef[None]") -> None:
+        try:
+            ray.get(reference, timeout=_CONTROL_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            logger.warning("control plane: %s", error)
+
+
+class EngineReplica:
+    """What Serve instantiates. Raises what the engine's factory raises."""
+
+    def __init__(self, config: ServeConfig, create_engine: EngineFactory) -> None:
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        board = RayNoticeBoard(
+            replica_id,
+            get_registry(config.app_name),
+            get_exporter(config.app_name, config.metrics),
+        )
+        node_id = ray.get_runtime_context().get_node_id()
+        node_address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        channel = ChannelServer(replica_id, node_id, config.channel, node_address)
+        self._drain_timeout_s = config.drain_timeout_s
+        # A failed engine must not linger: leaving at once is what makes Serve replace the replica.
+        self._host = ReplicaHost(replica_id, config, channel, board, os._exit)
+        self._host.start(create_engine)
+
+    def check_health(self) -> None:
+        self._host.check_health()
+
+    def stats(self) -> EngineStats:
+        return self._host.stats()
+
+    def __del__(self) -> None:
+        """Serve calls this when it stops the replica, and waits for it."""
+        host = getattr(self, "_host", None)
+        if host is not None:
+            host.shut_down(self._drain_timeout_s)
+
+
+def _hardware_limits(settings: MetricsSettings) -> HardwareLimits | None:
+    if settings.peak_bytes_per_s is None or settings.peak_flops_per_s is None:
+        return None
+    return HardwareLimits(settings.peak_bytes_per_s, settings.peak_flops_per_s)

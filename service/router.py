@@ -1,0 +1,186 @@
+"""Router: the GenerationBackend over channels to replicas.
+
+Picks a replica per request, sends it with the others of the same event-loop tick, and retries once
+elsewhere what was lost before its first output. The registry tells which replicas exist; whether
+one is alive is what its own connection says. Runs on the ingress's event loop. Knows no Ray.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from service.admission import AdmissionControl
+from service.api.errors import ApiError, ApiErrorCode
+from service.channel.address import ReplicaAddress
+from service.channel.client import ReplicaLink
+from service.channel.settings import ChannelSettings
+from service.prefix_index import PrefixIndex
+from service.routed_stream import RoutedStream
+from service.routing_policy import (
+    Candidate,
+    Decision,
+    RouterSettings,
+    RoutingPolicy,
+    RoutingReason,
+)
+from workers.protocol import GenerateRequest, ModelInfo
+
+
+class RouterMetrics(Protocol):
+    """What the router counts."""
+
+    def on_routed(self, reason: RoutingReason) -> None: ...
+
+    def on_overhead(self, seconds: float) -> None:
+        """Seconds of a request, submit to last output, that were not spent at the replica."""
+
+
+class Router:
+    """Implements GenerationBackend. start nothing in __init__: update_replicas() opens links."""
+
+    def __init__(
+        self,
+        ingress_id: str,
+        node_id: str,
+        settings: RouterSettings,
+        channel: ChannelSettings,
+        admission: AdmissionControl,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._ingress_id = ingress_id
+        self._node_id = node_id
+        self._settings = settings
+        self._channel = channel
+        self._admission = admission
+        self._metrics = metrics
+        self._links: dict[str, ReplicaLink] = {}
+        self._index = PrefixIndex(
+            settings.prefix_block_tokens, settings.max_prefix_blocks, settings.max_match_tokens
+        )
+        self._policy = RoutingPolicy(settings, random.Random())
+        self._info: ModelInfo | None = None
+
+    @property
+    def info(self) -> ModelInfo:
+        if self._info is None:
+            raise _unavailable()
+        return self._info
+
+    @property
+    def is_ready(self) -> bool:
+        """True while some replica takes requests and this ingress does too."""
+        return not self._admission.is_draining and any(map(_is_usable, self._links.values()))
+
+    @property
+    def num_connected_replicas(self) -> int:
+        return sum(link.is_connected for link in self._links.values())
+
+    def check_health(self) -> None:
+        """Raise if a link has failed for a reason of our own."""
+        for link in self._links.values():
+            link.check_health()
+
+    async def submit(self, request: GenerateRequest) -> RoutedStream:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        self._admission.admit(num_prompt_tokens)
+        stream = RoutedStream(request, self, self._channel.max_stream_bytes)
+        try:
+            self._route(stream, exclude="")
+        except ApiError:
+            self._admission.start(num_prompt_tokens)
+            self._admission.release()
+            raise
+        return stream
+
+    async def update_replicas(self, addresses: Sequence[ReplicaAddress]) -> None:
+        """Link to replicas not seen before; give up those that are neither listed nor connected."""
+        listed = {address.replica_id for address in addresses}
+        for address in addresses:
+            is_new = address.replica_id not in self._links
+            if is_new and address.is_reachable_from(self._node_id):
+                self._links[address.replica_id] = link = ReplicaLink(
+                    address, self._ingress_id, self._node_id, self._channel, self._on_change
+                )
+                link.start()
+        for replica_id, link in list(self._links.items()):
+            if replica_id not in listed and not link.is_connected:
+                del self._links[replica_id]
+                self._index.forget(replica_id)
+                await link.aclose()
+
+    async def aclose(self) -> None:
+        """Disconnect from every replica; requests under way end with REPLICA_LOST."""
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.aclose()
+
+    def resubmit(self, stream: RoutedStream) -> None:
+        self._route(stream, exclude=stream.replica_id)
+
+    def abort(self, stream: RoutedStream) -> None:
+        link = self._links.get(stream.replica_id)
+        if link is not None:
+            link.abort(stream.request.request_id)
+
+    def on_first_output(self, stream: RoutedStream) -> None:
+        self._admission.start(len(stream.request.prompt_token_ids))
+
+    def on_end(self, stream: RoutedStream, engine_s: float | None) -> None:
+        self._admission.release()
+        if engine_s is not None:
+            total_s = time.monotonic() - stream.submitted_s
+            self._metrics.on_overhead(max(0.0, total_s - engine_s))
+
+    def _route(self, stream: RoutedStream, exclude: str) -> None:
+        links = self._usable_links(exclude)
+        request = stream.request
+        keys = self._index.keys(request.prompt_token_ids, request.cache_salt)
+        decision = self._choose(links, keys)
+        reason = RoutingReason.RETRY if exclude else decision.reason
+        stream.replica_id = decision.replica_id
+        links[decision.replica_id].submit(request, stream)
+        self._index.insert(keys, decision.replica_id)
+        self._metrics.on_routed(reason)
+
+    def _choose(self, links: dict[str, ReplicaLink], keys: list[bytes]) -> Decision:
+        matched = self._index.match(keys, links.keys())
+        return self._policy.choose(
+            [
+                Candidate(replica_id, link.load.total_tokens, matched.get(replica_id, 0))
+                for replica_id, link in links.items()
+            ]
+        )
+
+    def _usable_links(self, exclude: str) -> dict[str, ReplicaLink]:
+        """Raises ApiError: UNAVAILABLE if no replica is there, OVERLOADED if all are full."""
+        usable = {
+            replica_id: link
+            for replica_id, link in self._links.items()
+            if replica_id != exclude and _is_usable(link)
+        }
+        if not usable:
+            raise _unavailable()
+        with_room = {i: link for i, link in usable.items() if not self._is_full(link)}
+        if not with_room:
+            raise ApiError(ApiErrorCode.OVERLOADED, "every replica's queue is full")
+        return with_room
+
+    def _is_full(self, link: ReplicaLink) -> bool:
+        return (
+            link.load.num_waiting >= self._settings.max_waiting_requests
+            or link.load.queued_tokens >= self._settings.max_queued_tokens
+        )
+
+    def _on_change(self) -> None:
+        if self._info is None:
+            models = (link.model for link in self._links.values())
+            self._info = next((model for model in models if model is not None), None)
+
+
+def _is_usable(link: ReplicaLink) -> bool:
+    return link.is_connected and not link.load.is_draining and not link.load.is_stalled
+
+
+def _unavailable() -> ApiError:
+    return ApiError(ApiErrorCode.UNAVAILABLE, "no replica is ready to take the request")

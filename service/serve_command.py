@@ -1,0 +1,196 @@
+"""`tessera serve`: start the service, show how far it is, drain it on SIGTERM or SIGINT.
+
+Knows flags and the terminal; service.launcher does the work.
+"""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from service.config import ServeConfig, load_config
+from service.engine_factory import EngineFactory, create_engine
+from service.launcher import Launcher, LaunchError, RayTarget, prepare_environment
+from workers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from service.registry import ServiceStatus
+
+Model = Annotated[
+    str | None, typer.Argument(help='"builtin" (default), "builtin-draft" or a model folder.')
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of ServeConfig.")]
+Host = Annotated[str | None, typer.Option(help="Where HTTP and gRPC listen; default 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(help="HTTP port; default 8000.")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; default 9000.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Metrics port; default 9400.")]
+Replicas = Annotated[int | None, typer.Option(help="Engine replicas; default 1.")]
+TpSize = Annotated[int | None, typer.Option(help="Ranks per replica; default 1.")]
+Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray to join; default RAY_ADDRESS, else a new one.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting by its dotted name: engine.page_size=16. Repeatable."),
+]
+
+
+class StopSignal:
+    """Counts SIGTERM and SIGINT: the first drains, the second does not wait."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def is_raised(self) -> bool:
+        return self._count > 0
+
+    def is_urgent(self) -> bool:
+        return self._count > 1
+
+    def wait(self) -> None:
+        while not self._count:
+            signal.pause()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+
+
+def serve(  # noqa: PLR0913  one parameter a flag
+    model: Model = None,
+    config: ConfigFile = None,
+    host: Host = None,
+    port: Port = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    replicas: Replicas = None,
+    tp_size: TpSize = None,
+    proxy: Proxy = None,
+    ray_address: RayAddress = None,
+    setting: Settings = None,
+) -> None:
+    """Serve a model over HTTP and gRPC."""
+    flags = {
+        "engine.model": model,
+        "http.host": host,
+        "grpc.host": host,
+        "http.port": port,
+        "grpc.port": grpc_port,
+        "metrics.port": metrics_port,
+        "num_replicas": replicas,
+        "engine.tp_size": tp_size,
+        "http.proxy": proxy,
+    }
+    console = Console(stderr=True)
+    try:
+        loaded = load_config(config, os.environ, _overrides(flags, setting or []))
+    except ConfigError as error:
+        console.print(f"tessera serve: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    raise typer.Exit(run_service(loaded, RayTarget(address), console))
+
+
+def _overrides(flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Raises ConfigError for a setting that is not NAME=VALUE."""
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {setting}: expected NAME=VALUE")
+        overrides[name] = None if value == "null" else value
+    return overrides
+
+
+def run_service(
+    config: ServeConfig,
+    target: RayTarget,
+    console: Console,
+    create_engine: EngineFactory = create_engine,
+) -> int:
+    """Everything between flags and exit code."""
+    prepare_environment(config, target, os.environ)
+    launcher = Launcher(config, target, create_engine)
+    stop = StopSignal()
+    try:
+        with _StartBar(console, "starting Ray") as bar:
+            launcher.connect()
+            stop.install()  # after Ray, which installs handlers of its own
+            launcher.deploy()
+            is_ready = launcher.wait_until_ready(bar.update, stop.is_raised)
+        if is_ready:
+            _announce(config, Console())
+            stop.wait()
+        with _StartBar(console, "draining") as bar:
+            if not launcher.drain(bar.update, stop.is_urgent):
+                console.print("some requests were still running")
+    except LaunchError as error:
+        console.print(f"tessera serve: {error}", style="red", highlight=False, markup=False)
+        return 1
+    finally:
+        launcher.stop()
+    return 0
+
+
+class _StartBar:
+    """One line per replica that is starting, or the number of requests while draining."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._main = self._progress.add_task(title, total=None)
+        self._replicas: dict[str, Any] = {}
+
+    def __enter__(self) -> "_StartBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
+
+    def update(self, status: "ServiceStatus", state: str) -> None:
+        num_live = sum(report.num_live_requests for report in status.ingresses)
+        text = f"draining: {num_live} requests" if state == "DRAINING" else f"deploying: {state}"
+        self._progress.update(self._main, description=text.lower())
+        for starting in status.starting:
+            if starting.replica_id not in self._replicas:
+                self._replicas[starting.replica_id] = self._progress.add_task("", total=1.0)
+            self._progress.update(
+                self._replicas[starting.replica_id],
+                description=f"replica {starting.replica_id}: {starting.stage}",
+                completed=starting.fraction,
+            )
+
+
+def _announce(config: ServeConfig, console: Console) -> None:
+    url = f"http://{config.http.host}:{config.http.port}"
+    model = (
+        config.engine.model if "/" not in config.engine.model else Path(config.engine.model).name
+    )
+    body = f'{{"model": "{model}", "prompt": "def __init__(self", "max_tokens": 32}}'
+    lines = (
+        f"Tessera serves {model}",
+        f"  HTTP     {url}/v1",
+        f"  gRPC     {config.grpc.host}:{config.grpc.port}",
+        f"  metrics  http://{config.metrics.host}:{config.metrics.port}/metrics",
+        "",
+        f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,173 @@
+"""Text and conversations to token ids, synchronously. Runs inside a tokenizer process.
+
+Text of a chat message can never become a special token; see service.tokenizer.special_tokens.
+Knows no sockets and no event loop. Not safe for threads: one instance a process.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from service.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from service.tokenizer.detokenizer import decode_all
+from service.tokenizer.folder import TokenizerFiles, read_tokenizer_files
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.pieces import TokenPieces, build_token_pieces, sample_token_ids
+from service.tokenizer.special_tokens import Shield, SpecialTokenGuard, UnguardableTextError
+from workers.errors import ModelLoadError
+
+_RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class EncodeRefusedError(Exception):
+    """The input cannot be encoded. The message may go to a client; param names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+def load_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, TokenPieces]:
+    """Raises ModelLoadError if it cannot be read or our decoding differs from its own."""
+    try:
+        tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ModelLoadError(f"tokenizer.json cannot be read: {error}") from error
+    # A serialised tokenizer may truncate or pad what it encodes; a server must do neither.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    pieces = build_token_pieces(tokenizer, files.tokenizer_json)
+    for token_ids in sample_token_ids(pieces, num_sequences=16, length=64):
+        for skip in (True, False):
+            ours = decode_all(pieces, token_ids, skip_special_tokens=skip)
+            if ours != tokenizer.decode(token_ids, skip_special_tokens=skip):
+                raise ModelLoadError(
+                    "the tokenizer's decoder behaves in a way Tessera cannot follow"
+                )
+    return tokenizer, pieces
+
+
+class TextEncoder:
+    """One model folder's tokenizer and chat template. Raises ModelLoadError if it has none."""
+
+    def __init__(self, folder: Path, max_rendered_bytes: int) -> None:
+        files = read_tokenizer_files(folder)
+        self._tokenizer, self._pieces = load_tokenizer(files)
+        self._template: ChatTemplate | None = None
+        if files.chat_template is not None:
+            try:
+                self._template = ChatTemplate(
+                    files.chat_template, files.named_tokens, max_rendered_bytes
+                )
+            except ChatTemplateError as error:
+                raise ModelLoadError(str(error)) from error
+        self._reserved_kwargs = _RESERVED_KWARGS | files.named_tokens.keys()
+        literals = self._template.literals if self._template else frozenset[str]()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_text = {i: token.content for i, token in added.items() if token.special}
+        self._guard = SpecialTokenGuard(self._special_text.values(), literals)
+
+    def encode_text(self, job: EncodeText) -> list[int]:
+        """Token ids of a text, in the tokenizer's own way unless special tokens are to be text."""
+        if job.parse_special_tokens:
+            return self._encode(job.text, job.add_special_tokens).ids
+        return self._encode_plain(job.text, job.add_special_tokens)
+
+    def encode_chat(self, job: EncodeChat) -> list[int]:
+        """Token ids of a conversation. Raises EncodeRefusedError."""
+        if self._template is None:
+            raise EncodeRefusedError("this model has no chat template; use /v1/completions")
+        reserved = sorted(self._reserved_kwargs & job.template_kwargs.keys())
+        if reserved:
+            raise EncodeRefusedError(f"{reserved[0]} cannot be set", "chat_template_kwargs")
+        shield = self._shield(job)
+        try:
+            rendered = self._render(self._template, job, shield)
+        except ChatTemplateError as error:
+            raise EncodeRefusedError(shield.restore(str(error)), "messages") from error
+        return self._encode_guarded(rendered, shield, job.add_special_tokens)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return decode_all(self._pieces, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _shield(self, job: EncodeChat) -> Shield:
+        try:
+            return self._guard.shield(_strings([job.messages, job.template_kwargs]))
+        except UnguardableTextError as error:
+            raise EncodeRefusedError("the text uses every private character", "messages") from error
+
+    def _render(self, template: ChatTemplate, job: EncodeChat, shield: Shield) -> str:
+        messages = [
+            {key: value if key == "role" else shield.protect(value) for key, value in item.items()}
+            for item in job.messages
+        ]
+        kwargs = {key: shield.protect(value) for key, value in job.template_kwargs.items()}
+        if not job.continue_final_message:
+            return template.render(
+                messages, add_generation_prompt=job.add_generation_prompt, kwargs=kwargs
+            )
+        # The space behind the marker shows whether the template trims its contents.
+        tag = shield.marker + " "
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + tag}
+        rendered = template.render(messages, add_generation_prompt=False, kwargs=kwargs)
+        head, found, tail = rendered.rpartition(shield.marker)
+        if not found:
+            raise ChatTemplateError("the last message does not appear in the conversation")
+        return head if tail.startswith(" ") else head.rstrip()
+
+    def _encode_guarded(self, rendered: str, shield: Shield, add_special_tokens: bool) -> list[int]:
+        """Encode rendered text; special tokens that are not the template's become plain text."""
+        trusted = self._guard.find(rendered)
+        text = shield.restore(rendered)
+        encoding = self._encode(text, add_special_tokens)
+        token_ids: list[int] = encoding.ids
+        found = [i for i, token_id in enumerate(token_ids) if token_id in self._special_text]
+        offsets: list[tuple[int, int]] | None = None
+        if not add_special_tokens and [self._special_text[token_ids[i]] for i in found] == [
+            token for _, token in trusted
+        ]:
+            return token_ids
+        offsets = encoding.offsets
+        starts = {start for start, _ in trusted}
+        replaced: dict[int, list[int]] = {}
+        for i in found:
+            start, end = offsets[i]
+            content = text[start:end]
+            first = start + len(content) - len(content.lstrip())
+            if content and first not in starts:
+                replaced[i] = self._as_plain_text(content)
+        if not replaced:
+            return token_ids
+        return [t for i, own in enumerate(token_ids) for t in replaced.get(i, (own,))]
+
+    def _as_plain_text(self, text: str) -> list[int]:
+        token_ids = self._encode_plain(text, add_special_tokens=False)
+        if not self._special_text.keys().isdisjoint(token_ids):
+            raise EncodeRefusedError(f"{text!r} cannot be written as plain text", "messages")
+        return token_ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
+        self._tokenizer.encode_special_tokens = True
+        try:
+            token_ids: list[int] = self._encode(text, add_special_tokens).ids
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        return token_ids
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

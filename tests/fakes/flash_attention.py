@@ -1,0 +1,144 @@
+"""FlashAttention-3 and the Triton kernels around it, in plain torch, for machines without a GPU.
+
+Written from flash_attn_with_kvcache's documentation: what each argument means, row by row. It also
+checks what the real kernel would refuse.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attention.kernels.providers import FlashAttention3, TritonKernels
+from attention.kernels.step_tables import StepTables
+
+
+def fake_flash_attention_3(has_sinks: bool = True) -> FlashAttention3:
+    return FlashAttention3("fake", attend, plan, has_sinks)
+
+
+def fake_triton_kernels() -> TritonKernels:
+    return TritonKernels(fill_step_tables, copy_kv, quantise_kv, quantise_queries)
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    num_splits: int,
+    scheduler_metadata: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(total_q, heads, v_head_dim); bfloat16 if q is e4m3."""
+    assert causal
+    assert k_cache.dtype == q.dtype
+    for lengths in (cache_seqlens, cu_seqlens_q, page_table):
+        assert lengths.dtype == torch.int32
+    if sinks is not None:
+        assert sinks.dtype == torch.bfloat16
+    page_size = k_cache.shape[1]
+    is_fp8 = q.dtype == torch.float8_e4m3fn
+    out = torch.zeros((*q.shape[:2], v_cache.shape[3]), dtype=torch.float64)
+    starts = cu_seqlens_q.tolist()
+    for row, num_keys in enumerate(cache_seqlens.tolist()):
+        queries = q[starts[row] : starts[row + 1]].double()
+        assert len(queries) <= max_seqlen_q
+        if num_keys == 0 or len(queries) == 0:
+            continue
+        positions = torch.arange(num_keys)
+        pages = page_table[row][positions // page_size].long()
+        k = k_cache[pages, positions % page_size].double()
+        v = v_cache[pages, positions % page_size].double()
+        if k_descale is not None and v_descale is not None:
+            k = k * k_descale[row][:, None]
+            v = v * v_descale[row][:, None]
+        group = q.shape[1] // k.shape[1]
+        scores = torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(group, 1))
+        scores = scores * softmax_scale
+        if softcap > 0.0:
+            scores = softcap * torch.tanh(scores / softcap)
+        own = torch.arange(len(queries))[:, None] + num_keys - len(queries)
+        is_hidden = positions > own
+        if window_size[0] >= 0:
+            is_hidden |= positions < own - window_size[0]
+        scores.masked_fill_(is_hidden, -torch.inf)
+        if sinks is not None:
+            sink = sinks.double()[:, None, None].expand(-1, len(queries), 1)
+            scores = torch.cat([scores, sink], dim=2)
+        weights = torch.softmax(scores, dim=2)[:, :, :num_keys]
+        values = v.repeat_interleave(group, 1)
+        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out.to(torch.bfloat16 if is_fp8 else q.dtype)
+
+
+def plan(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: torch.Tensor,
+    **arguments: object,
+) -> torch.Tensor:
+    """A copy of the lengths, so that a test can see which step a plan was made from."""
+    assert cache_seqlens.shape == (batch_size,)
+    return cache_seqlens.clone()
+
+
+def fill_step_tables(
+    req_to_token: torch.Tensor,
+    slots: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    tables: StepTables,
+    page_size: int,
+    max_seq_len: int,
+) -> None:
+    bs = len(slots)
+    tables.cache_seqlens[:bs] = seq_lens
+    tables.cu_seqlens_q[1 : bs + 1] = extend_seq_lens.cumsum(0)
+    tables.cu_seqlens_k[1 : bs + 1] = seq_lens.cumsum(0)
+    for row, (slot, length) in enumerate(zip(slots.tolist(), seq_lens.tolist(), strict=True)):
+        pages = req_to_token[slot, :length:page_size] // page_size
+        tables.page_table[row, : len(pages)] = pages
+
+
+def copy_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cache_indices: torch.Tensor,
+) -> None:
+    k_pages.view(-1, *k.shape[1:])[cache_indices] = k
+    v_pages.view(-1, *v.shape[1:])[cache_indices] = v
+
+
+def quantise_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cache_indices: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+) -> None:
+    for new, pages, scale in ((k, k_pages, k_scale), (v, v_pages, v_scale)):
+        scaled = (new.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+        tokens = pages.view(torch.uint8).view(-1, *new.shape[1:])
+        tokens[cache_indices] = scaled.view(torch.uint8)
+
+
+def quantise_queries(q: torch.Tensor) -> torch.Tensor:
+    return q.float().clamp(-448.0, 448.0).to(torch.float8_e4m3fn)

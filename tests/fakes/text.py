@@ -1,0 +1,84 @@
+"""A tokenizer without processes and a handler on a fake backend, for tests of what lies above."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.handler.handler import Handler
+from service.limits import Limits
+from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
+from service.tokenizer.folder import read_tokenizer_files
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from tests.fakes.backend import FakeBackend, Script, make_outputs
+from tests.fakes.tokenizer_folders import make_byte_level_folder
+
+ANSWER = "hello world, naïve 🙂 café\n"
+
+
+class InlineTokenizer:
+    """Implements service.tokenizer.pool.Tokenizer in the calling process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.encoder = TextEncoder(folder, max_rendered_bytes=1 << 20)
+        _, self.pieces = load_tokenizer(read_tokenizer_files(folder))
+
+    async def encode_text(self, job: EncodeText) -> list[int]:
+        return self.encoder.encode_text(job)
+
+    async def encode_chat(self, job: EncodeChat) -> list[int]:
+        try:
+            return self.encoder.encode_chat(job)
+        except EncodeRefusedError as error:
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, error.message, error.param) from error
+
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return self.encoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def ids(self, text: str) -> list[int]:
+        return self.encoder.encode_text(EncodeText(text))
+
+
+@dataclass
+class RecordingMetrics:
+    """Implements RequestMetrics by remembering every call as (name, arguments)."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def on_accepted(self, num_prompt_tokens, num_choices):
+        self.calls.append(("accepted", (num_prompt_tokens, num_choices)))
+
+    def on_first_token(self, seconds, queue_s, prefill_s):
+        self.calls.append(("first_token", (seconds, queue_s, prefill_s)))
+
+    def on_tokens(self, count, inter_token_s):
+        self.calls.append(("tokens", (count, inter_token_s)))
+
+    def on_finished(self, reason, **numbers):
+        self.calls.append(("finished", (reason, numbers)))
+
+    def on_rejected(self, code):
+        self.calls.append(("rejected", code))
+
+    def named(self, name):
+        return [arguments for call, arguments in self.calls if call == name]
+
+
+@dataclass
+class Bench:
+    """A handler with all its collaborators at hand."""
+
+    handler: Handler
+    backend: FakeBackend
+    tokenizer: InlineTokenizer
+    metrics: RecordingMetrics
+
+
+def make_bench(folder: Path, script: Script | None = None, limits: Limits | None = None) -> Bench:
+    """By default the backend answers every request with ANSWER and the end-of-sequence token."""
+    tokenizer = InlineTokenizer(make_byte_level_folder(folder))
+    answer = [*tokenizer.ids(ANSWER), 2]
+    backend = FakeBackend(script or (lambda request: make_outputs(request, answer)))
+    metrics = RecordingMetrics()
+    handler = Handler(backend, tokenizer, tokenizer.pieces, limits or Limits(), metrics)
+    return Bench(handler, backend, tokenizer, metrics)

@@ -1,0 +1,135 @@
+"""kill -9 under load, with the real engine on two ranks a replica: what the client sees."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.services import replica_processes, running_service, wait_until
+
+NAME = "chaos"
+NUM_STREAMS = 24
+NUM_TOKENS = 120
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def service(ray_session):
+    settings = {
+        "num_replicas": 2,
+        "engine": {"tp_size": 2, "kv_cache_bytes": 64 << 20, "check_integrity_when_idle": True},
+        "channel": {"heartbeat_timeout_s": 2.0},
+    }
+    with running_service(NAME, 18300, **settings) as running:
+        wait_until(lambda: running.metric("tessera_connected_replicas") == 2, 60)
+        yield running
+
+
+@dataclass
+class Outcome:
+    """What one streaming client saw."""
+
+    num_tokens: int = 0
+    num_errors: int = 0
+    error_code: str = ""
+    is_done: bool = False
+
+
+async def stream(client: httpx.AsyncClient, index: int) -> Outcome:
+    body = {
+        "model": "builtin",
+        "prompt": [4 + index] * (8 + index),
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
+    outcome = Outcome()
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            error = json.loads(await answer.aread())["error"]
+            return Outcome(num_errors=1, error_code=error["code"])
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                outcome.is_done = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    outcome.num_errors += 1
+                    outcome.error_code = event["error"]["code"]
+                else:
+                    outcome.num_tokens += 1
+    return outcome
+
+
+async def storm(url: str, kill) -> list[Outcome]:
+    """Streams under way when kill() comes, and streams that start around it."""
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        tasks = [asyncio.create_task(stream(client, index)) for index in range(NUM_STREAMS)]
+        await asyncio.sleep(0.6)
+        tasks += [asyncio.create_task(stream(client, index)) for index in range(8)]
+        kill()
+        return await asyncio.gather(*tasks)
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Every stream ended whole or, after its first token, with one typed error."""
+    for outcome in outcomes:
+        assert outcome.is_done != bool(outcome.num_errors), outcome
+        if outcome.num_errors:
+            assert outcome.num_errors == 1
+            assert outcome.error_code == "replica_lost"
+            assert outcome.num_tokens > 0, outcome
+    failed = sum(outcome.num_errors for outcome in outcomes)
+    print(f"{len(outcomes)} streams: {len(outcomes) - failed} whole, {failed} replica_lost")
+    assert 0 < failed < len(outcomes)
+
+
+def engine_pids() -> set[int]:
+    return {process.pid for process in replica_processes(NAME, "Engine")}
+
+
+def rank_processes() -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "RankProcess" in " ".join(process.info["cmdline"] or [])
+    ]
+
+
+def wait_until_whole(service, before: set[int]) -> None:
+    start_s = time.monotonic()
+    wait_until(lambda: len(engine_pids()) == 2 and engine_pids() != before, 90)
+    wait_until(lambda: service.metric("tessera_connected_replicas") == 2, 90)
+    wait_until(lambda: len(rank_processes()) == 2, 30)
+    print(f"whole again after {time.monotonic() - start_s:.1f} s")
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_replica_loses_only_streams_that_had_begun(service) -> None:
+    before = engine_pids()
+    check(asyncio.run(storm(service.url, lambda: kill(min(before)))))
+    wait_until_whole(service, before)
+
+
+def test_a_killed_rank_ends_its_replica_and_nothing_else(service) -> None:
+    before = engine_pids()
+    check(asyncio.run(storm(service.url, lambda: kill(rank_processes()[0].pid))))
+    wait_until_whole(service, before)
+    assert len(before & engine_pids()) == 1
+
+
+def test_the_healed_service_answers(service) -> None:
+    outcomes = asyncio.run(storm(service.url, lambda: None))
+    assert all(outcome.is_done and outcome.num_tokens for outcome in outcomes)
+    wait_until(lambda: service.metric("tessera_kv_pages_used") == 0)

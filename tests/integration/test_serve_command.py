@@ -1,0 +1,74 @@
+"""`tessera serve` as a process: it comes up, says where, drains on SIGTERM and ends cleanly."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.serve_fake_engine import PORTS
+
+ROOT = Path(__file__).parents[2]
+URL = f"http://127.0.0.1:{PORTS['http']}"
+
+
+@contextlib.contextmanager
+def serving():
+    """The command as a child process that has said how to call it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.serve_fake_engine"],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            if line.startswith("curl http://127.0.0.1"):
+                break
+        assert httpx.get(f"{URL}/health/ready").status_code == 200
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_sigterm_drains_then_ends_with_zero():
+    body = {"model": "builtin", "prompt": "def", "max_tokens": 150, "stream": True}
+    with (
+        serving() as process,
+        httpx.stream("POST", f"{URL}/v1/completions", json=body, timeout=60) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1.0)
+        late = httpx.post(f"{URL}/v1/completions", json={**body, "stream": False})
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_a_readable_error():
+    with socket.create_server(("127.0.0.1", PORTS["metrics"])):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.integration.serve_fake_engine"],
+            cwd=ROOT,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "metrics cannot be served on 127.0.0.1" in done.stdout

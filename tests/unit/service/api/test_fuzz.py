@@ -1,0 +1,230 @@
+"""Random requests by schema: never a server error, and a valid request still works after each."""
+
+import asyncio
+import json
+import threading
+
+import grpc
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from service.api.auth import OpenAuthenticator
+from service.api.grpc import SERVICE_NAME, build_grpc_server
+from service.api.http import build_http_app
+from service.api.openai.chat import ChatCompletionRequest
+from service.api.openai.completions import CompletionRequest
+from service.api.openai.parameters import HARMLESS
+from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from service.api.services import ApiServices
+from service.proto import inference_pb2 as pb
+from service.proto import inference_pb2_grpc as pb_grpc
+from tests.fakes.text import ANSWER, make_bench
+
+FORBIDDEN_STATUSES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+
+
+def _services(folder):
+    return ApiServices(
+        handler=make_bench(folder).handler,
+        authenticator=OpenAuthenticator(),
+        is_ready=lambda: True,
+        version="0.1.0",
+        started_s=0,
+        peek_s=0.2,
+    )
+
+
+@pytest.fixture(scope="module")
+def api_schema(tmp_path_factory):
+    app = build_http_app(_services(tmp_path_factory.mktemp("http")))
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{model_id}"),
+        ("GET", "/health/ready"),
+    ],
+)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+def test_http_requests_by_schema_have_no_server_errors(api_schema, method, path, data):
+    response = data.draw(api_schema[path][method].as_strategy()).call()
+    assert response.status_code < 500, response.text
+    if response.status_code >= 400:
+        error = response.json()["error"]
+        assert error["code"]
+        assert error["message"]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+VALID = {
+    "/v1/completions": {"model": "tiny", "prompt": "hello", "max_tokens": 50},
+    "/v1/chat/completions": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+    },
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.fixture(scope="module")
+def http_client(tmp_path_factory):
+    app = build_http_app(_services(tmp_path_factory.mktemp("http_values")))
+    with TestClient(app) as client:
+        yield client
+
+
+def _names_of(path):
+    model = {
+        "/v1/completions": CompletionRequest,
+        "/v1/chat/completions": ChatCompletionRequest,
+        "/tokenize": TokenizeRequest,
+        "/detokenize": DetokenizeRequest,
+    }[path]
+    return sorted({*model.model_fields, *HARMLESS})
+
+
+@pytest.mark.parametrize("path", list(VALID))
+@given(data=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+def test_http_takes_any_value_of_any_parameter(http_client, path, data):
+    names = st.sampled_from(_names_of(path)) | st.text(max_size=8)
+    body = {**VALID[path], **data.draw(st.dictionaries(names, JSON_VALUES, max_size=3))}
+    # json.dumps writes NaN and Infinity, which are not JSON and must be refused.
+    headers = {"content-type": "application/json"}
+    response = http_client.post(path, content=json.dumps(body), headers=headers)
+    assert response.status_code < 500, response.text
+    assert http_client.post(path, json=VALID[path]).status_code == 200
+
+
+class GrpcServerThread:
+    """A server in its own event loop, since hypothesis drives the client synchronously."""
+
+    def __init__(self, services):
+        self._services = services
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server, port = self._run(self._start())
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    async def _start(self):
+        server, port = build_grpc_server(self._services, "127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    def _run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def close(self):
+        self.channel.close()
+        self._run(self._server.stop(None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def grpc_server(tmp_path_factory):
+    server = GrpcServerThread(_services(tmp_path_factory.mktemp("grpc")))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def grpc_stub(grpc_server):
+    return pb_grpc.InferenceStub(grpc_server.channel)
+
+
+def _value_of(field):
+    numbers = {
+        field.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 12),
+        field.CPPTYPE_INT64: st.integers(-(2**63), 2**63 - 1),
+        field.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 12),
+        field.CPPTYPE_DOUBLE: st.floats() | st.floats(-2, 2),
+        field.CPPTYPE_BOOL: st.booleans(),
+    }
+    if field.cpp_type == field.CPPTYPE_MESSAGE:
+        return _messages(field.message_type)
+    if field.cpp_type == field.CPPTYPE_STRING:
+        roles = st.sampled_from(["user", "assistant", "system", "tiny", "{}", '{"a": [1]}'])
+        return roles | st.text(max_size=12)
+    return numbers[field.cpp_type]
+
+
+def _messages(descriptor):
+    """Dictionaries of some of a message's fields, as its constructor takes them."""
+    optional = {}
+    for field in descriptor.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            keys, values = (_value_of(part) for part in field.message_type.fields)
+            optional[field.name] = st.dictionaries(keys, values, max_size=3)
+        elif field.is_repeated:
+            optional[field.name] = st.lists(_value_of(field), max_size=3)
+        else:
+            optional[field.name] = _value_of(field)
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+def _call(rpc, request):
+    """Any answer or typed refusal will do."""
+    refusal = None
+    try:
+        answer = rpc(request, timeout=20)
+        if isinstance(answer, grpc.Call):
+            list(answer)
+    except grpc.RpcError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.code() not in FORBIDDEN_STATUSES, refusal
+        assert dict(refusal.trailing_metadata())["tessera-error-code"]
+
+
+def _assert_still_works(stub):
+    answer = stub.Generate(pb.GenerateRequest(text=pb.Text(text="hello")), timeout=20)
+    assert answer.choices[0].text == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("Generate", pb.GenerateRequest),
+        ("GenerateStream", pb.GenerateRequest),
+        ("Tokenize", pb.TokenizeRequest),
+        ("Detokenize", pb.DetokenizeRequest),
+        ("GetModel", pb.GetModelRequest),
+    ],
+)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+def test_grpc_has_no_internal_errors(grpc_stub, method, kind, data):
+    fields = data.draw(_messages(kind.DESCRIPTOR))
+    prompts = [name for name in ("text", "chat", "token_ids") if name in fields]
+    if len(prompts) > 1 and method != "Detokenize":
+        for name in prompts[1:]:
+            del fields[name]
+    _call(getattr(grpc_stub, method), kind(**fields))
+    _assert_still_works(grpc_stub)
+
+
+@given(data=st.binary(max_size=60))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+def test_grpc_survives_random_bytes(grpc_server, data):
+    _call(grpc_server.channel.unary_unary(f"/{SERVICE_NAME}/Generate"), data)
+    _assert_still_works(pb_grpc.InferenceStub(grpc_server.channel))

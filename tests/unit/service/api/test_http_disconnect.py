@@ -1,0 +1,123 @@
+"""A client that leaves aborts its request, whenever it leaves: played on the bare ASGI side."""
+
+import asyncio
+import json
+
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+
+class AsgiClient:
+    """Sends one request and then leaves when told to."""
+
+    def __init__(self, app, path, body):
+        self.app = app
+        self.body = json.dumps(body).encode()
+        self.left = asyncio.Event()
+        self.messages = []
+        self.has_body = False
+        self.accepts = asyncio.Event()
+        self.accepts.set()
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), (b"host", b"tessera")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+
+    async def run(self):
+        await self.app(self.scope, self._receive, self._send)
+
+    async def _receive(self):
+        if not self.has_body:
+            self.has_body = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message):
+        await self.accepts.wait()
+        self.messages.append(message)
+
+
+async def _until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def _body(stream, n):
+    return {"model": "tiny", "prompt": "hi", "stream": stream, "n": n, "max_tokens": 50}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("num_tokens", [0, 1, 4])
+async def test_leaving_aborts_every_choice(app, bench, stream, n, num_tokens):
+    bench.backend.gate = asyncio.Semaphore(num_tokens)
+    client = AsgiClient(app, "/v1/completions", _body(stream, n))
+    running = asyncio.create_task(client.run())
+    await _until(lambda: len(bench.backend.streams) == n)
+    await asyncio.sleep(0.02)
+    client.left.set()
+    await asyncio.wait_for(running, 5)
+    assert all(s.is_aborted for s in bench.backend.streams)
+    assert [reason for reason, _ in bench.metrics.named("finished")] == ["abort"] * n
+
+
+async def test_a_client_that_stops_reading_still_aborts_when_it_leaves(app, bench):
+    bench.backend.gate = asyncio.Semaphore(1000)
+    bench.backend.script = _endless(bench.backend.script)
+    client = AsgiClient(app, "/v1/completions", _body(True, 1))
+    client.accepts.clear()
+    running = asyncio.create_task(client.run())
+    await _until(lambda: bench.backend.streams)
+    await asyncio.sleep(0.02)
+    client.left.set()
+    await asyncio.wait_for(running, 5)
+    assert bench.backend.num_live == 0
+
+
+def _endless(script):
+    def play(request):
+        outputs = list(script(request))
+        for output in outputs:
+            output.finish_reason = None
+            output.stop_token_id = None
+        return outputs * 50
+
+    return play
+
+
+async def test_cancelling_the_server_task_aborts_the_request(app, bench):
+    bench.backend.gate = asyncio.Semaphore(2)
+    client = AsgiClient(app, "/v1/completions", _body(True, 2))
+    running = asyncio.create_task(client.run())
+    await _until(lambda: client.messages)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert bench.backend.num_live == 0
+
+
+async def test_a_stream_starts_even_if_its_first_token_takes_long(app, bench):
+    bench.backend.gate = asyncio.Semaphore(0)
+    client = AsgiClient(app, "/v1/completions", _body(True, 1))
+    running = asyncio.create_task(client.run())
+    await _until(lambda: client.messages)
+    assert client.messages[0]["status"] == 200
+    for _ in range(100):
+        bench.backend.gate.release()
+    await asyncio.wait_for(running, 5)
+    payload = b"".join(message.get("body", b"") for message in client.messages)
+    assert payload.endswith(b"data: [DONE]\n\n")
+    assert bench.metrics.named("finished")[0][0] == "stop"

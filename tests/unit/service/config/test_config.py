@@ -1,0 +1,105 @@
+"""Configuration: three sources, one precedence, no unknown key."""
+
+from dataclasses import fields
+
+import pytest
+from pydantic import ValidationError
+
+from service.config import EngineSettings, ServeConfig, load_config, parse_config
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+
+
+def load(tmp_path, text="", environment=None, overrides=None):
+    file = tmp_path / "tessera.yaml"
+    file.write_text(text)
+    return load_config(file, environment or {}, overrides or {})
+
+
+def test_engine_settings_mirror_engine_config():
+    mirrored = {name: field.default for name, field in EngineSettings.model_fields.items()}
+    assert mirrored == {field.name: field.default for field in fields(EngineConfig)}
+    assert EngineSettings().to_engine_config() == EngineConfig()
+
+
+def test_command_line_wins_over_environment_wins_over_file(tmp_path):
+    text = "num_replicas: 2\nhttp: {port: 1, host: 10.0.0.1}\ngrpc: {port: 5}"
+    config = load(
+        tmp_path,
+        text,
+        {"TESSERA_HTTP__PORT": "2", "TESSERA_GRPC__PORT": "6", "PATH": "/bin"},
+        {"http.port": 3},
+    )
+    assert (config.num_replicas, config.http.host) == (2, "10.0.0.1")
+    assert (config.http.port, config.grpc.port) == (3, 6)
+
+
+def test_defaults_bind_loopback_only():
+    config = ServeConfig()
+    assert {config.http.host, config.grpc.host, config.metrics.host} == {"127.0.0.1"}
+    assert (config.http.port, config.grpc.port, config.metrics.port) == (8000, 9000, 9400)
+    assert config.channel.transport == "unix"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "overrides", "message"),
+    [
+        ("htpp: {}", {}, {}, "htpp"),
+        ("http: {prot: 1}", {}, {}, "http.prot"),
+        ("", {"TESSERA_HTTP__PROT": "1"}, {}, "http.prot"),
+        ("", {"TESSERA_UNKNOWN": "1"}, {}, "unknown"),
+        ("", {}, {"engine.modle": "x"}, "engine.modle"),
+        ("engine: {tp_size: 0}", {}, {}, "tp_size"),
+        ("- 1", {}, {}, "mapping"),
+        ("http: [", {}, {}, "tessera.yaml"),
+        ("http: 1", {"TESSERA_HTTP__PORT": "1"}, {}, "no section"),
+        ("http: {port: 9000}", {}, {}, "must differ"),
+        ("metrics: {peak_bytes_per_s: 1}", {}, {}, "both"),
+        ("limits: {max_n: 0}", {}, {}, "limits.max_n"),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_it(tmp_path, text, environment, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text, environment, overrides)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="absent"):
+        load_config(tmp_path / "absent.yaml", {}, {})
+
+
+def test_every_problem_is_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"http": {"port": 0}, "grpc": {"port": "x"}})
+    assert "http.port" in str(caught.value)
+    assert "grpc.port" in str(caught.value)
+
+
+def test_the_environment_can_unset_a_value(tmp_path):
+    config = load(tmp_path, "engine: {page_size: 16}", {"TESSERA_ENGINE__PAGE_SIZE": "null"})
+    assert config.engine.page_size is None
+
+
+def test_configuration_is_frozen():
+    with pytest.raises(ValidationError):
+        ServeConfig().num_replicas = 2
+
+
+def test_api_keys_come_from_environment_and_file_and_never_show(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# comment\n\n  third \n")
+    config = load(
+        tmp_path,
+        f"auth: {{api_key_file: {file}}}",
+        {"TESSERA_AUTH__API_KEYS": "first-key, second-key"},
+    )
+    assert config.auth.load_keys() == ("first-key", "second-key", "third")
+    assert "first-key" not in repr(config)
+
+
+def test_a_key_file_that_is_empty_or_missing_is_an_error(tmp_path):
+    (tmp_path / "keys").write_text("# nothing\n")
+    for name in ("keys", "absent"):
+        config = parse_config({"auth": {"api_key_file": str(tmp_path / name)}})
+        with pytest.raises(ConfigError, match="api_key_file"):
+            config.auth.load_keys()

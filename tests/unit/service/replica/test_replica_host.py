@@ -1,0 +1,155 @@
+"""A replica's life without Serve: start, announce, health, drain, failure."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from service.channel.server import ChannelServer
+from service.config import parse_config
+from service.replica import EXIT_ENGINE_FAILED, ReplicaHost
+from tests.fakes.engine import FakeEngine
+from tests.fakes.replica import FAST
+from workers.engine_loop import EngineLoop
+from workers.errors import EngineFailedError, ModelLoadError
+from workers.protocol import GenerateRequest
+from workers.sampling.params import SamplingParams
+
+
+class Board:
+    """Remembers what a replica announced."""
+
+    def __init__(self):
+        self.progress = []
+        self.addresses = []
+        self.snapshots = []
+        self.is_withdrawn = False
+
+    def report_progress(self, stage, fraction):
+        self.progress.append((stage, fraction))
+
+    def announce(self, address):
+        self.addresses.append(address)
+
+    def withdraw(self):
+        self.is_withdrawn = True
+
+    def push_metrics(self, snapshot):
+        self.snapshots.append(snapshot)
+
+
+class Hosted:
+    """A host with its collaborators in reach."""
+
+    def __init__(self, engine, step_timeout_s=60.0):
+        config = parse_config(
+            {
+                "metrics": {"push_interval_s": 0.02},
+                "replica": {"step_timeout_s": step_timeout_s},
+            }
+        )
+        self.engine = engine
+        self.board = Board()
+        self.exits = []
+        self.channel = ChannelServer("replica-1", "node-1", FAST, "127.0.0.1")
+        self.host = ReplicaHost("replica-1", config, self.channel, self.board, self.exits.append)
+
+    def create(self, config, hooks):
+        hooks.on_progress("loading", 0.5)
+        self.loop = EngineLoop(self.engine, hooks.on_outputs, hooks.on_failure)
+        return self.loop
+
+
+@contextlib.contextmanager
+def hosted(engine=None, **kwargs):
+    made = Hosted(engine or FakeEngine(step_s=0.002), **kwargs)
+    made.host.start(made.create)
+    yield made
+    made.host.shut_down(0.0)
+
+
+def wait_until(condition, timeout_s=5.0):
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def request(max_tokens):
+    return GenerateRequest("r", [1], SamplingParams(max_tokens=max_tokens))
+
+
+def test_a_started_replica_announces_itself_and_its_metrics_again_and_again():
+    with hosted() as made:
+        wait_until(lambda: len(made.board.addresses) > 2)
+        assert made.board.addresses[0].replica_id == "replica-1"
+        assert made.board.progress == [("loading", 0.5)]
+        assert len(made.board.snapshots) >= 2
+        made.host.check_health()
+        assert made.host.stats().num_running == 0
+
+
+def test_a_model_that_does_not_load_leaves_nothing_running():
+    made = Hosted(FakeEngine())
+
+    def fail(config, hooks):
+        raise ModelLoadError("no weights")
+
+    with pytest.raises(ModelLoadError):
+        made.host.start(fail)
+    assert made.board.addresses == []
+    with pytest.raises(EngineFailedError):
+        made.host.check_health()
+    made.host.shut_down(1.0)
+
+
+def test_draining_waits_for_what_runs_and_refuses_what_comes():
+    with hosted(FakeEngine(step_s=0.01)) as made:
+        made.loop.submit([request(max_tokens=30)])
+        wait_until(lambda: made.engine.running)
+        started_s = time.monotonic()
+        made.host.shut_down(10.0)
+        assert made.engine.num_output_tokens == 30
+        assert 0.1 < time.monotonic() - started_s < 5
+        assert made.board.is_withdrawn
+        assert made.exits == []
+
+
+def test_draining_gives_up_at_its_timeout():
+    with hosted(FakeEngine(step_s=0.01)) as made:
+        made.loop.submit([request(max_tokens=100_000)])
+        wait_until(lambda: made.engine.running)
+        started_s = time.monotonic()
+        made.host.shut_down(0.1)
+        assert time.monotonic() - started_s < 2
+        made.host.shut_down(10.0)
+
+
+def test_an_engine_that_fails_ends_the_process_and_its_connections():
+    with hosted(FakeEngine(step_s=0.002, fail_after_steps=5)) as made:
+        made.host.check_health()
+        made.loop.submit([request(max_tokens=100)])
+        wait_until(lambda: made.exits)
+        assert made.exits == [EXIT_ENGINE_FAILED]
+        with pytest.raises(EngineFailedError, match="ended"):
+            made.host.check_health()
+
+
+def test_an_engine_that_hangs_is_unhealthy_and_does_not_hold_up_the_shutdown():
+    release = threading.Event()
+
+    class HangingEngine(FakeEngine):
+        def step(self):
+            release.wait(5)
+            return super().step()
+
+    with hosted(HangingEngine(), step_timeout_s=0.1) as made:
+        made.loop.submit([request(max_tokens=1)])
+        time.sleep(0.3)
+        with pytest.raises(EngineFailedError, match="no step"):
+            made.host.check_health()
+        threading.Timer(0.2, release.set).start()
+        started_s = time.monotonic()
+        made.host.shut_down(60.0)
+        assert time.monotonic() - started_s < 5
