@@ -47,7 +47,7 @@ class Preference:
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=("fa3", "flashinfer", "triton", "torch_native"),
+        mha=("fa3", "fa3_fp8", "flashinfer", "triton", "torch_native"),
         mla=("fa3", "flashmla", "flashinfer", "triton", "torch_native"),
     ),
     DeviceGeneration.BLACKWELL: Preference(

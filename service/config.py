@@ -49,6 +49,7 @@ class EngineSettings(_Settings):
     enable_prefix_cache: bool = True
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
+    enable_cuda_graphs: bool = True
     check_integrity_when_idle: bool = False
     seed: int = 0
 

@@ -4,6 +4,7 @@ Sets Ray's own environment variables, which Ray reads when it is imported: so Ra
 only after prepare_environment(). Knows no terminal: progress goes to a callback.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, MutableMapping
@@ -14,6 +15,8 @@ from service.config import ServeConfig
 from service.engine_factory import EngineFactory, create_engine
 
 if TYPE_CHECKING:
+    import ray
+
     from service.registry import ServiceStatus
 
 OBJECT_STORE_BYTES = 128 << 20
@@ -80,6 +83,7 @@ class Launcher:
         from ray import serve
         from ray.serve.config import HTTPOptions
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             ray.init(**self._ray_options())
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -93,8 +97,7 @@ class Launcher:
         )
 
     def deploy(self) -> None:
-        """Hand the application to Serve; returns at once."""
-        import ray
+        """Hand the application to Serve. Raises LaunchError if metrics cannot be served."""
         from ray import serve
         from ray.serve import RunTarget
 
@@ -103,8 +106,9 @@ class Launcher:
 
         name = self._config.app_name
         self._registry = get_registry(name)
-        self._check_exporter(get_exporter(name, self._config.metrics))
-        ray.get(self._registry.end_drain.remote())
+        self._registry.end_drain.remote()
+        # Both actors start while Serve deploys; only their answers are waited for.
+        port = get_exporter(name, self._config.metrics).port.remote()
         app = build_app(self._config, self._create_engine)
         target = RunTarget(app, name=name, route_prefix="/")
         serve.run_many(
@@ -112,6 +116,7 @@ class Launcher:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+        self._check_exporter(port)
 
     def wait_until_ready(
         self, on_progress: ProgressCallback, should_stop: Callable[[], bool]
@@ -171,7 +176,11 @@ class Launcher:
 
     def _ray_options(self) -> dict[str, Any]:
         if not self._target.is_own:
-            return {"address": self._target.address, "log_to_driver": False}
+            return {
+                "address": self._target.address,
+                "log_to_driver": False,
+                "logging_level": logging.WARNING,
+            }
         engine, replica = self._config.engine, self._config.replica
         num_cpus = self._config.num_replicas * engine.tp_size * replica.cpus_per_rank
         return {
@@ -180,13 +189,14 @@ class Launcher:
             "object_store_memory": OBJECT_STORE_BYTES,
             "num_cpus": max(os.cpu_count() or 1, int(num_cpus) + 1),
             "log_to_driver": False,
+            "logging_level": logging.WARNING,
         }
 
-    def _check_exporter(self, exporter: Any) -> None:
+    def _check_exporter(self, port: "ray.ObjectRef[int]") -> None:
         import ray
 
         try:
-            ray.get(exporter.port.remote())
+            ray.get(port)
         except ray.exceptions.RayError as error:
             address = f"{self._config.metrics.host}:{self._config.metrics.port}"
             raise LaunchError(f"metrics cannot be served on {address}: {error}") from error
@@ -205,8 +215,13 @@ class Launcher:
         if application is None:
             return "NOT_STARTED", []
         messages = [
-            f"{name}: {deployment.message}"
+            f"{name}: {_last_words(deployment.message)}"
             for name, deployment in application.deployments.items()
             if deployment.message
         ]
         return application.status.value, messages
+
+
+def _last_words(message: str) -> str:
+    """Of a message that ends in a traceback, the exception alone; the rest is in Ray's logs."""
+    return message.rstrip().rpartition("\n")[2] if "Traceback" in message else message

@@ -89,6 +89,7 @@ class IngressMetrics:
         self._accepted.inc()
 
     def on_first_token(self, seconds: float, queue_s: float, prefill_s: float) -> None:
+        self._tokens.inc()
         self._ttft.observe(seconds)
         self._queue.observe(queue_s)
         self._prefill.observe(prefill_s)

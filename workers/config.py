@@ -19,6 +19,7 @@ class EngineConfig:
     on CPU. load_format "dummy": random weights from seed, for benchmarks.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
+    enable_cuda_graphs: decode steps replay captured graphs where backend and model allow it.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
     check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
@@ -45,6 +46,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
+    enable_cuda_graphs: bool = True
     check_integrity_when_idle: bool = False
     seed: int = 0
 

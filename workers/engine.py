@@ -16,8 +16,8 @@ from workers.observer import NullObserver, StepObserver
 from workers.parallel.group import SingleRank
 from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.results import GenerateResult, ResultCollector
-from workers.sampling.params import SamplingParams
 from workers.runner_factory import make_model_runner
+from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 from workers.step_clock import StepClock

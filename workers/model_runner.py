@@ -7,18 +7,19 @@ order and samples the same tokens; only rank 0 reads them back.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.registry import create_attention_backend
 from attention.timing import AttentionTiming
 from workers.attention_plan import make_timer, plan_attention
 from workers.config import EngineConfig
 from workers.cpu_threads import limit_cpu_threads
-from workers.executor import StepOutcome
+from workers.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.observer import AttentionRecord
@@ -36,7 +37,7 @@ from workers.step_inputs import StepInputBuilder, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class LaunchedStep:
     """A step's results on their way to the host; readable once the device has passed."""
 
     sampled: SampledTokens
@@ -57,11 +58,14 @@ class _Launched:
 
 
 class ModelRunner:
-    """Runs plans on one device.
+    """Runs plans on one device, each to its end before run returns.
 
+    num_padding_slots: rows of the slots' tables beyond max_running_requests, which no request owns.
     Raises ConfigError, ModelLoadError or AttentionBackendError if the model, the flags and the
     device do not fit together.
     """
+
+    num_padding_slots: ClassVar[int] = 0
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -75,19 +79,20 @@ class ModelRunner:
         self.page_size = attention.config.page_size
         self.num_pages = tp.all_reduce_min(attention.num_pages)
         self._model = loaded.model
-        req_to_token_pool = ReqToTokenPool(
-            config.max_running_requests, attention.config.max_context_len, device
-        )
+        num_slots = config.max_running_requests + self.num_padding_slots
+        req_to_token_pool = ReqToTokenPool(num_slots, attention.config.max_context_len, device)
+        token_to_kv_pool = create_mha_pool(attention.config, self.num_pages)
         self._backend = create_attention_backend(
             attention.backend_name,
             attention.config,
             req_to_token_pool,
-            MHATokenToKVPool(attention.config, self.num_pages),
+            token_to_kv_pool,
         )
+        self._model.prepare(token_to_kv_pool)
         self._timer = make_timer(self._backend, device)
         self._inputs = StepInputBuilder(req_to_token_pool, device)
         self._sampling = SamplingState(
-            config.max_running_requests, self.facts.vocab_size, self.facts.eos_token_ids, device
+            num_slots, self.facts.vocab_size, self.facts.eos_token_ids, device
         )
         self._device = device
 
@@ -120,12 +125,16 @@ class ModelRunner:
             seed=config.seed,
         )
 
+    def make_executor(self) -> StepExecutor:
+        """What runs this runner's steps beside the engine's thread."""
+        return ThreadStepExecutor(self.run)
+
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run a plan and wait for its tokens."""
         started_s = time.perf_counter()
         result = self._launch(plan).read()
         return StepOutcome(
-            result, started_s, time.perf_counter(), _attention_records(self._timer.drain())
+            result, started_s, time.perf_counter(), attention_records(self._timer.drain())
         )
 
     def run_follower(self, plan: StepPlan) -> None:
@@ -134,7 +143,7 @@ class ModelRunner:
         self._timer.drain()
 
     @torch.inference_mode()
-    def _launch(self, plan: StepPlan) -> _Launched:
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._sampling.admit(plan.admitted)
         inputs = self._inputs.build(plan, self._timer)
         hidden = self._forward(inputs)
@@ -142,7 +151,7 @@ class ModelRunner:
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
         )
-        return _Launched(sampled.start_download(), prompt)
+        return LaunchedStep(sampled.start_download(), prompt)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         batch = inputs.batch
@@ -175,7 +184,7 @@ class ModelRunner:
         return prompt_logprobs(logits, targets, row.num_top).start_download()
 
 
-def _attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
+def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
     return tuple(
         AttentionRecord(
             timing.phase.value, timing.backend, timing.seconds, timing.bytes_read, timing.flops

@@ -44,7 +44,7 @@ class StepInputBuilder:
 
         input_ids may still hold LAST_SAMPLED_TOKEN: the sampler's state resolves it.
         """
-        self._apply_table_writes(plan)
+        self.apply_table_writes(plan)
         seq_lens = plan.prefix_lens + plan.num_new_tokens
         row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
         token_slots = np.repeat(plan.slots, plan.num_new_tokens)
@@ -91,7 +91,8 @@ class StepInputBuilder:
             seq_lens[sampling_rows],
         )
 
-    def _apply_table_writes(self, plan: StepPlan) -> None:
+    def apply_table_writes(self, plan: StepPlan) -> None:
+        """Write what the plan moves in the page table before its step."""
         if not plan.table_writes:
             return
         lengths = [len(write.cache_indices) for write in plan.table_writes]

@@ -151,7 +151,7 @@ def _add_model_routes(app: FastAPI, services: ApiServices) -> None:
 
     def card() -> ModelCard:
         info = handler.model_info
-        return ModelCard(info.name, services.started_s, info.max_context_len)
+        return ModelCard(info.name, services.started_s, info.max_context_len, info.vocab_size)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attention import AttentionConfig, ForwardBatch, LayerAttentionConfig
+from attention.memory.token_to_kv_pool import TokenToKVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,13 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden (m, hidden_size) -> float32 (m, vocab_size), whole on every rank."""
+        """hidden (m, hidden_size) -> logits (m, vocab_size), whole on every rank.
+
+        In float32 or in the model's dtype, as the head computes them.
+        """
+
+    def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
+        """Called once, when weights and pool are there and before the first step."""
 
 
 class NativeCausalLM(CausalLM):

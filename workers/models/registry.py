@@ -20,7 +20,14 @@ BuildNative = Callable[[PreTrainedConfig, int, ShardContext], NativeCausalLM]
 def _build_llama_family(
     config: PreTrainedConfig, max_context_len: int, shard: ShardContext
 ) -> NativeCausalLM:
-    return LlamaForCausalLM(llama_family_spec(config), max_context_len, shard)
+    spec = llama_family_spec(config)
+    if shard.device.type != "cuda":
+        return LlamaForCausalLM(spec, max_context_len, shard)
+    # Triton comes with torch for CUDA only.
+    from workers.models.cuda_llama import CudaLlamaForCausalLM, has_fused_layers
+
+    build = CudaLlamaForCausalLM if has_fused_layers(spec) else LlamaForCausalLM
+    return build(spec, max_context_len, shard)
 
 
 NATIVE_ARCHITECTURES: dict[str, BuildNative] = {

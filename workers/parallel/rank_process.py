@@ -9,9 +9,9 @@ from pathlib import Path
 
 from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
-from workers.model_runner import ModelRunner
 from workers.parallel.meeting import connect_rank, plan_socket_path
 from workers.parallel.plan_channel import PlanReceiver
+from workers.runner_factory import make_model_runner
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,6 @@ class RankProcess:
         device = resolve_device(self._config)
         receiver = PlanReceiver(plan_socket_path(self._directory), self._auth_key, self._rank)
         tp = connect_rank(self._directory, self._rank, self._config.tp_size, device)
-        runner = ModelRunner(self._config, tp, device, self._log_progress)
+        runner = make_model_runner(self._config, tp, device, self._log_progress)
         while (plan := receiver.receive()) is not None:
             runner.run_follower(plan)

@@ -7,9 +7,9 @@ from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.executor import StepExecutor
 from workers.loading.weights import OnProgress
-from workers.model_runner import ModelRunner
 from workers.observer import StepObserver
 from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup
+from workers.runner_factory import make_model_runner
 
 
 def build_tp_engine(
@@ -27,7 +27,7 @@ def build_tp_engine(
     """
     device = resolve_device(config)
     ranks = RankGroup(config, device, on_rank_lost)
-    runner = ModelRunner(config, ranks.tp, device, on_progress)
+    runner = make_model_runner(config, ranks.tp, device, on_progress)
 
     def with_followers(executor: StepExecutor) -> StepExecutor:
         return BroadcastStepExecutor(executor, ranks)

@@ -105,6 +105,10 @@ class SamplingState:
         self._admit_logit_bias([r for r in requests if r.sampling.logit_bias])
         self._admit_stop_mask([r for r in requests if r.sampling.min_tokens > 0])
 
+    def is_plainly_greedy(self, slots: IntArray, seq_lens: IntArray) -> bool:
+        """Whether sample, called with these, would take every row's argmax and do nothing else."""
+        return self._slots.describe(slots, seq_lens) is None
+
     def sample(self, logits: Tensor, slots: IntArray, seq_lens: IntArray) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties.
 

@@ -5,9 +5,10 @@ Knows nothing of how the step was put together; rows of requests that ended mean
 
 from collections.abc import Callable
 
-from workers.protocol import FinishReason, StepOutput, TokenLogprobs
+from workers.errors import ErrorCode
+from workers.protocol import FinishReason, OutputError, StepOutput, TokenLogprobs
 from workers.scheduler.ledger import Ledger
-from workers.scheduler.plan import StepResult
+from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import StepRecord
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
@@ -25,15 +26,19 @@ class Committer:
         """Raises ValueError when the result does not fit the step."""
         logprobs = _checked_logprobs(record, result)
         self._collect_prompt_logprobs(record, result)
-        for request in record.completed_prefills:
-            if not request.is_ended:
-                self._memory.share_prefix(request)
         outputs = []
         for request, token_id, entry in zip(
             record.sampling, result.token_ids.tolist(), logprobs, strict=True
         ):
+            if request.is_ended:
+                continue
+            is_nan = token_id == NAN_TOKEN
+            outputs.append(
+                self._fail(request) if is_nan else self._accept(request, token_id, entry)
+            )
+        for request in record.completed_prefills:
             if not request.is_ended:
-                outputs.append(self._accept(request, token_id, entry))
+                self._memory.share_prefix(request)
         self._ledger.counters.num_steps += 1
         self._ledger.counters.num_output_tokens += len(outputs)
         return outputs
@@ -54,6 +59,13 @@ class Committer:
             self._memory.release(request)
             self._ledger.end(request)
         return output
+
+    def _fail(self, request: Request) -> StepOutput:
+        """End a request whose logits held a NaN; its pages are not offered to anybody."""
+        self._memory.discard(request)
+        self._ledger.end(request)
+        error = OutputError(ErrorCode.INTERNAL, "the model produced no number for the next token")
+        return StepOutput(request.request_id, [], FinishReason.ERROR, error=error)
 
     def _add_first_fields(self, request: Request, output: StepOutput) -> None:
         now_s = self._clock()

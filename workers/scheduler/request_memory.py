@@ -10,7 +10,7 @@ import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import PrefixCache, PrefixMatch
-from workers.scheduler.plan import TableWrite
+from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
 
@@ -105,12 +105,21 @@ class RequestMemory:
             result = self._cache.insert(tokens, pages[:num_full], request.cache_salt)
             num_cached = len(result.pages)
             self._pool.free(pages[:num_cached][pages[:num_cached] != result.pages])
-        self._pool.free(pages[num_cached:])
+        self._close(request, pages[num_cached:])
+
+    def discard(self, request: Request) -> None:
+        """Take the slot and pages of a request whose keys and values nobody may read again."""
+        table, slot = self._table, request.slot
+        first, last = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
+        self._close(request, table.page_table[slot, first:last].copy())
+
+    def _close(self, request: Request, unwanted_pages: IntArray) -> None:
+        self._pool.free(unwanted_pages)
         if request.node is not None:
             self._cache.unlock(request.node)
             request.node = None
-        self._table_writes.pop(slot, None)
-        table.remove(request)
+        self._table_writes.pop(request.slot, None)
+        self._table.remove(request)
 
     def take_table_writes(self) -> list[TableWrite]:
         """Moves to shared pages that the next plan must carry out."""

@@ -118,6 +118,7 @@ class ModelCard(Struct, frozen=True):
     id: str
     created: int
     max_model_len: int
+    vocab_size: int
     object: str = "model"
     owned_by: str = "tessera"
 

@@ -22,6 +22,7 @@ from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.services import ApiServices
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
+from tests.fakes.random_requests import JSON_VALUES, messages_of
 from tests.fakes.text import ANSWER, make_bench
 
 FORBIDDEN_STATUSES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
@@ -67,11 +68,6 @@ def test_http_requests_by_schema_have_no_server_errors(api_schema, method, path,
         assert error["message"]
 
 
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=6,
-)
 VALID = {
     "/v1/completions": {"model": "tiny", "prompt": "hello", "max_tokens": 50},
     "/v1/chat/completions": {
@@ -152,36 +148,6 @@ def grpc_stub(grpc_server):
     return pb_grpc.InferenceStub(grpc_server.channel)
 
 
-def _value_of(field):
-    numbers = {
-        field.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 12),
-        field.CPPTYPE_INT64: st.integers(-(2**63), 2**63 - 1),
-        field.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 12),
-        field.CPPTYPE_DOUBLE: st.floats() | st.floats(-2, 2),
-        field.CPPTYPE_BOOL: st.booleans(),
-    }
-    if field.cpp_type == field.CPPTYPE_MESSAGE:
-        return _messages(field.message_type)
-    if field.cpp_type == field.CPPTYPE_STRING:
-        roles = st.sampled_from(["user", "assistant", "system", "tiny", "{}", '{"a": [1]}'])
-        return roles | st.text(max_size=12)
-    return numbers[field.cpp_type]
-
-
-def _messages(descriptor):
-    """Dictionaries of some of a message's fields, as its constructor takes them."""
-    optional = {}
-    for field in descriptor.fields:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            keys, values = (_value_of(part) for part in field.message_type.fields)
-            optional[field.name] = st.dictionaries(keys, values, max_size=3)
-        elif field.is_repeated:
-            optional[field.name] = st.lists(_value_of(field), max_size=3)
-        else:
-            optional[field.name] = _value_of(field)
-    return st.fixed_dictionaries({}, optional=optional)
-
-
 def _call(rpc, request):
     """Any answer or typed refusal will do."""
     refusal = None
@@ -214,7 +180,7 @@ def _assert_still_works(stub):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 def test_grpc_has_no_internal_errors(grpc_stub, method, kind, data):
-    fields = data.draw(_messages(kind.DESCRIPTOR))
+    fields = data.draw(messages_of(kind.DESCRIPTOR))
     prompts = [name for name in ("text", "chat", "token_ids") if name in fields]
     if len(prompts) > 1 and method != "Detokenize":
         for name in prompts[1:]:

@@ -1,0 +1,1 @@
+"""Unit tests of workers/kv_cache."""

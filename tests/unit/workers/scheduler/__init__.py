@@ -1,0 +1,1 @@
+"""Unit tests of workers/scheduler, with a runner that distrusts its plans."""

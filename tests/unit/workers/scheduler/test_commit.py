@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.scheduler.driver import EOS, Clock, make_config, make_request
+from workers.errors import ErrorCode
 from workers.protocol import FinishReason, GenerateRequest, StepOutput, TokenLogprobs
-from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan import NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.scheduler import Scheduler
 
 
@@ -55,6 +56,26 @@ def test_nothing_ends_before_min_tokens():
     request = make_request("r", [3], stop_token_ids=(9,), ignore_eos=False, min_tokens=2)
     outputs = outputs_of(request, 9, EOS, EOS)
     assert ends(outputs) == [(None, None), (None, None), (FinishReason.STOP, EOS)]
+
+
+@pytest.mark.parametrize("num_good_tokens", [0, 3])
+def test_logits_without_a_number_end_a_request_with_an_error_and_leave_no_page(num_good_tokens):
+    scheduler = Scheduler(make_config())
+    prompt = list(range(3, 12))
+    scheduler.submit(make_request("r", prompt, max_tokens=20))
+    outputs: list[StepOutput] = []
+    for token_id in [7] * num_good_tokens + [NAN_TOKEN]:
+        plan = scheduler.schedule()
+        assert plan is not None
+        outputs += scheduler.commit(plan, result(token_id))
+    scheduler.check_integrity()
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    assert outputs[-1].error is not None
+    assert outputs[-1].error.code is ErrorCode.INTERNAL
+    assert not scheduler.has_work
+    assert scheduler.stats().num_used_pages == 0
+    if num_good_tokens == 0:
+        assert scheduler.stats().num_evictable_pages == 0
 
 
 def test_max_tokens_and_the_context_end_a_request():

@@ -162,7 +162,7 @@ class AnyTraffic(RuleBasedStateMachine):
 
 TestAnyTraffic = AnyTraffic.TestCase
 TestAnyTraffic.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

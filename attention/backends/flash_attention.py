@@ -1,0 +1,315 @@
+"""FlashAttention-3 over the paged pool: prefill, decode and both in one step, eager or in graphs.
+
+Follows the published description of SGLang's backend of this name (metadata once per step, maxima
+from the host, static buffers for graphs). Knows its geometry and two pools, no request. The kernels
+come from attention.kernels.providers; this module imports without them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from attention.backends.base import GraphAttentionBackend
+from attention.backends.flash_attention_metadata import (
+    FlashAttentionMetadata,
+    metadata_of,
+)
+from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
+from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.kernels.providers import (
+    FLASH_ATTENTION_3_INSTALL,
+    FlashAttention3,
+    load_flash_attention_3,
+    load_triton_kernels,
+    probe_flash_attention_3,
+)
+from attention.kernels.step_tables import StepTables
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.registration import register_attention_backend
+
+MAX_HEAD_DIM = 256
+_HEAD_DIM_MULTIPLE = 8
+_KERNEL_CHOOSES_SPLITS = 0
+
+
+@register_attention_backend("fa3")
+class FlashAttentionBackend(GraphAttentionBackend):
+    """FlashAttention-3 on Hopper.
+
+    num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,
+    which then balances rows of different lengths over the multiprocessors from device lengths.
+    plans_splits_once: a decode step's first layer of each kind settles the splits for all layers
+    of that kind, instead of every layer again.
+
+    A CUDA graph records the kernels over static tables and, with them, that first layer's
+    planning: a replay reads the lengths and pages that init_forward_metadata_replay_cuda_graph
+    put there, never those of the capture.
+    """
+
+    num_splits: ClassVar[int] = _KERNEL_CHOOSES_SPLITS
+    plans_splits_once: ClassVar[bool] = True
+
+    capability: ClassVar[BackendCapability] = BackendCapability(
+        name="fa3",
+        device_types=("cuda",),
+        min_compute_capability=(9, 0),
+        max_compute_capability=(9, 0),
+        dtypes=(torch.bfloat16, torch.float16),
+        kv_dtypes=(torch.bfloat16, torch.float16),
+        page_sizes=range(MIN_PAGE_SIZE, MAX_PAGE_SIZE + 1),
+        default_page_size=128,
+        has_sliding_window=True,
+        has_logit_cap=True,
+        has_sinks=True,
+        has_mixed_batches=True,
+        has_cuda_graphs=True,
+        has_mla=False,
+        install_hint=FLASH_ATTENTION_3_INSTALL,
+    )
+
+    @classmethod
+    def probe(cls) -> BackendProbe:
+        return probe_flash_attention_3()
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+    ) -> None:
+        super().__init__(config, req_to_token_pool, token_to_kv_pool)
+        self._kernels = load_flash_attention_3()
+        self._check(config, self._kernels)
+        self._triton = load_triton_kernels()
+        self._windows = {layer.sliding_window_size for layer in config.layers}
+        self._planning_layers = _first_layers(config)
+        self._metadata: dict[int, FlashAttentionMetadata] = {}
+        self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
+        self._sinks: dict[int, torch.Tensor] = {}
+        self._graph_tables: StepTables | None = None
+
+    @classmethod
+    def _check(cls, config: AttentionConfig, kernels: FlashAttention3) -> None:
+        """Raise AttentionBackendError for geometry that no kernel of the package covers."""
+        cls._check_kv_dtype(config)
+        dims = (config.head_dim, config.v_head_dim)
+        if max(dims) > MAX_HEAD_DIM or any(dim % _HEAD_DIM_MULTIPLE for dim in dims):
+            raise AttentionBackendError(
+                f"{cls.capability.name} needs head dims that are multiples of {_HEAD_DIM_MULTIPLE} "
+                f"up to {MAX_HEAD_DIM}, this model has {dims}"
+            )
+        if any(layer.has_sinks for layer in config.layers) and not kernels.has_sinks:
+            raise AttentionBackendError(
+                f"{kernels.package} has no attention sinks, which this model needs; "
+                "sglang-kernel has them"
+            )
+
+    @classmethod
+    def _check_kv_dtype(cls, config: AttentionConfig) -> None:
+        if config.kv_dtype != config.dtype:
+            raise AttentionBackendError(
+                f"{cls.capability.name} reads a KV cache of the model's dtype {config.dtype}, "
+                f"not {config.kv_dtype}"
+            )
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        bs = forward_batch.batch_size
+        max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
+        max_seq_len_q = int(forward_batch.extend_seq_lens_cpu.max(initial=0))
+        page_size = self.token_to_kv_pool.page_size
+        max_pages = max(1, -(-max_seq_len_k // page_size))
+        tables = StepTables.allocate(bs, max_pages, self.config.device)
+        if bs:
+            self._fill(tables, forward_batch, max_seq_len_k)
+        self._start_step(tables, bs, max_seq_len_q, max_seq_len_k)
+
+    def init_cuda_graph_state(self, max_bs: int) -> None:
+        max_pages = -(-self.config.max_context_len // self.token_to_kv_pool.page_size)
+        self._graph_tables = StepTables.allocate(max_bs, max_pages, self.config.device)
+
+    def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
+        """Metadata over the static tables' first rows, filled with the capture batch's values."""
+        self.init_forward_metadata_replay_cuda_graph(forward_batch)
+
+    def init_forward_metadata_replay_cuda_graph(self, forward_batch: ForwardBatch) -> None:
+        """One launch. forward_batch has the captured batch size; padding rows have seq_lens 0."""
+        tables = self._graph_tables
+        if tables is None:
+            raise RuntimeError("init_cuda_graph_state must run before a graph's metadata")
+        if forward_batch.batch_size > tables.max_bs:
+            raise ValueError(
+                f"batch of {forward_batch.batch_size} rows, but init_cuda_graph_state was told "
+                f"at most {tables.max_bs}"
+            )
+        max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
+        self._fill(tables, forward_batch, max_seq_len_k)
+        self._start_step(tables, forward_batch.batch_size, 1, self.config.max_context_len)
+
+    def _fill(self, tables: StepTables, forward_batch: ForwardBatch, max_seq_len: int) -> None:
+        """One launch: the batch's lengths and pages, from device tensors to device tensors."""
+        self._triton.fill_step_tables(
+            self.req_to_token_pool.req_to_token,
+            forward_batch.req_pool_indices,
+            forward_batch.seq_lens,
+            forward_batch.extend_seq_lens,
+            tables,
+            self.token_to_kv_pool.page_size,
+            max_seq_len,
+        )
+
+    def _start_step(
+        self, tables: StepTables, batch_size: int, max_seq_len_q: int, max_seq_len_k: int
+    ) -> None:
+        self._metadata = {
+            window: metadata_of(tables, batch_size, max_seq_len_q, max_seq_len_k, window)
+            for window in self._windows
+        }
+        self._schedules = {}
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        metadata = self._step_metadata(layer)
+        self._save(k, v, layer, forward_batch, save_kv_cache)
+        return self._attend(q, layer, metadata, None)
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        metadata = self._step_metadata(layer)
+        self._save(k, v, layer, forward_batch, save_kv_cache)
+        schedule = self._schedule(layer, metadata) if self.plans_splits_once else None
+        return self._attend(q, layer, metadata, schedule)
+
+    def _step_metadata(self, layer: AttentionLayer) -> FlashAttentionMetadata:
+        if not self._metadata:
+            raise RuntimeError("init_forward_metadata must run before the step's first layer")
+        metadata = self._metadata.get(layer.sliding_window_size)
+        if metadata is None:
+            raise ValueError(
+                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size}, "
+                f"the config knows {sorted(self._metadata)}"
+            )
+        return metadata
+
+    def _save(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool,
+    ) -> None:
+        if save_kv_cache:
+            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        layer: AttentionLayer,
+        metadata: FlashAttentionMetadata,
+        schedule: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """(num_tokens, tp_q_head_num, v_head_dim) from q and the pool."""
+        if q.shape[0] == 0:
+            return q.new_empty((0, layer.tp_q_head_num, layer.v_head_dim))
+        k_pages, v_pages = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return self._kernels.attend(
+            q,
+            k_pages,
+            v_pages,
+            cache_seqlens=metadata.cache_seqlens_int32,
+            page_table=metadata.page_table,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            max_seqlen_q=metadata.max_seq_len_q,
+            softmax_scale=layer.scaling,
+            causal=True,
+            window_size=metadata.window_size,
+            softcap=layer.logit_cap,
+            num_splits=self.num_splits,
+            scheduler_metadata=schedule,
+            **self._extra_arguments(layer, metadata),
+        )
+
+    def _extra_arguments(
+        self, layer: AttentionLayer, metadata: FlashAttentionMetadata
+    ) -> dict[str, Any]:
+        """Arguments that only some layers or packages have."""
+        return {} if layer.sinks is None else {"sinks": self._kernel_sinks(layer.layer_id, layer)}
+
+    def _kernel_sinks(self, layer_id: int, layer: AttentionLayer) -> torch.Tensor:
+        """The layer's sinks as the kernel takes them, converted once."""
+        if layer_id not in self._sinks and layer.sinks is not None:
+            self._sinks[layer_id] = layer.sinks.detach().to(torch.bfloat16).contiguous()
+        return self._sinks[layer_id]
+
+    def _schedule(
+        self, layer: AttentionLayer, metadata: FlashAttentionMetadata
+    ) -> torch.Tensor | None:
+        """The plan of the layer's kind for this step; its first layer makes it.
+
+        Made inside forward, so that a captured graph makes it anew from each replay's lengths.
+        """
+        kind = (layer.sliding_window_size, layer.logit_cap > 0.0)
+        if layer.layer_id in self._planning_layers and metadata.batch_size:
+            self._schedules[kind] = self._plan(layer, metadata)
+        return self._schedules.get(kind)
+
+    def _plan(self, layer: AttentionLayer, metadata: FlashAttentionMetadata) -> torch.Tensor:
+        page_size = self.token_to_kv_pool.page_size
+        return self._kernels.plan(
+            metadata.batch_size,
+            metadata.max_seq_len_q,
+            # The kernel takes the page table's width for the longest row; so must the plan.
+            metadata.page_table.shape[1] * page_size,
+            layer.tp_q_head_num,
+            layer.tp_k_head_num,
+            layer.head_dim,
+            metadata.cache_seqlens_int32,
+            qkv_dtype=self.config.kv_dtype,
+            headdim_v=layer.v_head_dim,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            page_size=page_size,
+            causal=True,
+            window_size=metadata.window_size,
+            has_softcap=layer.logit_cap > 0.0,
+            num_splits=self.num_splits,
+        )
+
+
+@register_attention_backend("fa3_deterministic")
+class DeterministicFlashAttentionBackend(FlashAttentionBackend):
+    """FlashAttention-3 that never splits a row's keys: a decoded row's bits do not depend on the
+    rest of the batch. Slower where few rows have many keys."""
+
+    num_splits: ClassVar[int] = 1
+    plans_splits_once: ClassVar[bool] = False
+
+    capability: ClassVar[BackendCapability] = replace(
+        FlashAttentionBackend.capability, name="fa3_deterministic"
+    )
+
+
+def _first_layers(config: AttentionConfig) -> frozenset[int]:
+    """Layers before which no layer of the same kind (window, capped or not) comes."""
+    kinds: dict[tuple[int, bool], int] = {}
+    for layer_id, layer in enumerate(config.layers):
+        kinds.setdefault((layer.sliding_window_size, layer.logit_cap > 0.0), layer_id)
+    return frozenset(kinds.values())

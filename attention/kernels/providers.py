@@ -1,0 +1,124 @@
+"""Where kernel packages come from. Loading is explicit and loud: what is missing, and its install.
+
+Nothing here runs a kernel or knows a batch. Modules that need a package call a loader when they
+are built, so that they import, and are listed, on machines without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from attention.capability import AttentionBackendError, BackendProbe
+
+FLASH_ATTENTION_3_INSTALL = (
+    "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11), "
+    "or build flash_attn_interface from the hopper folder of the flash-attention project"
+)
+TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
+
+
+@dataclass(frozen=True, slots=True)
+class FlashAttention3:
+    """The two entry points of FlashAttention-3 that serving needs, as one package offers them.
+
+    attend: flash_attn_with_kvcache. plan: get_scheduler_metadata, which settles on the device how
+    a step's rows are split, once instead of once per attend. has_sinks: attend takes `sinks`,
+    bfloat16 (tp_q_head_num,).
+    """
+
+    package: str
+    attend: Callable[..., torch.Tensor]
+    plan: Callable[..., torch.Tensor]
+    has_sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernels:
+    """This repository's own Triton kernels; each one's module says what it does."""
+
+    fill_step_tables: Callable[..., None]
+    copy_kv: Callable[..., None]
+    quantise_kv: Callable[..., None]
+    quantise_queries: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class FlashAttention3Package:
+    """A distribution and the module in it that holds the kernels."""
+
+    distribution: str
+    top_module: str
+    kernel_module: str
+
+
+FLASH_ATTENTION_3_PACKAGES = (
+    FlashAttention3Package("sglang-kernel", "sgl_kernel", "sgl_kernel.flash_attn"),
+    FlashAttention3Package("flash_attn_interface", "flash_attn_interface", "flash_attn_interface"),
+)
+
+
+def load_flash_attention_3(
+    packages: tuple[FlashAttention3Package, ...] = FLASH_ATTENTION_3_PACKAGES,
+) -> FlashAttention3:
+    """The first of the packages that is installed.
+
+    Raises AttentionBackendError when none is, or when the one that is does not load: a broken
+    installation is reported, never passed over for the next.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package.top_module) is not None:
+            return _open(package, _import(package.kernel_module, FLASH_ATTENTION_3_INSTALL))
+    names = " nor ".join(package.distribution for package in packages)
+    raise AttentionBackendError(
+        f"no FlashAttention-3 kernels: neither {names} is installed. "
+        f"To install: {FLASH_ATTENTION_3_INSTALL}"
+    )
+
+
+def probe_flash_attention_3() -> BackendProbe:
+    """Whether FlashAttention-3 and Triton load here; missing says what does not."""
+    try:
+        load_flash_attention_3()
+        load_triton_kernels()
+    except AttentionBackendError as error:
+        return BackendProbe(is_available=False, missing=str(error))
+    return BackendProbe(is_available=True)
+
+
+def load_triton_kernels() -> TritonKernels:
+    """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
+    _import("triton", TRITON_INSTALL)
+    kv_write = importlib.import_module("attention.kernels.triton_kv_write")
+    step_tables = importlib.import_module("attention.kernels.triton_step_tables")
+    return TritonKernels(
+        fill_step_tables=step_tables.fill_step_tables,
+        copy_kv=kv_write.copy_kv,
+        quantise_kv=kv_write.quantise_kv,
+        quantise_queries=kv_write.quantise_queries,
+    )
+
+
+def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention3:
+    attend = module.flash_attn_with_kvcache
+    return FlashAttention3(
+        package=package.distribution,
+        attend=attend,
+        plan=module.get_scheduler_metadata,
+        has_sinks="sinks" in inspect.signature(attend).parameters,
+    )
+
+
+def _import(module: str, install: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise AttentionBackendError(
+            f"{module} does not load here: {error}. To install: {install}"
+        ) from error

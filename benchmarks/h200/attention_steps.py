@@ -1,0 +1,195 @@
+"""Attention steps of a chosen shape over real pools, and how long the device takes for them.
+
+The pools of all layers together are several times the L2 cache, as in serving: no layer finds its
+keys there. Pages are in random order, values random.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attention import AttentionConfig, ForwardBatch, ForwardMode, LayerAttentionConfig
+from attention.backends.base import GraphAttentionBackend
+from attention.layer import RadixAttention
+from attention.memory.cuda_kv_pool import create_mha_pool
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.roofline import AttentionCost, attention_step_cost
+
+_MIN_POOL_BYTES = 1 << 30
+_MAX_LAYERS = 32
+_WARMUPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One rank's heads."""
+
+    q: int = 32
+    kv: int = 8
+    dim: int = 128
+
+    def __str__(self) -> str:
+        return f"{self.q}/{self.kv} heads of {self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """rows of `cached` keys that bring `new` tokens each."""
+
+    rows: int
+    cached: int
+    new: int
+
+    def __str__(self) -> str:
+        if self.new == 1:
+            return f"{self.rows} x {self.cached}"
+        return f"{self.rows} x {self.new} on {self.cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of several layers, ready to run."""
+
+    backend: GraphAttentionBackend
+    batch: ForwardBatch
+    layers: list[RadixAttention]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def cost_per_layer(self) -> AttentionCost:
+        config = self.backend.config
+        one = replace(config, num_layers=1, layers=config.layers[:1])
+        return attention_step_cost(one, self.batch.seq_lens_cpu, self.batch.extend_seq_lens_cpu)
+
+    def run_layers(self) -> None:
+        for layer in self.layers:
+            self.backend.forward(self.q, self.k, self.v, layer, self.batch, save_kv_cache=False)
+
+
+def build_step(
+    backend_class: type[GraphAttentionBackend],
+    heads: Heads,
+    work: Work,
+    page_size: int,
+    max_context_len: int,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> Step:
+    """The step with its pools filled and its metadata derived."""
+    device = torch.device("cuda")
+    seq_len = work.cached + work.new if work.new > 1 else work.cached
+    layer_bytes = work.rows * seq_len * heads.kv * heads.dim * 2 * kv_dtype.itemsize
+    num_layers = max(1, min(_MAX_LAYERS, -(-_MIN_POOL_BYTES // layer_bytes)))
+    config = AttentionConfig(
+        num_layers=num_layers,
+        tp_q_head_num=heads.q,
+        tp_k_head_num=heads.kv,
+        head_dim=heads.dim,
+        v_head_dim=heads.dim,
+        max_context_len=max(max_context_len, seq_len),
+        page_size=page_size,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        device=device,
+        layers=(LayerAttentionConfig(),) * num_layers,
+    )
+    pages_per_row = -(-seq_len // page_size)
+    table = ReqToTokenPool(work.rows, config.max_context_len, device)
+    pool = create_mha_pool(config, work.rows * pages_per_row + 1)
+    pages = torch.randperm(work.rows * pages_per_row, device=device).view(work.rows, -1) + 1
+    tokens = pages[:, :, None] * page_size + torch.arange(page_size, device=device)
+    table.req_to_token[:, :seq_len] = tokens.view(work.rows, -1)[:, :seq_len]
+    for layer_id in range(num_layers):
+        for buffer in pool.get_kv_buffer(layer_id):
+            buffer.copy_(torch.randn(buffer.shape, device=device, dtype=torch.bfloat16))
+    backend = backend_class(config, table, pool)
+    batch = _batch(work, seq_len, table, backend)
+    shapes = ((heads.q, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.dim))
+    q, k, v = (
+        torch.randn((batch.num_tokens, *shape), device=device, dtype=torch.bfloat16)
+        for shape in shapes
+    )
+    layers = [
+        RadixAttention(heads.q, heads.dim, heads.dim**-0.5, heads.kv, layer_id)
+        for layer_id in range(num_layers)
+    ]
+    backend.init_forward_metadata(batch)
+    return Step(backend, batch, layers, q, k, v)
+
+
+def _batch(
+    work: Work, seq_len: int, table: ReqToTokenPool, backend: GraphAttentionBackend
+) -> ForwardBatch:
+    device = table.req_to_token.device
+    num_tokens = work.rows * work.new
+    seq_lens = np.full(work.rows, seq_len, dtype=np.int32)
+    new = np.full(work.rows, work.new, dtype=np.int32)
+    positions = torch.arange(seq_len - work.new, seq_len, device=device).repeat(work.rows)
+    slots = torch.arange(work.rows, device=device)
+    places = table.req_to_token[slots.repeat_interleave(work.new), positions].long()
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE if work.new == 1 else ForwardMode.EXTEND,
+        batch_size=work.rows,
+        num_tokens=num_tokens,
+        input_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+        positions=positions,
+        req_pool_indices=slots,
+        seq_lens=torch.from_numpy(seq_lens).to(device),
+        extend_seq_lens=torch.from_numpy(new).to(device),
+        extend_prefix_lens=torch.from_numpy(seq_lens - new).to(device),
+        out_cache_loc=places,
+        seq_lens_cpu=seq_lens,
+        extend_seq_lens_cpu=new,
+        extend_prefix_lens_cpu=seq_lens - new,
+        attn_backend=backend,
+    )
+
+
+@torch.inference_mode()
+def eager_seconds_per_layer(step: Step, repeats: int) -> float:
+    """Median over repeats of all layers launched one by one; the host may be what takes the time.
+
+    The layers run behind a spinning kernel only where the device is the slower of the two.
+    """
+    return _median_seconds(step.run_layers, repeats) / len(step.layers)
+
+
+@torch.inference_mode()
+def graph_seconds_per_layer(step: Step, repeats: int) -> float:
+    """Median over replays of one graph of all layers; the graph's page table is as wide as
+    max_context_len."""
+    step.backend.init_cuda_graph_state(step.batch.batch_size)
+    step.backend.init_forward_metadata_capture_cuda_graph(step.batch)
+    step.run_layers()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run_layers()
+    step.backend.init_forward_metadata_replay_cuda_graph(step.batch)
+    return _median_seconds(graph.replay, repeats) / len(step.layers)
+
+
+def seconds_of(run: Callable[[], object], repeats: int) -> float:
+    """Median of one call, by events, after warming up."""
+    return _median_seconds(run, repeats)
+
+
+def _median_seconds(run: Callable[[], object], repeats: int) -> float:
+    for _ in range(_WARMUPS):
+        run()
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for start, stop in events:
+        start.record()
+        run()
+        stop.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(stop) for start, stop in events) / 1e3

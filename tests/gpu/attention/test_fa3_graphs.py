@@ -1,0 +1,96 @@
+"""FlashAttention-3 in CUDA graphs: replays read this step's lengths and pages, never older ones."""
+
+import pytest
+import torch
+
+from attention.backends.flash_attention import (
+    DeterministicFlashAttentionBackend,
+    FlashAttentionBackend,
+)
+from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from tests.gpu.attention.device_cases import (
+    BF16_TOLERANCE,
+    DECODE,
+    FP8_TOLERANCE,
+    LAYERS,
+    capture,
+    device_case,
+    device_spec,
+    error_of,
+    fp8_twin,
+    oracle,
+)
+from tests.unit.attention.cases import PAGE_SIZES, relative_error, rows_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
+]
+
+BACKENDS = [FlashAttentionBackend, DeterministicFlashAttentionBackend]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+def test_replays_follow_shuffled_pages(layer, page_size, backend):
+    cases = [
+        device_case(device_spec(DECODE, layer=layer, page_size=page_size, layout_seed=seed))
+        for seed in range(3)
+    ]
+    step = capture(cases[0], backend, graph_bs=12)
+    for case in cases:
+        expected, eager = oracle(case), case.run(backend)
+        out = step.replay(case)
+        assert relative_error(out, expected) < BF16_TOLERANCE
+        assert relative_error(out, eager) < BF16_TOLERANCE
+
+
+def test_replays_follow_lengths_that_grow_and_shrink():
+    same_memory = device_spec(rows_of(*[(4000, 1)] * 4), q_heads=32, kv_heads=8)
+    step = capture(device_case(same_memory), FlashAttentionBackend, graph_bs=4)
+    for lengths in ((4000, 4000, 4000, 4000), (0, 3, 4000, 1), (700, 1, 64, 129)):
+        # Rows are padded to the memory of the captured case by rows that bring nothing.
+        case = step.case
+        seq_lens = torch.tensor(lengths, dtype=torch.int32) + 1
+        batch = case.batch
+        batch.seq_lens.copy_(seq_lens)
+        batch.seq_lens_cpu[:] = seq_lens.numpy()
+        expected = oracle(case)
+        assert relative_error(step.replay(case), expected) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("page_size", [1, 64, 128])
+def test_fp8_replays_follow_shuffled_pages(page_size):
+    exact = [
+        device_case(device_spec(DECODE, page_size=page_size, layout_seed=seed)) for seed in range(2)
+    ]
+    twins = [fp8_twin(case, 0.02, 0.03) for case in exact]
+    step = capture(twins[0], Fp8FlashAttentionBackend, graph_bs=9)
+    for case, twin in zip(exact, twins, strict=True):
+        assert relative_error(step.replay(twin), oracle(case)) < FP8_TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [DECODE, rows_of((3, 40), (100, 1))], ids=["decode", "mixed"])
+def test_nothing_waits_for_the_device(rows):
+    case = device_case(device_spec(rows))
+    backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    assert error_of(case, FlashAttentionBackend) < BF16_TOLERANCE
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backend.init_forward_metadata(case.batch)
+        backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_replay_metadata_does_not_wait_for_the_device():
+    case = device_case(device_spec(DECODE))
+    backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    backend.init_cuda_graph_state(len(DECODE))
+    backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backend.init_forward_metadata_replay_cuda_graph(case.batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,144 @@
+"""Every fused kernel against float64, on fresh random inputs."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+triton = pytest.importorskip("triton")
+
+from workers.decode_step import StepRows, TorchStepKernels  # noqa: E402
+from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
+from workers.layers.cuda.gemm import triton_gemm  # noqa: E402
+from workers.layers.cuda.gemm_choice import GemmShape, candidates  # noqa: E402
+from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
+from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
+from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape  # noqa: E402
+from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
+]
+CUDA = torch.device("cuda", 0)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2}
+DTYPES = list(TOLERANCE)
+
+
+def relative_error(out, reference):
+    return ((out.double() - reference.double()).norm() / reference.double().norm()).item()
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype, device=CUDA)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 4096), (7, 256), (300, 5120)])
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_add_and_norm(dtype, num_tokens, hidden_size, num_splits) -> None:
+    partial_dtype = dtype if num_splits == 1 else torch.float32
+    partials = randn(num_splits, num_tokens, hidden_size, dtype=partial_dtype)
+    residual = randn(num_tokens, hidden_size, dtype=dtype)
+    weight = randn(hidden_size, dtype=dtype)
+    stream = residual.double() + partials.double().sum(0)
+    normed = stream * torch.rsqrt(stream.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+    hidden = add_rms_norm_(partials, residual, weight, 1e-5)
+    assert relative_error(residual, stream) < TOLERANCE[dtype]
+    assert relative_error(hidden, normed) < TOLERANCE[dtype]
+    assert relative_error(rms_norm(residual, weight, 1e-5), normed) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 14336), (33, 640)])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_silu_and_mul(dtype, num_tokens, width, num_splits) -> None:
+    partials = randn(num_splits, num_tokens, 2 * width)
+    gate, up = partials.double().sum(0).chunk(2, dim=-1)
+    out = silu_and_mul(partials, dtype)
+    assert relative_error(out, functional.silu(gate) * up) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 40, 64, 128])
+@pytest.mark.parametrize(
+    ("out_features", "in_features"), [(6144, 4096), (4096, 14336), (9001, 1024)]
+)
+def test_every_gemm_candidate(num_tokens, out_features, in_features) -> None:
+    x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+    weight = randn(out_features, in_features, dtype=torch.bfloat16)
+    reference = x.double() @ weight.double().t()
+    configs = candidates(GemmShape(out_features, in_features, True), num_tokens)
+    assert configs
+    for config in configs:
+        out = triton_gemm(x, weight, config)
+        assert relative_error(out.double().sum(0), reference) < TOLERANCE[torch.bfloat16], config
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("has_extras", [False, True])
+@pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [(32, 8, 128), (6, 3, 64), (4, 1, 256)])
+def test_rope_writes_queries_keys_and_values(
+    dtype, num_splits, has_extras, num_q, num_kv, head_dim
+) -> None:
+    num_tokens, page_size = 37, 16
+    shape = RopeShape(num_q, num_kv, head_dim)
+    partials = randn(num_splits, num_tokens, sum(shape.split_sizes))
+    bias = randn(partials.shape[2], dtype=dtype) if has_extras else None
+    weights = randn(2, head_dim, dtype=dtype)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if has_extras else None
+    cos_sin = cos_sin_table(RopeSpec("default", 1e4, head_dim, 256, {}), 256).to(CUDA)
+    pools = torch.zeros((2, 8, page_size, num_kv, head_dim), dtype=dtype, device=CUDA)
+    positions = torch.randint(0, 256, (num_tokens,), device=CUDA)
+    locations = torch.randperm(7 * page_size, device=CUDA)[:num_tokens] + page_size
+    q = FusedRope(shape, cos_sin, bias, norm)(
+        partials, positions, locations, pools[0], pools[1], dtype
+    )
+    total = partials.double().sum(0) + (0 if bias is None else bias.double())
+    parts = [part.unflatten(-1, (-1, head_dim)) for part in total.split(shape.split_sizes, dim=-1)]
+    cos, sin = cos_sin.double()[positions].unsqueeze(1).chunk(2, dim=-1)
+    rotated = []
+    for part, weight in zip(parts, weights, strict=False):
+        if norm is not None:
+            part = part * torch.rsqrt(part.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+        first, second = part.chunk(2, dim=-1)
+        rotated.append(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    keys, values = pools.flatten(1, 2)
+    assert relative_error(q, rotated[0]) < TOLERANCE[dtype]
+    assert relative_error(keys[locations], rotated[1]) < TOLERANCE[dtype]
+    assert relative_error(values[locations], parts[2]) < TOLERANCE[dtype]
+    untouched = torch.ones(len(keys), dtype=torch.bool, device=CUDA)
+    untouched[locations] = False
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 32])
+def test_step_ends_equal_the_plain_ones(num_rows) -> None:
+    vocab, num_slots = 128256, 40
+    logits = randn(num_rows, vocab, dtype=torch.bfloat16)
+    logits[0, 7] = float("nan")
+    slots = torch.randperm(num_slots)[:num_rows]
+    host_rows = torch.stack(
+        [slots, torch.arange(num_rows), torch.arange(num_rows) % 3 - 1, slots * 2]
+    ).to(torch.int32)
+    host_rows = torch.nn.functional.pad(host_rows, (0, 64 - num_rows)).to(CUDA)
+    outcomes = []
+    for kind in (TorchStepKernels, TritonStepKernels):
+        table = torch.zeros((num_slots, 64), dtype=torch.int32, device=CUDA)
+        last = torch.arange(num_slots, device=CUDA)
+        kernels = kind(table, last)
+        rows = StepRows.allocate(num_rows, CUDA)
+        sampled = torch.zeros(num_rows, dtype=torch.int32, device=CUDA)
+        kernels.begin(host_rows, rows)
+        kernels.end(logits, rows.slots, sampled)
+        outcomes.append((table, last, rows.input_ids, rows.positions, rows.prefix_lens, sampled))
+    for plain, fused in zip(*outcomes, strict=True):
+        assert torch.equal(plain, fused) or _only_ties_differ(plain, fused, logits)
+
+
+def _only_ties_differ(plain, fused, logits):
+    """The lowest id among equal logits is promised; torch on CUDA takes any."""
+    if plain.shape != (logits.shape[0],):
+        return plain.shape == (40,)
+    rows = torch.arange(len(plain), device=CUDA)
+    return torch.equal(logits[rows, plain.long()], logits[rows, fused.long()])

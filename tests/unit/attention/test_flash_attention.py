@@ -1,0 +1,253 @@
+"""The fa3 backends' metadata and arguments; the kernels are replaced by what they document.
+
+What the real kernels do with them is tests/gpu/attention's to find out.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention import ForwardBatch, LayerAttentionConfig
+from attention.backends import flash_attention
+from attention.backends.flash_attention import (
+    DeterministicFlashAttentionBackend,
+    FlashAttentionBackend,
+)
+from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.backends.flash_attention_metadata import kernel_window
+from attention.capability import AttentionBackendError
+from attention.memory import cuda_kv_pool
+from attention.memory.cuda_kv_pool import Fp8MHATokenToKVPool
+from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from tests.fakes.flash_attention import fake_flash_attention_3, fake_triton_kernels
+from tests.unit.attention.cases import (
+    PAGE_SIZES,
+    AttentionCase,
+    CaseSpec,
+    build_case,
+    relative_error,
+    rows_of,
+)
+
+BF16_TOLERANCE = 1e-2
+FP8_TOLERANCE = 6e-2
+
+DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (300, 1), (64, 1))
+EXTEND = rows_of((0, 5), (7, 130), (128, 2), (33, 16))
+MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (0, 1))
+STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED}
+LAYERS = {
+    "plain": LayerAttentionConfig(),
+    "window": LayerAttentionConfig(sliding_window_size=24),
+    "window_of_one": LayerAttentionConfig(sliding_window_size=1),
+    "cap": LayerAttentionConfig(logit_cap=0.8),
+    "sinks": LayerAttentionConfig(has_sinks=True),
+    "everything": LayerAttentionConfig(sliding_window_size=100, logit_cap=1.5, has_sinks=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def fake_kernels(monkeypatch):
+    monkeypatch.setattr(flash_attention, "load_flash_attention_3", fake_flash_attention_3)
+    monkeypatch.setattr(flash_attention, "load_triton_kernels", fake_triton_kernels)
+    monkeypatch.setattr(cuda_kv_pool, "load_triton_kernels", fake_triton_kernels)
+
+
+def half(rows, **changes) -> CaseSpec:
+    return CaseSpec(rows, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, **changes)
+
+
+def backend_of(case: AttentionCase) -> FlashAttentionBackend:
+    return FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_arguments_mean_what_the_oracle_computes(rows, layer, page_size):
+    case = build_case(half(rows, layer=layer, page_size=page_size))
+    assert relative_error(case.run(FlashAttentionBackend), case.run_oracle()) < BF16_TOLERANCE
+
+
+def test_window_counts_the_query_itself_and_the_kernel_does_not():
+    assert kernel_window(24) == (23, 0)
+    assert kernel_window(1) == (0, 0)
+    assert kernel_window(-1) == (-1, -1)
+
+
+def test_metadata_holds_lengths_maxima_and_pages():
+    case = build_case(half(MIXED, page_size=16))
+    backend = backend_of(case)
+    backend.init_forward_metadata(case.batch)
+    metadata = backend._metadata[-1]
+    assert metadata.cache_seqlens_int32.tolist() == [41, 300, 256, 26, 1]
+    assert metadata.cu_seqlens_q.tolist() == [0, 1, 301, 302, 311, 312]
+    assert metadata.cu_seqlens_k.tolist() == [0, 41, 341, 597, 623, 624]
+    assert (metadata.max_seq_len_q, metadata.max_seq_len_k) == (300, 300)
+    assert metadata.page_table.shape == (5, 19)
+
+
+def test_idle_and_empty_rows_are_fine():
+    out = build_case(half(())).run(FlashAttentionBackend)
+    assert out.shape == (0, 8, 32)
+    case = build_case(half(rows_of((30, 0), (30, 4), (5, 1))))
+    assert relative_error(case.run(FlashAttentionBackend), case.run_oracle()) < BF16_TOLERANCE
+
+
+def padded(case: AttentionCase, batch_size: int) -> ForwardBatch:
+    """The batch with rows without keys behind it, as a graph of batch_size rows is fed."""
+    batch, extra = case.batch, batch_size - case.batch.batch_size
+    zeros = torch.zeros(extra, dtype=torch.int32)
+    return replace(
+        batch,
+        batch_size=batch_size,
+        req_pool_indices=torch.cat([batch.req_pool_indices, zeros.long()]),
+        seq_lens=torch.cat([batch.seq_lens, zeros]),
+        extend_seq_lens=torch.cat([batch.extend_seq_lens, zeros + 1]),
+    )
+
+
+def test_replay_refreshes_the_tables_that_the_capture_pointed_at():
+    first = build_case(half(DECODE, page_size=16, layout_seed=1))
+    second = build_case(half(DECODE, page_size=16, layout_seed=2))
+    backend = backend_of(first)
+    backend.init_cuda_graph_state(16)
+    backend.init_forward_metadata_capture_cuda_graph(padded(first, 8))
+    captured = backend._metadata[-1]
+    first.req_to_token_pool.req_to_token.copy_(second.req_to_token_pool.req_to_token)
+    for to, source in zip(
+        first.token_to_kv_pool.get_kv_buffer(0),
+        second.token_to_kv_pool.get_kv_buffer(0),
+        strict=True,
+    ):
+        to.copy_(source)
+    backend.init_forward_metadata_replay_cuda_graph(padded(second, 8))
+    # What a graph recorded is the capture's tensors.
+    backend._metadata = {-1: captured}
+    q = torch.cat([second.q, torch.zeros(2, 8, 32, dtype=torch.bfloat16)])
+    out = backend.forward_decode(q, second.k, second.v, second.layer, second.batch)
+    assert relative_error(out[:-2], second.run_oracle()) < BF16_TOLERANCE
+    assert not out[-2:].any()
+
+
+def test_every_step_plans_its_splits_from_its_own_lengths():
+    case = build_case(half(DECODE))
+    backend = backend_of(case)
+    for lengths in ([1, 2, 16, 17, 301, 65], [1, 1, 1, 1, 1, 1]):
+        batch = replace(case.batch, seq_lens=torch.tensor(lengths, dtype=torch.int32))
+        backend.init_forward_metadata(batch)
+        backend.forward(case.q, case.k, case.v, case.layer, batch)
+        assert backend._schedules[-1, False].tolist() == lengths
+
+
+def test_a_layer_that_plans_nothing_never_sees_an_older_step_s_plan():
+    case = build_case(half(DECODE))
+    config = replace(case.config, num_layers=2, layers=(LAYERS["plain"],) * 2)
+    pool = MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    backend = FlashAttentionBackend(config, case.req_to_token_pool, pool)
+    backend.init_forward_metadata(case.batch)
+    backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    backend.init_forward_metadata(case.batch)
+    case.layer.layer_id = 1
+    backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    assert backend._schedules == {}
+
+
+def test_deterministic_variation_never_splits(monkeypatch):
+    seen = []
+    kernels = fake_flash_attention_3()
+
+    def attend(*tensors, **arguments):
+        seen.append((arguments["num_splits"], arguments["scheduler_metadata"]))
+        return kernels.attend(*tensors, **arguments)
+
+    monkeypatch.setattr(
+        flash_attention, "load_flash_attention_3", lambda: replace(kernels, attend=attend)
+    )
+    build_case(half(DECODE)).run(DeterministicFlashAttentionBackend)
+    assert seen == [(1, None)]
+
+
+def test_graph_methods_say_what_is_missing_or_too_large():
+    case = build_case(half(DECODE))
+    backend = backend_of(case)
+    with pytest.raises(RuntimeError, match="init_cuda_graph_state"):
+        backend.init_forward_metadata_replay_cuda_graph(case.batch)
+    backend.init_cuda_graph_state(4)
+    with pytest.raises(ValueError, match="6 rows.*at most 4"):
+        backend.init_forward_metadata_capture_cuda_graph(case.batch)
+
+
+def test_forward_without_metadata_or_with_an_unknown_window_is_refused():
+    case = build_case(half(DECODE))
+    backend = backend_of(case)
+    with pytest.raises(RuntimeError, match="init_forward_metadata"):
+        backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    backend.init_forward_metadata(case.batch)
+    case.layer.sliding_window_size = 33
+    with pytest.raises(ValueError, match="sliding_window_size=33"):
+        backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_dtype": torch.float16}, "torch.float16"),
+        ({"head_dim": 36, "v_head_dim": 36}, "multiples of 8"),
+        ({"head_dim": 512, "v_head_dim": 512}, "up to 256"),
+    ],
+)
+def test_geometry_without_a_kernel_is_refused(changes, message):
+    case = build_case(half(DECODE))
+    config = replace(case.config, **changes)
+    with pytest.raises(AttentionBackendError, match=message):
+        FlashAttentionBackend(config, case.req_to_token_pool, case.token_to_kv_pool)
+
+
+def test_sinks_need_a_package_that_has_them(monkeypatch):
+    monkeypatch.setattr(
+        flash_attention, "load_flash_attention_3", lambda: fake_flash_attention_3(has_sinks=False)
+    )
+    build_case(half(DECODE)).run(FlashAttentionBackend)
+    with pytest.raises(AttentionBackendError, match="no attention sinks"):
+        build_case(half(DECODE, layer=LAYERS["sinks"])).run(FlashAttentionBackend)
+
+
+def fp8_twin(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCase:
+    """The case over an fp8 pool that holds what the case's pool holds."""
+    config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
+    pool = Fp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    pool.set_scales(0, k_scale, v_scale)
+    everywhere = torch.arange(pool.num_pages * pool.page_size)
+    k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
+    pool.set_kv_buffer(0, everywhere, k.nan_to_num(), v.nan_to_num())
+    return replace(case, config=config, token_to_kv_pool=pool)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+def test_fp8_cache_agrees_with_oracle_over_exact_values(rows, layer):
+    case = build_case(half(rows, layer=layer))
+    out = fp8_twin(case, 0.01, 0.02).run(Fp8FlashAttentionBackend)
+    assert out.dtype == torch.bfloat16
+    assert relative_error(out, case.run_oracle()) < FP8_TOLERANCE
+
+
+def test_fp8_backend_wants_its_pool_and_dtypes():
+    case = build_case(half(DECODE))
+    with pytest.raises(AttentionBackendError, match="float8_e4m3fn"):
+        case.run(Fp8FlashAttentionBackend)
+    config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
+    with pytest.raises(AttentionBackendError, match="Fp8MHATokenToKVPool"):
+        Fp8FlashAttentionBackend(config, case.req_to_token_pool, case.token_to_kv_pool)
+
+
+def test_pool_scales_are_positive_and_pools_follow_the_config():
+    config = build_case(half(DECODE)).config
+    pool = Fp8MHATokenToKVPool(replace(config, kv_dtype=torch.float8_e4m3fn), 4)
+    with pytest.raises(ValueError, match="positive"):
+        pool.set_scales(0, 0.0, 1.0)
+    with pytest.raises(AttentionBackendError, match="float8_e4m3fn"):
+        Fp8MHATokenToKVPool(config, 4)
+    assert type(cuda_kv_pool.create_mha_pool(config, 4)) is MHATokenToKVPool

@@ -1,0 +1,46 @@
+"""The model that ships with Tessera: where its files are.
+
+A Llama of about 7 M parameters and a draft of about 1 M, trained by `workers.builtin.train` on the
+Python standard library. Knows paths only: loading is `workers.loader`'s affair.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+_REQUIRED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+__all__ = ["builtin_draft_path", "builtin_model_path"]
+
+
+def builtin_model_path() -> Path:
+    """The folder of the target model, in Hugging Face layout.
+
+    Raises FileNotFoundError, naming what is missing, when the package is incomplete.
+    """
+    return _model_folder("target")
+
+
+def builtin_draft_path() -> Path:
+    """The folder of the draft model: the same tokenizer, about a seventh of the parameters.
+
+    Raises FileNotFoundError, naming what is missing, when the package is incomplete.
+    """
+    return _model_folder("draft")
+
+
+def _model_folder(name: str) -> Path:
+    folder = Path(str(files(__name__) / name))
+    missing = [file for file in _REQUIRED_FILES if not (folder / file).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"the built-in {name} model is incomplete: {', '.join(missing)} missing from {folder};"
+            " reinstall Tessera, or train it with `python -m workers.builtin.train`"
+        )
+    return folder

@@ -1,0 +1,82 @@
+"""ModelRunner on a CUDA device: launches that wait for nothing, and graphs for decode steps.
+
+A step that a captured graph covers replays it; all others run eagerly and, while the device is
+busy with them, the host captures what is missing.
+"""
+
+import time
+from typing import ClassVar
+
+import torch
+
+from workers.config import EngineConfig
+from workers.cuda_executor import (
+    CudaPendingStep,
+    CudaStepExecutor,
+    DeviceClock,
+    ReadableStep,
+    StepEvents,
+)
+from workers.cuda_graph_runner import GraphedStep
+from workers.decode_graph_set import build_decode_graphs
+from workers.executor import PendingStep, StepExecutor, StepOutcome
+from workers.loading.weights import OnProgress
+from workers.model_runner import LaunchedStep, ModelRunner, attention_records
+from workers.observer import AttentionRecord
+from workers.parallel.group import TPGroup
+from workers.scheduler.plan import StepPlan
+
+
+class CudaModelRunner(ModelRunner):
+    """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
+
+    num_padding_slots: ClassVar[int] = 1
+
+    def __init__(
+        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
+    ) -> None:
+        torch.cuda.set_device(device)
+        super().__init__(config, tp, device, on_progress)
+        self._clock = DeviceClock(time.perf_counter)
+        padding_slot = config.max_running_requests
+        self._graphs = build_decode_graphs(
+            config, self._model, self._backend, self._sampling, padding_slot
+        )
+
+    def make_executor(self) -> StepExecutor:
+        return CudaStepExecutor(self.launch, self._device)
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Launch a plan; its results are on their way to the host when this returns."""
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        step = self._launch_any(plan)
+        end.record()
+        self._capture_after(plan)
+        return CudaPendingStep(step, StepEvents(start, end), self._clock, self._drain_attention)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        return self.launch(plan).outcome()
+
+    def run_follower(self, plan: StepPlan) -> None:
+        self._launch_any(plan)
+        self._capture_after(plan)
+        self._timer.drain()
+
+    @torch.inference_mode()
+    def _launch_any(self, plan: StepPlan) -> ReadableStep:
+        graphs = self._graphs
+        if graphs is None or not graphs.covers(plan):
+            return self._launch(plan)
+        self._sampling.admit(plan.admitted)
+        self._inputs.apply_table_writes(plan)
+        step = graphs.run(plan, self._sampling)
+        return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download(), ())
+
+    def _capture_after(self, plan: StepPlan) -> None:
+        if self._graphs is not None:
+            self._graphs.capture_after(plan)
+
+    def _drain_attention(self) -> tuple[AttentionRecord, ...]:
+        return attention_records(self._timer.drain())

@@ -1,0 +1,188 @@
+"""Triton GEMMs for few tokens, where a GEMM's time is that of reading its weights once.
+
+Two kernels over weights (out_features, in_features): a dot-product kernel on CUDA cores for one
+token, and a tensor-core kernel that takes the weights as the large operand for up to 128. Both can
+split in_features over programs; the partial sums are then left to the kernel that reads them.
+Before they wait for their predecessor they ask for their first weights to come to L2: weights do
+not depend on it. Knows no layer and makes no choice.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.layers.cuda.launch import (
+    CACHE_LINE_ELEMENTS,
+    begin_dependent,
+    dependent_launch,
+    next_power_of_2,
+    prefetch_line,
+)
+
+MAX_TOKENS = 128
+_MIN_DOT_TOKENS = 16
+_MAX_PREFETCH_ELEMENTS = 32768
+_OPERAND_BYTES = 2
+_MAX_SHARED_BYTES = 224 << 10
+"""Of one program, as Hopper allows."""
+
+
+def _block_tokens(num_tokens: int) -> int:
+    return max(_MIN_DOT_TOKENS, next_power_of_2(num_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """One way to compute x @ weight.T.
+
+    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS. block_rows: output features
+    of a program. block_k, num_splits, num_stages, num_warps: as usual; in_features must be a
+    multiple of num_splits * block_k.
+    """
+
+    kind: Literal["gemv", "skinny"]
+    block_rows: int
+    block_k: int
+    num_splits: int
+    num_stages: int
+    num_warps: int
+
+    def fits(self, num_tokens: int, in_features: int) -> bool:
+        if in_features % (self.num_splits * self.block_k):
+            return False
+        if self.kind == "gemv":
+            return num_tokens == 1
+        tile_rows = self.block_rows + _block_tokens(num_tokens)
+        num_bytes = self.num_stages * tile_rows * self.block_k * _OPERAND_BYTES
+        return num_tokens <= MAX_TOKENS and num_bytes <= _MAX_SHARED_BYTES
+
+
+def _run_prefetch_weights(
+    weight: tl.tensor,
+    rows: tl.tensor,
+    first_k: tl.tensor,
+    in_features: tl.tensor,
+    LINES: tl.constexpr,  # noqa: N803
+) -> None:
+    lines = first_k + tl.arange(0, LINES)[None, :] * CACHE_LINE_ELEMENTS
+    prefetch_line((weight + rows[:, None] * in_features + lines).to(tl.int64))
+
+
+_prefetch_weights = triton.jit(_run_prefetch_weights)
+
+
+def _gemv(  # noqa: PLR0913
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    out_features: tl.tensor,
+    in_features: tl.tensor,
+    k_per_split: tl.tensor,
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+    PREFETCH_LINES: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    split = tl.program_id(1)
+    safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
+    first_k = split * k_per_split
+    if IS_DEPENDENT:
+        _prefetch_weights(weight, safe_rows, first_k, in_features, PREFETCH_LINES)
+    begin_dependent(IS_DEPENDENT)
+    ks = first_k + tl.arange(0, BLOCK_K)
+    weights = weight + safe_rows[:, None] * in_features + ks[None, :]
+    products = tl.zeros((BLOCK_ROWS, BLOCK_K), dtype=tl.float32)
+    for start in range(0, k_per_split, BLOCK_K):
+        values = tl.load(x + ks + start).to(tl.float32)
+        tile = tl.load(weights + start, eviction_policy="evict_first").to(tl.float32)
+        products += tile * values[None, :]
+    total = tl.sum(products, axis=1).to(out.dtype.element_ty)
+    tl.store(out + split * out_features + rows, total, mask=rows < out_features)
+
+
+_gemv_kernel = triton.jit(_gemv)
+
+
+def _skinny(  # noqa: PLR0913
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    num_tokens: tl.tensor,
+    out_features: tl.tensor,
+    in_features: tl.tensor,
+    k_per_split: tl.tensor,
+    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+    PREFETCH_LINES: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    split = tl.program_id(1)
+    safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
+    first_k = split * k_per_split
+    if IS_DEPENDENT:
+        _prefetch_weights(weight, safe_rows, first_k, in_features, PREFETCH_LINES)
+    begin_dependent(IS_DEPENDENT)
+    tokens = tl.arange(0, BLOCK_TOKENS)
+    is_token = tokens[:, None] < num_tokens
+    ks = first_k + tl.arange(0, BLOCK_K)
+    weights = weight + safe_rows[:, None] * in_features + ks[None, :]
+    values = x + tokens[:, None] * in_features + ks[None, :]
+    total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
+    for start in range(0, k_per_split, BLOCK_K):
+        tile = tl.load(weights + start)
+        inputs = tl.load(values + start, mask=is_token, other=0.0)
+        total = tl.dot(tile, tl.trans(inputs), total)
+    target = out + (split * num_tokens + tokens[:, None]).to(tl.int64) * out_features
+    is_real = is_token & (rows[None, :] < out_features)
+    tl.store(target + rows[None, :], tl.trans(total).to(out.dtype.element_ty), mask=is_real)
+
+
+_skinny_kernel = triton.jit(_skinny, do_not_specialize=("num_tokens",))
+
+
+def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
+    """x (n, in_features) @ weight (out_features, in_features).T -> (splits, n, out_features).
+
+    Both contiguous. The result is in x's dtype for one split, float32 for several: their sum is
+    the product. config.fits(n, in_features) must hold.
+    """
+    num_tokens, in_features = x.shape
+    out_features = weight.shape[0]
+    out_dtype = x.dtype if config.num_splits == 1 else torch.float32
+    out = torch.empty(
+        (config.num_splits, num_tokens, out_features), dtype=out_dtype, device=x.device
+    )
+    is_dependent = dependent_launch(x)
+    grid = (triton.cdiv(out_features, config.block_rows), config.num_splits)
+    k_per_split = in_features // config.num_splits
+    lines = min(k_per_split, _MAX_PREFETCH_ELEMENTS // config.block_rows) // 64
+    options: dict[str, Any] = {
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_K": config.block_k,
+        "PREFETCH_LINES": max(1, next_power_of_2(lines + 1) // 2),
+        "IS_DEPENDENT": is_dependent,
+        "num_stages": config.num_stages,
+        "num_warps": config.num_warps,
+        "launch_pdl": is_dependent,
+    }
+    if config.kind == "gemv":
+        _gemv_kernel[grid](x, weight, out, out_features, in_features, k_per_split, **options)
+        return out
+    _skinny_kernel[grid](
+        x,
+        weight,
+        out,
+        num_tokens,
+        out_features,
+        in_features,
+        k_per_split,
+        BLOCK_TOKENS=_block_tokens(num_tokens),
+        **options,
+    )
+    return out

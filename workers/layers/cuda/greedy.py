@@ -1,0 +1,153 @@
+"""A decode step's two ends on the device: input tokens before the model, argmax after it.
+
+Both run inside or beside a captured graph: every tensor is static, padding rows included.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.decode_step import StepRows
+from workers.layers.cuda.launch import next_power_of_2
+
+_VOCAB_BLOCK = 4096
+
+
+def _begin_step(  # noqa: PLR0913
+    host_rows: tl.tensor,
+    last_token_ids: tl.tensor,
+    req_to_token: tl.tensor,
+    slots: tl.tensor,
+    input_ids: tl.tensor,
+    positions: tl.tensor,
+    out_cache_loc: tl.tensor,
+    prefix_lens: tl.tensor,
+    row_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_rows: tl.tensor,
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    rows = tl.arange(0, BLOCK)
+    is_row = rows < num_rows
+    slot = tl.load(host_rows + rows, mask=is_row, other=0).to(tl.int64)
+    seq_len = tl.load(host_rows + row_stride + rows, mask=is_row, other=0)
+    token = tl.load(host_rows + 2 * row_stride + rows, mask=is_row, other=0).to(tl.int64)
+    cache_index = tl.load(host_rows + 3 * row_stride + rows, mask=is_row, other=0)
+    last = tl.load(last_token_ids + slot, mask=is_row, other=0)
+    position = tl.maximum(seq_len - 1, 0)
+    tl.store(slots + rows, slot, mask=is_row)
+    tl.store(input_ids + rows, tl.where(token < 0, last, token), mask=is_row)
+    tl.store(positions + rows, position.to(tl.int64), mask=is_row)
+    tl.store(prefix_lens + rows, position, mask=is_row)
+    tl.store(out_cache_loc + rows, cache_index.to(tl.int64), mask=is_row)
+    tl.store(req_to_token + slot * table_stride + position, cache_index, mask=is_row)
+
+
+_begin_step_kernel = triton.jit(_begin_step, do_not_specialize=("num_rows",))
+
+
+def _block_argmax(
+    logits: tl.tensor,
+    block_max: tl.tensor,
+    block_token: tl.tensor,
+    row_stride: tl.tensor,
+    vocab_size: tl.tensor,
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    """One block of one row. block_token is -1 where the block holds a NaN."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(
+        logits + row * row_stride + tokens, mask=tokens < vocab_size, other=float("-inf")
+    ).to(tl.float32)
+    is_nan = values != values
+    values = tl.where(is_nan, float("-inf"), values)
+    largest = tl.max(values, axis=0)
+    first = tl.min(tl.where(values == largest, tokens, vocab_size), axis=0)
+    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    at = row * tl.num_programs(1) + block
+    tl.store(block_max + at, largest)
+    tl.store(block_token + at, tl.where(has_nan, -1, first))
+
+
+_block_argmax_kernel = triton.jit(_block_argmax)
+
+
+def _end_step(
+    block_max: tl.tensor,
+    block_token: tl.tensor,
+    slots: tl.tensor,
+    last_token_ids: tl.tensor,
+    sampled: tl.tensor,
+    num_blocks: tl.tensor,
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    """One row: its token to the host's buffer, -1 if there was a NaN, and to its slot."""
+    row = tl.program_id(0)
+    blocks = tl.arange(0, BLOCK)
+    is_block = blocks < num_blocks
+    maxima = tl.load(block_max + row * num_blocks + blocks, mask=is_block, other=float("-inf"))
+    tokens = tl.load(block_token + row * num_blocks + blocks, mask=is_block, other=2147483647)
+    largest = tl.max(maxima, axis=0)
+    token = tl.min(tl.where(maxima == largest, tokens, 2147483647), axis=0)
+    has_nan = tl.min(tokens, axis=0) < 0
+    tl.store(sampled + row, tl.where(has_nan, -1, token))
+    slot = tl.load(slots + row)
+    tl.store(last_token_ids + slot, tl.where(has_nan, 0, token).to(tl.int64))
+
+
+_end_step_kernel = triton.jit(_end_step)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStepKernels:
+    """The step's ends in three launches. See workers.decode_step.DecodeStepKernels."""
+
+    req_to_token: torch.Tensor
+    last_token_ids: torch.Tensor
+
+    def begin(self, host_rows: torch.Tensor, rows: StepRows) -> None:
+        num_rows = rows.slots.shape[0]
+        _begin_step_kernel[(1,)](
+            host_rows,
+            self.last_token_ids,
+            self.req_to_token,
+            rows.slots,
+            rows.input_ids,
+            rows.positions,
+            rows.out_cache_loc,
+            rows.prefix_lens,
+            host_rows.stride(0),
+            self.req_to_token.stride(0),
+            num_rows,
+            BLOCK=next_power_of_2(host_rows.stride(0)),
+            num_warps=4,
+        )
+
+    def end(self, logits: torch.Tensor, slots: torch.Tensor, sampled: torch.Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        num_blocks = triton.cdiv(vocab_size, _VOCAB_BLOCK)
+        block_max = torch.empty((num_rows, num_blocks), dtype=torch.float32, device=logits.device)
+        block_token = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=logits.device)
+        _block_argmax_kernel[(num_rows, num_blocks)](
+            logits,
+            block_max,
+            block_token,
+            logits.stride(0),
+            vocab_size,
+            BLOCK=_VOCAB_BLOCK,
+            num_warps=4,
+        )
+        _end_step_kernel[(num_rows,)](
+            block_max,
+            block_token,
+            slots,
+            self.last_token_ids,
+            sampled,
+            num_blocks,
+            BLOCK=next_power_of_2(num_blocks),
+            num_warps=1,
+        )

@@ -1,0 +1,203 @@
+"""The Llama family on NVIDIA GPUs: the parameters of LlamaForCausalLM, run by fused kernels.
+
+A layer is nine launches: four GEMMs, whose partial products the kernel after each sums up, the
+rotation with the KV write, attention, two residual additions with their norms and the activation.
+Knows no KV pages beyond the tensors they live in. Needs Triton.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attention import ForwardBatch, RadixAttention
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.layers.cuda.activation import silu_and_mul
+from workers.layers.cuda.gemm_choice import GemmChooser
+from workers.layers.cuda.linear import ChosenGemm, choose_gemms
+from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape
+from workers.layers.embedding import TiedLMHead
+from workers.layers.norm import RMSNorm
+from workers.layers.sharding import ShardContext
+from workers.models.llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    QKNormAttention,
+)
+from workers.models.llama_family import LlamaFamilySpec
+from workers.parallel.group import TPGroup
+
+
+def has_fused_layers(spec: LlamaFamilySpec) -> bool:
+    """Whether the kernels cover a member: heads of 2**n that rotate whole, no o or MLP bias."""
+    is_whole = spec.rope.rotary_dim == spec.head_dim
+    is_power = spec.head_dim & (spec.head_dim - 1) == 0
+    return is_whole and is_power and not spec.has_o_bias and not spec.has_mlp_bias
+
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, ForwardBatch, torch.dtype], torch.Tensor]
+"""QKV partial products, positions, batch and the model's dtype -> (n, heads * head_dim)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PooledAttention:
+    """The rope kernel itself writes K and V to the layer's pages."""
+
+    attention: RadixAttention
+    rope: FusedRope
+    k_pool: torch.Tensor
+    v_pool: torch.Tensor
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        targets = batch.out_cache_loc, self.k_pool, self.v_pool
+        q = self.rope(qkv, positions, *targets, dtype)
+        # K and V are in the pool already: attention reads them there and ignores these views.
+        _, k, v = torch.split(qkv[0], self.rope.shape.split_sizes, dim=-1)
+        attended: torch.Tensor = self.attention(q, k, v, batch, save_kv_cache=False)
+        return attended
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedAttention:
+    """The backend writes K and V: the pool holds them in another form than the model's dtype."""
+
+    attention: RadixAttention
+    rope: FusedRope
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        shape = self.rope.shape
+        num_tokens = qkv.shape[1]
+        kv_shape = (2, num_tokens, shape.num_kv_heads, shape.head_dim)
+        k, v = torch.empty(kv_shape, dtype=dtype, device=qkv.device)
+        rows = torch.arange(num_tokens, device=qkv.device)
+        q = self.rope(qkv, positions, rows, k, v, dtype)
+        attended: torch.Tensor = self.attention(q, k, v, batch)
+        return attended
+
+
+def _keep(partials: torch.Tensor) -> torch.Tensor:
+    return partials
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedLayer:
+    """One decoder layer. reduce: what makes a rank's partial products those of all ranks."""
+
+    qkv: ChosenGemm
+    attend: Attend
+    o: ChosenGemm
+    gate_up: ChosenGemm
+    down: ChosenGemm
+    reduce: Reduce
+    mlp_norm: RMSNorm
+    next_norm: RMSNorm
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """hidden: normalised input -> the next layer's; residual (n, hidden_size) in place."""
+        attended = self.attend(self.qkv(hidden), positions, batch, hidden.dtype)
+        delta = self.reduce(self.o(attended))
+        hidden = add_rms_norm_(delta, residual, self.mlp_norm.weight, self.mlp_norm.eps)
+        activated = silu_and_mul(self.gate_up(hidden), hidden.dtype)
+        delta = self.reduce(self.down(activated))
+        return add_rms_norm_(delta, residual, self.next_norm.weight, self.next_norm.eps)
+
+
+class CudaLlamaForCausalLM(LlamaForCausalLM):
+    """LlamaForCausalLM whose forward is fused. prepare must run before the first step."""
+
+    def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
+        super().__init__(spec, num_positions, shard)
+        self._shard = shard
+        self._layers: list[_FusedLayer] = []
+        self._first_norm = self._decoder_layers()[0].input_layernorm
+        self._head: ChosenGemm | None = None
+
+    def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
+        chooser = GemmChooser.for_device(self._shard.device)
+        tp = self._shard.tp
+        is_alone = tp.size == 1
+        layers = self._decoder_layers()
+        norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
+        qkv = choose_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
+        o = choose_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
+        gate_up = choose_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers], True)
+        down = choose_gemms(chooser, [x.mlp.down_proj.weight for x in layers], is_alone)
+        reduce = _keep if is_alone else _all_reduce(tp)
+        self._layers = [
+            _FusedLayer(
+                qkv=qkv[index],
+                attend=_attend(layer.self_attn, token_to_kv_pool, self._shard.dtype),
+                o=o[index],
+                gate_up=gate_up[index],
+                down=down[index],
+                reduce=reduce,
+                mlp_norm=layer.post_attention_layernorm,
+                next_norm=norms[index],
+            )
+            for index, layer in enumerate(layers)
+        ]
+        head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
+        (self._head,) = choose_gemms(chooser, [head_weight], False)
+
+    def _decoder_layers(self) -> list[LlamaDecoderLayer]:
+        return [layer for layer in self.model.layers if isinstance(layer, LlamaDecoderLayer)]
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        residual = self.model.embed_tokens(input_ids)
+        hidden = rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
+        for layer in self._layers:
+            hidden = layer(hidden, residual, positions, forward_batch)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In the model's dtype: whoever needs float32 converts the rows that need it."""
+        if self._head is None:
+            raise RuntimeError("prepare must run before the first step")
+        local = self._head(hidden)[0]
+        return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
+
+
+def _all_reduce(tp: TPGroup) -> Reduce:
+    return tp.all_reduce
+
+
+def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:
+    owner = embedding if isinstance(head, TiedLMHead) else head
+    return owner.get_parameter("weight")
+
+
+def _attend(module: LlamaAttention, token_to_kv_pool: TokenToKVPool, dtype: torch.dtype) -> Attend:
+    norm = None
+    if isinstance(module, QKNormAttention):
+        norm = HeadNorm(module.q_norm.weight, module.k_norm.weight, module.q_norm.eps)
+    qkv = module.qkv_proj
+    shape = RopeShape(qkv.tp_q_head_num, qkv.tp_k_head_num, module.head_dim)
+    rope = FusedRope(shape, module.rotary.cos_sin, qkv.bias, norm)
+    k_pool, v_pool = token_to_kv_pool.get_kv_buffer(module.attn.layer_id)
+    if k_pool.dtype != dtype:
+        return _SavedAttention(module.attn, rope)
+    return _PooledAttention(module.attn, rope, k_pool, v_pool)
