@@ -1,6 +1,11 @@
 """Every attention backend there is, by name. A new backend is a new file and one line here."""
 
-from attention.backends import flash_attention, flash_attention_fp8, torch_native
+from attention.backends import (
+    flash_attention,
+    flash_attention_fp8,
+    flash_attention_triton,
+    torch_native,
+)
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
@@ -12,7 +17,12 @@ from attention.registration import (
     register_attention_backend,
 )
 
-BACKEND_MODULES = (flash_attention, flash_attention_fp8, torch_native)
+BACKEND_MODULES = (
+    flash_attention,
+    flash_attention_fp8,
+    flash_attention_triton,
+    torch_native,
+)
 
 __all__ = [
     "ATTENTION_BACKENDS",

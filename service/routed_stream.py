@@ -22,8 +22,12 @@ _TOP_LOGPROB_BYTES = 72
 class StreamOwner(Protocol):
     """Who routes a stream."""
 
-    def resubmit(self, stream: "RoutedStream") -> None:
-        """Send the stream's request to another replica. Raises ApiError if none takes it."""
+    def resubmit(self, stream: "RoutedStream", can_wait: bool) -> None:
+        """Send the stream's request to another replica.
+
+        If none takes it now: with can_wait it waits for one and fail() tells when it has waited
+        long enough; otherwise raises ApiError.
+        """
 
     def abort(self, stream: "RoutedStream") -> None:
         """End the request at its replica."""
@@ -100,9 +104,18 @@ class RoutedStream:
             message = "the replica that served this request was lost"
             self._end(ApiError(ApiErrorCode.REPLICA_LOST, message), None)
 
+    def fail(self, error: ApiError) -> None:
+        """End the stream with an error unless it has ended."""
+        if not self._is_ended:
+            self._end(error, None)
+
     def refuse(self) -> None:
         message = "the request is too large to be sent to a replica"
         self._end(ApiError(ApiErrorCode.PAYLOAD_TOO_LARGE, message), None)
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended
 
     @property
     def _can_retry(self) -> bool:
@@ -112,7 +125,7 @@ class RoutedStream:
         """Once, elsewhere. If nobody else takes it, the first replica's own answer stands."""
         self._is_retried = True
         try:
-            self._owner.resubmit(self)
+            self._owner.resubmit(self, can_wait=refusal is None)
         except ApiError as error:
             if refusal is None:
                 self._end(error, None)

@@ -15,6 +15,7 @@ from service.api.errors import ApiError, ApiErrorCode
 from service.channel.address import ReplicaAddress
 from service.channel.client import ReplicaLink
 from service.channel.settings import ChannelSettings
+from service.parking import Parking
 from service.prefix_index import PrefixIndex
 from service.routed_stream import RoutedStream
 from service.routing_policy import (
@@ -60,6 +61,7 @@ class Router:
         )
         self._policy = RoutingPolicy(settings, random.Random())
         self._info: ModelInfo | None = None
+        self._parking = Parking(settings.retry_wait_s, self._reroute)
 
     @property
     def info(self) -> ModelInfo:
@@ -86,7 +88,7 @@ class Router:
         self._admission.admit(num_prompt_tokens)
         stream = RoutedStream(request, self, self._channel.max_stream_bytes)
         try:
-            self._route(stream, exclude="")
+            self._route(stream)
         except ApiError:
             self._admission.start(num_prompt_tokens)
             self._admission.release()
@@ -111,12 +113,18 @@ class Router:
 
     async def aclose(self) -> None:
         """Disconnect from every replica; requests under way end with REPLICA_LOST."""
+        self._parking.close()
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.aclose()
 
-    def resubmit(self, stream: RoutedStream) -> None:
-        self._route(stream, exclude=stream.replica_id)
+    def resubmit(self, stream: RoutedStream, can_wait: bool) -> None:
+        try:
+            self._route(stream, exclude=stream.replica_id, is_retry=True)
+        except ApiError:
+            if not (can_wait and self._parking.is_open):
+                raise
+            self._parking.park(stream)
 
     def abort(self, stream: RoutedStream) -> None:
         link = self._links.get(stream.replica_id)
@@ -132,12 +140,16 @@ class Router:
             total_s = time.monotonic() - stream.submitted_s
             self._metrics.on_overhead(max(0.0, total_s - engine_s))
 
-    def _route(self, stream: RoutedStream, exclude: str) -> None:
+    def _reroute(self, stream: RoutedStream) -> None:
+        # Its first replica may be meant too, once the link to it stands again.
+        self._route(stream, is_retry=True)
+
+    def _route(self, stream: RoutedStream, exclude: str = "", is_retry: bool = False) -> None:
         links = self._usable_links(exclude)
         request = stream.request
         keys = self._index.keys(request.prompt_token_ids, request.cache_salt)
         decision = self._choose(links, keys)
-        reason = RoutingReason.RETRY if exclude else decision.reason
+        reason = RoutingReason.RETRY if is_retry else decision.reason
         stream.replica_id = decision.replica_id
         links[decision.replica_id].submit(request, stream)
         self._index.insert(keys, decision.replica_id)
@@ -176,6 +188,7 @@ class Router:
         if self._info is None:
             models = (link.model for link in self._links.values())
             self._info = next((model for model in models if model is not None), None)
+        self._parking.on_change()
 
 
 def _is_usable(link: ReplicaLink) -> bool:

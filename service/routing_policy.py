@@ -29,6 +29,8 @@ class RouterSettings(BaseModel):
     shorter matches count as none. imbalance_tokens: how many more tokens than the least loaded
     replica the matching one may have, beyond the matched tokens, before load decides.
     max_waiting_requests, max_queued_tokens: a replica with more than either is full.
+    retry_wait_s: how long a request whose replica was lost before its first output waits for
+    another one to take it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +42,7 @@ class RouterSettings(BaseModel):
     imbalance_tokens: int = Field(default=8192, ge=0)
     max_waiting_requests: int = Field(default=2048, ge=1)
     max_queued_tokens: int = Field(default=1 << 21, ge=1)
+    retry_wait_s: float = Field(default=30.0, ge=0)
 
 
 @dataclass(frozen=True, slots=True)

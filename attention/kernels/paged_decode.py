@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
-from attention.kernels.triton_decode import attend_chunk_kernel, plan_chunks_kernel
+from attention.kernels.providers import load_decode_kernels
 
 CHUNKS_PER_MULTIPROCESSOR = 4
 """Enough programs that their ends do not fall together; two fit on a multiprocessor at once."""
@@ -39,8 +38,8 @@ class DecodeGeometry:
     @property
     def constants(self) -> dict[str, int]:
         """The attention kernel's compile-time arguments."""
-        tile_group = triton.next_power_of_2(self.group)
-        tile_dim = triton.next_power_of_2(self.head_dim)
+        tile_group = _next_power_of_2(self.group)
+        tile_dim = _next_power_of_2(self.head_dim)
         return {
             "page_size": self.page_size,
             "kv_heads": self.kv_heads,
@@ -85,8 +84,8 @@ class PagedDecode:
     def __init__(self, geometry: DecodeGeometry, device: torch.device) -> None:
         self._geometry = geometry
         self._constants = geometry.constants
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        programs = multiprocessors * CHUNKS_PER_MULTIPROCESSOR
+        self._kernels = load_decode_kernels()
+        programs = num_multiprocessors(device) * CHUNKS_PER_MULTIPROCESSOR
         self._target_chunks = -(-programs // geometry.kv_heads)
 
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
@@ -97,7 +96,7 @@ class PagedDecode:
         window = sliding_window_size if sliding_window_size > 0 else _UNLIMITED
         size = _PLAN_HEADER + max_items + num_rows * (1 + kv_heads)
         plan = torch.empty(size, dtype=torch.int32, device=cache_seqlens.device)
-        plan_chunks_kernel[(1,)](
+        self._kernels.plan_chunks[(1,)](
             cache_seqlens,
             plan,
             num_rows,
@@ -107,7 +106,7 @@ class PagedDecode:
             kv_heads=kv_heads,
             min_chunk=MIN_CHUNK_TOKENS,
             block_keys=self._geometry.block_keys,
-            block_rows=triton.next_power_of_2(num_rows),
+            block_rows=_next_power_of_2(num_rows),
         )
         return DecodePlan(plan, max_items, window)
 
@@ -132,7 +131,7 @@ class PagedDecode:
         partials = torch.empty(
             plan.max_items * geometry.kv_heads * cells, dtype=torch.float32, device=q.device
         )
-        attend_chunk_kernel[(geometry.kv_heads, plan.max_items)](
+        self._kernels.attend_chunk[(geometry.kv_heads, plan.max_items)](
             q,
             q.stride(0),
             k_pages,
@@ -159,3 +158,11 @@ class PagedDecode:
             launch_pdl=True,
         )
         return out
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _next_power_of_2(value: int) -> int:
+    return 1 << (value - 1).bit_length()

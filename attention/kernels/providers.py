@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -47,6 +48,14 @@ class TritonKernels:
     copy_kv: Callable[..., None]
     quantise_kv: Callable[..., None]
     quantise_queries: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernels:
+    """The kernels of triton_decode.py, to be launched as kernel[grid](...)."""
+
+    plan_chunks: Any
+    attend_chunk: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,13 @@ def load_triton_kernels() -> TritonKernels:
         quantise_kv=kv_write.quantise_kv,
         quantise_queries=kv_write.quantise_queries,
     )
+
+
+def load_decode_kernels() -> DecodeKernels:
+    """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
+    _import("triton", TRITON_INSTALL)
+    decode = importlib.import_module("attention.kernels.triton_decode")
+    return DecodeKernels(decode.plan_chunks_kernel, decode.attend_chunk_kernel)
 
 
 def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention3:

@@ -261,8 +261,17 @@ def _attend_chunk(  # noqa: PLR0913
     group_sinks = sinks + kv_head * group
     if num_chunks == 1:
         write_out(
-            group_out, group_sinks, maxima, sums, values, tl.load(v_scale),
-            has_sinks, group, head_dim, tile_rows, tile_dim,
+            group_out,
+            group_sinks,
+            maxima,
+            sums,
+            values,
+            tl.load(v_scale),
+            has_sinks,
+            group,
+            head_dim,
+            tile_rows,
+            tile_dim,
         )
         return
     stride: tl.constexpr = group * (head_dim + 2)
@@ -278,11 +287,26 @@ def _attend_chunk(  # noqa: PLR0913
     tl.store(finished, 0)
     maxima, sums, values = join_chunks(
         partials + (first_item * kv_heads + kv_head).to(tl.int64) * stride,
-        num_chunks, kv_heads * stride, group, head_dim, tile_group, tile_dim, block_chunks,
+        num_chunks,
+        kv_heads * stride,
+        group,
+        head_dim,
+        tile_group,
+        tile_dim,
+        block_chunks,
     )
     write_out(
-        group_out, group_sinks, maxima, sums, values, tl.load(v_scale),
-        has_sinks, group, head_dim, tile_group, tile_dim,
+        group_out,
+        group_sinks,
+        maxima,
+        sums,
+        values,
+        tl.load(v_scale),
+        has_sinks,
+        group,
+        head_dim,
+        tile_group,
+        tile_dim,
     )
 
 

@@ -99,12 +99,15 @@ def test_messages_by_the_proto_have_no_internal_errors(service, method, data):
 
 def call(rpc, request) -> grpc.StatusCode:
     """The status of a call; a typed refusal must carry our error code."""
+    refusal = None
     try:
         answer = rpc(request, timeout=60)
         if isinstance(answer, grpc.Call):
             list(answer)
     except grpc.RpcError as error:
-        if error.code() not in FORBIDDEN_STATUSES:
-            assert dict(error.trailing_metadata())["tessera-error-code"]
-        return error.code()
-    return grpc.StatusCode.OK
+        refusal = error
+    if refusal is None:
+        return grpc.StatusCode.OK
+    code = refusal.code()
+    assert code in FORBIDDEN_STATUSES or dict(refusal.trailing_metadata())["tessera-error-code"]
+    return code

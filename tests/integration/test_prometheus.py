@@ -14,8 +14,8 @@ QUERIES = {
     "attention of both phases": "count(sum by (phase) (tessera_attention_seconds_count)) == 2",
     "steps": "sum(rate(tessera_step_seconds_count[5s])) > 0",
     "time to first token": (
-        "histogram_quantile(0.5, sum by (le) (rate(tessera_time_to_first_token_seconds_bucket[5s])))"
-        " > 0"
+        "histogram_quantile(0.5, sum by (le) ("
+        "rate(tessera_time_to_first_token_seconds_bucket[5s]))) > 0"
     ),
     "inter-token latency": "sum(rate(tessera_inter_token_latency_seconds_count[5s])) > 0",
     "what Ray and the wire add": "sum(tessera_serve_overhead_seconds_count) > 0",

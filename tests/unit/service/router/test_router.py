@@ -147,6 +147,46 @@ async def test_a_request_lost_twice_ends_with_an_error():
             assert caught.value.code is ApiErrorCode.REPLICA_LOST
 
 
+async def test_a_request_lost_before_its_first_output_waits_for_a_replica():
+    stuck = FakeEngine(max_running=0)
+    with FakeReplica(stuck, replica_id="a") as a, FakeReplica(replica_id="b") as b:
+        async with routed(a) as r:
+            stream = await r.router.submit(request())
+            await eventually(lambda: stuck.waiting)
+            await asyncio.to_thread(a.kill)
+            await eventually(lambda: r.router.num_connected_replicas == 0)
+            await r.router.update_replicas([b.address])
+            assert tokens(await collect(stream)) == list(range(6, 14))
+            assert r.metrics.reasons == {"only": 1, "retry": 1}
+            assert r.admission.num_live_requests == 0
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.1])
+async def test_a_request_does_not_wait_for_a_replica_for_ever(wait_s):
+    stuck = FakeEngine(max_running=0)
+    with FakeReplica(stuck) as replica:
+        async with routed(replica, settings=RouterSettings(retry_wait_s=wait_s)) as r:
+            stream = await r.router.submit(request())
+            await eventually(lambda: stuck.waiting)
+            await asyncio.to_thread(replica.kill)
+            with pytest.raises(ApiError) as caught:
+                await collect(stream)
+            assert caught.value.code is ApiErrorCode.UNAVAILABLE
+            assert r.admission.num_live_requests == 0
+
+
+async def test_closing_the_router_ends_what_waits_for_a_replica():
+    stuck = FakeEngine(max_running=0)
+    with FakeReplica(stuck) as replica:
+        async with routed(replica) as r:
+            stream = await r.router.submit(request())
+            await eventually(lambda: stuck.waiting)
+            await asyncio.to_thread(replica.kill)
+            await eventually(lambda: r.router.num_connected_replicas == 0)
+        with pytest.raises(ApiError):
+            await asyncio.wait_for(collect(stream), 2.0)
+
+
 async def test_a_refusal_is_retried_elsewhere():
     full = FakeEngine(step_s=0.005, max_waiting=0)
     with FakeReplica(full, replica_id="a") as a, FakeReplica(replica_id="b") as b:
