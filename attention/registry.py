@@ -35,7 +35,9 @@ __all__ = [
 
 
 def registered_capabilities() -> tuple[BackendCapability, ...]:
-    return tuple(backend.capability for backend in ATTENTION_BACKENDS)
+    """By name: which module was imported first says nothing."""
+    capabilities = (backend.capability for backend in ATTENTION_BACKENDS)
+    return tuple(sorted(capabilities, key=lambda capability: capability.name))
 
 
 def create_attention_backend(

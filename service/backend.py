@@ -36,6 +36,13 @@ class GenerationBackend(Protocol):
         """Facts of the model. Raises ApiError (unavailable) before any replica was seen."""
         ...
 
+    def check_admission(self) -> None:
+        """Raise ApiError if no request at all would be taken now.
+
+        Asked before a prompt is tokenised, so that a refusal costs nothing; submit() still decides.
+        """
+        ...
+
     async def submit(self, request: GenerateRequest) -> TokenStream:
         """Send a request to a replica and return its stream.
 

@@ -49,9 +49,12 @@ def _resolve(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError as error:
         raise typer.BadParameter(f"{device!r} is no torch device") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("torch sees no CUDA device here")
+    return resolved
 
 
 def _default_dtype(facts: DeviceFacts) -> torch.dtype:

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from service.admission import AdmissionSettings
 from service.channel.settings import ChannelSettings
@@ -134,8 +143,16 @@ class AuthSettings(_Settings):
     def _split(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and isinstance(data.get("api_keys"), str):
             keys = [key.strip() for key in data["api_keys"].split(",")]
-            return {**data, "api_keys": [key for key in keys if key]}
+            return {**data, "api_keys": keys}
         return data
+
+    @field_validator("api_keys")
+    @classmethod
+    def _refuse_empty_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        # An unset secret must not open the service, nor an empty key match an empty header.
+        if not all(key.get_secret_value().strip() for key in keys):
+            raise ValueError("an API key is empty")
+        return keys
 
     def load_keys(self) -> tuple[str, ...]:
         """All keys. Raises ConfigError if the file cannot be read or holds none."""
@@ -143,7 +160,7 @@ class AuthSettings(_Settings):
         if self.api_key_file is not None:
             try:
                 lines = self.api_key_file.read_text().splitlines()
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"auth.api_key_file: {error}") from error
             found = [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
             if not found:
@@ -206,16 +223,20 @@ def parse_config(data: Mapping[str, Any]) -> ServeConfig:
         return ServeConfig.model_validate(data)
     except ValidationError as error:
         problems = [
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            f"{'.'.join(str(part) for part in problem['loc'])}: {_reason(problem)}"
             for problem in error.errors(include_url=False, include_input=False)
         ]
         raise ConfigError("; ".join(problems)) from error
 
 
+def _reason(problem: ErrorDetails) -> str:
+    return "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+
+
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if data is None:
         return {}

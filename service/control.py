@@ -20,6 +20,7 @@ from service.registry import (
     RegistryView,
     ReplicaRegistry,
     ServiceStatus,
+    StartFailure,
     StartProgress,
 )
 
@@ -57,6 +58,9 @@ class RegistryActor:
 
     async def report_progress(self, progress: StartProgress) -> None:
         self._registry.report_progress(progress)
+
+    async def report_failure(self, failure: StartFailure) -> None:
+        self._registry.report_failure(failure)
 
     async def report_ingress(self, report: IngressReport) -> None:
         self._registry.report_ingress(report)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.config import EngineConfig
-from workers.errors import EngineFailedError
+from workers.errors import ConfigError, EngineFailedError
 from workers.observer import StepObserver
 from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 
@@ -70,6 +70,7 @@ class EngineFactory(Protocol):
 def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
     """The product's factory: in this process for one rank, with Ray actors beside it for more."""
     # Imported here because the ingress, which knows this module, must not load torch.
+    from attention.capability import AttentionBackendError
     from workers.engine import Engine
     from workers.engine_loop import EngineLoop
     from workers.parallel.tp_engine import build_tp_engine
@@ -81,10 +82,13 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
         hooks.on_failure(EngineFailedError(f"tensor-parallel rank {rank} died"))
 
     hooks.on_progress("starting", 0.0)
-    if config.tp_size == 1:
-        engine = Engine.from_config(config, observer=hooks.observer, on_progress=on_bytes)
-    else:
-        engine = build_tp_engine(config, on_rank_lost, hooks.observer, on_bytes)
+    try:
+        if config.tp_size == 1:
+            engine = Engine.from_config(config, observer=hooks.observer, on_progress=on_bytes)
+        else:
+            engine = build_tp_engine(config, on_rank_lost, hooks.observer, on_bytes)
+    except AttentionBackendError as error:
+        raise ConfigError(str(error)) from error
     hooks.on_progress("warming up", 0.0)
     engine.warm_up()
     hooks.on_progress("ready", 1.0)

@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from attention.capability import AttentionBackendError
 from service.api.errors import ApiError
 from service.engine_options import parse_engine_options
 from service.handler.requests import TextOptions
@@ -100,7 +101,7 @@ def generate(  # noqa: PLR0913  one parameter a flag
     try:
         config = parse_engine_options(model, engine or [])
         result = _generate(config, text, chat, system, sampling, tuple(stop or ()), not json)
-    except ConfigError as error:
+    except (ConfigError, AttentionBackendError) as error:
         raise typer.BadParameter(str(error)) from error
     except (ModelLoadError, EncodeRefusedError, RequestRejectedError, ApiError) as error:
         typer.echo(f"tessera generate: {error}", err=True)

@@ -29,14 +29,15 @@ from service.config import ServeConfig
 from service.control import ActorHandle, get_exporter, get_registry
 from service.exporter import take_snapshot
 from service.handler.handler import Handler
-from service.listeners import HttpServer, bind_shared
+from service.listeners import HttpServer, bind_shared, host_and_port
 from service.metrics import IngressGauges, IngressMetrics, IngressStateCollector
-from service.registry import IngressReport, RegistryView
+from service.preflight import model_folder
+from service.registry import IngressReport, RegistryView, StartFailure
 from service.router import Router
 from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
-from workers.builtin import builtin_draft_path, builtin_model_path
+from workers.errors import ConfigError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,10 @@ class IngressService:
         self._follow(self._report())
         return app
 
+    async def report_failure(self, message: str) -> None:
+        """Tell the registry that this process cannot start."""
+        await self._registry.report_failure.remote(StartFailure(self._id, message))
+
     def check_health(self) -> None:
         """Raise if any part of this process has ended that should run."""
         self._router.check_health()
@@ -129,7 +134,7 @@ class IngressService:
         if http.proxy == "direct":
             self._http = HttpServer(app, http.keep_alive_timeout_s, self._config.drain_timeout_s)
             await self._http.start(bind_shared(http.host, http.port))
-        address = f"{self._config.grpc.host}:{self._config.grpc.port}"
+        address = host_and_port(self._config.grpc.host, self._config.grpc.port)
         options = GrpcOptions(can_share_port=True)
         self._grpc = build_grpc_server(services, address, options).server
         await self._grpc.start()
@@ -195,7 +200,12 @@ class Ingress:
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        return await self._service.start()
+        """Raises what IngressService.start() raises, after telling whoever waits for it."""
+        try:
+            return await self._service.start()
+        except (ConfigError, ModelLoadError, OSError) as error:
+            await self._service.report_failure(str(error))
+            raise
 
     def check_health(self) -> None:
         self._service.check_health()
@@ -205,12 +215,6 @@ class Ingress:
         service = getattr(self, "_service", None)
         if service is not None:
             await service.shut_down()
-
-
-def model_folder(model: str) -> Path:
-    """Where the model's tokenizer is, without importing torch for it."""
-    builtin = {"builtin": builtin_model_path, "builtin-draft": builtin_draft_path}
-    return builtin[model]() if model in builtin else Path(model).expanduser()
 
 
 def _tokenizer_config(config: ServeConfig, folder: Path) -> TokenizerPoolConfig:

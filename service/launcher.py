@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from service.config import ServeConfig
 from service.engine_factory import EngineFactory, create_engine
+from service.preflight import check_before_start
+from workers.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
     import ray
@@ -78,7 +80,15 @@ class Launcher:
         self._create_engine = create_engine
 
     def connect(self) -> None:
-        """Start or join Ray and start Serve. Raises LaunchError if the cluster is not there."""
+        """Start or join Ray and start Serve.
+
+        Raises LaunchError if the cluster is not there or the configuration cannot work here.
+        """
+        if self._target.is_own:
+            try:
+                check_before_start(self._config)
+            except (ConfigError, ModelLoadError) as error:
+                raise LaunchError(str(error)) from error
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions
@@ -132,6 +142,8 @@ class Launcher:
             state, messages = self._serve_status()
             status = self._service_status()
             on_progress(status, state)
+            if status.failures:
+                raise LaunchError("\n".join(dict.fromkeys(f.message for f in status.failures)))
             if state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise LaunchError("\n".join(messages) or state)
             if state == "RUNNING" and any(report.is_ready for report in status.ingresses):
@@ -167,10 +179,7 @@ class Launcher:
 
         if not ray.is_initialized():
             return
-        if self._target.is_own:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        else:
-            serve.delete(self._config.app_name)
+        serve.delete(self._config.app_name)
         close_control_plane(self._config.app_name)
         ray.shutdown()
 
@@ -199,7 +208,8 @@ class Launcher:
             ray.get(port)
         except ray.exceptions.RayError as error:
             address = f"{self._config.metrics.host}:{self._config.metrics.port}"
-            raise LaunchError(f"metrics cannot be served on {address}: {error}") from error
+            reason = _last_words(str(error))
+            raise LaunchError(f"metrics cannot be served on {address}: {reason}") from error
 
     def _service_status(self) -> "ServiceStatus":
         import ray

@@ -28,6 +28,19 @@ def bind_shared(host: str, port: int) -> socket.socket:
     return bound
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As in URLs and gRPC addresses: a numeric IPv6 address goes into brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise OSError unless nobody listens there, processes of this user that share included."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
 class HttpServer:
     """One uvicorn server on a shared socket, on the caller's event loop. Runs no lifespan."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from service.channel.address import ReplicaAddress
 
+MAX_FAILURES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryView:
@@ -30,6 +32,14 @@ class StartProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailure:
+    """A process that cannot start, for a reason that another attempt does not change."""
+
+    process_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class IngressReport:
     """What an ingress says of itself."""
 
@@ -46,6 +56,7 @@ class ServiceStatus:
     num_replicas: int
     starting: tuple[StartProgress, ...]
     ingresses: tuple[IngressReport, ...]
+    failures: tuple[StartFailure, ...] = ()
 
 
 class ReplicaRegistry:
@@ -59,6 +70,7 @@ class ReplicaRegistry:
         self._is_draining = False
         self._replicas: dict[str, tuple[float, ReplicaAddress]] = {}
         self._starting: dict[str, tuple[float, StartProgress]] = {}
+        self._failures: list[StartFailure] = []
         self._ingresses: dict[str, tuple[float, IngressReport]] = {}
 
     def announce(self, address: ReplicaAddress) -> None:
@@ -82,10 +94,15 @@ class ReplicaRegistry:
     def end_drain(self) -> None:
         """Ingresses that start from now on do not drain: for a new deployment."""
         self._is_draining = False
+        self._failures.clear()
         self._version += 1
 
     def report_progress(self, progress: StartProgress) -> None:
         self._starting[progress.replica_id] = (self._clock(), progress)
+
+    def report_failure(self, failure: StartFailure) -> None:
+        """Kept until the next deployment, but no more than MAX_FAILURES."""
+        self._failures = [*self._failures, failure][-MAX_FAILURES:]
 
     def report_ingress(self, report: IngressReport) -> None:
         self._ingresses[report.ingress_id] = (self._clock(), report)
@@ -101,6 +118,7 @@ class ReplicaRegistry:
             len(self._replicas),
             tuple(progress for _, progress in self._starting.values()),
             tuple(report for _, report in self._ingresses.values()),
+            tuple(self._failures),
         )
 
     def _expire(self) -> None:

@@ -22,8 +22,8 @@ from service.control import ANNOUNCE_INTERVAL_S, ActorHandle, get_exporter, get_
 from service.engine_factory import EngineFactory, EngineHandle, EngineHooks
 from service.exporter import take_snapshot
 from service.metrics import EngineMetrics, EngineStatsCollector, HardwareLimits
-from service.registry import StartProgress
-from workers.errors import EngineFailedError
+from service.registry import StartFailure, StartProgress
+from workers.errors import ConfigError, EngineFailedError, ModelLoadError
 from workers.protocol import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class NoticeBoard(Protocol):
     """Where a replica tells the rest of the service about itself. Must not raise."""
 
     def report_progress(self, stage: str, fraction: float) -> None: ...
+
+    def report_failure(self, message: str) -> None: ...
 
     def announce(self, address: ReplicaAddress) -> None: ...
 
@@ -67,12 +69,19 @@ class ReplicaHost:
         self._stopping = threading.Event()
 
     def start(self, create_engine: EngineFactory) -> None:
-        """Load, listen, announce. Raises what the factory raises."""
+        """Load, listen, announce. Raises what the factory raises.
+
+        What another attempt cannot change is also told to the board, for whoever waits.
+        """
         observer = EngineMetrics(self._metrics, _hardware_limits(self._config.metrics))
         hooks = EngineHooks(
             self._channel.publish, self._on_failure, self._board.report_progress, observer
         )
-        self._engine = create_engine(self._config.engine.to_engine_config(), hooks)
+        try:
+            self._engine = create_engine(self._config.engine.to_engine_config(), hooks)
+        except (ConfigError, ModelLoadError) as error:
+            self._board.report_failure(str(error))
+            raise
         self._metrics.register(EngineStatsCollector(self._engine.info, self._engine.stats))
         self._address = self._channel.start(self._engine)
         self._engine.start()
@@ -151,6 +160,9 @@ class RayNoticeBoard:
         self._call(
             self._registry.report_progress.remote(StartProgress(self._replica_id, stage, fraction))
         )
+
+    def report_failure(self, message: str) -> None:
+        self._call(self._registry.report_failure.remote(StartFailure(self._replica_id, message)))
 
     def announce(self, address: ReplicaAddress) -> None:
         if not self._is_withdrawn:

@@ -83,6 +83,10 @@ class Router:
         for link in self._links.values():
             link.check_health()
 
+    def check_admission(self) -> None:
+        self._admission.check()
+        self._usable_links()
+
     async def submit(self, request: GenerateRequest) -> RoutedStream:
         num_prompt_tokens = len(request.prompt_token_ids)
         self._admission.admit(num_prompt_tokens)
@@ -164,7 +168,7 @@ class Router:
             ]
         )
 
-    def _usable_links(self, exclude: str) -> dict[str, ReplicaLink]:
+    def _usable_links(self, exclude: str = "") -> dict[str, ReplicaLink]:
         """Raises ApiError: UNAVAILABLE if no replica is there, OVERLOADED if all are full."""
         usable = {
             replica_id: link

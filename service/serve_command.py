@@ -6,6 +6,7 @@ Knows flags and the terminal; service.launcher does the work.
 import os
 import shlex
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +18,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from service.config import ServeConfig, load_config
 from service.engine_factory import EngineFactory, create_engine
 from service.launcher import Launcher, LaunchError, RayTarget, prepare_environment
+from service.listeners import host_and_port
+from service.preflight import model_name
 from workers.errors import ConfigError
 
 if TYPE_CHECKING:
     from service.registry import ServiceStatus
+
+_SIGNAL_POLL_S = 0.2
 
 Model = Annotated[
     str | None, typer.Argument(help='"builtin" (default), "builtin-draft" or a model folder.')
@@ -59,8 +64,9 @@ class StopSignal:
         return self._count > 1
 
     def wait(self) -> None:
+        # Not signal.pause(): a signal between the test and the pause would be slept through.
         while not self._count:
-            signal.pause()
+            time.sleep(_SIGNAL_POLL_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
@@ -95,7 +101,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     try:
         loaded = load_config(config, os.environ, _overrides(flags, setting or []))
     except ConfigError as error:
-        console.print(f"tessera serve: {error}", style="red", highlight=False, markup=False)
+        _complain(console, error)
         raise typer.Exit(2) from error
     address = ray_address or os.environ.get("RAY_ADDRESS")
     raise typer.Exit(run_service(loaded, RayTarget(address), console))
@@ -135,11 +141,17 @@ def run_service(
             if not launcher.drain(bar.update, stop.is_urgent):
                 console.print("some requests were still running")
     except LaunchError as error:
-        console.print(f"tessera serve: {error}", style="red", highlight=False, markup=False)
+        _complain(console, error)
         return 1
     finally:
         launcher.stop()
     return 0
+
+
+def _complain(console: Console, error: Exception) -> None:
+    console.print(
+        f"tessera serve: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 class _StartBar:
@@ -179,18 +191,19 @@ class _StartBar:
 
 
 def _announce(config: ServeConfig, console: Console) -> None:
-    url = f"http://{config.http.host}:{config.http.port}"
-    model = (
-        config.engine.model if "/" not in config.engine.model else Path(config.engine.model).name
-    )
+    url = f"http://{host_and_port(config.http.host, config.http.port)}"
+    model = model_name(config.engine.model)
     body = f'{{"model": "{model}", "prompt": "def __init__(self", "max_tokens": 32}}'
+    has_keys = bool(config.auth.api_keys or config.auth.api_key_file)
+    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
     lines = (
         f"Tessera serves {model}",
         f"  HTTP     {url}/v1",
-        f"  gRPC     {config.grpc.host}:{config.grpc.port}",
-        f"  metrics  http://{config.metrics.host}:{config.metrics.port}/metrics",
+        f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
+        f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",
         "",
-        f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"curl {url}/v1/completions{key} -H 'Content-Type: application/json'"
+        f" -d {shlex.quote(body)}",
     )
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

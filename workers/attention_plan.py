@@ -31,10 +31,16 @@ class AttentionPlan:
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """EngineConfig.device as a torch device; "auto" takes CUDA when there is any."""
+    """EngineConfig.device as a torch device; "auto" takes CUDA when there is any.
+
+    Raises ConfigError for what is no device or not there.
+    """
     if config.device == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    device = torch.device(config.device)
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {config.device!r} is no torch device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {config.device!r} was asked for but torch sees no CUDA device")
     return device

@@ -23,7 +23,8 @@ class EngineConfig:
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
     check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
-    violation ends the engine. max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
+    violation ends the engine.
+    max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
     """
 
     model: str = "builtin"

@@ -3,12 +3,11 @@
 Works in process without Ray. Knows token ids only: no text, no sockets, no HTTP.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 
 from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
-from workers.errors import ConfigError
+from workers.errors import ConfigError, RequestRejectedError
 from workers.executor import PendingStep, StepExecutor
 from workers.loading.weights import OnProgress
 from workers.model_runner import ModelRunner
@@ -140,19 +139,33 @@ class Engine:
     ) -> list[GenerateResult]:
         """Run prompts to their end and return results in the prompts' order.
 
-        Offline convenience: must not run while an EngineLoop drives this engine.
+        Offline convenience: must not run while an EngineLoop drives this engine. Raises
+        RequestRejectedError if one of them is refused, after ending the others, and ValueError if
+        there are not as many sampling parameters as prompts.
         """
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        requests = [
+            GenerateRequest(f"generate-{index}", list(prompt), one)
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
         collector = ResultCollector()
-        for index, prompt, one in zip(itertools.count(), prompts, params, strict=False):
-            request = GenerateRequest(f"generate-{index}", list(prompt), one)
-            self.submit(request)
-            collector.expect(request.request_id)
+        try:
+            for request in requests:
+                self.submit(request)
+                collector.expect(request.request_id)
+        except RequestRejectedError:
+            for request in requests:
+                self.abort(request.request_id)
+            self._run_out()
+            raise
         while collector.is_waiting:
             collector.add(self.step())
+        self._run_out()
+        return collector.results()
+
+    def _run_out(self) -> None:
         while self.has_work:
             self.step()
-        return collector.results()
 
     def _commit(self, launched: tuple[StepPlan, PendingStep] | None) -> list[StepOutput]:
         if launched is None:

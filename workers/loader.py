@@ -24,11 +24,6 @@ from workers.loading.model_folder import (
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.models.base import CausalLM
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
-from workers.models.transformers_model import (
-    TransformersCausalLM,
-    load_transformers_model,
-    random_transformers_model,
-)
 from workers.parallel.group import TPGroup
 
 __all__ = ["LoadedModel", "ModelFacts", "load_model", "model_facts", "resolve_dtype"]
@@ -91,6 +86,13 @@ def _load_native(request: _LoadRequest) -> CausalLM:
 
 
 def _load_transformers(request: _LoadRequest) -> CausalLM:
+    # Seconds of imports that native models do without.
+    from workers.models.transformers_model import (
+        TransformersCausalLM,
+        load_transformers_model,
+        random_transformers_model,
+    )
+
     facts, shard = request.facts, request.shard
     if shard.tp.size > 1:
         raise ConfigError(

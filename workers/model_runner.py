@@ -146,29 +146,37 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._sampling.admit(plan.admitted)
         inputs = self._inputs.build(plan, self._timer)
-        hidden = self._forward(inputs)
-        sampled = self._sample(hidden, inputs)
+        hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
         )
-        return LaunchedStep(sampled.start_download(), prompt)
+        if plan.prompt_logprobs:
+            hidden = hidden.index_select(0, inputs.sample_indices)
+        return LaunchedStep(self._sample(hidden, inputs).start_download(), prompt)
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        """Final states of all new tokens, or of those only that a next token is sampled from."""
         batch = inputs.batch
         batch.input_ids = self._sampling.resolve(batch.input_ids, inputs.token_slots)
         self._timer.begin_step(batch)
         try:
             self._backend.init_forward_metadata(batch)
-            hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, batch)
+            tokens = batch.input_ids, batch.positions, batch
+            hidden: torch.Tensor = (
+                self._model(*tokens)
+                if wants_all
+                else self._model.forward_rows(*tokens, inputs.sample_indices)
+            )
         finally:
             self._timer.end_step()
         return hidden
 
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:
+        """hidden: one row for each token to be sampled."""
         if len(inputs.sample_slots) == 0:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), None)
-        logits = self._model.compute_logits(hidden.index_select(0, inputs.sample_indices))
+        logits = self._model.compute_logits(hidden)
         sampled = self._sampling.sample(logits, inputs.sample_slots, inputs.sample_positions)
         self._sampling.remember(inputs.sample_slots_device, sampled.token_ids)
         return sampled

@@ -15,6 +15,7 @@ import torch
 from attention.backends.base import GraphAttentionBackend
 from attention.backends.flash_attention_metadata import (
     FlashAttentionMetadata,
+    StepFacts,
     metadata_of,
 )
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
@@ -126,7 +127,7 @@ class FlashAttentionBackend(GraphAttentionBackend):
         tables = StepTables.allocate(bs, max_pages, self.config.device)
         if bs:
             self._fill(tables, forward_batch, max_seq_len_k)
-        self._start_step(tables, bs, max_seq_len_q, max_seq_len_k)
+        self._start_step(tables, StepFacts(bs, max_seq_len_q, max_seq_len_k))
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
         max_pages = -(-self.config.max_context_len // self.token_to_kv_pool.page_size)
@@ -148,7 +149,8 @@ class FlashAttentionBackend(GraphAttentionBackend):
             )
         max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
         self._fill(tables, forward_batch, max_seq_len_k)
-        self._start_step(tables, forward_batch.batch_size, 1, self.config.max_context_len)
+        bs, max_context_len = forward_batch.batch_size, self.config.max_context_len
+        self._start_step(tables, StepFacts(bs, 1, max_context_len))
 
     def _fill(self, tables: StepTables, forward_batch: ForwardBatch, max_seq_len: int) -> None:
         """One launch: the batch's lengths and pages, from device tensors to device tensors."""
@@ -162,13 +164,8 @@ class FlashAttentionBackend(GraphAttentionBackend):
             max_seq_len,
         )
 
-    def _start_step(
-        self, tables: StepTables, batch_size: int, max_seq_len_q: int, max_seq_len_k: int
-    ) -> None:
-        self._metadata = {
-            window: metadata_of(tables, batch_size, max_seq_len_q, max_seq_len_k, window)
-            for window in self._windows
-        }
+    def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
+        self._metadata = {window: metadata_of(tables, facts, window) for window in self._windows}
         self._schedules = {}
 
     def forward_extend(
@@ -245,14 +242,19 @@ class FlashAttentionBackend(GraphAttentionBackend):
             softcap=layer.logit_cap,
             num_splits=self.num_splits,
             scheduler_metadata=schedule,
-            **self._extra_arguments(layer, metadata),
+            **self._layer_arguments(layer),
+            **self._pool_arguments(layer, metadata),
         )
 
-    def _extra_arguments(
+    def _layer_arguments(self, layer: AttentionLayer) -> dict[str, Any]:
+        """Arguments that only some layers have, and only some packages know."""
+        return {} if layer.sinks is None else {"sinks": self._kernel_sinks(layer.layer_id, layer)}
+
+    def _pool_arguments(
         self, layer: AttentionLayer, metadata: FlashAttentionMetadata
     ) -> dict[str, Any]:
-        """Arguments that only some layers or packages have."""
-        return {} if layer.sinks is None else {"sinks": self._kernel_sinks(layer.layer_id, layer)}
+        """Arguments that only some pools need."""
+        return {}
 
     def _kernel_sinks(self, layer_id: int, layer: AttentionLayer) -> torch.Tensor:
         """The layer's sinks as the kernel takes them, converted once."""

@@ -45,8 +45,7 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
             raise AttentionBackendError(
                 f"fa3_fp8 reads an Fp8MHATokenToKVPool, not {type(token_to_kv_pool).__name__}"
             )
-        self._k_scale = token_to_kv_pool.k_scale
-        self._v_scale = token_to_kv_pool.v_scale
+        self._kv_scales = token_to_kv_pool.kv_scales
 
     @classmethod
     def _check_kv_dtype(cls, config: AttentionConfig) -> None:
@@ -72,13 +71,13 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
             return super()._attend(q, layer, metadata, schedule)
         return super()._attend(self._triton.quantise_queries(q), layer, metadata, schedule)
 
-    def _extra_arguments(
+    def _pool_arguments(
         self, layer: AttentionLayer, metadata: FlashAttentionMetadata
     ) -> dict[str, Any]:
         """The layer's scales for every row and KV head, as views without a stride."""
+        k_scale, v_scale = self._kv_scales[layer.layer_id].unbind()
         rows_and_heads = (metadata.batch_size, layer.tp_k_head_num)
         return {
-            **super()._extra_arguments(layer, metadata),
-            "k_descale": self._k_scale[layer.layer_id].expand(rows_and_heads),
-            "v_descale": self._v_scale[layer.layer_id].expand(rows_and_heads),
+            "k_descale": k_scale.expand(rows_and_heads),
+            "v_descale": v_scale.expand(rows_and_heads),
         }

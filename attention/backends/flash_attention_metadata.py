@@ -42,16 +42,24 @@ def kernel_window(sliding_window_size: int) -> tuple[int, int]:
     return (sliding_window_size - 1, 0) if sliding_window_size > 0 else (-1, -1)
 
 
-def metadata_of(
-    tables: StepTables, batch_size: int, max_seq_len_q: int, max_seq_len_k: int, window: int
-) -> FlashAttentionMetadata:
-    """The first batch_size rows as layers of one sliding_window_size see them: views, no copy."""
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the host knows of a step."""
+
+    batch_size: int
+    max_seq_len_q: int
+    max_seq_len_k: int
+
+
+def metadata_of(tables: StepTables, facts: StepFacts, window: int) -> FlashAttentionMetadata:
+    """The tables' first rows as layers of one sliding_window_size see them: views, no copy."""
+    bs = facts.batch_size
     return FlashAttentionMetadata(
-        cache_seqlens_int32=tables.cache_seqlens[:batch_size],
-        max_seq_len_q=max_seq_len_q,
-        max_seq_len_k=max_seq_len_k,
-        cu_seqlens_q=tables.cu_seqlens_q[: batch_size + 1],
-        cu_seqlens_k=tables.cu_seqlens_k[: batch_size + 1],
-        page_table=tables.page_table[:batch_size],
+        cache_seqlens_int32=tables.cache_seqlens[:bs],
+        max_seq_len_q=facts.max_seq_len_q,
+        max_seq_len_k=facts.max_seq_len_k,
+        cu_seqlens_q=tables.cu_seqlens_q[: bs + 1],
+        cu_seqlens_k=tables.cu_seqlens_k[: bs + 1],
+        page_table=tables.page_table[:bs],
         window_size=kernel_window(window),
     )

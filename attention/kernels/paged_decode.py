@@ -1,4 +1,4 @@
-"""Launches the Triton decode kernels: one plan a step, then one launch a layer, both without a sync.
+"""Launches the Triton decode kernels: one plan a step, two launches a layer, and no wait for any.
 
 Knows the geometry of one rank's heads and the device's width, no batch and no pool.
 """
@@ -6,19 +6,45 @@ Knows the geometry of one rank's heads and the device's width, no batch and no p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from attention.kernels.providers import load_decode_kernels
 
 CHUNKS_PER_MULTIPROCESSOR = 4
-"""Enough programs that their ends do not fall together; two fit on a multiprocessor at once."""
+"""Enough programs that their ends do not fall together, and as many as fit at once."""
 MIN_CHUNK_TOKENS = 128
-_PLAN_HEADER = 2
-_MIN_TILE_ROWS = 16  # of a tensor-core product
+DEPENDENT_LAUNCH = True
+"""Start a kernel while its predecessor ends; each waits for it before it reads anything."""
+_PLAN_HEADER = 4
+_CHUNK_FIELDS = 4
+_ROW_FIELDS = 2
+_MIN_TILE = 16  # of a tensor-core product
 _WIDE_HEAD_DIM = 128
-_JOINED_ELEMENTS = 8192
+_MAX_JOINED_CHUNKS = 16
+_MAX_JOINED_ELEMENTS = 8192
 _UNLIMITED = 1 << 30
+
+
+class DecodeShape(NamedTuple):
+    """What a decode kernel is compiled for. group: query heads a KV head. tile_*: padded to what
+    the hardware multiplies. partial_size: float32 elements of a chunk's partial result."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    page_size: int
+    has_window: bool
+    has_cap: bool
+    has_sinks: bool
+    block_keys: int
+    has_whole_blocks: bool
+    tile_rows: int
+    tile_group: int
+    tile_dim: int
+    block_chunks: int
+    partial_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +56,35 @@ class DecodeGeometry:
     head_dim: int
     page_size: int
 
-    @property
-    def block_keys(self) -> int:
-        """Keys a program reads at once: 32 KiB of K and V in 16 bits, for narrow heads fewer."""
-        return 64 if self.head_dim <= _WIDE_HEAD_DIM else 32
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The attention kernel's compile-time arguments."""
+    def shape(self, has_window: bool, has_cap: bool, has_sinks: bool) -> DecodeShape:
+        """The kernel for layers with or without a window, a logit cap and sinks."""
+        block_keys = 64 if self.head_dim <= _WIDE_HEAD_DIM else 32
         tile_group = _next_power_of_2(self.group)
-        tile_dim = _next_power_of_2(self.head_dim)
-        return {
-            "page_size": self.page_size,
-            "kv_heads": self.kv_heads,
-            "group": self.group,
-            "head_dim": self.head_dim,
-            "tile_rows": max(_MIN_TILE_ROWS, tile_group),
-            "tile_group": tile_group,
-            "tile_dim": max(_MIN_TILE_ROWS, tile_dim),
-            "block_keys": self.block_keys,
-            "block_chunks": max(1, min(16, _JOINED_ELEMENTS // (tile_group * tile_dim))),
-        }
+        tile_dim = max(_MIN_TILE, _next_power_of_2(self.head_dim))
+        return DecodeShape(
+            kv_heads=self.kv_heads,
+            group=self.group,
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            has_window=has_window,
+            has_cap=has_cap,
+            has_sinks=has_sinks,
+            block_keys=block_keys,
+            has_whole_blocks=self.page_size % block_keys == 0,
+            tile_rows=max(_MIN_TILE, tile_group),
+            tile_group=tile_group,
+            tile_dim=tile_dim,
+            block_chunks=max(
+                1, min(_MAX_JOINED_CHUNKS, _MAX_JOINED_ELEMENTS // (tile_group * tile_dim))
+            ),
+            partial_size=self.group * (self.head_dim + 2),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a step's rows are cut, for layers of one window; triton_decode.py says the layout.
-
-    Holds for the lengths it was made from, and is written to by each layer: layers that share it
-    run one after the other.
-    """
+    """How a step's rows are cut, for layers of one window and the lengths it was made from;
+    triton_decode.py says the layout."""
 
     tensor: torch.Tensor
     max_items: int
@@ -67,15 +92,13 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeScales:
-    """What a layer multiplies scores and stored values by. Scales: float32, one element, on the
-    device. logit_cap: 0 for none. sinks: (q_heads,) or None."""
+class ScoreRule:
+    """What becomes of a layer's scores. scaling: their factor. logit_cap: 0 for none. sinks: float
+    (q_heads,) or None."""
 
     scaling: float
     logit_cap: float
     sinks: torch.Tensor | None
-    k_scale: torch.Tensor
-    v_scale: torch.Tensor
 
 
 class PagedDecode:
@@ -83,18 +106,17 @@ class PagedDecode:
 
     def __init__(self, geometry: DecodeGeometry, device: torch.device) -> None:
         self._geometry = geometry
-        self._constants = geometry.constants
         self._kernels = load_decode_kernels()
         programs = num_multiprocessors(device) * CHUNKS_PER_MULTIPROCESSOR
         self._target_chunks = -(-programs // geometry.kv_heads)
 
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
         """cache_seqlens int32 (bs,), bs >= 1; sliding_window_size: -1 for none."""
-        num_rows, kv_heads = cache_seqlens.shape[0], self._geometry.kv_heads
-        # Every row is a chunk, and full chunks are at most target_chunks.
+        num_rows = cache_seqlens.shape[0]
+        # A row's chunks are at most one more than its share of target_chunks.
         max_items = num_rows + self._target_chunks
         window = sliding_window_size if sliding_window_size > 0 else _UNLIMITED
-        size = _PLAN_HEADER + max_items + num_rows * (1 + kv_heads)
+        size = _PLAN_HEADER + max_items * _CHUNK_FIELDS + num_rows * _ROW_FIELDS
         plan = torch.empty(size, dtype=torch.int32, device=cache_seqlens.device)
         self._kernels.plan_chunks[(1,)](
             cache_seqlens,
@@ -103,9 +125,8 @@ class PagedDecode:
             max_items,
             window,
             self._target_chunks,
-            kv_heads=kv_heads,
-            min_chunk=MIN_CHUNK_TOKENS,
-            block_keys=self._geometry.block_keys,
+            MIN_CHUNK_TOKENS,
+            shape=self._geometry.shape(has_window=False, has_cap=False, has_sinks=False),
             block_rows=_next_power_of_2(num_rows),
         )
         return DecodePlan(plan, max_items, window)
@@ -113,49 +134,56 @@ class PagedDecode:
     def attend(
         self,
         q: torch.Tensor,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
+        kv_pages: tuple[torch.Tensor, torch.Tensor],
         page_table: torch.Tensor,
         cache_seqlens: torch.Tensor,
         plan: DecodePlan,
-        scales: DecodeScales,
+        rule: ScoreRule,
     ) -> torch.Tensor:
-        """q (bs, q_heads, head_dim), its heads dense -> (bs, q_heads, head_dim) in q's dtype.
+        """q (bs, q_heads, head_dim), its heads dense -> (bs, q_heads, head_dim), all in one dtype.
 
-        k_pages, v_pages (num_pages, page_size, kv_heads, head_dim), contiguous, of q's dtype or
-        float8_e4m3fn; page_table int32 (bs, >= pages of the longest row).
+        kv_pages: K and V (num_pages, page_size, kv_heads, head_dim), contiguous; page_table int32
+        (bs, >= pages of the longest row), every entry a page that exists.
         """
-        geometry = self._geometry
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        cells = geometry.group * (geometry.head_dim + 2)
-        partials = torch.empty(
-            plan.max_items * geometry.kv_heads * cells, dtype=torch.float32, device=q.device
+        shape = self._geometry.shape(
+            plan.window < _UNLIMITED, rule.logit_cap > 0.0, rule.sinks is not None
         )
-        self._kernels.attend_chunk[(geometry.kv_heads, plan.max_items)](
+        num_rows = q.shape[0]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        num_partials = plan.max_items * shape.kv_heads
+        partials = torch.empty(
+            num_partials * shape.partial_size, dtype=torch.float32, device=q.device
+        )
+        sinks = q if rule.sinks is None else rule.sinks
+        self._kernels.attend_chunk[(plan.max_items, shape.kv_heads)](
             q,
             q.stride(0),
-            k_pages,
-            v_pages,
+            *kv_pages,
             page_table,
             page_table.stride(0),
             cache_seqlens,
             plan.tensor,
-            scales.k_scale,
-            scales.v_scale,
-            q if scales.sinks is None else scales.sinks,
+            sinks,
             partials,
             out,
-            q.shape[0],
             plan.max_items,
             plan.window,
-            scales.scaling,
-            scales.logit_cap,
-            has_cap=scales.logit_cap > 0.0,
-            has_sinks=scales.sinks is not None,
-            **self._constants,
+            rule.scaling,
+            rule.logit_cap,
+            shape=shape,
             num_warps=4,
             num_stages=3,
-            launch_pdl=True,
+            launch_pdl=DEPENDENT_LAUNCH,
+        )
+        self._kernels.join_row[(num_rows, shape.kv_heads)](
+            plan.tensor,
+            sinks,
+            partials,
+            out,
+            plan.max_items,
+            shape=shape,
+            num_warps=4,
+            launch_pdl=DEPENDENT_LAUNCH,
         )
         return out
 

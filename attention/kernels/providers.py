@@ -27,7 +27,7 @@ TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
 
 @dataclass(frozen=True, slots=True)
 class FlashAttention3:
-    """The two entry points of FlashAttention-3 that serving needs, as one package offers them.
+    """The entry points of FlashAttention-3 that serving needs, as one package offers them.
 
     attend: flash_attn_with_kvcache. plan: get_scheduler_metadata, which settles on the device how
     a step's rows are split, once instead of once per attend. has_sinks: attend takes `sinks`,
@@ -56,6 +56,7 @@ class DecodeKernels:
 
     plan_chunks: Any
     attend_chunk: Any
+    join_row: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,11 @@ def load_decode_kernels() -> DecodeKernels:
     """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
     _import("triton", TRITON_INSTALL)
     decode = importlib.import_module("attention.kernels.triton_decode")
-    return DecodeKernels(decode.plan_chunks_kernel, decode.attend_chunk_kernel)
+    return DecodeKernels(
+        plan_chunks=decode.plan_chunks_kernel,
+        attend_chunk=decode.attend_chunk_kernel,
+        join_row=decode.join_row_kernel,
+    )
 
 
 def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention3:

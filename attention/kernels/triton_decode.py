@@ -1,14 +1,16 @@
 """Triton: attention of one query a row over paged K and V, with rows cut into even chunks.
 
-Flash-decoding (Dao et al., 2023) with two changes. A plan made once a step on the device settles
-the chunks, so that a batch of unlike rows loads the multiprocessors evenly; and the last chunk of a
-row to finish joins the others' results, so that a layer is one launch. Query heads that share a KV
-head are one tile. Knows no batch and no pool; triton_decode_launch.py calls it. Imports Triton.
+Flash-decoding (Dao et al., 2023) with a plan: made once a step, on the device, it settles the
+chunks so that a batch of unlike rows loads the multiprocessors evenly. A row of one chunk is done
+in one go; another kernel joins the chunks of the others. Query heads that share a KV head are one
+tile. Knows no batch and no pool; paged_decode.py launches it. Imports Triton.
 
-A plan is int32: tokens of a chunk, number of chunks; each chunk's row (max_items); each row's first
-chunk (bs); how many chunks of each row and KV head have finished (bs * kv_heads), which every layer
-leaves at 0. A chunk's partial result is float32: a maximum and a sum of each head of the group (base
-2, relative to that maximum), then its unnormalised values.
+A plan is int32: the number of chunks; of each chunk (max_items) its row, where its keys start and
+stop, and how many chunks its row has; of each row its first chunk and its number of chunks. A
+chunk's partial result is float32: a maximum (base 2) and a sum relative to it, each for all heads
+of the group, then the heads' unnormalised values.
+
+Everywhere: shape is a DecodeShape, known when the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-PLAN_HEADER = tl.constexpr(2)
+PLAN_HEADER = tl.constexpr(4)
+CHUNK_FIELDS = tl.constexpr(4)
+ROW_FIELDS = tl.constexpr(2)
 
 
 def _plan_chunks(  # noqa: PLR0913
@@ -28,9 +32,8 @@ def _plan_chunks(  # noqa: PLR0913
     max_items: tl.tensor,
     window: tl.tensor,
     target_chunks: tl.tensor,
-    kv_heads: tl.constexpr,
-    min_chunk: tl.constexpr,
-    block_keys: tl.constexpr,
+    min_chunk: tl.tensor,
+    shape: tl.constexpr,
     block_rows: tl.constexpr,
 ) -> None:
     """One program. A row without keys is one empty chunk, which writes zeros."""
@@ -38,21 +41,26 @@ def _plan_chunks(  # noqa: PLR0913
     rows = tl.arange(0, block_rows)
     is_row = rows < num_rows
     seq_lens = tl.load(cache_seqlens + rows, mask=is_row, other=0)
-    first_keys = tl.maximum(seq_lens - window, 0) // block_keys * block_keys
+    # Chunks start at multiples of a block, so that a block lies in one page.
+    first_keys = tl.maximum(seq_lens - window, 0) // shape.block_keys * shape.block_keys
     lengths = seq_lens - first_keys
-    chunk = tl.cdiv(tl.cdiv(tl.sum(lengths), target_chunks), block_keys) * block_keys
-    chunk = tl.maximum(chunk, min_chunk)
-    num_chunks = tl.where(is_row, tl.maximum(tl.cdiv(lengths, chunk), 1), 0)
+    ideal = tl.maximum(tl.cdiv(tl.sum(lengths), target_chunks), min_chunk)
+    wanted = tl.maximum((lengths + ideal // 2) // ideal, 1)
+    sizes = tl.cdiv(tl.maximum(tl.cdiv(lengths, wanted), 1), shape.block_keys) * shape.block_keys
+    num_chunks = tl.where(is_row, tl.maximum(tl.cdiv(lengths, sizes), 1), 0)
     first_items = tl.cumsum(num_chunks) - num_chunks
-    tl.store(plan, chunk)
-    tl.store(plan + 1, tl.sum(num_chunks))
-    row_of_item = plan + PLAN_HEADER
+    tl.store(plan, tl.sum(num_chunks))
     for i in range(0, tl.max(num_chunks)):
-        tl.store(row_of_item + first_items + i, rows, mask=i < num_chunks)
-    tl.store(row_of_item + max_items + rows, first_items, mask=is_row)
-    finished = row_of_item + max_items + num_rows
-    for head in range(kv_heads):
-        tl.store(finished + rows * kv_heads + head, tl.zeros_like(rows), mask=is_row)
+        is_chunk = i < num_chunks
+        chunk = plan + PLAN_HEADER + (first_items + i) * CHUNK_FIELDS
+        starts = first_keys + i * sizes
+        tl.store(chunk, rows, mask=is_chunk)
+        tl.store(chunk + 1, starts, mask=is_chunk)
+        tl.store(chunk + 2, tl.minimum(starts + sizes, seq_lens), mask=is_chunk)
+        tl.store(chunk + 3, num_chunks, mask=is_chunk)
+    of_row = plan + PLAN_HEADER + max_items * CHUNK_FIELDS + rows * ROW_FIELDS
+    tl.store(of_row, first_items, mask=is_row)
+    tl.store(of_row + 1, num_chunks, mask=is_row)
 
 
 def _sweep_keys(  # noqa: PLR0913
@@ -66,35 +74,39 @@ def _sweep_keys(  # noqa: PLR0913
     stop: tl.tensor,
     to_log2: tl.tensor,
     cap_log2: tl.tensor,
-    has_cap: tl.constexpr,
-    page_size: tl.constexpr,
-    kv_heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_dim: tl.constexpr,
-    block_keys: tl.constexpr,
+    shape: tl.constexpr,
 ) -> tl.tensor:
     """Keys start .. stop - 1 that are not before first_key: maxima, sums, unnormalised values."""
+    tile_rows: tl.constexpr = shape.tile_rows
+    tile_dim: tl.constexpr = shape.tile_dim
     dims = tl.arange(0, tile_dim)
-    keys = tl.arange(0, block_keys)
+    keys = tl.arange(0, shape.block_keys)
     maxima = tl.full((tile_rows,), -float("inf"), tl.float32)
     sums = tl.zeros((tile_rows,), tl.float32)
     values = tl.zeros((tile_rows, tile_dim), tl.float32)
-    for block in range(start, stop, block_keys):
+    for block in range(start, stop, shape.block_keys):
         positions = block + keys
-        is_key = (positions >= first_key) & (positions < stop)
-        if page_size % block_keys == 0:
-            page = tl.load(row_pages + block // page_size).to(tl.int64)
-            tokens = page * page_size + block % page_size + keys
+        is_key = positions < stop
+        if shape.has_window:
+            is_key &= positions >= first_key
+        if shape.has_whole_blocks:
+            page = tl.load(row_pages + block // shape.page_size).to(tl.int64)
+            tokens = page * shape.page_size + block % shape.page_size + keys
         else:
-            pages = tl.load(row_pages + positions // page_size, mask=is_key, other=0)
-            tokens = pages.to(tl.int64) * page_size + positions % page_size
-        offsets = (tokens * kv_heads + kv_head)[:, None] * head_dim + dims[None, :]
-        is_loaded = is_key[:, None] & (dims < head_dim)[None, :]
-        k = tl.load(k_pages + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
-        v = tl.load(v_pages + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
+            pages = tl.load(row_pages + positions // shape.page_size, mask=is_key, other=0)
+            tokens = pages.to(tl.int64) * shape.page_size + positions % shape.page_size
+        offsets = (tokens * shape.kv_heads + kv_head)[:, None] * shape.head_dim + dims[None, :]
+        # Every page in the table exists: keys past the end may be loaded, their scores are hidden.
+        # Values past the end are multiplied by 0, and what is stale there may be NaN.
+        if tile_dim == shape.head_dim:
+            k = tl.load(k_pages + offsets)
+            v = tl.load(v_pages + offsets, mask=is_key[:, None], other=0.0)
+        else:
+            is_dim = (dims < shape.head_dim)[None, :]
+            k = tl.load(k_pages + offsets, mask=is_dim, other=0.0)
+            v = tl.load(v_pages + offsets, mask=is_key[:, None] & is_dim, other=0.0)
         scores = tl.dot(queries, tl.trans(k)) * to_log2
-        if has_cap:
+        if shape.has_cap:
             scores = cap_log2 * (2.0 * tl.sigmoid(2.0 * scores / cap_log2) - 1.0)
         scores = tl.where(is_key[None, :], scores, -float("inf"))
         new_maxima = tl.maximum(maxima, tl.max(scores, 1))
@@ -106,39 +118,49 @@ def _sweep_keys(  # noqa: PLR0913
     return maxima, sums, values
 
 
+def _store_partial(
+    partial: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    values: tl.tensor,
+    shape: tl.constexpr,
+) -> None:
+    heads = tl.arange(0, shape.tile_rows)
+    dims = tl.arange(0, shape.tile_dim)
+    is_head = heads < shape.group
+    tl.store(partial + heads, maxima, mask=is_head)
+    tl.store(partial + shape.group + heads, sums, mask=is_head)
+    cells = heads[:, None] * shape.head_dim + dims[None, :]
+    is_cell = is_head[:, None] & (dims < shape.head_dim)[None, :]
+    tl.store(partial + 2 * shape.group + cells, values, mask=is_cell)
+
+
 def _join_chunks(
-    partials: tl.tensor,
-    num_chunks: tl.tensor,
-    chunk_stride: tl.tensor,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    tile_group: tl.constexpr,
-    tile_dim: tl.constexpr,
-    block_chunks: tl.constexpr,
+    partials: tl.tensor, num_chunks: tl.tensor, chunk_stride: tl.constexpr, shape: tl.constexpr
 ) -> tl.tensor:
     """The chunks' partial results as one: maxima, sums, unnormalised values of the group."""
+    tile_group: tl.constexpr = shape.tile_group
+    tile_dim: tl.constexpr = shape.tile_dim
     heads = tl.arange(0, tile_group)
     dims = tl.arange(0, tile_dim)
-    is_head = heads < group
-    cells = heads[:, None] * head_dim + dims[None, :]
-    is_cell = is_head[:, None] & (dims < head_dim)[None, :]
+    is_head = heads < shape.group
+    cells = heads[:, None] * shape.head_dim + dims[None, :]
+    is_cell = is_head[:, None] & (dims < shape.head_dim)[None, :]
     maxima = tl.full((tile_group,), -float("inf"), tl.float32)
     sums = tl.zeros((tile_group,), tl.float32)
     values = tl.zeros((tile_group, tile_dim), tl.float32)
-    for block in range(0, num_chunks, block_chunks):
-        chunks = block + tl.arange(0, block_chunks)
+    for block in range(0, num_chunks, shape.block_chunks):
+        chunks = block + tl.arange(0, shape.block_chunks)
         is_chunk = chunks < num_chunks
         at = partials + chunks.to(tl.int64) * chunk_stride
         is_stat = is_chunk[:, None] & is_head[None, :]
         stats = at[:, None] + heads[None, :]
-        # Other multiprocessors wrote these: not through the first-level cache.
-        part_maxima = tl.load(stats, mask=is_stat, other=-float("inf"), cache_modifier=".cg")
-        part_sums = tl.load(stats + group, mask=is_stat, other=0.0, cache_modifier=".cg")
+        part_maxima = tl.load(stats, mask=is_stat, other=-float("inf"))
+        part_sums = tl.load(stats + shape.group, mask=is_stat, other=0.0)
         part_values = tl.load(
-            at[:, None, None] + 2 * group + cells[None, :, :],
+            at[:, None, None] + 2 * shape.group + cells[None, :, :],
             mask=is_chunk[:, None, None] & is_cell[None, :, :],
             other=0.0,
-            cache_modifier=".cg",
         )
         new_maxima = tl.maximum(maxima, tl.max(part_maxima, 0))
         # Heads that pad the tile have no maximum.
@@ -157,30 +179,26 @@ def _write_out(
     maxima: tl.tensor,
     sums: tl.tensor,
     values: tl.tensor,
-    v_scale: tl.tensor,
-    has_sinks: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
     tile_rows: tl.constexpr,
-    tile_dim: tl.constexpr,
+    shape: tl.constexpr,
 ) -> None:
     """Normalise the group's values and store them; zeros where there was no key."""
     heads = tl.arange(0, tile_rows)
-    dims = tl.arange(0, tile_dim)
-    is_head = heads < group
-    if has_sinks:
+    dims = tl.arange(0, shape.tile_dim)
+    is_head = heads < shape.group
+    if shape.has_sinks:
         sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
         new_maxima = tl.maximum(maxima, sink)
         rescale = tl.exp2(maxima - new_maxima)
         sums = sums * rescale + tl.exp2(sink - new_maxima)
         values = values * rescale[:, None]
-    share = v_scale / tl.where(sums > 0.0, sums, 1.0)
-    result = (values * share[:, None]).to(out.dtype.element_ty)
-    cells = heads[:, None] * head_dim + dims[None, :]
-    tl.store(out + cells, result, mask=is_head[:, None] & (dims < head_dim)[None, :])
+    result = (values / tl.where(sums > 0.0, sums, 1.0)[:, None]).to(out.dtype.element_ty)
+    cells = heads[:, None] * shape.head_dim + dims[None, :]
+    tl.store(out + cells, result, mask=is_head[:, None] & (dims < shape.head_dim)[None, :])
 
 
 sweep_keys = triton.jit(_sweep_keys)
+store_partial = triton.jit(_store_partial)
 join_chunks = triton.jit(_join_chunks)
 write_out = triton.jit(_write_out)
 
@@ -194,133 +212,84 @@ def _attend_chunk(  # noqa: PLR0913
     page_table_stride: tl.tensor,
     cache_seqlens: tl.tensor,
     plan: tl.tensor,
-    k_scale: tl.tensor,
-    v_scale: tl.tensor,
     sinks: tl.tensor,
     partials: tl.tensor,
     out: tl.tensor,
-    num_rows: tl.tensor,
     max_items: tl.tensor,
     window: tl.tensor,
     scaling: tl.tensor,
     logit_cap: tl.tensor,
-    has_cap: tl.constexpr,
-    has_sinks: tl.constexpr,
-    page_size: tl.constexpr,
-    kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_group: tl.constexpr,
-    tile_dim: tl.constexpr,
-    block_keys: tl.constexpr,
-    block_chunks: tl.constexpr,
+    shape: tl.constexpr,
 ) -> None:
-    """Program (KV head, chunk)."""
+    """Program (chunk, KV head). Arguments as PagedDecode.attend passes them."""
     gdc_launch_dependents()
     gdc_wait()
-    kv_head = tl.program_id(0)
-    item = tl.program_id(1)
-    if item >= tl.load(plan + 1):
-        return
-    chunk = tl.load(plan)
-    row = tl.load(plan + PLAN_HEADER + item)
-    first_item = tl.load(plan + PLAN_HEADER + max_items + row)
-    seq_len = tl.load(cache_seqlens + row)
-    first_key = tl.maximum(seq_len - window, 0)
-    first_block = first_key // block_keys * block_keys
-    num_chunks = tl.maximum(tl.cdiv(seq_len - first_block, chunk), 1)
-    start = first_block + (item - first_item) * chunk
-    row64 = row.to(tl.int64)
-    heads = tl.arange(0, tile_rows)
-    dims = tl.arange(0, tile_dim)
-    cells = heads[:, None] * head_dim + dims[None, :]
-    is_cell = (heads < group)[:, None] & (dims < head_dim)[None, :]
-    q_group = q + row64 * q_row_stride + kv_head * (group * head_dim)
-    queries = tl.load(q_group + cells, mask=is_cell, other=0.0)
-    maxima, sums, values = sweep_keys(
-        queries,
-        k_pages,
-        v_pages,
-        page_table + row64 * page_table_stride,
-        kv_head,
-        first_key,
-        start,
-        tl.minimum(start + chunk, seq_len),
-        scaling * tl.load(k_scale) * LOG2_E,
-        logit_cap * LOG2_E,
-        has_cap,
-        page_size,
-        kv_heads,
-        head_dim,
-        tile_rows,
-        tile_dim,
-        block_keys,
-    )
-    group_out = out + (row64 * kv_heads + kv_head) * (group * head_dim)
-    group_sinks = sinks + kv_head * group
-    if num_chunks == 1:
-        write_out(
-            group_out,
-            group_sinks,
-            maxima,
-            sums,
-            values,
-            tl.load(v_scale),
-            has_sinks,
-            group,
-            head_dim,
-            tile_rows,
-            tile_dim,
+    item = tl.program_id(0)
+    head = tl.program_id(1)
+    chunk = plan + PLAN_HEADER + item * CHUNK_FIELDS
+    row, start = tl.load(chunk), tl.load(chunk + 1)
+    stop, num_chunks = tl.load(chunk + 2), tl.load(chunk + 3)
+    if item < tl.load(plan):
+        first_key = 0
+        if shape.has_window:
+            first_key = tl.load(cache_seqlens + row) - window
+        row64 = row.to(tl.int64)
+        heads = tl.arange(0, shape.tile_rows)
+        dims = tl.arange(0, shape.tile_dim)
+        cells = (head * shape.group + heads)[:, None] * shape.head_dim + dims[None, :]
+        is_cell = (heads < shape.group)[:, None] & (dims < shape.head_dim)[None, :]
+        queries = tl.load(q + row64 * q_row_stride + cells, mask=is_cell, other=0.0)
+        pages = page_table + row64 * page_table_stride
+        to_log2 = scaling * LOG2_E
+        cap = logit_cap * LOG2_E
+        maxima, sums, values = sweep_keys(
+            queries, k_pages, v_pages, pages, head, first_key, start, stop, to_log2, cap, shape
         )
-        return
-    stride: tl.constexpr = group * (head_dim + 2)
-    partial = partials + (item * kv_heads + kv_head).to(tl.int64) * stride
-    tl.store(partial + heads, maxima, mask=heads < group)
-    tl.store(partial + group + heads, sums, mask=heads < group)
-    tl.store(partial + 2 * group + cells, values, mask=is_cell)
-    tl.debug_barrier()
-    finished = plan + PLAN_HEADER + max_items + num_rows + row * kv_heads + kv_head
-    if tl.atomic_add(finished, 1, sem="acq_rel") < num_chunks - 1:
-        return
-    tl.debug_barrier()
-    tl.store(finished, 0)
-    maxima, sums, values = join_chunks(
-        partials + (first_item * kv_heads + kv_head).to(tl.int64) * stride,
-        num_chunks,
-        kv_heads * stride,
-        group,
-        head_dim,
-        tile_group,
-        tile_dim,
-        block_chunks,
-    )
-    write_out(
-        group_out,
-        group_sinks,
-        maxima,
-        sums,
-        values,
-        tl.load(v_scale),
-        has_sinks,
-        group,
-        head_dim,
-        tile_group,
-        tile_dim,
-    )
+        if num_chunks == 1:
+            at = out + (row64 * shape.kv_heads + head) * (shape.group * shape.head_dim)
+            sink = sinks + head * shape.group
+            write_out(at, sink, maxima, sums, values, shape.tile_rows, shape)
+        else:
+            index = (item * shape.kv_heads + head).to(tl.int64)
+            store_partial(partials + index * shape.partial_size, maxima, sums, values, shape)
+
+
+def _join_row(
+    plan: tl.tensor,
+    sinks: tl.tensor,
+    partials: tl.tensor,
+    out: tl.tensor,
+    max_items: tl.tensor,
+    shape: tl.constexpr,
+) -> None:
+    """Program (row, KV head): rows of several chunks; the others are done."""
+    gdc_launch_dependents()
+    gdc_wait()
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    of_row = plan + PLAN_HEADER + max_items * CHUNK_FIELDS + row * ROW_FIELDS
+    first_item, num_chunks = tl.load(of_row), tl.load(of_row + 1)
+    if num_chunks > 1:
+        index = (first_item * shape.kv_heads + head).to(tl.int64)
+        stride: tl.constexpr = shape.kv_heads * shape.partial_size
+        first = partials + index * shape.partial_size
+        maxima, sums, values = join_chunks(first, num_chunks, stride, shape)
+        at = out + (row.to(tl.int64) * shape.kv_heads + head) * (shape.group * shape.head_dim)
+        write_out(at, sinks + head * shape.group, maxima, sums, values, shape.tile_group, shape)
 
 
 # Values that change from step to step must not make Triton compile a variant each.
-_PLAN_STEP_VALUES = ("num_rows", "max_items", "window", "target_chunks")
-_STEP_VALUES = ("num_rows", "max_items", "window", "page_table_stride")
+_STEP_VALUES = ("cache_seqlens", "max_items", "window")
+_PLAN_VALUES = (*_STEP_VALUES, "num_rows")
+_TABLE_VALUES = (*_STEP_VALUES, "page_table", "page_table_stride")
+_JOIN_VALUES = ("max_items",)
 
 plan_chunks_kernel = triton.jit(
-    _plan_chunks,
-    do_not_specialize=(*_PLAN_STEP_VALUES, "cache_seqlens"),
-    do_not_specialize_on_alignment=(*_PLAN_STEP_VALUES, "cache_seqlens"),
+    _plan_chunks, do_not_specialize=_PLAN_VALUES, do_not_specialize_on_alignment=_PLAN_VALUES
 )
 attend_chunk_kernel = triton.jit(
-    _attend_chunk,
-    do_not_specialize=(*_STEP_VALUES, "cache_seqlens", "page_table"),
-    do_not_specialize_on_alignment=(*_STEP_VALUES, "cache_seqlens", "page_table"),
+    _attend_chunk, do_not_specialize=_TABLE_VALUES, do_not_specialize_on_alignment=_TABLE_VALUES
+)
+join_row_kernel = triton.jit(
+    _join_row, do_not_specialize=_JOIN_VALUES, do_not_specialize_on_alignment=_JOIN_VALUES
 )

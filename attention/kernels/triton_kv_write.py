@@ -54,8 +54,7 @@ def _quantise_tokens(  # noqa: PLR0913
     k_pages: tl.tensor,
     v_pages: tl.tensor,
     cache_indices: tl.tensor,
-    k_scale: tl.tensor,
-    v_scale: tl.tensor,
+    scales: tl.tensor,
     num_heads: tl.constexpr,
     head_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
@@ -69,14 +68,14 @@ def _quantise_tokens(  # noqa: PLR0913
     is_inside = element < num_heads * head_dim
     source = k + token * k_token_stride + (element // head_dim) * k_head_stride
     row = tl.load(source + element % head_dim, mask=is_inside).to(tl.float32)
-    row = tl.div_rn(row, tl.load(k_scale))
+    row = tl.div_rn(row, tl.load(scales))
     row = tl.clamp(row, -E4M3_MAX, E4M3_MAX).to(tl.float8e4nv)
     tl.store(k_pages + index * (num_heads * head_dim) + element, row, mask=is_inside)
     element = tl.arange(0, v_block)
     is_inside = element < num_heads * v_head_dim
     source = v + token * v_token_stride + (element // v_head_dim) * v_head_stride
     row = tl.load(source + element % v_head_dim, mask=is_inside).to(tl.float32)
-    row = tl.div_rn(row, tl.load(v_scale))
+    row = tl.div_rn(row, tl.load(scales + 1))
     row = tl.clamp(row, -E4M3_MAX, E4M3_MAX).to(tl.float8e4nv)
     tl.store(v_pages + index * (num_heads * v_head_dim) + element, row, mask=is_inside)
 
@@ -126,14 +125,13 @@ def quantise_kv(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_indices: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
+    scales: torch.Tensor,
 ) -> None:
-    """As copy_kv into float8_e4m3fn pages: x / scale, saturated at 448. Scales: float32, one
-    element, on the device."""
+    """As copy_kv into float8_e4m3fn pages: x / scale, saturated at 448. scales: float32 (2,) on the
+    device, K's and V's."""
     if k.shape[0]:
         _quantise_kernel[(k.shape[0],)](
-            *_operands(k, v, k_pages, v_pages, cache_indices), k_scale, v_scale, **_geometry(k, v)
+            *_operands(k, v, k_pages, v_pages, cache_indices), scales, **_geometry(k, v)
         )
 
 

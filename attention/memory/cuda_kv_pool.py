@@ -29,7 +29,7 @@ class CudaMHATokenToKVPool(MHATokenToKVPool):
 class Fp8MHATokenToKVPool(MHATokenToKVPool):
     """K and V as float8_e4m3fn, with one scale a layer for each: what was written is value * scale.
 
-    Half the bytes of bf16. k_scale, v_scale: float32 (num_layers,) on the device, 1 until
+    Half the bytes of bf16. kv_scales: float32 (num_layers, 2) on the device, K's and V's, 1 until
     set_scales; values beyond 448 * scale saturate.
     """
 
@@ -38,21 +38,21 @@ class Fp8MHATokenToKVPool(MHATokenToKVPool):
             raise AttentionBackendError(f"an fp8 pool holds float8_e4m3fn, not {config.kv_dtype}")
         super().__init__(config, num_pages)
         self._quantise_kv = load_triton_kernels().quantise_kv
-        self.k_scale = torch.ones(config.num_layers, dtype=torch.float32, device=config.device)
-        self.v_scale = torch.ones(config.num_layers, dtype=torch.float32, device=config.device)
+        self.kv_scales = torch.ones(
+            (config.num_layers, 2), dtype=torch.float32, device=config.device
+        )
 
     def set_scales(self, layer_id: int, k_scale: float, v_scale: float) -> None:
         """Before anything is cached: what a checkpoint's calibration found for the layer."""
         if k_scale <= 0.0 or v_scale <= 0.0:
             raise ValueError(f"KV scales must be positive, got {k_scale} and {v_scale}")
-        self.k_scale[layer_id] = k_scale
-        self.v_scale[layer_id] = v_scale
+        self.kv_scales[layer_id] = torch.tensor([k_scale, v_scale])
 
     def set_kv_buffer(
         self, layer_id: int, out_cache_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
-        scales = self.k_scale[layer_id], self.v_scale[layer_id]
-        self._quantise_kv(k, v, *self.get_kv_buffer(layer_id), out_cache_loc, *scales)
+        pages = self.get_kv_buffer(layer_id)
+        self._quantise_kv(k, v, *pages, out_cache_loc, self.kv_scales[layer_id])
 
 
 def create_mha_pool(config: AttentionConfig, num_pages: int) -> MHATokenToKVPool:

@@ -1,29 +1,34 @@
-"""FlashAttention-3 alone on one H200: decode and prefill against the memory's and the cores' rate.
+"""Attention alone on one H200: decode and prefill against the memory's and the cores' rate.
 
     python -m benchmarks.h200.attention [--only NAME ...] [--json FILE]
 
 Times one layer of Llama-3.1-8B's attention (32 query heads, 8 KV heads, 128 elements) unless a
-table says otherwise; K and V are in the pool already. Floors: K and V read once at 4.38 TB/s, the
-two products at 690 TFLOP/s bf16, both measured on this kind of machine. Peers call the same
-kernels, so they have no column here.
+table says otherwise; K and V are in the pool already. Decode runs in a CUDA graph unless it says
+eager. Floors: K and V read once at 4.38 TB/s, the two products at 690 TFLOP/s bf16, both measured
+on this kind of machine. Peers call FlashAttention-3 too: its lines are theirs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from attention.backends.base import GraphAttentionBackend
-from attention.backends.flash_attention import FlashAttentionBackend
+from attention.backends.flash_attention import (
+    DeterministicFlashAttentionBackend,
+    FlashAttentionBackend,
+)
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.kernels.providers import load_triton_kernels
 from benchmarks.h200.attention_steps import (
     Heads,
+    Setup,
     Work,
     build_step,
     eager_seconds_per_layer,
@@ -34,12 +39,12 @@ from benchmarks.h200.attention_steps import (
 BYTES_PER_S = 4.38e12
 FLOPS_PER_S = 690e12
 REPEATS = 30
-CONTEXT = 8192
+LONG_CONTEXT = 131072
 PAGE_SIZES = (1, 16, 64, 128)
 
-DECODES = tuple(
-    Work(r, n, 1) for r, n in ((1, 1024), (1, 4096), (64, 1024), (64, 4096), (256, 256))
-)
+UNIFORM = ((1, 1024), (1, 4096), (16, 1024), (64, 1024), (64, 4096), (256, 256))
+DECODES = tuple(Work(rows, keys, 1) for rows, keys in UNIFORM)
+UNLIKE = (Work(64, 128, 1, longest=8192), Work(16, 64, 1, longest=16384))
 PREFILLS = (Work(1, 0, 8192), Work(8, 0, 1024), Work(1, 6144, 2048))
 
 
@@ -49,180 +54,138 @@ class PerLayerPlan(FlashAttentionBackend):
     plans_splits_once = False
 
 
-class OneSplit(PerLayerPlan):
-    """Rows are never split."""
-
-    num_splits = 1
-
-
-class AtMost4Splits(FlashAttentionBackend):
-    """Rows are split at most four times."""
-
-    num_splits = 4
-
-
-VARIANTS: dict[str, type[GraphAttentionBackend]] = {
-    "planned once": FlashAttentionBackend,
-    "planned per layer": PerLayerPlan,
-    "one split": OneSplit,
-    "up to 4 splits": AtMost4Splits,
+FA3, TRITON = FlashAttentionBackend, TritonDecodeFlashAttentionBackend
+BACKENDS: dict[str, type[GraphAttentionBackend]] = {
+    "fa3": FA3,
+    "fa3, every layer plans": PerLayerPlan,
+    "fa3_deterministic": DeterministicFlashAttentionBackend,
+    "fa3_triton": TRITON,
 }
+PAIR = {"fa3": FA3, "fa3_triton": TRITON}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """One measurement. fraction: of the floor's rate that was reached."""
 
-    table: str
     work: str
     variant: str
     microseconds: float
-    rate: str
-    fraction: float
+    rate: str = ""
+    fraction: float = 0.0
 
     def __str__(self) -> str:
-        share = f"{self.fraction:6.1%}" if self.rate else "      "
+        share = f"{self.fraction:6.1%}" if self.rate else ""
         return (
-            f"{self.work:18} {self.variant:30} {self.microseconds:9.1f} us  {self.rate:12} {share}"
+            f"{self.work:18} {self.variant:36} {self.microseconds:8.1f} us  {self.rate:12} {share}"
         )
 
 
-def decode_line(
-    table: str,
-    variant: str,
-    backend: type[GraphAttentionBackend],
-    work: Work,
-    *,
-    heads: Heads = Heads(),  # noqa: B008
-    page_size: int = 128,
-    context: int = CONTEXT,
-    kv_dtype: torch.dtype = torch.bfloat16,
-    in_graph: bool = True,
-) -> Line:
-    step = build_step(backend, heads, work, page_size, context, kv_dtype)
-    measure = graph_seconds_per_layer if in_graph else eager_seconds_per_layer
-    seconds = measure(step, REPEATS)
+def decode(variant: str, setup: Setup, work: Work, in_graph: bool = True) -> Line:
+    step = build_step(setup, work)
+    seconds = (graph_seconds_per_layer if in_graph else eager_seconds_per_layer)(step, REPEATS)
     rate = step.cost_per_layer.bytes_read / seconds
-    return Line(
-        table, str(work), variant, seconds * 1e6, f"{rate / 1e12:.2f} TB/s", rate / BYTES_PER_S
-    )
+    text = f"{rate / 1e12:.2f} TB/s"
+    return Line(str(work), variant, seconds * 1e6, text, rate / BYTES_PER_S)
 
 
-def prefill_line(
-    table: str,
-    variant: str,
-    work: Work,
-    *,
-    heads: Heads = Heads(),  # noqa: B008
-    page_size: int = 128,
-    backend: type[GraphAttentionBackend] = FlashAttentionBackend,
-    kv_dtype: torch.dtype = torch.bfloat16,
-) -> Line:
-    step = build_step(backend, heads, work, page_size, CONTEXT, kv_dtype)
+def prefill(variant: str, setup: Setup, work: Work) -> Line:
+    step = build_step(setup, work)
     seconds = eager_seconds_per_layer(step, REPEATS)
     rate = step.cost_per_layer.flops / seconds
     text = f"{rate / 1e12:.0f} TFLOP/s"
-    return Line(table, str(work), variant, seconds * 1e6, text, rate / FLOPS_PER_S)
+    return Line(str(work), variant, seconds * 1e6, text, rate / FLOPS_PER_S)
 
 
-def decode_variants() -> list[Line]:
-    return [
-        decode_line("decode_variants", name, backend, work)
-        for work in DECODES
-        for name, backend in VARIANTS.items()
-    ]
+def decode_backends() -> Iterable[Line]:
+    for work in (*DECODES, *UNLIKE):
+        for name, backend in BACKENDS.items():
+            yield decode(name, Setup(backend), work)
 
 
-def decode_pages() -> list[Line]:
-    return [
-        decode_line(
-            "decode_pages", f"page size {size}", FlashAttentionBackend, work, page_size=size
-        )
-        for work in DECODES
-        for size in PAGE_SIZES
-    ]
+def decode_pages() -> Iterable[Line]:
+    for work in DECODES:
+        for name, backend in PAIR.items():
+            for size in PAGE_SIZES:
+                yield decode(f"{name}, page size {size}", Setup(backend, page_size=size), work)
 
 
-def decode_eager() -> list[Line]:
-    return [
-        decode_line("decode_eager", "eager", FlashAttentionBackend, work, in_graph=False)
-        for work in DECODES
-    ]
+def decode_eager() -> Iterable[Line]:
+    for work in DECODES:
+        for name, backend in PAIR.items():
+            yield decode(f"{name}, eager", Setup(backend), work, in_graph=False)
 
 
-def decode_context() -> list[Line]:
+def decode_context() -> Iterable[Line]:
     """What a graph pays for a page table as wide as a long context."""
-    return [
-        decode_line("decode_context", f"context {n}", FlashAttentionBackend, work, context=n)
-        for work in DECODES
-        for n in (CONTEXT, 131072)
-    ]
+    for work in DECODES:
+        for name, backend in PAIR.items():
+            setup = Setup(backend, max_context_len=LONG_CONTEXT)
+            yield decode(f"{name}, context {LONG_CONTEXT}", setup, work)
 
 
-def decode_heads() -> list[Line]:
-    heads = [Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4, 8)]
-    return [
-        decode_line("decode_heads", str(h), FlashAttentionBackend, Work(64, 2048, 1), heads=h)
-        for h in heads
-    ]
+def decode_heads() -> Iterable[Line]:
+    for heads in (Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4, 8)):
+        for name, backend in PAIR.items():
+            yield decode(f"{name}, {heads}", Setup(backend, heads), Work(64, 2048, 1))
 
 
-def decode_fp8() -> list[Line]:
-    e4m3 = torch.float8_e4m3fn
-    return [
-        decode_line("decode_fp8", "e4m3", Fp8FlashAttentionBackend, work, kv_dtype=e4m3)
-        for work in DECODES
-    ]
+def decode_tensor_parallel() -> Iterable[Line]:
+    """One rank of eight: one KV head."""
+    for work in DECODES:
+        for name, backend in PAIR.items():
+            heads = Heads(4, 1, 128)
+            yield decode(f"{name}, {heads}", Setup(backend, heads), work)
 
 
-def prefill_pages() -> list[Line]:
-    return [
-        prefill_line("prefill_pages", f"page size {size}", work, page_size=size)
-        for work in PREFILLS
-        for size in (*PAGE_SIZES, 256)
-    ]
+def decode_fp8() -> Iterable[Line]:
+    for work in DECODES:
+        yield decode("fa3_fp8", Setup(Fp8FlashAttentionBackend, kv_dtype=torch.float8_e4m3fn), work)
 
 
-def prefill_heads() -> list[Line]:
-    heads = [Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4)]
-    lines = [prefill_line("prefill_heads", str(h), Work(1, 0, 8192), heads=h) for h in heads]
-    fp8 = {"backend": Fp8FlashAttentionBackend, "kv_dtype": torch.float8_e4m3fn}
-    lines.append(prefill_line("prefill_heads", "e4m3", Work(1, 0, 8192), **fp8))
-    return lines
+def prefill_pages() -> Iterable[Line]:
+    for work in PREFILLS:
+        for size in (*PAGE_SIZES, 256):
+            yield prefill(f"page size {size}", Setup(FA3, page_size=size), work)
 
 
-def around() -> list[Line]:
-    """The launches beside the attention kernel: step tables, and K and V into the pool."""
+def prefill_heads() -> Iterable[Line]:
+    work = Work(1, 0, 8192)
+    for heads in (Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4)):
+        yield prefill(str(heads), Setup(FA3, heads), work)
+    fp8 = Setup(Fp8FlashAttentionBackend, kv_dtype=torch.float8_e4m3fn)
+    yield prefill("e4m3", fp8, work)
+
+
+def around() -> Iterable[Line]:
+    """The launches beside attention: step tables for a replay, K and V into the pool. Launched from
+    the host one at a time, so that small ones show the host's time."""
     kernels = load_triton_kernels()
-    lines = []
     for rows, length in ((1, 1024), (256, 8192)):
         for size in (1, 128):
-            step = build_step(FlashAttentionBackend, Heads(), Work(rows, 64, 1), size, length)
+            step = build_step(Setup(FA3, page_size=size), Work(rows, 64, 1))
             step.batch.seq_lens.fill_(length)
             step.batch.seq_lens_cpu.fill(length)
             step.backend.init_cuda_graph_state(rows)
             refill = step.backend.init_forward_metadata_replay_cuda_graph
-            seconds = seconds_of(lambda b=step.batch, f=refill: f(b), REPEATS)
-            work = f"{rows} x {length}"
-            lines.append(Line("around", work, f"tables, page size {size}", seconds * 1e6, "", 0.0))
+            seconds = seconds_of(lambda: refill(step.batch), REPEATS)  # noqa: B023
+            yield Line(f"{rows} x {length}", f"step tables, page size {size}", seconds * 1e6)
     for tokens in (64, 8192):
         pages = torch.zeros((tokens, 1, 8, 128), dtype=torch.bfloat16, device="cuda")
         k, places = torch.randn_like(pages).view(-1, 8, 128), torch.randperm(tokens).cuda()
-        seconds = seconds_of(
-            lambda k=k, p=pages, at=places: kernels.copy_kv(k, k, p, p, at), REPEATS
-        )
-        lines.append(Line("around", f"{tokens} tokens", "K and V to pool", seconds * 1e6, "", 0.0))
-    return lines
+        seconds = seconds_of(lambda: kernels.copy_kv(k, k, pages, pages, places), REPEATS)  # noqa: B023
+        yield Line(f"{tokens} tokens", "K and V to the pool", seconds * 1e6)
 
 
-TABLES: dict[str, Callable[[], list[Line]]] = {
+TABLES: dict[str, Callable[[], Iterable[Line]]] = {
     table.__name__: table
     for table in (
-        decode_variants,
+        decode_backends,
         decode_pages,
         decode_eager,
         decode_context,
         decode_heads,
+        decode_tensor_parallel,
         decode_fp8,
         prefill_pages,
         prefill_heads,
@@ -237,14 +200,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    lines: list[Line] = []
+    rows = []
     for name in arguments.only:
         print(f"\n{name}", flush=True)
         for line in TABLES[name]():
-            lines.append(line)
             print(line, flush=True)
+            rows.append(
+                {"table": name, **{field: getattr(line, field) for field in Line.__slots__}}
+            )
     if arguments.json:
-        rows = [{field: getattr(line, field) for field in Line.__slots__} for line in lines]
         arguments.json.write_text(json.dumps(rows, indent=1))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention import AttentionConfig, ForwardBatch, ForwardMode, LayerAttentionConfig
@@ -39,16 +40,39 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """rows of `cached` keys that bring `new` tokens each."""
+    """rows that bring `new` tokens each. A decode row has `keys` keys in all, a prefill row that
+    many before the new ones; where longest is given, lengths grow evenly by ratio from one to the
+    other."""
 
     rows: int
-    cached: int
+    keys: int
     new: int
+    longest: int = 0
 
     def __str__(self) -> str:
-        if self.new == 1:
-            return f"{self.rows} x {self.cached}"
-        return f"{self.rows} x {self.new} on {self.cached}"
+        if self.longest:
+            return f"{self.rows} x {self.keys}..{self.longest}"
+        return (
+            f"{self.rows} x {self.keys}"
+            if self.new == 1
+            else f"{self.rows} x {self.new} on {self.keys}"
+        )
+
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int32]:
+        total = self.keys + (self.new if self.new > 1 else 0)
+        return np.geomspace(total, self.longest or total, self.rows).round().astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the work runs on. max_context_len: how wide a graph's page table is, in tokens."""
+
+    backend: type[GraphAttentionBackend]
+    heads: Heads = Heads()
+    page_size: int = 128
+    max_context_len: int = 8192
+    kv_dtype: torch.dtype = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +97,22 @@ class Step:
             self.backend.forward(self.q, self.k, self.v, layer, self.batch, save_kv_cache=False)
 
 
-def build_step(
-    backend_class: type[GraphAttentionBackend],
-    heads: Heads,
-    work: Work,
-    page_size: int,
-    max_context_len: int,
-    kv_dtype: torch.dtype = torch.bfloat16,
-) -> Step:
+def build_step(setup: Setup, work: Work) -> Step:
     """The step with its pools filled and its metadata derived."""
-    device = torch.device("cuda")
-    seq_len = work.cached + work.new if work.new > 1 else work.cached
-    layer_bytes = work.rows * seq_len * heads.kv * heads.dim * 2 * kv_dtype.itemsize
-    num_layers = max(1, min(_MAX_LAYERS, -(-_MIN_POOL_BYTES // layer_bytes)))
-    config = AttentionConfig(
-        num_layers=num_layers,
-        tp_q_head_num=heads.q,
-        tp_k_head_num=heads.kv,
-        head_dim=heads.dim,
-        v_head_dim=heads.dim,
-        max_context_len=max(max_context_len, seq_len),
-        page_size=page_size,
-        dtype=torch.bfloat16,
-        kv_dtype=kv_dtype,
-        device=device,
-        layers=(LayerAttentionConfig(),) * num_layers,
-    )
-    pages_per_row = -(-seq_len // page_size)
+    config = _config(setup, work)
+    heads, device = setup.heads, config.device
+    num_layers, longest = config.num_layers, int(work.seq_lens.max())
+    pages_per_row = -(-longest // setup.page_size)
     table = ReqToTokenPool(work.rows, config.max_context_len, device)
     pool = create_mha_pool(config, work.rows * pages_per_row + 1)
     pages = torch.randperm(work.rows * pages_per_row, device=device).view(work.rows, -1) + 1
-    tokens = pages[:, :, None] * page_size + torch.arange(page_size, device=device)
-    table.req_to_token[:, :seq_len] = tokens.view(work.rows, -1)[:, :seq_len]
+    tokens = pages[:, :, None] * setup.page_size + torch.arange(setup.page_size, device=device)
+    table.req_to_token[:, :longest] = tokens.view(work.rows, -1)[:, :longest]
     for layer_id in range(num_layers):
         for buffer in pool.get_kv_buffer(layer_id):
             buffer.copy_(torch.randn(buffer.shape, device=device, dtype=torch.bfloat16))
-    backend = backend_class(config, table, pool)
-    batch = _batch(work, seq_len, table, backend)
+    backend = setup.backend(config, table, pool)
+    batch = _batch(work, table, backend)
     shapes = ((heads.q, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.dim))
     q, k, v = (
         torch.randn((batch.num_tokens, *shape), device=device, dtype=torch.bfloat16)
@@ -123,14 +126,33 @@ def build_step(
     return Step(backend, batch, layers, q, k, v)
 
 
-def _batch(
-    work: Work, seq_len: int, table: ReqToTokenPool, backend: GraphAttentionBackend
-) -> ForwardBatch:
+def _config(setup: Setup, work: Work) -> AttentionConfig:
+    heads = setup.heads
+    token_bytes = heads.kv * heads.dim * 2 * setup.kv_dtype.itemsize
+    layer_bytes = int(work.seq_lens.sum()) * token_bytes
+    num_layers = max(1, min(_MAX_LAYERS, -(-_MIN_POOL_BYTES // layer_bytes)))
+    return AttentionConfig(
+        num_layers=num_layers,
+        tp_q_head_num=heads.q,
+        tp_k_head_num=heads.kv,
+        head_dim=heads.dim,
+        v_head_dim=heads.dim,
+        max_context_len=max(setup.max_context_len, int(work.seq_lens.max())),
+        page_size=setup.page_size,
+        dtype=torch.bfloat16,
+        kv_dtype=setup.kv_dtype,
+        device=torch.device("cuda"),
+        layers=(LayerAttentionConfig(),) * num_layers,
+    )
+
+
+def _batch(work: Work, table: ReqToTokenPool, backend: GraphAttentionBackend) -> ForwardBatch:
     device = table.req_to_token.device
     num_tokens = work.rows * work.new
-    seq_lens = np.full(work.rows, seq_len, dtype=np.int32)
+    seq_lens = work.seq_lens
     new = np.full(work.rows, work.new, dtype=np.int32)
-    positions = torch.arange(seq_len - work.new, seq_len, device=device).repeat(work.rows)
+    host_positions = [np.arange(length - work.new, length) for length in seq_lens]
+    positions = torch.from_numpy(np.concatenate(host_positions)).to(device)
     slots = torch.arange(work.rows, device=device)
     places = table.req_to_token[slots.repeat_interleave(work.new), positions].long()
     return ForwardBatch(
@@ -153,10 +175,7 @@ def _batch(
 
 @torch.inference_mode()
 def eager_seconds_per_layer(step: Step, repeats: int) -> float:
-    """Median over repeats of all layers launched one by one; the host may be what takes the time.
-
-    The layers run behind a spinning kernel only where the device is the slower of the two.
-    """
+    """Median over repeats of all layers launched singly; the host may be what takes the time."""
     return _median_seconds(step.run_layers, repeats) / len(step.layers)
 
 

@@ -1,6 +1,6 @@
 """Tessera's engine, in process, on the workloads of the performance table.
 
-    PYTHONPATH=. python3 benchmarks/h200/run_tessera.py benchmarks/h200/models/llama-3.1-8b.json
+    python3 -m benchmarks.h200.run_tessera benchmarks/h200/models/llama-3.1-8b.json
 
 One JSON line a repeat. startup_s runs from the process's first line to an engine that takes
 requests, imports included; weights are random (load_format dummy), shapes the config's.
@@ -32,6 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("config", type=Path, help="a Hugging Face config.json")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--decode-only", action="store_true", help="leave the long batches out")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="token budget of a step")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
     return parser.parse_args()
@@ -45,6 +46,7 @@ def build_engine(arguments: argparse.Namespace, folder: Path) -> Engine:
             load_format="dummy",
             max_context_len=MAX_CONTEXT_LEN,
             attention_backend=arguments.backend,
+            max_step_tokens=arguments.step_tokens,
             enable_prefix_cache=False,
             enable_cuda_graphs=not arguments.eager,
         )
@@ -53,10 +55,12 @@ def build_engine(arguments: argparse.Namespace, folder: Path) -> Engine:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    import_s = time.perf_counter() - _STARTED_S
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory() as scratch:
         engine = build_engine(arguments, Path(scratch))
     startup_s = round(time.perf_counter() - _STARTED_S, 2)
+    logging.info("ready after %.2f s, of which imports %.2f s", startup_s, import_s)
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

@@ -1,14 +1,17 @@
 """Where a decode step's device time goes: kernels of some steps by name, from torch's profiler.
 
-    PYTHONPATH=. python3 benchmarks/h200/step_profile.py benchmarks/h200/models/llama-3.1-8b.json
+    python3 -m benchmarks.h200.step_profile benchmarks/h200/models/llama-3.1-8b.json
 
-Prints, for each number of streams, microseconds a step of every kernel, their sum, the device's
-idle time between them, and the host's own time in each part of a step.
+Prints, for each number of streams, microseconds a step by which every kernel moved the end of the
+work, idle time before it included, and the host's own time in each part of a step.
 """
 
 import argparse
+import cProfile
+import pstats
 import random
 import shutil
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -24,14 +27,15 @@ from workers.sampling.params import SamplingParams
 
 NUM_STEPS = 16
 NUM_SETTLING_STEPS = 8
+PREFILL_STEP_TOKENS = 8192
 MAX_NAME = 90
 
 
 class HostClock:
-    """Seconds spent inside wrapped calls, by name."""
+    """Seconds spent inside wrapped calls, by name, one entry a call."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {}
 
     def wrap(self, owner: object, name: str) -> None:
         inner = getattr(owner, name)
@@ -41,7 +45,7 @@ class HostClock:
             try:
                 return inner(*arguments)
             finally:
-                self.seconds[name] += time.perf_counter() - start_s
+                self.seconds.setdefault(name, []).append(time.perf_counter() - start_s)
 
         setattr(owner, name, timed)
 
@@ -58,11 +62,11 @@ def start_streams(engine: Engine, num_streams: int, prompt_tokens: int) -> None:
         engine.step()
 
 
-def profile_steps(engine: Engine) -> list[tuple[str, float, float]]:
-    """(name, start in us, duration in us) of every kernel of NUM_STEPS steps."""
+def profile_steps(engine: Engine, num_steps: int) -> list[tuple[str, float, float]]:
+    """(name, start in us, duration in us) of every kernel of some steps."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(NUM_STEPS):
+        for _ in range(num_steps):
             engine.step()
         torch.cuda.synchronize()
     return [
@@ -72,30 +76,29 @@ def profile_steps(engine: Engine) -> list[tuple[str, float, float]]:
     ]
 
 
-def busy_us(kernels: list[tuple[str, float, float]]) -> float:
-    """Time in which at least one kernel ran."""
-    total, reached = 0.0, 0.0
-    for _, start, duration in sorted(kernels, key=lambda kernel: kernel[1]):
-        total += max(0.0, start + duration - max(start, reached))
+def advances_us(kernels: list[tuple[str, float, float]]) -> list[tuple[str, float]]:
+    """How much later each kernel ended than all before it: its share of the critical path.
+
+    Kernels overlap, dependent launches above all: durations add up to more than the time they take.
+    """
+    reached = min(start for _, start, _ in kernels)
+    advances = []
+    for name, start, duration in sorted(kernels, key=lambda kernel: kernel[1] + kernel[2]):
+        advances.append((name, max(0.0, start + duration - reached)))
         reached = max(reached, start + duration)
-    return total
+    return advances
 
 
-def report(num_streams: int, kernels: list[tuple[str, float, float]]) -> None:
-    durations: Counter[str] = Counter()
+def report(what: str, num_steps: int, kernels: list[tuple[str, float, float]]) -> None:
+    shares: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for name, _, duration in kernels:
-        durations[name[:MAX_NAME]] += duration
+    for name, advance in advances_us(kernels):
+        shares[name[:MAX_NAME]] += advance
         counts[name[:MAX_NAME]] += 1
-    first = min(start for _, start, _ in kernels)
-    last = max(start + duration for _, start, duration in kernels)
-    busy = busy_us(kernels)
-    print(
-        f"== {num_streams} streams: {(last - first) / NUM_STEPS:.0f} us a step, "
-        f"busy {busy / NUM_STEPS:.0f}, sum of kernels {sum(durations.values()) / NUM_STEPS:.0f}"
-    )
-    for name, duration in durations.most_common(16):
-        print(f"{duration / NUM_STEPS:9.1f} us {counts[name] / NUM_STEPS:6.1f} x  {name}")
+    print(f"== {what}: {sum(shares.values()) / num_steps:.0f} us a step")
+    for name, share in shares.most_common(14):
+        each = share / counts[name]
+        print(f"{share / num_steps:9.1f} us {counts[name] / num_steps:6.1f} x {each:7.2f}  {name}")
 
 
 def report_host(engine: Engine, num_streams: int) -> None:
@@ -107,15 +110,43 @@ def report_host(engine: Engine, num_streams: int) -> None:
     for _ in range(NUM_STEPS):
         engine.step()
     whole_us = (time.perf_counter() - start_s) / NUM_STEPS * 1e6
-    parts = ", ".join(f"{k} {v / NUM_STEPS * 1e6:.0f}" for k, v in clock.seconds.items())
+    parts = ", ".join(
+        f"{name} {statistics.median(calls) * 1e6:.0f} (most {max(calls) * 1e6:.0f})"
+        for name, calls in clock.seconds.items()
+    )
     print(f"-- {num_streams} streams, host: step {whole_us:.0f} us, of which {parts}")
     for owner, name in ((scheduler, "schedule"), (scheduler, "commit"), (executor, "launch")):
         delattr(owner, name)
 
 
+def report_functions(engine: Engine) -> None:
+    """The host's functions of some decode steps by their own time, slowed by the measurement."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(NUM_STEPS):
+        engine.step()
+    profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
+
+
+def report_prefill(engine: Engine) -> None:
+    """Two full steps of prompts of 1,024 tokens, after one to warm up."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    rng = random.Random(0)
+    for index in range(3 * PREFILL_STEP_TOKENS // 1024):
+        prompt = [rng.randrange(10, 100_000) for _ in range(1024)]
+        engine.submit(GenerateRequest(f"prefill-{index}", prompt, params))
+    engine.step()
+    report("prefill of 8 x 1024", 2, profile_steps(engine, 2))
+    while engine.has_work:
+        engine.step()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="a Hugging Face config.json")
+    parser.add_argument("--backend", default=None, help="attention backend, default automatic")
+    parser.add_argument("--functions", action="store_true", help="profile the host's functions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(arguments.config, Path(scratch) / "config.json")
@@ -124,17 +155,21 @@ def main() -> None:
                 model=scratch,
                 load_format="dummy",
                 max_context_len=8192,
+                attention_backend=arguments.backend,
                 enable_prefix_cache=False,
             )
         )
     for num_streams, prompt_tokens in ((1, 1024), (64, 1024), (256, 128)):
         start_streams(engine, num_streams, prompt_tokens)
         report_host(engine, num_streams)
-        report(num_streams, profile_steps(engine))
+        report(f"{num_streams} streams", NUM_STEPS, profile_steps(engine, NUM_STEPS))
+        if arguments.functions:
+            report_functions(engine)
         for index in range(num_streams):
             engine.abort(f"{num_streams}-{index}")
         while engine.has_work:
             engine.step()
+    report_prefill(engine)
     engine.close()
 
 

@@ -1,6 +1,6 @@
 """Times every GEMM kernel on the shapes of some models and writes the choices of this GPU.
 
-    PYTHONPATH=. python3 benchmarks/h200/tune_gemms.py OUT.json benchmarks/h200/models/*.json
+    python3 -m benchmarks.h200.tune_gemms OUT.json benchmarks/h200/models/*.json
 
 OUT.json is what workers/layers/cuda/tuned/ holds for a GPU. Weights are random; one line a choice.
 """
@@ -26,11 +26,11 @@ def shapes_of(config: dict[str, Any]) -> list[GemmShape]:
     head_dim = config.get("head_dim") or hidden // num_heads
     qkv = (num_heads + 2 * config["num_key_value_heads"]) * head_dim
     return [
-        GemmShape(qkv, hidden, True),
-        GemmShape(hidden, num_heads * head_dim, True),
-        GemmShape(2 * intermediate, hidden, True),
-        GemmShape(hidden, intermediate, True),
-        GemmShape(config["vocab_size"], hidden, False),
+        GemmShape(qkv, hidden, "split"),
+        GemmShape(hidden, num_heads * head_dim, "split"),
+        GemmShape(2 * intermediate, hidden, "gated"),
+        GemmShape(hidden, intermediate, "split"),
+        GemmShape(config["vocab_size"], hidden, "whole"),
     ]
 
 

@@ -1,6 +1,7 @@
 """HTTP responses: JSON, errors and event streams that end what they stand for."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from service.handler.events import ChoiceDelta
 from service.handler.generation import Generation
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def json_response(content: Any, status_code: int = 200) -> Response:
@@ -82,6 +84,10 @@ class EventStream:
             yield renderer.last_chunk(generation.usage) + DONE
         except ApiError as error:
             yield sse(encode_json(error.to_openai()))
+        except Exception as error:  # noqa: BLE001 - the process boundary: the status is sent
+            _log.error("a stream failed", exc_info=error)
+            bug = ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
+            yield sse(encode_json(bug.to_openai()))
 
     async def aclose(self) -> None:
         """Abort what has not finished."""

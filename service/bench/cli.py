@@ -178,7 +178,8 @@ def _run(
         with notes.status("starting") as status:
             info, result = asyncio.run(run_bench(plan, way, MonotonicClock(), status.update))
     except TargetError as error:
-        notes.print(f"[red]tessera bench: {error}[/red]", highlight=False, soft_wrap=True)
+        message = f"tessera bench: {error}"
+        notes.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     return BenchReport(
         target=f"{target.kind} ({target.address})",

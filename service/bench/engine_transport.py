@@ -33,9 +33,11 @@ def engine_factory(config: EngineConfig) -> Callable[[], SteppableEngine]:
     """
 
     def load() -> SteppableEngine:
+        from attention.capability import AttentionBackendError
+
         try:
             return workers.Engine.from_config(config)
-        except (ConfigError, ModelLoadError) as error:
+        except (ConfigError, ModelLoadError, AttentionBackendError) as error:
             raise TargetError(f"the engine cannot start: {error}") from error
 
     return load

@@ -73,6 +73,7 @@ class Handler:
         arrival_s = self._clock()
         try:
             check_request(request, self.limits, self.model_info)
+            self._backend.check_admission()
             prompts = await self._tokenise(request.prompts)
             fitted = fit_prompts(request, prompts, self.limits, self.model_info)
             echoes = await self._echoed_texts(request, fitted)

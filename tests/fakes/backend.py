@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from service.api.errors import ApiError
+from service.api.errors import ApiError, ApiErrorCode
 from workers.errors import ErrorCode
 from workers.protocol import (
     FinishReason,
@@ -107,9 +107,14 @@ class FakeBackend:
         self.script = script
         self.info = info
         self.refusal: ApiError | None = None
+        self.is_full = False
         self.gate: asyncio.Semaphore | None = None
         self.requests: list[GenerateRequest] = []
         self.streams: list[FakeStream] = []
+
+    def check_admission(self) -> None:
+        if self.is_full:
+            raise ApiError(ApiErrorCode.OVERLOADED, "full")
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
         if self.refusal is not None:

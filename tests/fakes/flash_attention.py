@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from attention.kernels.paged_decode import DecodeGeometry, DecodePlan, ScoreRule
 from attention.kernels.providers import FlashAttention3, TritonKernels
 from attention.kernels.step_tables import StepTables
 
@@ -18,6 +19,45 @@ def fake_flash_attention_3(has_sinks: bool = True) -> FlashAttention3:
 
 def fake_triton_kernels() -> TritonKernels:
     return TritonKernels(fill_step_tables, copy_kv, quantise_kv, quantise_queries)
+
+
+class FakePagedDecode:
+    """paged_decode.PagedDecode by way of attend below. A plan is the lengths it was made from."""
+
+    def __init__(self, geometry: DecodeGeometry, device: torch.device) -> None:
+        self.geometry = geometry
+
+    def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
+        return DecodePlan(cache_seqlens.clone(), 0, sliding_window_size)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv_pages: tuple[torch.Tensor, torch.Tensor],
+        page_table: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        plan: DecodePlan,
+        rule: ScoreRule,
+    ) -> torch.Tensor:
+        bs, kv_heads = len(q), self.geometry.kv_heads
+        assert kv_pages[0].shape[1:3] == (self.geometry.page_size, kv_heads)
+        assert q.shape[1:] == (kv_heads * self.geometry.group, self.geometry.head_dim)
+        assert torch.equal(plan.tensor, cache_seqlens)
+        return attend(
+            q,
+            *kv_pages,
+            cache_seqlens=cache_seqlens,
+            page_table=page_table,
+            cu_seqlens_q=torch.arange(bs + 1, dtype=torch.int32),
+            max_seqlen_q=1,
+            softmax_scale=rule.scaling,
+            causal=True,
+            window_size=(plan.window - 1 if plan.window > 0 else -1, 0),
+            softcap=rule.logit_cap,
+            num_splits=0,
+            scheduler_metadata=None,
+            sinks=rule.sinks,
+        )
 
 
 def attend(
@@ -131,10 +171,9 @@ def quantise_kv(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     cache_indices: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
+    scales: torch.Tensor,
 ) -> None:
-    for new, pages, scale in ((k, k_pages, k_scale), (v, v_pages, v_scale)):
+    for new, pages, scale in ((k, k_pages, scales[0]), (v, v_pages, scales[1])):
         scaled = (new.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
         tokens = pages.view(torch.uint8).view(-1, *new.shape[1:])
         tokens[cache_indices] = scaled.view(torch.uint8)

@@ -71,4 +71,4 @@ def test_a_port_that_is_taken_is_a_readable_error():
             check=False,
         )
     assert done.returncode == 1
-    assert "metrics cannot be served on 127.0.0.1" in done.stdout
+    assert "metrics.port: cannot listen on 127.0.0.1" in done.stdout

@@ -66,6 +66,20 @@ class CausalLM(nn.Module, ABC):
         Rows are laid out as forward_batch says; keys and values go to the pool through its backend.
         """
 
+    def forward_rows(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """As forward, but only the final states at rows, int64 (m,): (m, hidden).
+
+        A model may leave out what no other token needs of the last layer.
+        """
+        hidden: torch.Tensor = self(input_ids, positions, forward_batch)
+        return hidden.index_select(0, rows)
+
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (m, hidden_size) -> logits (m, vocab_size), whole on every rank.

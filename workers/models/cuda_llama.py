@@ -1,7 +1,8 @@
 """The Llama family on NVIDIA GPUs: the parameters of LlamaForCausalLM, run by fused kernels.
 
-A layer is nine launches: four GEMMs, whose partial products the kernel after each sums up, the
-rotation with the KV write, attention, two residual additions with their norms and the activation.
+A layer is four GEMMs, whose partial products the kernel after each sums up, the rotation with the
+KV write, attention, two residual additions with their norms and, where the GEMM before it does not
+do it, the activation.
 Knows no KV pages beyond the tensors they live in. Needs Triton.
 """
 
@@ -13,9 +14,8 @@ from torch import nn
 
 from attention import ForwardBatch, RadixAttention
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.cuda.activation import silu_and_mul
 from workers.layers.cuda.gemm_choice import GemmChooser
-from workers.layers.cuda.linear import ChosenGemm, choose_gemms
+from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape
 from workers.layers.embedding import TiedLMHead
@@ -99,28 +99,29 @@ def _keep(partials: torch.Tensor) -> torch.Tensor:
 class _FusedLayer:
     """One decoder layer. reduce: what makes a rank's partial products those of all ranks."""
 
-    qkv: ChosenGemm
+    qkv: PartialGemm
     attend: Attend
-    o: ChosenGemm
-    gate_up: ChosenGemm
-    down: ChosenGemm
+    o: PartialGemm
+    gate_up: GatedGemm
+    down: PartialGemm
     reduce: Reduce
     mlp_norm: RMSNorm
     next_norm: RMSNorm
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        batch: ForwardBatch,
+    def attended(
+        self, hidden: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        """hidden: normalised input -> the next layer's; residual (n, hidden_size) in place."""
-        attended = self.attend(self.qkv(hidden), positions, batch, hidden.dtype)
+        """hidden: normalised input -> attention's output (n, heads * head_dim)."""
+        return self.attend(self.qkv(hidden), positions, batch, hidden.dtype)
+
+    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The rest of the layer, row by row -> the next layer's normalised input.
+
+        residual: the stream (n, hidden_size), in place.
+        """
         delta = self.reduce(self.o(attended))
         hidden = add_rms_norm_(delta, residual, self.mlp_norm.weight, self.mlp_norm.eps)
-        activated = silu_and_mul(self.gate_up(hidden), hidden.dtype)
-        delta = self.reduce(self.down(activated))
+        delta = self.reduce(self.down(self.gate_up(hidden)))
         return add_rms_norm_(delta, residual, self.next_norm.weight, self.next_norm.eps)
 
 
@@ -132,7 +133,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
         self._shard = shard
         self._layers: list[_FusedLayer] = []
         self._first_norm = self._decoder_layers()[0].input_layernorm
-        self._head: ChosenGemm | None = None
+        self._head: PartialGemm | None = None
 
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
         chooser = GemmChooser.for_device(self._shard.device)
@@ -140,10 +141,10 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
         is_alone = tp.size == 1
         layers = self._decoder_layers()
         norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
-        qkv = choose_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
-        o = choose_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
-        gate_up = choose_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers], True)
-        down = choose_gemms(chooser, [x.mlp.down_proj.weight for x in layers], is_alone)
+        qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
+        o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
+        gate_up = gated_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers])
+        down = partial_gemms(chooser, [x.mlp.down_proj.weight for x in layers], is_alone)
         reduce = _keep if is_alone else _all_reduce(tp)
         self._layers = [
             _FusedLayer(
@@ -159,7 +160,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
             for index, layer in enumerate(layers)
         ]
         head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
-        (self._head,) = choose_gemms(chooser, [head_weight], False)
+        (self._head,) = partial_gemms(chooser, [head_weight], False)
 
     def _decoder_layers(self) -> list[LlamaDecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, LlamaDecoderLayer)]
@@ -167,11 +168,33 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self._layers[-1].finish(attended, residual)
+
+    def forward_rows(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """The last layer's keys and values are for everybody, the rest of it is for rows only."""
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        if rows.shape[0] == 0:
+            return residual[:0]
+        return self._layers[-1].finish(
+            attended.index_select(0, rows), residual.index_select(0, rows)
+        )
+
+    def _up_to_last(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last layer's attention output and the stream that it joins."""
         residual = self.model.embed_tokens(input_ids)
         hidden = rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
-        for layer in self._layers:
-            hidden = layer(hidden, residual, positions, forward_batch)
-        return hidden
+        for layer in self._layers[:-1]:
+            hidden = layer.finish(layer.attended(hidden, positions, forward_batch), residual)
+        return self._layers[-1].attended(hidden, positions, forward_batch), residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""

@@ -12,7 +12,6 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
 from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import llama_family_spec
-from workers.models.transformers_model import causal_lm_class
 
 BuildNative = Callable[[PreTrainedConfig, int, ShardContext], NativeCausalLM]
 
@@ -58,6 +57,9 @@ def choose_implementation(
         raise ModelLoadError(f"{architecture} has no native class; {supported_models()}")
     if is_native and requested != "transformers":
         return "native"
+    # Seconds of imports that native models do without.
+    from workers.models.transformers_model import causal_lm_class
+
     try:
         causal_lm_class(config)
     except ModelLoadError as error:

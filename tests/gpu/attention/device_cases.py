@@ -26,7 +26,8 @@ FP8_TOLERANCE = 6e-2
 DECODE = rows_of(*[(n, 1) for n in (0, 1, 15, 16, 17, 300, 511, 64, 1300)])
 EXTEND = rows_of((0, 5), (7, 130), (0, 257), (128, 2), (33, 16))
 MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (1000, 1), (0, 1))
-STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED}
+FRESH = rows_of((0, 5), (0, 130), (0, 257), (0, 1), (0, 700))
+STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
 
 LAYERS = {
     "plain": LayerAttentionConfig(),

@@ -8,6 +8,7 @@ from attention.backends.flash_attention import (
     FlashAttentionBackend,
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
@@ -27,7 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
 ]
 
-BACKENDS = [FlashAttentionBackend, DeterministicFlashAttentionBackend]
+EXACT_BACKENDS = [FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
+BACKENDS = [*EXACT_BACKENDS, DeterministicFlashAttentionBackend]
+ignores_prototype_warning = pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -46,11 +49,11 @@ def test_replays_follow_shuffled_pages(layer, page_size, backend):
         assert relative_error(out, eager) < BF16_TOLERANCE
 
 
-def test_replays_follow_lengths_that_grow_and_shrink():
+@pytest.mark.parametrize("backend", EXACT_BACKENDS)
+def test_replays_follow_lengths_that_grow_and_shrink(backend):
     same_memory = device_spec(rows_of(*[(4000, 1)] * 4), q_heads=32, kv_heads=8)
-    step = capture(device_case(same_memory), FlashAttentionBackend, graph_bs=4)
+    step = capture(device_case(same_memory), backend, graph_bs=4)
     for lengths in ((4000, 4000, 4000, 4000), (0, 3, 4000, 1), (700, 1, 64, 129)):
-        # Rows are padded to the memory of the captured case by rows that bring nothing.
         case = step.case
         seq_lens = torch.tensor(lengths, dtype=torch.int32) + 1
         batch = case.batch
@@ -71,11 +74,13 @@ def test_fp8_replays_follow_shuffled_pages(page_size):
         assert relative_error(step.replay(twin), oracle(case)) < FP8_TOLERANCE
 
 
+@ignores_prototype_warning
 @pytest.mark.parametrize("rows", [DECODE, rows_of((3, 40), (100, 1))], ids=["decode", "mixed"])
-def test_nothing_waits_for_the_device(rows):
+@pytest.mark.parametrize("backend_class", EXACT_BACKENDS)
+def test_nothing_waits_for_the_device(rows, backend_class):
     case = device_case(device_spec(rows))
-    backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
-    assert error_of(case, FlashAttentionBackend) < BF16_TOLERANCE
+    backend = backend_class(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    assert error_of(case, backend_class) < BF16_TOLERANCE
     torch.cuda.set_sync_debug_mode("error")
     try:
         backend.init_forward_metadata(case.batch)
@@ -84,6 +89,7 @@ def test_nothing_waits_for_the_device(rows):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@ignores_prototype_warning
 def test_replay_metadata_does_not_wait_for_the_device():
     case = device_case(device_spec(DECODE))
     backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)

@@ -15,6 +15,7 @@ from tests.gpu.attention.device_cases import (
     DECODE,
     EXTEND,
     FP8_TOLERANCE,
+    FRESH,
     LAYERS,
     MIXED,
     STEPS,
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
 ]
 
-FP8_STEPS = {"decode": DECODE, "mixed": MIXED}
+FP8_STEPS = {"decode": DECODE, "mixed": MIXED, "fresh": FRESH}
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -89,6 +90,18 @@ def test_strided_slices_of_a_fused_projection_give_the_same(rows, layer):
     backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     backend.init_forward_metadata(case.batch)
     assert torch.equal(backend.forward(q, k, v, case.layer, case.batch), expected)
+
+
+@pytest.mark.parametrize("page_size", [1, 128])
+def test_keys_saved_by_somebody_else_are_read_from_the_pool(page_size):
+    case = device_case(device_spec(FRESH, page_size=page_size))
+    expected = case.run(FlashAttentionBackend)
+    backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    backend.init_forward_metadata(case.batch)
+    nothing = torch.full_like(case.k, torch.nan)
+    out = backend.forward(case.q, nothing, nothing, case.layer, case.batch, save_kv_cache=False)
+    assert relative_error(out, oracle(case)) < BF16_TOLERANCE
+    assert relative_error(out, expected) < BF16_TOLERANCE
 
 
 def test_padding_rows_without_keys_give_zeros():

@@ -53,10 +53,10 @@ def new_tokens(num_tokens: int, heads: int, head_dim: int, v_head_dim: int):
 def test_kv_writes(num_tokens, heads, head_dim, v_head_dim):
     k, v, places = new_tokens(num_tokens, heads, head_dim, v_head_dim)
     kernels = load_triton_kernels()
-    scales = torch.tensor([0.37], device=DEVICE), torch.tensor([2.1], device=DEVICE)
+    scales = torch.tensor([0.37, 2.1], device=DEVICE)
     for dtype, ours, theirs, extra in (
         (torch.bfloat16, kernels.copy_kv, described.copy_kv, ()),
-        (torch.float8_e4m3fn, kernels.quantise_kv, described.quantise_kv, scales),
+        (torch.float8_e4m3fn, kernels.quantise_kv, described.quantise_kv, (scales,)),
     ):
         written = []
         for write in (ours, theirs):

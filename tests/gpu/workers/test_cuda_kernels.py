@@ -8,8 +8,15 @@ triton = pytest.importorskip("triton")
 
 from workers.decode_step import StepRows, TorchStepKernels  # noqa: E402
 from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
+from workers.layers.cuda.gated_gemm import triton_gated_gemm  # noqa: E402
 from workers.layers.cuda.gemm import triton_gemm  # noqa: E402
-from workers.layers.cuda.gemm_choice import GemmShape, candidates  # noqa: E402
+from workers.layers.cuda.gemm_choice import (  # noqa: E402
+    SHIPPED_FOLDER,
+    TOKEN_BUCKETS,
+    GemmChooser,
+    GemmShape,
+    candidates,
+)
 from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape  # noqa: E402
@@ -66,11 +73,28 @@ def test_every_gemm_candidate(num_tokens, out_features, in_features) -> None:
     x = randn(num_tokens, in_features, dtype=torch.bfloat16)
     weight = randn(out_features, in_features, dtype=torch.bfloat16)
     reference = x.double() @ weight.double().t()
-    configs = candidates(GemmShape(out_features, in_features, True), num_tokens)
+    configs = candidates(GemmShape(out_features, in_features, "split"), num_tokens)
     assert configs
     for config in configs:
         out = triton_gemm(x, weight, config)
         assert relative_error(out.double().sum(0), reference) < TOLERANCE[torch.bfloat16], config
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 128])
+@pytest.mark.parametrize(("width", "in_features"), [(14336, 4096), (3001, 1024)])
+def test_every_gated_gemm_candidate(num_tokens, width, in_features) -> None:
+    x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+    weight = randn(2 * width, in_features, dtype=torch.bfloat16) * in_features**-0.5
+    gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
+    configs = [
+        config
+        for config in candidates(GemmShape(2 * width, in_features, "gated"), num_tokens)
+        if config.kind.startswith("gated")
+    ]
+    assert configs
+    for config in configs:
+        out = triton_gated_gemm(x, weight, config)
+        assert relative_error(out, functional.silu(gate) * up) < TOLERANCE[torch.bfloat16], config
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -142,3 +166,23 @@ def _only_ties_differ(plain, fused, logits):
         return plain.shape == (40,)
     rows = torch.arange(len(plain), device=CUDA)
     return torch.equal(logits[rows, plain.long()], logits[rows, fused.long()])
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED_FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_choices_fit_their_shapes(path, tmp_path) -> None:
+    chooser = GemmChooser(shipped=path, cached=tmp_path / "none.json")
+    assert chooser.known
+    for key, choices in chooser.known.items():
+        in_features = int(key.split()[0].split("x")[1])
+        assert sorted(choices) == list(TOKEN_BUCKETS)
+        for num_tokens, config in choices.items():
+            assert config is None or config.fits(num_tokens, in_features), key
+
+
+def test_measured_choices_are_kept_on_disk(tmp_path) -> None:
+    shape = GemmShape(512, 1024, "split")
+    weights = [randn(512, 1024, dtype=torch.bfloat16)]
+    first = GemmChooser(tmp_path / "none.json", tmp_path / "cache" / "gemm.json")
+    choices = first.choose(shape, weights)
+    again = GemmChooser(tmp_path / "none.json", tmp_path / "cache" / "gemm.json")
+    assert again.known == {str(shape): choices}

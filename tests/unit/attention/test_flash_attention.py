@@ -9,18 +9,23 @@ import pytest
 import torch
 
 from attention import ForwardBatch, LayerAttentionConfig
-from attention.backends import flash_attention
+from attention.backends import flash_attention, flash_attention_triton
 from attention.backends.flash_attention import (
     DeterministicFlashAttentionBackend,
     FlashAttentionBackend,
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_metadata import kernel_window
+from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.capability import AttentionBackendError
 from attention.memory import cuda_kv_pool
 from attention.memory.cuda_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
-from tests.fakes.flash_attention import fake_flash_attention_3, fake_triton_kernels
+from tests.fakes.flash_attention import (
+    FakePagedDecode,
+    fake_flash_attention_3,
+    fake_triton_kernels,
+)
 from tests.unit.attention.cases import (
     PAGE_SIZES,
     AttentionCase,
@@ -30,13 +35,15 @@ from tests.unit.attention.cases import (
     rows_of,
 )
 
+BACKENDS = [FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
 BF16_TOLERANCE = 1e-2
 FP8_TOLERANCE = 6e-2
 
 DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (300, 1), (64, 1))
 EXTEND = rows_of((0, 5), (7, 130), (128, 2), (33, 16))
 MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (0, 1))
-STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED}
+FRESH = rows_of((0, 5), (0, 130), (0, 1), (0, 40))
+STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
 LAYERS = {
     "plain": LayerAttentionConfig(),
     "window": LayerAttentionConfig(sliding_window_size=24),
@@ -51,6 +58,7 @@ LAYERS = {
 def fake_kernels(monkeypatch):
     monkeypatch.setattr(flash_attention, "load_flash_attention_3", fake_flash_attention_3)
     monkeypatch.setattr(flash_attention, "load_triton_kernels", fake_triton_kernels)
+    monkeypatch.setattr(flash_attention_triton, "PagedDecode", FakePagedDecode)
     monkeypatch.setattr(cuda_kv_pool, "load_triton_kernels", fake_triton_kernels)
 
 
@@ -65,9 +73,10 @@ def backend_of(case: AttentionCase) -> FlashAttentionBackend:
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_arguments_mean_what_the_oracle_computes(rows, layer, page_size):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arguments_mean_what_the_oracle_computes(rows, layer, page_size, backend):
     case = build_case(half(rows, layer=layer, page_size=page_size))
-    assert relative_error(case.run(FlashAttentionBackend), case.run_oracle()) < BF16_TOLERANCE
+    assert relative_error(case.run(backend), case.run_oracle()) < BF16_TOLERANCE
 
 
 def test_window_counts_the_query_itself_and_the_kernel_does_not():
@@ -88,8 +97,9 @@ def test_metadata_holds_lengths_maxima_and_pages():
     assert metadata.page_table.shape == (5, 19)
 
 
-def test_idle_and_empty_rows_are_fine():
-    out = build_case(half(())).run(FlashAttentionBackend)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_idle_and_empty_rows_are_fine(backend):
+    out = build_case(half(())).run(backend)
     assert out.shape == (0, 8, 32)
     case = build_case(half(rows_of((30, 0), (30, 4), (5, 1))))
     assert relative_error(case.run(FlashAttentionBackend), case.run_oracle()) < BF16_TOLERANCE
@@ -152,6 +162,40 @@ def test_a_layer_that_plans_nothing_never_sees_an_older_step_s_plan():
     case.layer.layer_id = 1
     backend.forward(case.q, case.k, case.v, case.layer, case.batch)
     assert backend._schedules == {}
+
+
+def test_triton_decode_plans_every_step_and_window_anew():
+    window, plain = LAYERS["window"], LAYERS["plain"]
+    case = build_case(half(DECODE))
+    config = replace(case.config, num_layers=3, layers=(plain, window, plain))
+    pool = MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    backend = TritonDecodeFlashAttentionBackend(config, case.req_to_token_pool, pool)
+    for length in (16, 1):
+        lengths = torch.full((6,), length, dtype=torch.int32)
+        batch = replace(case.batch, seq_lens=lengths)
+        backend.init_forward_metadata(batch)
+        for layer_id, kind in enumerate(config.layers):
+            case.layer.layer_id = layer_id
+            case.layer.sliding_window_size = kind.sliding_window_size
+            backend.forward(case.q, case.k, case.v, case.layer, batch)
+        assert backend._decoder._plans.keys() == {-1, 24}
+
+
+def test_triton_decode_wants_heads_of_one_size():
+    case = build_case(half(DECODE, head_dim=32, v_head_dim=16))
+    with pytest.raises(AttentionBackendError, match="one size"):
+        case.run(TritonDecodeFlashAttentionBackend)
+
+
+@pytest.mark.parametrize("rows", [FRESH, EXTEND], ids=["fresh", "extend"])
+def test_keys_saved_by_somebody_else_are_read_from_the_pool(rows):
+    case = build_case(half(rows))
+    expected = case.run(FlashAttentionBackend)
+    backend = backend_of(case)
+    backend.init_forward_metadata(case.batch)
+    nothing = torch.full_like(case.k, torch.nan)
+    out = backend.forward(case.q, nothing, nothing, case.layer, case.batch, save_kv_cache=False)
+    assert torch.equal(out, expected)
 
 
 def test_deterministic_variation_never_splits(monkeypatch):

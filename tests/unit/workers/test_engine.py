@@ -204,3 +204,32 @@ def drain(engine: Engine):
     while engine.has_work:
         outputs += engine.step()
     return outputs
+
+
+def test_a_refused_prompt_of_several_leaves_nothing_behind(model) -> None:
+    folder, prompts, expected = model
+    engine = Engine.from_config(EngineConfig(model=folder))
+    try:
+        with pytest.raises(RequestRejectedError):
+            engine.generate([prompts[0], []], GREEDY)
+        assert not engine.has_work
+        engine.check_integrity()
+        assert engine.generate(prompts[:1], GREEDY)[0].token_ids == expected[0]
+    finally:
+        engine.close()
+
+
+def test_fewer_sampling_parameters_than_prompts_are_an_error(model) -> None:
+    folder, prompts, _ = model
+    engine = Engine.from_config(EngineConfig(model=folder))
+    try:
+        with pytest.raises(ValueError, match="zip"):
+            engine.generate(prompts[:2], [GREEDY])
+        assert not engine.has_work
+    finally:
+        engine.close()
+
+
+def test_a_device_that_is_none_is_a_configuration_error(model) -> None:
+    with pytest.raises(ConfigError, match="no torch device"):
+        Engine.from_config(EngineConfig(model=model[0], device="warp9"))

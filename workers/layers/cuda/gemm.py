@@ -1,10 +1,10 @@
 """Triton GEMMs for few tokens, where a GEMM's time is that of reading its weights once.
 
-Two kernels over weights (out_features, in_features): a dot-product kernel on CUDA cores for one
-token, and a tensor-core kernel that takes the weights as the large operand for up to 128. Both can
-split in_features over programs; the partial sums are then left to the kernel that reads them.
-Before they wait for their predecessor they ask for their first weights to come to L2: weights do
-not depend on it. Knows no layer and makes no choice.
+Two kernels over weights (out_features, in_features): dot products on CUDA cores for one token, and
+tensor cores with the weights as the large operand for up to 128. Both can split in_features over
+programs; the partial sums are then left to the kernel that reads them. Before they wait for their
+predecessor they ask for their first weights to come to L2: weights do not depend on it.
+Knows no layer and makes no choice; gated_gemm.py has the same two with an activation.
 """
 
 from dataclasses import dataclass
@@ -15,22 +15,26 @@ import triton
 import triton.language as tl
 
 from workers.layers.cuda.launch import (
-    CACHE_LINE_ELEMENTS,
     begin_dependent,
     dependent_launch,
     next_power_of_2,
-    prefetch_line,
+    prefetch_chunks,
+    prefetch_lines,
 )
 
 MAX_TOKENS = 128
+LINE_BYTES = tl.constexpr(128)
 _MIN_DOT_TOKENS = 16
-_MAX_PREFETCH_ELEMENTS = 32768
+_PREFETCH_BYTES = 20 << 20
+"""Of all programs of a launch: what comes to L2 while a small predecessor runs."""
+_MIN_PREFETCH_BYTES = 128
+_MAX_LINE_PREFETCH_BYTES = 1024
 _OPERAND_BYTES = 2
 _MAX_SHARED_BYTES = 224 << 10
 """Of one program, as Hopper allows."""
 
 
-def _block_tokens(num_tokens: int) -> int:
+def block_tokens(num_tokens: int) -> int:
     return max(_MIN_DOT_TOKENS, next_power_of_2(num_tokens))
 
 
@@ -38,12 +42,13 @@ def _block_tokens(num_tokens: int) -> int:
 class GemmConfig:
     """One way to compute x @ weight.T.
 
-    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS. block_rows: output features
-    of a program. block_k, num_splits, num_stages, num_warps: as usual; in_features must be a
+    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS; "gated_gemv" and "gated" are
+    these with the activation of a gated block. block_rows: output features of a program, after the
+    activation. block_k, num_splits, num_stages, num_warps: as usual; in_features must be a
     multiple of num_splits * block_k.
     """
 
-    kind: Literal["gemv", "skinny"]
+    kind: Literal["gemv", "skinny", "gated_gemv", "gated"]
     block_rows: int
     block_k: int
     num_splits: int
@@ -53,25 +58,41 @@ class GemmConfig:
     def fits(self, num_tokens: int, in_features: int) -> bool:
         if in_features % (self.num_splits * self.block_k):
             return False
-        if self.kind == "gemv":
+        if self.kind in ("gemv", "gated_gemv"):
             return num_tokens == 1
-        tile_rows = self.block_rows + _block_tokens(num_tokens)
+        num_matrices = 2 if self.kind == "gated" else 1
+        tile_rows = num_matrices * self.block_rows + block_tokens(num_tokens)
         num_bytes = self.num_stages * tile_rows * self.block_k * _OPERAND_BYTES
         return num_tokens <= MAX_TOKENS and num_bytes <= _MAX_SHARED_BYTES
 
 
-def _run_prefetch_weights(
+def _run_prefetch_rows(
     weight: tl.tensor,
     rows: tl.tensor,
     first_k: tl.tensor,
     in_features: tl.tensor,
-    LINES: tl.constexpr,  # noqa: N803
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
 ) -> None:
-    lines = first_k + tl.arange(0, LINES)[None, :] * CACHE_LINE_ELEMENTS
-    prefetch_line((weight + rows[:, None] * in_features + lines).to(tl.int64))
+    """PREFETCH_BYTES of each row, from column first_k on, by the copy engine."""
+    prefetch_chunks((weight + rows * in_features + first_k).to(tl.int64), PREFETCH_BYTES)
 
 
-_prefetch_weights = triton.jit(_run_prefetch_weights)
+prefetch_rows = triton.jit(_run_prefetch_rows)
+
+
+def _run_prefetch_row_lines(
+    weight: tl.tensor,
+    rows: tl.tensor,
+    first_k: tl.tensor,
+    in_features: tl.tensor,
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+) -> None:
+    """The same by loads of single lines: measured to be faster for the skinny kernel."""
+    lines = tl.arange(0, PREFETCH_BYTES // LINE_BYTES)[None, :] * (LINE_BYTES // 2)
+    prefetch_lines((weight + rows[:, None] * in_features + first_k + lines).to(tl.int64))
+
+
+prefetch_row_lines = triton.jit(_run_prefetch_row_lines)
 
 
 def _gemv(  # noqa: PLR0913
@@ -83,7 +104,7 @@ def _gemv(  # noqa: PLR0913
     k_per_split: tl.tensor,
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
-    PREFETCH_LINES: tl.constexpr,  # noqa: N803
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -91,7 +112,7 @@ def _gemv(  # noqa: PLR0913
     safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
     first_k = split * k_per_split
     if IS_DEPENDENT:
-        _prefetch_weights(weight, safe_rows, first_k, in_features, PREFETCH_LINES)
+        prefetch_rows(weight, safe_rows, first_k, in_features, PREFETCH_BYTES)
     begin_dependent(IS_DEPENDENT)
     ks = first_k + tl.arange(0, BLOCK_K)
     weights = weight + safe_rows[:, None] * in_features + ks[None, :]
@@ -118,7 +139,7 @@ def _skinny(  # noqa: PLR0913
     BLOCK_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
-    PREFETCH_LINES: tl.constexpr,  # noqa: N803
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -126,7 +147,7 @@ def _skinny(  # noqa: PLR0913
     safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
     first_k = split * k_per_split
     if IS_DEPENDENT:
-        _prefetch_weights(weight, safe_rows, first_k, in_features, PREFETCH_LINES)
+        prefetch_row_lines(weight, safe_rows, first_k, in_features, PREFETCH_BYTES)
     begin_dependent(IS_DEPENDENT)
     tokens = tl.arange(0, BLOCK_TOKENS)
     is_token = tokens[:, None] < num_tokens
@@ -146,6 +167,27 @@ def _skinny(  # noqa: PLR0913
 _skinny_kernel = triton.jit(_skinny, do_not_specialize=("num_tokens",))
 
 
+def prefetch_bytes(kind: str, num_rows: int, k_per_split: int) -> int:
+    """Of each row that a program reads: a power of two, all programs' within the budget."""
+    budget = min(_PREFETCH_BYTES // num_rows, k_per_split * _OPERAND_BYTES)
+    most = _MAX_LINE_PREFETCH_BYTES if kind == "skinny" else budget
+    return max(_MIN_PREFETCH_BYTES, next_power_of_2(min(budget, most) + 1) // 2)
+
+
+def kernel_options(
+    config: GemmConfig, num_rows: int, k_per_split: int, is_dependent: bool
+) -> dict[str, Any]:
+    return {
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_K": config.block_k,
+        "PREFETCH_BYTES": prefetch_bytes(config.kind, num_rows, k_per_split),
+        "IS_DEPENDENT": is_dependent,
+        "num_stages": config.num_stages,
+        "num_warps": config.num_warps,
+        "launch_pdl": is_dependent,
+    }
+
+
 def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
     """x (n, in_features) @ weight (out_features, in_features).T -> (splits, n, out_features).
 
@@ -161,16 +203,7 @@ def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> to
     is_dependent = dependent_launch(x)
     grid = (triton.cdiv(out_features, config.block_rows), config.num_splits)
     k_per_split = in_features // config.num_splits
-    lines = min(k_per_split, _MAX_PREFETCH_ELEMENTS // config.block_rows) // 64
-    options: dict[str, Any] = {
-        "BLOCK_ROWS": config.block_rows,
-        "BLOCK_K": config.block_k,
-        "PREFETCH_LINES": max(1, next_power_of_2(lines + 1) // 2),
-        "IS_DEPENDENT": is_dependent,
-        "num_stages": config.num_stages,
-        "num_warps": config.num_warps,
-        "launch_pdl": is_dependent,
-    }
+    options = kernel_options(config, out_features * config.num_splits, k_per_split, is_dependent)
     if config.kind == "gemv":
         _gemv_kernel[grid](x, weight, out, out_features, in_features, k_per_split, **options)
         return out
@@ -182,7 +215,7 @@ def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> to
         out_features,
         in_features,
         k_per_split,
-        BLOCK_TOKENS=_block_tokens(num_tokens),
+        BLOCK_TOKENS=block_tokens(num_tokens),
         **options,
     )
     return out

@@ -14,8 +14,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _FIRST_MAJOR = 9
-CACHE_LINE_ELEMENTS = tl.constexpr(64)
-"""16-bit elements of one 128-byte line."""
 
 
 @cache
@@ -43,7 +41,7 @@ def _run_begin_dependent(IS_DEPENDENT: tl.constexpr) -> None:  # noqa: N803
 begin_dependent = triton.jit(_run_begin_dependent)
 
 
-def _run_prefetch_line(addresses: tl.tensor) -> None:
+def _run_prefetch_lines(addresses: tl.tensor) -> None:
     """Ask for the 128-byte lines at int64 addresses to come to L2; waits for nothing."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -55,4 +53,22 @@ def _run_prefetch_line(addresses: tl.tensor) -> None:
     )
 
 
-prefetch_line = triton.jit(_run_prefetch_line)
+prefetch_lines = triton.jit(_run_prefetch_lines)
+
+
+def _run_prefetch_chunks(addresses: tl.tensor, NUM_BYTES: tl.constexpr) -> None:  # noqa: N803
+    """Ask the copy engine for NUM_BYTES from each int64 address to come to L2; waits for nothing.
+
+    One instruction a thread, if there are as many addresses as threads. Needs sm90.
+    """
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [addresses, tl.full(addresses.shape, NUM_BYTES, dtype=tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+prefetch_chunks = triton.jit(_run_prefetch_chunks)

@@ -12,10 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.cuda.launch import (
+    begin_dependent,
+    dependent_launch,
+)
 
 _MAX_HEADS_PER_PROGRAM = 8
-_WIDE_BATCH = 64
+_NUM_WARPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +55,44 @@ class RopeShape:
 
 
 def _run_load_half(
-    partials: tl.tensor,
+    row: tl.tensor,
     bias: tl.tensor,
-    row_offset: tl.tensor,
-    columns: tl.tensor,
+    at: tl.tensor,
     split_stride: tl.tensor,
     NUM_SPLITS: tl.constexpr,  # noqa: N803
     HAS_BIAS: tl.constexpr,  # noqa: N803
     DTYPE: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
     """float32 values as the projection gives them in the model's dtype."""
-    total = tl.load(partials + row_offset + columns).to(tl.float32)
+    total = tl.load(row + at).to(tl.float32)
     for split in tl.static_range(1, NUM_SPLITS):
-        total += tl.load(partials + split * split_stride + row_offset + columns).to(tl.float32)
+        total += tl.load(row + split * split_stride + at).to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + columns).to(tl.float32)
+        total += tl.load(bias + at).to(tl.float32)
     return total.to(DTYPE).to(tl.float32)
 
 
 _load_half = triton.jit(_run_load_half)
+
+
+def _run_normalise(
+    first: tl.tensor,
+    second: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    HALF: tl.constexpr,  # noqa: N803
+    DTYPE: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """RMSNorm of every head, given as two halves; weight points at the halves' first columns."""
+    mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
+    inverse_rms = tl.rsqrt(mean + eps)[:, None]
+    first = (first * inverse_rms).to(DTYPE).to(tl.float32) * tl.load(weight).to(tl.float32)
+    second = (second * inverse_rms).to(DTYPE).to(tl.float32)
+    second *= tl.load(weight + HALF).to(tl.float32)
+    return first.to(DTYPE).to(tl.float32), second.to(DTYPE).to(tl.float32)
+
+
+_normalise = triton.jit(_run_normalise)
 
 
 def _rope_kv(  # noqa: PLR0913
@@ -80,10 +102,10 @@ def _rope_kv(  # noqa: PLR0913
     k_norm: tl.tensor,
     cos_sin: tl.tensor,
     positions: tl.tensor,
-    out_cache_loc: tl.tensor,
+    target_indices: tl.tensor,
     q_out: tl.tensor,
-    k_pool: tl.tensor,
-    v_pool: tl.tensor,
+    k_target: tl.tensor,
+    v_target: tl.tensor,
     split_stride: tl.tensor,
     eps: tl.tensor,
     NUM_Q: tl.constexpr,  # noqa: N803
@@ -95,50 +117,33 @@ def _rope_kv(  # noqa: PLR0913
     HAS_NORM: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One token and HEADS heads a program; heads count q first, then k, then v."""
+    """A program: HEADS heads of a token, q, then k, then v."""
     dtype: tl.constexpr = q_out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
-    first_head = tl.program_id(1) * HEADS
+    head = tl.program_id(1) * HEADS
     begin_dependent(IS_DEPENDENT)
-    heads = tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, HALF)[None, :]
-    columns = (first_head + heads) * (2 * HALF) + lane
-    row_offset = token * ((NUM_Q + 2 * NUM_KV) * 2 * HALF)
-    first = _load_half(
-        partials, bias, row_offset, columns, split_stride, NUM_SPLITS, HAS_BIAS, dtype
-    )
-    second = _load_half(
-        partials, bias, row_offset, columns + HALF, split_stride, NUM_SPLITS, HAS_BIAS, dtype
-    )
-    within = heads * (2 * HALF) + lane
-    if first_head >= NUM_Q + NUM_KV:
-        cache_index = tl.load(out_cache_loc + token)
-        target = v_pool + (cache_index * NUM_KV + first_head - NUM_Q - NUM_KV) * (2 * HALF) + within
-        tl.store(target, first.to(v_pool.dtype.element_ty))
-        tl.store(target + HALF, second.to(v_pool.dtype.element_ty))
-    else:
+    within = tl.arange(0, HEADS)[:, None] * (2 * HALF) + lane
+    row = partials + token * ((NUM_Q + 2 * NUM_KV) * 2 * HALF)
+    at = head * (2 * HALF) + within
+    first = _load_half(row, bias, at, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
+    second = _load_half(row, bias, at + HALF, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
+    target = tl.load(target_indices + token) * NUM_KV
+    out = v_target + (target + head - NUM_Q - NUM_KV) * (2 * HALF)
+    norm = q_norm
+    if head < NUM_Q:
+        out = q_out + (token * NUM_Q + head) * (2 * HALF)
+    elif head < NUM_Q + NUM_KV:
+        out = k_target + (target + head - NUM_Q) * (2 * HALF)
+        norm = k_norm
+    if head < NUM_Q + NUM_KV:
         if HAS_NORM:
-            norm = q_norm if first_head < NUM_Q else k_norm
-            mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
-            inverse_rms = tl.rsqrt(mean + eps)[:, None]
-            first = (first * inverse_rms).to(dtype).to(tl.float32)
-            second = (second * inverse_rms).to(dtype).to(tl.float32)
-            first = (first * tl.load(norm + lane).to(tl.float32)).to(dtype).to(tl.float32)
-            second = (second * tl.load(norm + lane + HALF).to(tl.float32)).to(dtype).to(tl.float32)
-        angles = cos_sin + tl.load(positions + token) * (2 * HALF) + lane
-        cos = tl.load(angles)
-        sin = tl.load(angles + HALF)
-        rotated_first = first * cos - second * sin
-        rotated_second = second * cos + first * sin
-        if first_head < NUM_Q:
-            target = q_out + (token * NUM_Q + first_head) * (2 * HALF) + within
-            tl.store(target, rotated_first.to(dtype))
-            tl.store(target + HALF, rotated_second.to(dtype))
-        else:
-            cache_index = tl.load(out_cache_loc + token)
-            target = k_pool + (cache_index * NUM_KV + first_head - NUM_Q) * (2 * HALF) + within
-            tl.store(target, rotated_first.to(k_pool.dtype.element_ty))
-            tl.store(target + HALF, rotated_second.to(k_pool.dtype.element_ty))
+            first, second = _normalise(first, second, norm + lane, eps, HALF, dtype)
+        cos = tl.load(cos_sin + tl.load(positions + token) * (2 * HALF) + lane)
+        sin = tl.load(cos_sin + tl.load(positions + token) * (2 * HALF) + HALF + lane)
+        first, second = first * cos - second * sin, second * cos + first * sin
+    tl.store(out + within, first.to(dtype))
+    tl.store(out + within + HALF, second.to(dtype))
 
 
 _rope_kv_kernel = triton.jit(_rope_kv)
@@ -200,7 +205,7 @@ class FusedRope:
             HAS_BIAS=self.bias is not None,
             HAS_NORM=norm is not None,
             IS_DEPENDENT=is_dependent,
-            num_warps=2 if num_tokens < _WIDE_BATCH else 4,
+            num_warps=_NUM_WARPS,
             launch_pdl=is_dependent,
         )
         return q_out

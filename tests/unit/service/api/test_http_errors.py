@@ -16,6 +16,7 @@ from service.api.errors import (
 )
 from service.api.http import build_http_app
 from service.limits import Limits
+from tests.fakes.backend import FakeStream, make_outputs
 from tests.fakes.text import make_bench
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.protocol import OutputError
@@ -327,6 +328,27 @@ async def test_a_bug_is_a_typed_error_that_tells_nothing(services, bench):
         response = await client.post("/v1/completions", json=COMPLETION)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (500, "internal")
+    assert "secret" not in response.text
+
+
+@pytest.mark.asyncio
+async def test_a_bug_within_a_stream_ends_it_with_a_typed_error(services, bench):
+    class Broken(FakeStream):
+        async def __anext__(self):
+            if not self._outputs:
+                raise RuntimeError("secret detail")
+            return self._outputs.pop(0)
+
+    async def submit(request):
+        return Broken(make_outputs(request, [4, 5, 6])[:2], None)
+
+    bench.backend.submit = submit
+    transport = httpx.ASGITransport(app=build_http_app(services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tessera") as client:
+        response = await client.post("/v1/completions", json={**COMPLETION, "stream": True})
+    events = [line[6:] for line in response.text.split("\n\n") if line]
+    assert len(events) == 3
+    assert json.loads(events[-1])["error"]["code"] == "internal"
     assert "secret" not in response.text
 
 

@@ -103,3 +103,20 @@ def test_a_key_file_that_is_empty_or_missing_is_an_error(tmp_path):
         config = parse_config({"auth": {"api_key_file": str(tmp_path / name)}})
         with pytest.raises(ConfigError, match="api_key_file"):
             config.auth.load_keys()
+
+
+@pytest.mark.parametrize("keys", ["", " ", "a,,b", ["a", " "]])
+def test_an_empty_api_key_is_an_error_and_never_no_authentication(keys):
+    with pytest.raises(ConfigError, match="API key is empty"):
+        parse_config({"auth": {"api_keys": keys}})
+
+
+def test_an_unknown_setting_is_said_to_be_one():
+    with pytest.raises(ConfigError, match=r"engine\.pagesize: no such setting"):
+        parse_config({"engine": {"pagesize": 16}})
+
+
+def test_a_file_that_is_no_text_is_an_error(tmp_path):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        load_config(tmp_path / "c.yaml", {}, {})

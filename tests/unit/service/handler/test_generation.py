@@ -186,6 +186,17 @@ async def test_a_refused_submit_leaves_no_choice_running(bench):
     assert bench.metrics.calls == [("rejected", "overloaded")]
 
 
+async def test_what_is_not_admitted_is_not_tokenised(bench, monkeypatch):
+    async def never(prompts):
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(bench.handler, "_tokenise", never)
+    bench.backend.is_full = True
+    with pytest.raises(ApiError, match="full"):
+        await bench.handler.start(_request())
+    assert bench.metrics.calls == [("rejected", "overloaded")]
+
+
 async def test_echo_puts_the_prompt_and_its_log_probabilities_first(bench):
     sampling = SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=1)
     request = _request("naïve 🙂", sampling=sampling, text=TextOptions(echo=True))

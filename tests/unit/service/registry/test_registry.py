@@ -1,7 +1,13 @@
 """The registry of replicas: versions change with the view, silence is forgetting."""
 
 from service.channel.address import ReplicaAddress
-from service.registry import IngressReport, ReplicaRegistry, StartProgress
+from service.registry import (
+    MAX_FAILURES,
+    IngressReport,
+    ReplicaRegistry,
+    StartFailure,
+    StartProgress,
+)
 
 
 class Clock:
@@ -93,3 +99,14 @@ def test_reports_of_a_dead_ingress_expire():
     assert board.status().ingresses[0].num_live_requests == 3
     clock.now_s += 6
     assert board.status().ingresses == ()
+
+
+def test_failures_to_start_are_kept_until_the_next_deployment_and_are_bounded():
+    board, clock = registry()
+    for index in range(MAX_FAILURES + 2):
+        board.report_failure(StartFailure(f"replica-{index}", "no such model"))
+    clock.now_s += 1000
+    assert len(board.status().failures) == MAX_FAILURES
+    assert board.status().failures[-1].process_id == f"replica-{MAX_FAILURES + 1}"
+    board.end_drain()
+    assert board.status().failures == ()

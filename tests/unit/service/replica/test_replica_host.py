@@ -12,7 +12,7 @@ from service.replica import EXIT_ENGINE_FAILED, ReplicaHost
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST
 from workers.engine_loop import EngineLoop
-from workers.errors import EngineFailedError, ModelLoadError
+from workers.errors import ConfigError, EngineFailedError, ModelLoadError
 from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 
@@ -22,12 +22,16 @@ class Board:
 
     def __init__(self):
         self.progress = []
+        self.failures = []
         self.addresses = []
         self.snapshots = []
         self.is_withdrawn = False
 
     def report_progress(self, stage, fraction):
         self.progress.append((stage, fraction))
+
+    def report_failure(self, message):
+        self.failures.append(message)
 
     def announce(self, address):
         self.addresses.append(address)
@@ -153,3 +157,24 @@ def test_an_engine_that_hangs_is_unhealthy_and_does_not_hold_up_the_shutdown():
         started_s = time.monotonic()
         made.host.shut_down(60.0)
         assert time.monotonic() - started_s < 5
+
+
+@pytest.mark.parametrize("error", [ModelLoadError("no weights"), ConfigError("no backend")])
+def test_a_start_that_can_never_succeed_is_told_to_whoever_waits(error):
+    def refuse(config, hooks):
+        raise error
+
+    made = Hosted(FakeEngine())
+    with pytest.raises(type(error)):
+        made.host.start(refuse)
+    assert made.board.failures == [str(error)]
+
+
+def test_a_start_that_may_succeed_next_time_is_not_called_hopeless():
+    def fail(config, hooks):
+        raise EngineFailedError("a rank process ended")
+
+    made = Hosted(FakeEngine())
+    with pytest.raises(EngineFailedError):
+        made.host.start(fail)
+    assert made.board.failures == []

@@ -79,6 +79,9 @@ async def test_a_request_streams_to_its_end_and_leaves_nothing_behind():
 async def test_without_a_replica_submit_is_unavailable_and_so_is_the_info():
     async with routed() as r:
         with pytest.raises(ApiError) as caught:
+            r.router.check_admission()
+        assert caught.value.code is ApiErrorCode.UNAVAILABLE
+        with pytest.raises(ApiError) as caught:
             await r.router.submit(request())
         assert caught.value.code is ApiErrorCode.UNAVAILABLE
         assert caught.value.retry_after_s
@@ -271,6 +274,22 @@ async def test_admission_refuses_when_full_and_when_draining():
             assert caught.value.code is ApiErrorCode.DRAINING
             assert caught.value.retry_after_s
             assert len(await collect(stream)) == 10
+
+
+async def test_a_refusal_is_known_before_a_prompt_is_tokenised():
+    with FakeReplica(FakeEngine(step_s=0.01)) as replica:
+        async with routed(replica, admission=AdmissionSettings(max_live_requests=1)) as r:
+            r.router.check_admission()
+            stream = await r.router.submit(request("one", max_tokens=10))
+            with pytest.raises(ApiError) as caught:
+                r.router.check_admission()
+            assert caught.value.code is ApiErrorCode.OVERLOADED
+            await stream.aclose()
+            r.router.check_admission()
+            r.admission.begin_drain()
+            with pytest.raises(ApiError) as caught:
+                r.router.check_admission()
+            assert caught.value.code is ApiErrorCode.DRAINING
 
 
 async def test_queued_prompt_tokens_are_bounded_but_an_idle_ingress_takes_any_prompt():

@@ -1,0 +1,53 @@
+"""What can be known to fail before Ray starts: the model folder, ports, API keys.
+
+Loads neither torch nor transformers: a wrong flag should cost a second, not a deployment. What only
+an engine can tell comes from the replicas (service.registry.StartFailure).
+"""
+
+from pathlib import Path
+
+from service.config import ServeConfig
+from service.listeners import check_free, host_and_port
+from service.tokenizer.folder import read_tokenizer_files
+from workers.builtin import builtin_draft_path, builtin_model_path
+from workers.errors import ConfigError, ModelLoadError
+
+_BUILTIN = {"builtin": builtin_model_path, "builtin-draft": builtin_draft_path}
+
+
+def model_folder(model: str) -> Path:
+    """Where the model's tokenizer is, without importing torch for it."""
+    return _BUILTIN[model]() if model in _BUILTIN else Path(model).expanduser()
+
+
+def model_name(model: str) -> str:
+    """What clients call it: the built-in's own name or that of the folder."""
+    return model if model in _BUILTIN else model_folder(model).resolve().name
+
+
+def check_before_start(config: ServeConfig) -> None:
+    """For a service on this machine alone. Raises ConfigError or ModelLoadError."""
+    _check_folder(config.engine.model)
+    config.auth.load_keys()
+    for name, host, port in (
+        ("http", config.http.host, config.http.port),
+        ("grpc", config.grpc.host, config.grpc.port),
+        ("metrics", config.metrics.host, config.metrics.port),
+    ):
+        try:
+            check_free(host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"{name}.port: cannot listen on {host_and_port(host, port)}: "
+                f"{error.strerror or error}"
+            ) from error
+
+
+def _check_folder(model: str) -> None:
+    folder = model_folder(model)
+    if not folder.is_dir():
+        known = " nor ".join(_BUILTIN)
+        raise ModelLoadError(f"{model!r} is neither {known} nor a folder with a model")
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json")
+    read_tokenizer_files(folder)
