@@ -230,7 +230,9 @@ def parse_config(data: Mapping[str, Any]) -> ServeConfig:
 
 
 def _reason(problem: ErrorDetails) -> str:
-    return "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+    if problem["type"] == "extra_forbidden":
+        return "no such setting"
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

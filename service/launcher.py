@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.config import ServeConfig
 from service.engine_factory import EngineFactory, create_engine
-from service.preflight import check_before_start
+from service.preflight import check_before_start, check_ray_answers
 from workers.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -84,11 +84,13 @@ class Launcher:
 
         Raises LaunchError if the cluster is not there or the configuration cannot work here.
         """
-        if self._target.is_own:
-            try:
+        try:
+            if self._target.address is None:
                 check_before_start(self._config)
-            except (ConfigError, ModelLoadError) as error:
-                raise LaunchError(str(error)) from error
+            else:
+                check_ray_answers(self._target.address)
+        except (ConfigError, ModelLoadError) as error:
+            raise LaunchError(str(error)) from error
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions

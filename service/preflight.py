@@ -4,6 +4,7 @@ Loads neither torch nor transformers: a wrong flag should cost a second, not a d
 an engine can tell comes from the replicas (service.registry.StartFailure).
 """
 
+import socket
 from pathlib import Path
 
 from service.config import ServeConfig
@@ -12,6 +13,7 @@ from service.tokenizer.folder import read_tokenizer_files
 from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.errors import ConfigError, ModelLoadError
 
+_RAY_TIMEOUT_S = 5.0
 _BUILTIN = {"builtin": builtin_model_path, "builtin-draft": builtin_draft_path}
 
 
@@ -41,6 +43,20 @@ def check_before_start(config: ServeConfig) -> None:
                 f"{name}.port: cannot listen on {host_and_port(host, port)}: "
                 f"{error.strerror or error}"
             ) from error
+
+
+def check_ray_answers(address: str) -> None:
+    """Raise ConfigError if nobody listens at host:port, which Ray itself would try for minutes.
+
+    Other forms of address, such as "auto", are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _RAY_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"no Ray answers at {address}: {error}") from error
 
 
 def _check_folder(model: str) -> None:

@@ -206,7 +206,7 @@ def _check_cost(
     if sampling.logprobs is not None:
         entries = len(prompt_lens) * request.n * asked * (sampling.logprobs + 1)
     if sampling.prompt_logprobs is not None:
-        entries += sum(prompt_lens) * (sampling.prompt_logprobs + 1)
+        entries += sum(prompt_lens) * request.n * (sampling.prompt_logprobs + 1)
     _require(
         entries <= limits.max_logprob_entries,
         f"more than {limits.max_logprob_entries} log probabilities are asked for",

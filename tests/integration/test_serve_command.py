@@ -72,3 +72,29 @@ def test_a_port_that_is_taken_is_a_readable_error():
         )
     assert done.returncode == 1
     assert "metrics.port: cannot listen on 127.0.0.1" in done.stdout
+
+
+@pytest.mark.slow
+def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
+    ports = [
+        f"--{name}={18600 + i}" for i, name in enumerate(("port", "grpc-port", "metrics-port"))
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from service.cli import main; main()",
+            "serve",
+            *ports,
+            "--set=engine.attention_backend=nope",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "tessera serve: no attention backend named 'nope'; there are: " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -65,7 +65,6 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _validate_ranges(self) -> None:
         checks = (
             ("temperature", self.temperature, 0.0, 2.0),
-            ("top_p", self.top_p, math.ulp(0.0), 1.0),
             ("min_p", self.min_p, 0.0, 1.0),
             ("repetition_penalty", self.repetition_penalty, 1e-3, 1e3),
             ("presence_penalty", self.presence_penalty, -2.0, 2.0),
@@ -75,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         for name, value, low, high in checks:
             _check(math.isfinite(value) and low <= value <= high, name, f"in [{low}, {high}]")
+        _check(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"in [0, {MAX_LOGPROBS}]")
         if self.max_tokens is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from service.config import parse_config
 from service.listeners import bind_shared, check_free, host_and_port
-from service.preflight import check_before_start, model_folder, model_name
+from service.preflight import check_before_start, check_ray_answers, model_folder, model_name
 from workers.errors import ConfigError, ModelLoadError
 
 
@@ -86,3 +86,20 @@ def test_clients_call_a_folder_by_its_own_name_whatever_the_way_to_it(tmp_path, 
 def test_ipv6_addresses_are_written_in_brackets():
     assert host_and_port("::1", 9000) == "[::1]:9000"
     assert host_and_port("127.0.0.1", 9000) == "127.0.0.1:9000"
+
+
+def test_a_ray_that_is_not_there_is_found_at_once(free_ports):
+    with pytest.raises(ConfigError, match="no Ray answers at 127"):
+        check_ray_answers(f"127.0.0.1:{free_ports['http']}")
+    with pytest.raises(ConfigError, match="no Ray answers"):
+        check_ray_answers("127.0.0.1:99999")
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001"])
+def test_other_forms_of_address_are_left_to_ray(address):
+    check_ray_answers(address)
+
+
+def test_a_ray_that_listens_passes():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_ray_answers(f"127.0.0.1:{server.getsockname()[1]}")
