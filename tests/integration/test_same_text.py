@@ -111,6 +111,29 @@ def test_every_protocol_gives_the_same_text(service, expected, way) -> None:
     assert way(service, PROMPT, NUM_TOKENS) == expected
 
 
+def test_a_chat_streams_what_it_answers_whole(service) -> None:
+    chat = service.openai().chat.completions
+    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    whole = chat.create(model="builtin", messages=messages, temperature=0, max_tokens=200)
+    chunks = list(
+        chat.create(
+            model="builtin",
+            messages=messages,
+            temperature=0,
+            max_tokens=200,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    parts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert len([part for part in parts if part]) > 5
+    assert "".join(parts) == whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+    assert chunks[-1].usage == whole.usage.model_copy(
+        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
+    )
+
+
 def test_the_same_text_comes_out_of_a_busy_service(service, expected) -> None:
     with ThreadPoolExecutor(NUM_OTHERS + 1) as pool:
         others = [
