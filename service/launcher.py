@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OBJECT_STORE_BYTES = 128 << 20
 _POLL_S = 0.1
 _DRAIN_REPORT_S = 2.0
+_ANSWER_TIMEOUT_S = 5.0
 
 ProgressCallback = Callable[["ServiceStatus", str], None]
 
@@ -78,6 +79,7 @@ class Launcher:
         self._config = config
         self._target = target
         self._create_engine = create_engine
+        self._is_lost = False
 
     def connect(self) -> None:
         """Start or join Ray and start Serve.
@@ -181,8 +183,9 @@ class Launcher:
 
         if not ray.is_initialized():
             return
-        serve.delete(self._config.app_name)
-        close_control_plane(self._config.app_name)
+        if not self._is_lost:
+            serve.delete(self._config.app_name)
+            close_control_plane(self._config.app_name)
         ray.shutdown()
 
     def _ray_options(self) -> dict[str, Any]:
@@ -212,6 +215,21 @@ class Launcher:
             address = f"{self._config.metrics.host}:{self._config.metrics.port}"
             reason = _last_words(str(error))
             raise LaunchError(f"metrics cannot be served on {address}: {reason}") from error
+
+    def is_answering(self) -> bool:
+        """Whether the control plane answers. A registry that restarts does so within seconds.
+
+        While it does not, stop() asks nothing of it either.
+        """
+        import ray
+
+        try:
+            ray.get(self._registry.status.remote(), timeout=_ANSWER_TIMEOUT_S)
+        except ray.exceptions.RayError:
+            self._is_lost = True
+        else:
+            self._is_lost = False
+        return not self._is_lost
 
     def _service_status(self) -> "ServiceStatus":
         import ray

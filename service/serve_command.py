@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from service.registry import ServiceStatus
 
 _SIGNAL_POLL_S = 0.2
+_WATCH_PERIOD_S = 5.0
+_MAX_SILENT = 3
 
 Model = Annotated[
     str | None, typer.Argument(help='"builtin" (default), "builtin-draft" or a model folder.')
@@ -63,10 +65,13 @@ class StopSignal:
     def is_urgent(self) -> bool:
         return self._count > 1
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as a signal came, False after timeout_s without one."""
         # Not signal.pause(): a signal between the test and the pause would be slept through.
-        while not self._count:
+        end_s = time.monotonic() + timeout_s
+        while not self._count and time.monotonic() < end_s:
             time.sleep(_SIGNAL_POLL_S)
+        return self.is_raised()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
@@ -136,7 +141,7 @@ def run_service(
             is_ready = launcher.wait_until_ready(bar.update, stop.is_raised)
         if is_ready:
             _announce(config, Console())
-            stop.wait()
+            _watch(launcher, stop)
         with _StartBar(console, "draining") as bar:
             if not launcher.drain(bar.update, stop.is_urgent):
                 console.print("some requests were still running")
@@ -152,6 +157,15 @@ def _complain(console: Console, error: Exception) -> None:
     console.print(
         f"tessera serve: {error}", style="red", highlight=False, markup=False, soft_wrap=True
     )
+
+
+def _watch(launcher: Launcher, stop: StopSignal) -> None:
+    """Return at a signal. Raises LaunchError when the control plane is gone for good."""
+    num_silent = 0
+    while not stop.wait(_WATCH_PERIOD_S):
+        num_silent = 0 if launcher.is_answering() else num_silent + 1
+        if num_silent == _MAX_SILENT:
+            raise LaunchError("Ray does not answer any more; the service is gone")
 
 
 class _StartBar:
