@@ -31,11 +31,6 @@ class ForwardMode(Enum):
     IDLE = auto()
 
     @property
-    def is_extend(self) -> bool:
-        """Whether rows may bring more than one token."""
-        return self in (ForwardMode.EXTEND, ForwardMode.DRAFT_EXTEND, ForwardMode.TARGET_VERIFY)
-
-    @property
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
 

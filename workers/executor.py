@@ -1,7 +1,7 @@
 """How a launched step runs beside the host: the overlap's seam.
 
 ThreadStepExecutor runs steps on one thread of their own, in order: on CPU the engine's thread
-schedules step N+1 while step N runs. InlineStepExecutor runs them in the caller. Knows no request.
+schedules step N+1 while step N runs. Knows no request.
 """
 
 from collections.abc import Callable
@@ -48,14 +48,6 @@ class _FutureStep:
         return self._future.result()
 
 
-class _DoneStep:
-    def __init__(self, outcome: StepOutcome) -> None:
-        self._outcome = outcome
-
-    def outcome(self) -> StepOutcome:
-        return self._outcome
-
-
 class ThreadStepExecutor:
     """One worker thread, so steps never overlap each other, only the host."""
 
@@ -68,16 +60,3 @@ class ThreadStepExecutor:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
-
-
-class InlineStepExecutor:
-    """Runs each step before launch returns. No overlap."""
-
-    def __init__(self, run_step: RunStep) -> None:
-        self._run_step = run_step
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        return _DoneStep(self._run_step(plan))
-
-    def close(self) -> None:
-        """Nothing runs between launches."""

@@ -4,6 +4,7 @@ Knows the plan's layout and the page table; no model, no sampling parameters.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +33,21 @@ class StepInputs:
     sample_positions: IntArray
 
 
+class _Uploaded(NamedTuple):
+    """A plan's arrays on the device, int32, in the order in which they are uploaded."""
+
+    slots: torch.Tensor
+    seq_lens: torch.Tensor
+    num_new_tokens: torch.Tensor
+    prefix_lens: torch.Tensor
+    input_ids: torch.Tensor
+    out_cache_loc: torch.Tensor
+    token_slots: torch.Tensor
+    positions: torch.Tensor
+    sample_indices: torch.Tensor
+    sample_slots: torch.Tensor
+
+
 class StepInputBuilder:
     """Builds StepInputs and keeps req_to_token current. One per rank."""
 
@@ -53,30 +69,32 @@ class StepInputBuilder:
         )
         sampling_rows = np.flatnonzero(plan.samples)
         sample_slots = plan.slots[sampling_rows]
-        parts = self._upload(
-            plan.slots,
-            seq_lens,
-            plan.num_new_tokens,
-            plan.prefix_lens,
-            plan.input_ids,
-            plan.out_cache_loc,
-            token_slots,
-            positions,
-            row_ends[sampling_rows] - 1,
-            sample_slots,
+        device = _Uploaded(
+            *self._upload(
+                plan.slots,
+                seq_lens,
+                plan.num_new_tokens,
+                plan.prefix_lens,
+                plan.input_ids,
+                plan.out_cache_loc,
+                token_slots,
+                positions,
+                row_ends[sampling_rows] - 1,
+                sample_slots,
+            )
         )
-        self._table[parts[6], parts[7]] = parts[5]
+        self._table[device.token_slots, device.positions] = device.out_cache_loc
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
             batch_size=plan.batch_size,
             num_tokens=plan.num_tokens,
-            input_ids=parts[4].long(),
-            positions=parts[7].long(),
-            req_pool_indices=parts[0].long(),
-            seq_lens=parts[1],
-            extend_seq_lens=parts[2],
-            extend_prefix_lens=parts[3],
-            out_cache_loc=parts[5].long(),
+            input_ids=device.input_ids.long(),
+            positions=device.positions.long(),
+            req_pool_indices=device.slots.long(),
+            seq_lens=device.seq_lens,
+            extend_seq_lens=device.num_new_tokens,
+            extend_prefix_lens=device.prefix_lens,
+            out_cache_loc=device.out_cache_loc.long(),
             seq_lens_cpu=seq_lens,
             extend_seq_lens_cpu=plan.num_new_tokens,
             extend_prefix_lens_cpu=plan.prefix_lens,
@@ -84,9 +102,9 @@ class StepInputBuilder:
         )
         return StepInputs(
             batch,
-            parts[6].long(),
-            parts[8].long(),
-            parts[9].long(),
+            device.token_slots.long(),
+            device.sample_indices.long(),
+            device.sample_slots.long(),
             sample_slots,
             seq_lens[sampling_rows],
         )

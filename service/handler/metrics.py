@@ -37,30 +37,3 @@ class RequestMetrics(Protocol):
     def on_rejected(self, code: str) -> None:
         """code: the ApiErrorCode of a request that generated nothing."""
         ...
-
-
-class NullRequestMetrics:
-    """Counts nothing."""
-
-    def on_accepted(self, num_prompt_tokens: int, num_choices: int) -> None:
-        pass
-
-    def on_first_token(self, seconds: float, queue_s: float, prefill_s: float) -> None:
-        pass
-
-    def on_tokens(self, count: int, inter_token_s: float) -> None:
-        pass
-
-    def on_finished(
-        self,
-        reason: str,
-        *,
-        num_prompt_tokens: int,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-        e2e_s: float,
-    ) -> None:
-        pass
-
-    def on_rejected(self, code: str) -> None:
-        pass

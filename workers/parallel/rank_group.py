@@ -44,18 +44,19 @@ class RankGroup:
         self._directory = Path(tempfile.mkdtemp(prefix="tessera-ranks-"))
         auth_key = make_auth_key()
         self.sender = PlanSender(plan_socket_path(self._directory), auth_key)
-        followers = start_followers(config, self._directory, auth_key)
-        self._meet(followers, on_lost)
+        # Ray ends an actor that nobody holds a handle of.
+        self._followers = start_followers(config, self._directory, auth_key)
+        self._meet(on_lost)
         self.tp = connect_rank(self._directory, 0, config.tp_size, device)
 
-    def _meet(self, followers: list["Follower"], on_lost: Callable[[int], None]) -> None:
+    def _meet(self, on_lost: Callable[[int], None]) -> None:
         """Wait until every follower has connected. Raises EngineFailedError if one ends first."""
         accepting = threading.Thread(
-            target=self.sender.accept, args=(len(followers), on_lost), daemon=True
+            target=self.sender.accept, args=(len(self._followers), on_lost), daemon=True
         )
         accepting.start()
         while accepting.is_alive():
-            ended, _ = ray.wait([follower.run for follower in followers], timeout=MEET_POLL_S)
+            ended, _ = ray.wait([follower.run for follower in self._followers], timeout=MEET_POLL_S)
             if ended and accepting.is_alive():
                 raise EngineFailedError("a rank process ended before it joined its engine")
 
@@ -94,7 +95,6 @@ def start_followers(config: EngineConfig, directory: Path, auth_key: bytes) -> l
         actor = ray.remote(RankProcess).options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
-            max_concurrency=2,
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=placement_group, placement_group_bundle_index=rank

@@ -19,17 +19,13 @@ FAILED_RANK_EXIT_CODE = 70
 
 
 class RankProcess:
-    """Rank `rank` of an engine. Runs as a Ray actor with two concurrent calls: run and ping."""
+    """Rank `rank` of an engine: a Ray actor whose one call, run, lasts as long as it does."""
 
     def __init__(self, config: EngineConfig, rank: int, directory: str, auth_key: bytes) -> None:
         self._config = config
         self._rank = rank
         self._directory = Path(directory)
         self._auth_key = auth_key
-
-    def ping(self) -> int:
-        """Proof of life. Returns the process id."""
-        return os.getpid()
 
     def run(self) -> None:
         """Load, join and run plans until rank 0 closes the plan channel; then end the process.
