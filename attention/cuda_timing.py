@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.roofline import AttentionCost
 from attention.timing import AttentionPhase, AttentionTimer, AttentionTiming
 
@@ -44,20 +43,12 @@ class CudaEventAttentionTimer(AttentionTimer):
         self._recorded: list[EventPair] = []
         self._pending: deque[tuple[tuple[AttentionPhase, AttentionCost], list[EventPair]]] = deque()
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
+    def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self._step is None:
-            return self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+            return attend()
         start, stop = self._spare.pop() if self._spare else (self._new_event(), self._new_event())
         start.record()
-        out = self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        out = attend()
         stop.record()
         self._recorded.append((start, stop))
         return out

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attention.qkv_projection import QKVProjection
+
 
 class ForwardMode(Enum):
     """What the rows of a batch are.
@@ -60,6 +62,15 @@ class AttentionDispatch(Protocol):
         layer: AttentionLayer,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
+    ) -> torch.Tensor: ...
+
+    @property
+    def fuses_decode_projection(self) -> bool:
+        """Whether decode steps may hand over unrotated projections by forward_projected."""
+        ...
+
+    def forward_projected(
+        self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
     ) -> torch.Tensor: ...
 
 

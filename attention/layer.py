@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from attention.forward_batch import ForwardBatch
+from attention.qkv_projection import QKVProjection
 
 
 class RadixAttention(nn.Module):
@@ -63,3 +64,13 @@ class RadixAttention(nn.Module):
         v = v.view(num_tokens, self.tp_v_head_num, self.v_head_dim)
         out = forward_batch.attn_backend.forward(q, k, v, self, forward_batch, save_kv_cache)
         return out.view(num_tokens, self.tp_q_head_num * self.v_head_dim)
+
+    def forward_projected(
+        self, projection: QKVProjection, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """A decode step whose backend rotates and caches too: fuses_decode_projection is true.
+
+        Returns (num_tokens, tp_q_head_num * v_head_dim).
+        """
+        out = forward_batch.attn_backend.forward_projected(projection, self, forward_batch)
+        return out.view(forward_batch.num_tokens, self.tp_q_head_num * self.v_head_dim)

@@ -22,6 +22,7 @@ from attention.forward_batch import (
     ForwardBatch,
     ForwardMode,
 )
+from attention.qkv_projection import QKVProjection
 from attention.roofline import AttentionCost, attention_step_cost
 
 
@@ -77,7 +78,6 @@ class AttentionTimer(AttentionDispatch):
         )
         self._step = phase_of(forward_batch.forward_mode), cost
 
-    @abstractmethod
     def forward(
         self,
         q: torch.Tensor,
@@ -88,6 +88,25 @@ class AttentionTimer(AttentionDispatch):
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
         """The backend's forward, measured. Works outside a step too, unmeasured."""
+        return self._measured(
+            lambda: self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        )
+
+    @property
+    def fuses_decode_projection(self) -> bool:
+        return self._backend.fuses_decode_projection
+
+    def forward_projected(
+        self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """The same for forward_projected."""
+        return self._measured(
+            lambda: self._backend.forward_projected(projection, layer, forward_batch)
+        )
+
+    @abstractmethod
+    def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Call attend, and time it inside a step."""
 
     @abstractmethod
     def end_step(self) -> AttentionTiming | None:
@@ -127,19 +146,11 @@ class CpuAttentionTimer(AttentionTimer):
         self._seconds = 0.0
         self._num_layers = 0
 
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
+    def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self._step is None:
-            return self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+            return attend()
         start = self._clock()
-        out = self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
+        out = attend()
         self._seconds += self._clock() - start
         self._num_layers += 1
         return out

@@ -12,6 +12,7 @@ from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.qkv_projection import QKVProjection
 
 
 class AttentionBackend(ABC):
@@ -82,6 +83,21 @@ class AttentionBackend(ABC):
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
         """As forward_extend with exactly one token a row: num_tokens == batch_size."""
+
+    @property
+    def fuses_decode_projection(self) -> bool:
+        """Whether decode steps may hand over unrotated projections by forward_projected."""
+        return False
+
+    def forward_projected(
+        self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """A decode step from the projection on: finish q, k and v, write k and v to the pool at
+        out_cache_loc, attend. Returns (num_tokens, tp_q_head_num, v_head_dim).
+
+        Raises NotImplementedError where fuses_decode_projection is false.
+        """
+        raise NotImplementedError(f"{self.capability.name} takes rotated q, k and v only")
 
 
 class GraphAttentionBackend(AttentionBackend):
