@@ -24,7 +24,7 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-installed
-	$(BIN)/pytest tests/architecture tests/unit tests/distributed tests/gpu
+	$(BIN)/pytest tests/architecture tests/unit tests/helm tests/distributed tests/gpu
 
 integration: $(VENV)/.dev-installed
 	tests/integration/isolated.sh $(BIN)/pytest tests/integration

@@ -1,6 +1,6 @@
 """Attention latency on a GPU in eager mode: event pairs around each layer, read when they are past.
 
-Inside CUDA graphs events have to be part of the graph; that is another timer. Never waits for the
+Inside CUDA graphs events have to be part of the graph: attention.graph_timing. Never waits for the
 device: a step's time turns up in a later drain.
 """
 

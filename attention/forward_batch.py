@@ -64,9 +64,8 @@ class AttentionDispatch(Protocol):
         save_kv_cache: bool = True,
     ) -> torch.Tensor: ...
 
-    @property
-    def fuses_decode_projection(self) -> bool:
-        """Whether decode steps may hand over unrotated projections by forward_projected."""
+    def fuses_decode_projection(self, num_rows: int) -> bool:
+        """Whether a decode step of that many rows should hand over unrotated projections."""
         ...
 
     def forward_projected(

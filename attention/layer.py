@@ -68,7 +68,7 @@ class RadixAttention(nn.Module):
     def forward_projected(
         self, projection: QKVProjection, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        """A decode step whose backend rotates and caches too: fuses_decode_projection is true.
+        """A decode step whose backend rotates and caches too: see fuses_decode_projection.
 
         Returns (num_tokens, tp_q_head_num * v_head_dim).
         """

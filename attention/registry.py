@@ -5,6 +5,7 @@ from attention.backends import (
     flash_attention_fp8,
     flash_attention_triton,
     torch_native,
+    torch_native_fp8,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError, BackendCapability
@@ -22,6 +23,7 @@ BACKEND_MODULES = (
     flash_attention_fp8,
     flash_attention_triton,
     torch_native,
+    torch_native_fp8,
 )
 
 __all__ = [

@@ -47,17 +47,20 @@ class Preference:
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=("fa3", "fa3_fp8", "flashinfer", "triton", "torch_native"),
+        mha=("fa3", "fa3_fp8", "flashinfer", "triton", "torch_native", "torch_native_fp8"),
         mla=("fa3", "flashmla", "flashinfer", "triton", "torch_native"),
     ),
     DeviceGeneration.BLACKWELL: Preference(
-        mha=("trtllm_mha", "flashinfer", "triton", "torch_native"),
+        mha=("trtllm_mha", "flashinfer", "triton", "torch_native", "torch_native_fp8"),
         mla=("flashinfer", "trtllm_mla", "cutlass_mla", "triton", "torch_native"),
     ),
     DeviceGeneration.OTHER_GPU: Preference(
-        mha=("flashinfer", "triton", "torch_native"), mla=("triton", "torch_native")
+        mha=("flashinfer", "triton", "torch_native", "torch_native_fp8"),
+        mla=("triton", "torch_native"),
     ),
-    DeviceGeneration.NO_GPU: Preference(mha=("torch_native",), mla=("torch_native",)),
+    DeviceGeneration.NO_GPU: Preference(
+        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
+    ),
 }
 
 

@@ -43,7 +43,7 @@ def phase_of(mode: ForwardMode) -> AttentionPhase:
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
     """Attention of one step, summed over its layers. seconds: between the first kernel's start and
-    the last one's end of each layer, the KV write included."""
+    the last one's end of each layer's call, the KV write included where the call makes it."""
 
     phase: AttentionPhase
     backend: str
@@ -52,31 +52,15 @@ class AttentionTiming:
     flops: int
 
 
-class AttentionTimer(AttentionDispatch):
-    """begin_step, any number of forwards, end_step; drain hands out what is known by then.
-
-    At most MAX_KEPT_STEPS finished steps are kept for drain: older ones are dropped, not piled up.
-    """
-
-    MAX_KEPT_STEPS = 1024
+class MeasuredAttention(AttentionDispatch):
+    """Passes every call of a layer on to a backend, with a clock around it."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
-        self._timings: deque[AttentionTiming] = deque(maxlen=self.MAX_KEPT_STEPS)
-        self._step: tuple[AttentionPhase, AttentionCost] | None = None
 
     @property
     def backend(self) -> AttentionBackend:
         return self._backend
-
-    def begin_step(self, forward_batch: ForwardBatch) -> None:
-        """Start a step of the batch's phase. RuntimeError when one is open."""
-        if self._step is not None:
-            raise RuntimeError("begin_step inside a step: end_step is missing")
-        cost = attention_step_cost(
-            self._backend.config, forward_batch.seq_lens_cpu, forward_batch.extend_seq_lens_cpu
-        )
-        self._step = phase_of(forward_batch.forward_mode), cost
 
     def forward(
         self,
@@ -87,26 +71,49 @@ class AttentionTimer(AttentionDispatch):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
-        """The backend's forward, measured. Works outside a step too, unmeasured."""
+        """The backend's forward, measured."""
         return self._measured(
             lambda: self._backend.forward(q, k, v, layer, forward_batch, save_kv_cache)
         )
 
-    @property
-    def fuses_decode_projection(self) -> bool:
-        return self._backend.fuses_decode_projection
+    def fuses_decode_projection(self, num_rows: int) -> bool:
+        return self._backend.fuses_decode_projection(num_rows)
 
     def forward_projected(
         self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        """The same for forward_projected."""
+        """The same for forward_projected: the rotation and the KV write are in it and count."""
         return self._measured(
             lambda: self._backend.forward_projected(projection, layer, forward_batch)
         )
 
     @abstractmethod
     def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Call attend, and time it inside a step."""
+        """Call attend and time it."""
+
+
+class AttentionTimer(MeasuredAttention):
+    """begin_step, any number of forwards, end_step; drain hands out what is known by then.
+
+    A forward outside a step works too, unmeasured. At most MAX_KEPT_STEPS finished steps are kept
+    for drain: older ones are dropped, not piled up.
+    """
+
+    MAX_KEPT_STEPS = 1024
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        super().__init__(backend)
+        self._timings: deque[AttentionTiming] = deque(maxlen=self.MAX_KEPT_STEPS)
+        self._step: tuple[AttentionPhase, AttentionCost] | None = None
+
+    def begin_step(self, forward_batch: ForwardBatch) -> None:
+        """Start a step of the batch's phase. RuntimeError when one is open."""
+        if self._step is not None:
+            raise RuntimeError("begin_step inside a step: end_step is missing")
+        cost = attention_step_cost(
+            self._backend.config, forward_batch.seq_lens_cpu, forward_batch.extend_seq_lens_cpu
+        )
+        self._step = phase_of(forward_batch.forward_mode), cost
 
     @abstractmethod
     def end_step(self) -> AttentionTiming | None:
@@ -133,6 +140,17 @@ class AttentionTimer(AttentionDispatch):
         timing = AttentionTiming(phase, name, seconds, cost.bytes_read, cost.flops)
         self._timings.append(timing)
         return timing
+
+
+class UntimedAttention(AttentionTimer):
+    """Measures nothing: for who asked for no timing."""
+
+    def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return attend()
+
+    def end_step(self) -> AttentionTiming | None:
+        self._close_step()
+        return None
 
 
 class CpuAttentionTimer(AttentionTimer):

@@ -24,7 +24,7 @@ from service.admission import AdmissionSettings
 from service.channel.settings import ChannelSettings
 from service.limits import Limits
 from service.routing_policy import RouterSettings
-from workers.config import DType, EngineConfig, LoadFormat, ModelImpl
+from workers.config import DType, EngineConfig, KVCacheDType, LoadFormat, ModelImpl
 from workers.errors import ConfigError
 
 ENV_PREFIX = "TESSERA_"
@@ -42,6 +42,7 @@ class EngineSettings(_Settings):
     model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: DType = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
     tp_size: int = 1
     attention_backend: str | None = None
@@ -59,6 +60,7 @@ class EngineSettings(_Settings):
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
+    attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int = 0
 

@@ -118,10 +118,14 @@ def _generate(
     stop: tuple[str, ...],
     is_streaming: bool,
 ) -> OfflineResult:
-    with Console(stderr=True).status("loading the model"):
+    with Console(stderr=True).status("loading the model") as status:
+
+        def show(done: int, total: int) -> None:
+            status.update(f"loading the model: {done / max(total, 1):.0%}")
+
         text = OfflineText.load(resolve_model_folder(config.model))
         prompt_token_ids = text.encode(prompt, is_chat=is_chat, system=system)
-        engine = Engine.from_config(config)
+        engine = Engine.from_config(config, on_progress=show)
     with closing(engine):
         return OfflineGenerator(engine, text.pieces).generate(
             prompt_token_ids,

@@ -2,56 +2,104 @@
 
 Two owners: an ingress process and an engine process, each with a registry of its own. Nothing here
 is global, and nothing here knows how metrics leave the process. Names end in their unit; counters
-get `_total`.
+get `_total`. A counter that an alert watches exists from the start, at 0: a rate cannot see the
+event that creates its series.
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service.api.errors import ERROR_TABLE
 from service.routing_policy import RoutingReason
 from workers.observer import AttentionRecord, StepRecord
-from workers.protocol import EngineStats, ModelInfo
+from workers.protocol import EngineStats, FinishReason, ModelInfo
 
-REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1,
-                 0.25, 0.5, 1, 2.5)  # fmt: skip
-STEP_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1,
-                0.25, 0.5, 1, 2.5, 10)  # fmt: skip
+# Four bounds or more a decade where latency matters: a quantile is as sharp as its bucket.
+REQUEST_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1,
+                   1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)  # fmt: skip
+TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03,
+                 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)  # fmt: skip
+STEP_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.015, 0.02,
+                0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)  # fmt: skip
 SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
                  0.025, 0.05, 0.1, 0.25, 1)  # fmt: skip
+ATTENTION_SECONDS = (0.00002, 0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0004, 0.0006, 0.0008,
+                     0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03,
+                     0.05, 0.1, 0.25, 0.5, 1, 2.5)  # fmt: skip
 TOKEN_COUNTS = tuple(float(1 << i) for i in range(0, 21, 2))
 BATCH_SIZES = tuple(float(1 << i) for i in range(11))
+
+# What operators are paged for: overload and whatever is the service's own fault.
+_TOO_MANY_REQUESTS = 429
+_ALARMING_CODES = tuple(
+    code.value
+    for code, row in ERROR_TABLE.items()
+    if row.http_status == _TOO_MANY_REQUESTS or row.http_status >= 500
+)
+_USUAL_ENDS = (FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.ABORT.value)
 
 
 class IngressMetrics:
     """Implements the handler's RequestMetrics and the router's RouterMetrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
+        self._count_requests(registry)
+        self._time_requests(registry)
+        self._prompt_tokens = Histogram(
+            "tessera_request_prompt_tokens",
+            "Prompt tokens of a sequence.",
+            buckets=TOKEN_COUNTS,
+            registry=registry,
+        )
+        self._output_tokens = Histogram(
+            "tessera_request_output_tokens",
+            "Output tokens of a sequence.",
+            buckets=TOKEN_COUNTS,
+            registry=registry,
+        )
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+    def _count_requests(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+            family = Counter(name, text, [label] if label else [], registry=registry)
+            for value in values:
+                family.labels(value)
+            return family
 
         self._accepted = counter("tessera_requests_accepted", "Requests sent to a replica.")
         self._finished = counter(
-            "tessera_requests_finished", "Sequences that ended, by reason.", "reason"
+            "tessera_requests_finished",
+            "Sequences that ended, by reason.",
+            "reason",
+            _USUAL_ENDS + _ALARMING_CODES,
         )
         self._rejected = counter(
-            "tessera_requests_rejected", "Requests that generated nothing, by code.", "code"
+            "tessera_requests_rejected",
+            "Requests that generated nothing, by code.",
+            "code",
+            _ALARMING_CODES,
         )
         self._routed = counter(
-            "tessera_routing_decisions", "Sequences sent to a replica, by reason.", "reason"
+            "tessera_routing_decisions",
+            "Sequences sent to a replica, by reason.",
+            "reason",
+            (reason.value for reason in RoutingReason),
         )
         self._tokens = counter("tessera_streamed_tokens", "Output tokens that reached the ingress.")
+
+    def _time_requests(self, registry: CollectorRegistry) -> None:
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...] = REQUEST_SECONDS
+        ) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
         self._ttft = histogram(
             "tessera_time_to_first_token_seconds",
             "From a request's arrival at the ingress to its first token.",
-            REQUEST_SECONDS,
         )
         self._itl = histogram(
             "tessera_inter_token_latency_seconds",
@@ -61,28 +109,19 @@ class IngressMetrics:
         self._queue = histogram(
             "tessera_queue_seconds",
             "From a sequence's arrival at the engine to its first step.",
-            REQUEST_SECONDS,
         )
         self._prefill = histogram(
             "tessera_prefill_seconds",
             "From a sequence's first step to its first token.",
-            REQUEST_SECONDS,
         )
         self._e2e = histogram(
             "tessera_request_seconds",
             "From a request's arrival at the ingress to the end of a sequence.",
-            REQUEST_SECONDS,
         )
         self._overhead = histogram(
             "tessera_serve_overhead_seconds",
             "Time of a sequence between router and engine, both ways, outside the engine.",
             SHORT_SECONDS,
-        )
-        self._prompt_tokens = histogram(
-            "tessera_request_prompt_tokens", "Prompt tokens of a sequence.", TOKEN_COUNTS
-        )
-        self._output_tokens = histogram(
-            "tessera_request_output_tokens", "Output tokens of a sequence.", TOKEN_COUNTS
         )
 
     def on_accepted(self, num_prompt_tokens: int, num_choices: int) -> None:
@@ -163,7 +202,7 @@ class HardwareLimits:
 
 
 class EngineMetrics:
-    """Implements StepObserver. limits: None leaves the roofline ratio out."""
+    """Implements StepObserver. limits: None leaves what is measured against them out."""
 
     def __init__(self, registry: CollectorRegistry, limits: HardwareLimits | None) -> None:
         self._limits = limits
@@ -191,7 +230,13 @@ class EngineMetrics:
             "tessera_attention_seconds",
             "Attention of one step, summed over layers.",
             ("phase", "backend"),
-            buckets=SHORT_SECONDS,
+            buckets=ATTENTION_SECONDS,
+            registry=registry,
+        )
+        self._least = Counter(
+            "tessera_attention_least_seconds",
+            "What the measured attention would have taken at the hardware's limit.",
+            ("phase",),
             registry=registry,
         )
         self._roofline = Gauge(
@@ -208,8 +253,9 @@ class EngineMetrics:
         for attention in record.attention:
             self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)
             if self._limits is not None and attention.seconds > 0:
-                ratio = _least_seconds(attention, self._limits) / attention.seconds
-                self._roofline.labels(attention.phase).set(ratio)
+                least_s = _least_seconds(attention, self._limits)
+                self._least.labels(attention.phase).inc(least_s)
+                self._roofline.labels(attention.phase).set(least_s / attention.seconds)
 
 
 def _least_seconds(attention: AttentionRecord, limits: HardwareLimits) -> float:
@@ -240,11 +286,20 @@ _STATS_COUNTERS = (
 
 
 class EngineStatsCollector(Collector):
-    """Turns the engine's own counters into metrics when they are collected."""
+    """Turns the engine's own counters into metrics when they are collected.
 
-    def __init__(self, info: ModelInfo, stats: Callable[[], EngineStats]) -> None:
+    clock: Unix time; the engine counts as started when this is made.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        stats: Callable[[], EngineStats],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._info = info
         self._stats = stats
+        self._started_s = clock()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         stats = self._stats()
@@ -258,6 +313,9 @@ class EngineStatsCollector(Collector):
         )
         info.add_metric([str(v) for v in self._info_values()], 1.0)
         yield info
+        yield GaugeMetricFamily(
+            "tessera_engine_start_time_seconds", "Unix time of the engine's start.", self._started_s
+        )
 
     def _info_values(self) -> tuple[str | int, ...]:
         info = self._info

@@ -9,21 +9,18 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from service.config import ServeConfig, load_config
 from service.engine_factory import EngineFactory, create_engine
 from service.launcher import Launcher, LaunchError, RayTarget, prepare_environment
 from service.listeners import host_and_port
 from service.preflight import model_name
+from service.start_display import make_start_display
 from workers.errors import ConfigError
-
-if TYPE_CHECKING:
-    from service.registry import ServiceStatus
 
 _SIGNAL_POLL_S = 0.2
 _WATCH_PERIOD_S = 5.0
@@ -39,6 +36,10 @@ GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; default 9000.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Metrics port; default 9400.")]
 Replicas = Annotated[int | None, typer.Option(help="Engine replicas; default 1.")]
 TpSize = Annotated[int | None, typer.Option(help="Ranks per replica; default 1.")]
+KVCache = Annotated[
+    str | None,
+    typer.Option("--kv-cache-dtype", help="auto (the weights') or fp8_e4m3; default auto."),
+]
 Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray to join; default RAY_ADDRESS, else a new one.")
@@ -86,6 +87,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     metrics_port: MetricsPort = None,
     replicas: Replicas = None,
     tp_size: TpSize = None,
+    kv_cache_dtype: KVCache = None,
     proxy: Proxy = None,
     ray_address: RayAddress = None,
     setting: Settings = None,
@@ -100,6 +102,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "metrics.port": metrics_port,
         "num_replicas": replicas,
         "engine.tp_size": tp_size,
+        "engine.kv_cache_dtype": kv_cache_dtype,
         "http.proxy": proxy,
     }
     console = Console(stderr=True)
@@ -134,7 +137,7 @@ def run_service(
     launcher = Launcher(config, target, create_engine)
     stop = StopSignal()
     try:
-        with _StartBar(console, "starting Ray") as bar:
+        with make_start_display(console, "starting Ray") as bar:
             launcher.connect()
             stop.install()  # after Ray, which installs handlers of its own
             launcher.deploy()
@@ -142,7 +145,7 @@ def run_service(
         if is_ready:
             _announce(config, Console())
             _watch(launcher, stop)
-        with _StartBar(console, "draining") as bar:
+        with make_start_display(console, "draining") as bar:
             if not launcher.drain(bar.update, stop.is_urgent):
                 console.print("some requests were still running")
     except LaunchError as error:
@@ -166,42 +169,6 @@ def _watch(launcher: Launcher, stop: StopSignal) -> None:
         num_silent = 0 if launcher.is_answering() else num_silent + 1
         if num_silent == _MAX_SILENT:
             raise LaunchError("Ray does not answer any more; the service is gone")
-
-
-class _StartBar:
-    """One line per replica that is starting, or the number of requests while draining."""
-
-    def __init__(self, console: Console, title: str) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._main = self._progress.add_task(title, total=None)
-        self._replicas: dict[str, Any] = {}
-
-    def __enter__(self) -> "_StartBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
-
-    def update(self, status: "ServiceStatus", state: str) -> None:
-        num_live = sum(report.num_live_requests for report in status.ingresses)
-        text = f"draining: {num_live} requests" if state == "DRAINING" else f"deploying: {state}"
-        self._progress.update(self._main, description=text.lower())
-        for starting in status.starting:
-            if starting.replica_id not in self._replicas:
-                self._replicas[starting.replica_id] = self._progress.add_task("", total=1.0)
-            self._progress.update(
-                self._replicas[starting.replica_id],
-                description=f"replica {starting.replica_id}: {starting.stage}",
-                completed=starting.fraction,
-            )
 
 
 def _announce(config: ServeConfig, console: Console) -> None:

@@ -15,6 +15,7 @@ from attention.selection import AttentionNeeds, detect_device, select_attention_
 from attention.timing import AttentionTimer, CpuAttentionTimer
 from workers.config import EngineConfig
 from workers.errors import ConfigError
+from workers.kv_memory import resolve_kv_dtype
 from workers.loader import LoadedModel
 
 
@@ -52,16 +53,17 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
     layers = loaded.model.geometry.layers
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     needs = AttentionNeeds(
         dtype=loaded.dtype,
-        kv_dtype=loaded.dtype,
+        kv_dtype=kv_dtype,
         page_size=config.page_size,
         needs_sliding_window=any(layer.sliding_window_size > 0 for layer in layers),
         needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
         needs_sinks=any(layer.has_sinks for layer in layers),
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
-    attention_config = loaded.attention_config(choice.page_size, loaded.dtype)
+    attention_config = loaded.attention_config(choice.page_size, kv_dtype)
     return AttentionPlan(choice.name, attention_config, _num_pages(config, attention_config))
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from workers.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
 
@@ -17,9 +18,13 @@ class EngineConfig:
     model: "builtin", "builtin-draft" or a folder in Hugging Face layout with safetensors weights.
     device: "auto" takes CUDA when there is any. dtype "auto": the checkpoint's own on CUDA, float32
     on CPU. load_format "dummy": random weights from seed, for benchmarks.
+    kv_cache_dtype "auto": the dtype of the weights; "fp8_e4m3": half of bfloat16, with the
+    checkpoint's scales, or 1 where it has none.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
     enable_cuda_graphs: decode steps replay captured graphs where backend and model allow it.
+    attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
+    and in eager steps; 0 times none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
     check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
@@ -31,6 +36,7 @@ class EngineConfig:
     model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: DType = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
     tp_size: int = 1
     attention_backend: str | None = None
@@ -48,6 +54,7 @@ class EngineConfig:
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
+    attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int = 0
 
@@ -67,6 +74,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 when given, got {value}")
+        if self.attention_timing_interval_steps < 0:
+            raise ConfigError(
+                "attention_timing_interval_steps must not be negative, "
+                f"got {self.attention_timing_interval_steps}"
+            )
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"

@@ -2,8 +2,10 @@
 
 A step of n rows replays the smallest captured size that holds it; rows beyond n are padding: they
 have no keys, belong to a slot that no request owns and write to the dummy page. All graphs share
-one memory pool and one set of static inputs. What depends on the device (capturing, launching the
-step's ends) is handed in. Knows no scheduler.
+one memory pool and one set of static inputs. A graph holds the whole step: what derives its inputs
+and page tables from the uploaded rows, the model, the sampling of plainly greedy rows. Sizes that
+are used a lot get a second graph whose attention is timed, for every Nth replay. What depends on
+the device (capturing, launching the step's ends) is handed in. Knows no scheduler.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +16,14 @@ import numpy as np
 import torch
 
 from attention.backends.base import GraphAttentionBackend
-from attention.forward_batch import ForwardBatch, ForwardMode
+from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
+from attention.graph_timing import GraphAttentionTimer
+from attention.timing import AttentionTiming
 from workers.decode_step import HOST_ROW_FIELDS, DecodeStepKernels, StepRows
+from workers.measured_turns import MeasuredTurns
 from workers.models.base import CausalLM
 from workers.sampling.state import SampledTokens, SamplingState
-from workers.scheduler.plan import IntArray, StepPlan, StepResult
+from workers.scheduler.plan import StepPlan, StepResult
 from workers.staging import StagingRing, StagingSlot
 
 Replay = Callable[[], None]
@@ -50,10 +55,17 @@ class GraphedStep:
 class _DecodeGraph:
     """One captured batch size. logits: (batch size, vocab), valid until the next replay."""
 
-    batch: ForwardBatch
     rows: StepRows
     replay: Replay
     logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTwins:
+    """How the attention of graphed steps is timed: which replays, and a new twin's timer."""
+
+    turns: MeasuredTurns
+    new_timer: Callable[[], GraphAttentionTimer]
 
 
 def batch_size_ladder(max_batch_size: int) -> list[int]:
@@ -78,6 +90,7 @@ class DecodeGraphs:
         staging: StagingRing,
         sizes: Sequence[int],
         padding_slot: int,
+        twins: AttentionTwins,
     ) -> None:
         device = backend.config.device
         max_rows = sizes[-1]
@@ -95,11 +108,19 @@ class DecodeGraphs:
         self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._graphs: dict[int, _DecodeGraph] = {}
         self._missing = list(sizes)
+        self._twins = twins
+        self._timed_graphs: dict[int, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
+        self._pending_timers: list[GraphAttentionTimer] = []
         backend.init_cuda_graph_state(max_rows)
 
     @property
     def captured_sizes(self) -> list[int]:
         return sorted(self._graphs)
+
+    @property
+    def timed_sizes(self) -> list[int]:
+        """Sizes that have a twin whose attention is timed."""
+        return sorted(self._timed_graphs)
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether a captured graph can run the plan."""
@@ -110,12 +131,15 @@ class DecodeGraphs:
 
         Plainly greedy steps come back as a GraphedStep, others as tokens still on the device.
         """
-        graph = self._graphs[self._size_for(plan)]
-        num_rows = plan.batch_size
-        slot = self._stage(plan.batch_size, graph.batch.batch_size, plan)
-        self._start(graph.batch, graph.rows, slot)
-        graph.replay()
+        num_rows, size = plan.batch_size, self._size_for(plan)
         seq_lens = plan.prefix_lens + plan.num_new_tokens
+        slot = self._stage(num_rows, size, plan)
+        slot.start_upload(self._host_rows)
+        graph, timer = self._next_graph(size)
+        graph.replay()
+        if timer is not None:
+            timer.on_replay(seq_lens)
+            self._pending_timers.append(timer)
         if sampling.is_plainly_greedy(plan.slots, seq_lens):
             slot.start_download(self._sampled)
             return GraphedStep(slot, num_rows)
@@ -124,38 +148,80 @@ class DecodeGraphs:
         sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)
         return sampled
 
+    def drain_attention(self) -> list[AttentionTiming]:
+        """Timings of measured replays that the device has passed, each once. Never waits."""
+        if not self._pending_timers:
+            return []
+        timings = [timing for timer in self._pending_timers if (timing := timer.take())]
+        self._pending_timers = [timer for timer in self._pending_timers if timer.is_pending]
+        return timings
+
     def capture_after(self, plan: StepPlan) -> None:
-        """Capture at most one missing size, behind the plan that has just been launched.
+        """Capture at most one graph, behind the plan that has just been launched.
 
         The size that the plan would have needed, if it decoded without one; beside a prefill,
-        which keeps the device busy for longer than a capture takes, the largest missing one.
+        which keeps the device busy for longer than a capture takes, what capture_next takes.
         Depends on plans only, so that all ranks of a group capture alike.
         """
-        if not self._missing:
-            return
         if not plan.is_decode:
-            self.capture(self._missing[-1])
-        elif self._is_graphable(plan) and self._size_for(plan) in self._missing:
+            self.capture_next()
+        elif self._missing and self._is_graphable(plan) and self._size_for(plan) in self._missing:
             self.capture(self._size_for(plan))
 
-    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture the largest missing size or else the most wanted twin; whether there was one."""
+        if self._missing:
+            self.capture(self._missing[-1])
+            return True
+        size = self._twins.turns.most_replayed(self._graphs.keys() - self._timed_graphs.keys())
+        if size is not None:
+            self.capture_timed(size)
+        return size is not None
+
     def capture(self, size: int) -> None:
         """Capture one of the sizes."""
+        self._graphs[size] = self._capture(size, self._backend, lambda: None)
+        self._missing.remove(size)
+
+    def capture_timed(self, size: int) -> None:
+        """Capture the twin of one of the sizes."""
+        timer = self._twins.new_timer()
+        self._timed_graphs[size] = self._capture(size, timer, timer.start_recording), timer
+
+    @torch.inference_mode()
+    def _capture(
+        self, size: int, attention: AttentionDispatch, on_run: Callable[[], None]
+    ) -> _DecodeGraph:
+        """on_run: called when the layers are about to run, for the trial and for the record."""
         rows = self._rows.first(size)
-        batch = self._batch(size, rows)
+        batch = self._batch(size, rows, attention)
         slot = self._stage(0, size, None)
-        self._start(batch, rows, slot, is_capture=True)
+        slot.start_upload(self._host_rows)
         slot.mark_used()
+        self._backend.init_forward_metadata_capture_cuda_graph(batch)
 
         def run() -> torch.Tensor:
+            on_run()
+            self._kernels.begin(self._host_rows, rows)
+            # Tables and rows are complete before any kernel of a layer starts, even one launched
+            # as a dependent: the embedding lookup in between is an ordinary launch, which waits
+            # for all before it. Layers may therefore read them before they wait for anything.
+            self._backend.record_step_tables(batch)
             hidden = self._model(batch.input_ids, batch.positions, batch)
             logits = self._model.compute_logits(hidden)
             self._kernels.end(logits, rows.slots, self._sampled[:size])
             return logits
 
         replay, logits = self._capturer.capture(run)
-        self._graphs[size] = _DecodeGraph(batch, rows, replay, logits)
-        self._missing.remove(size)
+        return _DecodeGraph(rows, replay, logits)
+
+    def _next_graph(self, size: int) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:
+        """The size's graph, or its twin and the twin's timer when its turn has come."""
+        if self._twins.turns.take(size):
+            timed = self._timed_graphs.get(size)
+            if timed is not None and not timed[1].is_pending:
+                return timed
+        return self._graphs[size], None
 
     def _is_graphable(self, plan: StepPlan) -> bool:
         return (
@@ -181,21 +247,8 @@ class DecodeGraphs:
         rows[1:, num_rows:size] = 0
         return slot
 
-    def _start(
-        self, batch: ForwardBatch, rows: StepRows, slot: StagingSlot, is_capture: bool = False
-    ) -> None:
-        """Everything before the model: rows to the device, spread, and the attention metadata."""
-        slot.start_upload(self._host_rows)
-        self._kernels.begin(self._host_rows, rows)
-        seq_lens: IntArray = slot.rows[1, : batch.batch_size]
-        batch.seq_lens_cpu = seq_lens
-        batch.extend_prefix_lens_cpu = seq_lens - 1
-        if is_capture:
-            self._backend.init_forward_metadata_capture_cuda_graph(batch)
-        else:
-            self._backend.init_forward_metadata_replay_cuda_graph(batch)
-
-    def _batch(self, size: int, rows: StepRows) -> ForwardBatch:
+    def _batch(self, size: int, rows: StepRows, attention: AttentionDispatch) -> ForwardBatch:
+        """The batch of a capture. Its host copies are placeholders: a replay reads none."""
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=size,
@@ -210,5 +263,5 @@ class DecodeGraphs:
             seq_lens_cpu=self._ones_cpu[:size],
             extend_seq_lens_cpu=self._ones_cpu[:size],
             extend_prefix_lens_cpu=self._ones_cpu[:size],
-            attn_backend=self._backend,
+            attn_backend=attention,
         )

@@ -1,7 +1,7 @@
 """ModelRunner on a CUDA device: launches that wait for nothing, and graphs for decode steps.
 
 A step that a captured graph covers replays it; all others run eagerly and, while the device is
-busy with them, the host captures what is missing.
+busy with them, the host captures what is missing. An idle engine captures the rest.
 """
 
 import time
@@ -9,8 +9,10 @@ from typing import ClassVar
 
 import torch
 
+from attention.timing import UntimedAttention
 from workers.config import EngineConfig
 from workers.cuda_executor import (
+    NEVER_SUBMITTED_S,
     CudaPendingStep,
     CudaStepExecutor,
     DeviceClock,
@@ -37,6 +39,8 @@ class CudaModelRunner(ModelRunner):
     ) -> None:
         torch.cuda.set_device(device)
         super().__init__(config, tp, device, on_progress)
+        if config.attention_timing_interval_steps == 0:
+            self._timer = UntimedAttention(self._backend)
         self._clock = DeviceClock(time.perf_counter)
         padding_slot = config.max_running_requests
         self._graphs = build_decode_graphs(
@@ -44,17 +48,19 @@ class CudaModelRunner(ModelRunner):
         )
 
     def make_executor(self) -> StepExecutor:
-        return CudaStepExecutor(self.launch, self._device)
+        return CudaStepExecutor(self.launch, self._capture_next, self._device)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launch a plan; its results are on their way to the host when this returns."""
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        is_graphed = self._graphs is not None and self._graphs.covers(plan)
         start.record()
         step = self._launch_any(plan)
         end.record()
+        events = StepEvents(start, end, time.perf_counter() if is_graphed else NEVER_SUBMITTED_S)
         self._capture_after(plan)
-        return CudaPendingStep(step, StepEvents(start, end), self._clock, self._drain_attention)
+        return CudaPendingStep(step, events, self._clock, self._drain_attention)
 
     def run(self, plan: StepPlan) -> StepOutcome:
         return self.launch(plan).outcome()
@@ -62,7 +68,7 @@ class CudaModelRunner(ModelRunner):
     def run_follower(self, plan: StepPlan) -> None:
         self._launch_any(plan)
         self._capture_after(plan)
-        self._timer.drain()
+        self._drain_attention()
 
     @torch.inference_mode()
     def _launch_any(self, plan: StepPlan) -> ReadableStep:
@@ -70,7 +76,7 @@ class CudaModelRunner(ModelRunner):
         if graphs is None or not graphs.covers(plan):
             return self._launch(plan)
         self._sampling.admit(plan.admitted)
-        self._inputs.apply_table_writes(plan)
+        self._inputs.apply_memory_writes(plan)
         step = graphs.run(plan, self._sampling)
         return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download(), ())
 
@@ -78,5 +84,11 @@ class CudaModelRunner(ModelRunner):
         if self._graphs is not None:
             self._graphs.capture_after(plan)
 
+    def _capture_next(self) -> bool:
+        return self._graphs is not None and self._graphs.capture_next()
+
     def _drain_attention(self) -> tuple[AttentionRecord, ...]:
-        return attention_records(self._timer.drain())
+        timings = self._timer.drain()
+        if self._graphs is not None:
+            timings += self._graphs.drain_attention()
+        return attention_records(timings)

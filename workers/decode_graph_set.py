@@ -3,8 +3,16 @@
 import torch
 
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
+from attention.graph_timing import GraphAttentionTimer, new_graph_event, new_replay_mark
 from workers.config import EngineConfig
-from workers.cuda_graph_runner import DecodeGraphs, Replay, RunStep, batch_size_ladder
+from workers.cuda_graph_runner import (
+    AttentionTwins,
+    DecodeGraphs,
+    Replay,
+    RunStep,
+    batch_size_ladder,
+)
+from workers.measured_turns import MeasuredTurns
 from workers.models.base import CausalLM, NativeCausalLM
 from workers.sampling.state import SamplingState
 from workers.staging import StagingRing
@@ -69,4 +77,8 @@ def build_decode_graphs(
         StagingRing.pinned(sizes[-1]),
         sizes,
         padding_slot,
+        AttentionTwins(
+            MeasuredTurns(config.attention_timing_interval_steps),
+            lambda: GraphAttentionTimer(backend, new_graph_event, new_replay_mark),
+        ),
     )

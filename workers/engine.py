@@ -114,6 +114,10 @@ class Engine:
             self.check_integrity()
         return outputs
 
+    def prepare_while_idle(self) -> bool:
+        """Use a moment without work for one piece of preparation; whether there was any left."""
+        return not self.has_work and self._executor.prepare_while_idle()
+
     def stats(self) -> EngineStats:
         return self._scheduler.stats()
 

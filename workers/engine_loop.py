@@ -20,6 +20,7 @@ from workers.protocol import (
 )
 
 IDLE_WAIT_S = 0.5
+PREPARE_AFTER_S = 0.05
 
 
 class SteppableEngine(Protocol):
@@ -37,6 +38,8 @@ class SteppableEngine(Protocol):
 
     def step(self) -> list[StepOutput]: ...
 
+    def prepare_while_idle(self) -> bool: ...
+
     def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...
@@ -45,6 +48,8 @@ class SteppableEngine(Protocol):
 class EngineLoop:
     """Runs engine.step() while there is work and sleeps on a condition otherwise.
 
+    Whenever nothing has come for PREPARE_AFTER_S the engine may prepare for later requests, piece
+    by piece: a request that comes meanwhile waits for one piece at most.
     on_outputs gets every step's outputs, also those of refused and aborted requests; each submitted
     request yields exactly one output with a finish_reason unless the engine fails. on_failure is
     called once if a step raises; the loop ends then and later submits yield ENGINE_FAILED.
@@ -66,6 +71,7 @@ class EngineLoop:
         self._failure: BaseException | None = None
         self._stats = engine.stats()
         self._last_beat_s = time.monotonic()
+        self._rest_s = PREPARE_AFTER_S
         self._thread = threading.Thread(target=self._run, name="tessera-engine", daemon=True)
 
     @property
@@ -150,9 +156,16 @@ class EngineLoop:
         self._stats = self._engine.stats()
         if outputs:
             self._on_outputs(outputs)
+        if not self._rests():
+            self._rest_s = PREPARE_AFTER_S
+        elif not self._engine.prepare_while_idle():
+            self._rest_s = IDLE_WAIT_S
+
+    def _rests(self) -> bool:
+        """Wait for something to do; whether nothing came all the while."""
         with self._wakeup:
-            if not self._inbox and not self._engine.has_work and not self._is_stopping:
-                self._wakeup.wait(IDLE_WAIT_S)
+            is_idle = not self._inbox and not self._engine.has_work and not self._is_stopping
+            return is_idle and not self._wakeup.wait(self._rest_s)
 
     def _take_inbox(self) -> list[StepOutput]:
         refused: list[StepOutput] = []

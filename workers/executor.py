@@ -34,6 +34,10 @@ class StepExecutor(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
+    def prepare_while_idle(self) -> bool:
+        """Do one piece of work, under a second, that will make later steps faster; whether there
+        was any. Called by who launches, when no step is under way."""
+
     def close(self) -> None: ...
 
 
@@ -57,6 +61,9 @@ class ThreadStepExecutor:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return _FutureStep(self._pool.submit(self._run_step, plan))
+
+    def prepare_while_idle(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

@@ -4,6 +4,7 @@ Knows folders, implementations and dtypes. Knows no KV pool, no backend and no r
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,12 +16,14 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
     model_facts,
     read_hf_config,
     resolve_model_folder,
 )
+from workers.loading.staging import MAX_LANES, make_lanes
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.models.base import CausalLM
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
@@ -37,7 +40,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class LoadedModel:
     """A model in eval mode with its weights, on one rank.
 
-    implementation: "native" or "transformers". dtype: of weights and activations.
+    implementation: "native" or "transformers". dtype: of weights and activations. kv_scales: what
+    the checkpoint says of an FP8 KV cache, one a layer, or nothing.
     """
 
     model: CausalLM
@@ -45,6 +49,7 @@ class LoadedModel:
     implementation: str
     dtype: torch.dtype
     device: torch.device
+    kv_scales: tuple[KVScale, ...] = ()
 
     def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
         """The geometry that this rank's pools and attention backend are made for."""
@@ -64,6 +69,14 @@ class _LoadRequest:
     on_progress: OnProgress
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What every way of loading gives."""
+
+    model: CausalLM
+    kv_scales: tuple[KVScale, ...] = ()
+
+
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     """EngineConfig.dtype; "auto" is the checkpoint's own on CUDA and float32 on CPU."""
     if config.dtype != "auto":
@@ -74,18 +87,26 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return stated if isinstance(stated, torch.dtype) else torch.bfloat16
 
 
-def _load_native(request: _LoadRequest) -> CausalLM:
+def _load_native(request: _LoadRequest) -> _Weights:
     facts, config = request.facts, request.config
     build = NATIVE_ARCHITECTURES[facts.architecture]
     model = build(request.hf_config, facts.max_context_len, request.shard)
     if config.load_format == "dummy":
         fill_with_noise(model, request.shard, config.seed, request.on_progress)
-    else:
-        load_checkpoint(model, SafetensorsCheckpoint(facts.folder), request.on_progress)
-    return model
+        return _Weights(model)
+    checkpoint = SafetensorsCheckpoint(facts.folder)
+    kv_scales = read_kv_scales(checkpoint, model.geometry.num_layers)
+    lanes = make_lanes(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
+    load_checkpoint(model, checkpoint, lanes, request.on_progress)
+    return _Weights(model, kv_scales)
 
 
-def _load_transformers(request: _LoadRequest) -> CausalLM:
+def _num_lanes(shard: ShardContext) -> int:
+    """This rank's share of the cores: the ranks of a node load at the same time."""
+    return max(1, min(MAX_LANES, len(os.sched_getaffinity(0)) // shard.tp.size))
+
+
+def _load_transformers(request: _LoadRequest) -> _Weights:
     # Seconds of imports that native models do without.
     from workers.models.transformers_model import (
         TransformersCausalLM,
@@ -109,10 +130,10 @@ def _load_transformers(request: _LoadRequest) -> CausalLM:
             facts.folder, request.hf_config, shard.dtype, shard.device
         )
         request.on_progress(total_bytes, total_bytes)
-    return TransformersCausalLM(hf_model, facts.max_context_len)
+    return _Weights(TransformersCausalLM(hf_model, facts.max_context_len))
 
 
-_LOADERS: dict[str, Callable[[_LoadRequest], CausalLM]] = {
+_LOADERS: dict[str, Callable[[_LoadRequest], _Weights]] = {
     "native": _load_native,
     "transformers": _load_transformers,
 }
@@ -150,10 +171,14 @@ def load_model(
     )
     shard = ShardContext(tp, dtype, device)
     request = _LoadRequest(config, facts, hf_config, shard, on_progress)
-    model = _LOADERS[implementation](request)
+    weights = _LOADERS[implementation](request)
+    model = weights.model
+    if device.type == "cuda":
+        # What loading needed beside the weights is the KV pool's.
+        torch.cuda.empty_cache()
     if model.vocab_size != facts.vocab_size:
         raise ModelLoadError(
             f"config.json says vocab_size={facts.vocab_size}, but the model gives "
             f"{model.vocab_size} logits"
         )
-    return LoadedModel(model.eval(), facts, implementation, dtype, device)
+    return LoadedModel(model.eval(), facts, implementation, dtype, device, weights.kv_scales)

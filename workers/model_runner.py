@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.registry import create_attention_backend
 from attention.timing import AttentionTiming
@@ -20,6 +19,7 @@ from workers.attention_plan import make_timer, plan_attention
 from workers.config import EngineConfig
 from workers.cpu_threads import limit_cpu_threads
 from workers.executor import StepExecutor, StepOutcome, ThreadStepExecutor
+from workers.kv_memory import create_kv_pool
 from workers.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.observer import AttentionRecord
@@ -81,7 +81,7 @@ class ModelRunner:
         self._model = loaded.model
         num_slots = config.max_running_requests + self.num_padding_slots
         req_to_token_pool = ReqToTokenPool(num_slots, attention.config.max_context_len, device)
-        token_to_kv_pool = create_mha_pool(attention.config, self.num_pages)
+        token_to_kv_pool = create_kv_pool(attention.config, self.num_pages, loaded.kv_scales)
         self._backend = create_attention_backend(
             attention.backend_name,
             attention.config,
@@ -90,7 +90,7 @@ class ModelRunner:
         )
         self._model.prepare(token_to_kv_pool)
         self._timer = make_timer(self._backend, device)
-        self._inputs = StepInputBuilder(req_to_token_pool, device)
+        self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
         self._sampling = SamplingState(
             num_slots, self.facts.vocab_size, self.facts.eos_token_ids, device
         )

@@ -20,6 +20,8 @@ class StreamMark(Protocol):
 
     def record(self) -> None: ...
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
 
 
@@ -28,6 +30,9 @@ class HostMark:
 
     def record(self) -> None:
         """Nothing runs behind the caller's back."""
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -60,9 +65,9 @@ class StagingSlot:
         self._is_used = True
 
     def wait_until_free(self) -> None:
-        if self._is_used:
+        if self._is_used and not self._mark.query():
             self._mark.synchronize()
-            self._is_used = False
+        self._is_used = False
 
 
 class StagingRing:

@@ -1,16 +1,18 @@
 """From a StepPlan to the tensors of a ForwardBatch, in one host-to-device copy.
 
-Knows the plan's layout and the page table; no model, no sampling parameters.
+Knows the plan's layout and the memory that it changes; no model, no sampling parameters.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan
 
@@ -34,12 +36,13 @@ class StepInputs:
 
 
 class _Uploaded(NamedTuple):
-    """A plan's arrays on the device, int32, in the order in which they are uploaded."""
+    """A plan's arrays on the device, in the order in which they are uploaded: lengths in int32,
+    everything that indexes in int64."""
 
-    slots: torch.Tensor
     seq_lens: torch.Tensor
     num_new_tokens: torch.Tensor
     prefix_lens: torch.Tensor
+    slots: torch.Tensor
     input_ids: torch.Tensor
     out_cache_loc: torch.Tensor
     token_slots: torch.Tensor
@@ -49,18 +52,24 @@ class _Uploaded(NamedTuple):
 
 
 class StepInputBuilder:
-    """Builds StepInputs and keeps req_to_token current. One per rank."""
+    """Builds StepInputs and keeps req_to_token and what plans clear current. One per rank."""
 
-    def __init__(self, req_to_token_pool: ReqToTokenPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+        device: torch.device,
+    ) -> None:
         self._table = req_to_token_pool.req_to_token
+        self._token_to_kv_pool = token_to_kv_pool
         self._device = device
 
     def build(self, plan: StepPlan, attn_backend: AttentionDispatch) -> StepInputs:
-        """Apply the plan's table writes, then lay out its rows.
+        """Apply what the plan changes in memory, then lay out its rows.
 
         input_ids may still hold LAST_SAMPLED_TOKEN: the sampler's state resolves it.
         """
-        self.apply_table_writes(plan)
+        self.apply_memory_writes(plan)
         seq_lens = plan.prefix_lens + plan.num_new_tokens
         row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
         token_slots = np.repeat(plan.slots, plan.num_new_tokens)
@@ -71,30 +80,32 @@ class StepInputBuilder:
         sample_slots = plan.slots[sampling_rows]
         device = _Uploaded(
             *self._upload(
-                plan.slots,
                 seq_lens,
                 plan.num_new_tokens,
                 plan.prefix_lens,
-                plan.input_ids,
-                plan.out_cache_loc,
-                token_slots,
-                positions,
-                row_ends[sampling_rows] - 1,
-                sample_slots,
+                *_as_int64(
+                    plan.slots,
+                    plan.input_ids,
+                    plan.out_cache_loc,
+                    token_slots,
+                    positions,
+                    row_ends[sampling_rows] - 1,
+                    sample_slots,
+                ),
             )
         )
-        self._table[device.token_slots, device.positions] = device.out_cache_loc
+        self._table[device.token_slots, device.positions] = device.out_cache_loc.int()
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
             batch_size=plan.batch_size,
             num_tokens=plan.num_tokens,
-            input_ids=device.input_ids.long(),
-            positions=device.positions.long(),
-            req_pool_indices=device.slots.long(),
+            input_ids=device.input_ids,
+            positions=device.positions,
+            req_pool_indices=device.slots,
             seq_lens=device.seq_lens,
             extend_seq_lens=device.num_new_tokens,
             extend_prefix_lens=device.prefix_lens,
-            out_cache_loc=device.out_cache_loc.long(),
+            out_cache_loc=device.out_cache_loc,
             seq_lens_cpu=seq_lens,
             extend_seq_lens_cpu=plan.num_new_tokens,
             extend_prefix_lens_cpu=plan.prefix_lens,
@@ -102,17 +113,21 @@ class StepInputBuilder:
         )
         return StepInputs(
             batch,
-            device.token_slots.long(),
-            device.sample_indices.long(),
-            device.sample_slots.long(),
+            device.token_slots,
+            device.sample_indices,
+            device.sample_slots,
             sample_slots,
             seq_lens[sampling_rows],
         )
 
-    def apply_table_writes(self, plan: StepPlan) -> None:
-        """Write what the plan moves in the page table before its step."""
-        if not plan.table_writes:
-            return
+    def apply_memory_writes(self, plan: StepPlan) -> None:
+        """Clear and move what the plan says, before its step and after all earlier ones."""
+        if len(plan.cleared):
+            self._token_to_kv_pool.clear_tokens(*self._upload(*_as_int64(plan.cleared)))
+        if plan.table_writes:
+            self._write_table(plan)
+
+    def _write_table(self, plan: StepPlan) -> None:
         lengths = [len(write.cache_indices) for write in plan.table_writes]
         slots = np.repeat([write.slot for write in plan.table_writes], lengths).astype(np.int32)
         positions = np.concatenate(
@@ -122,9 +137,14 @@ class StepInputBuilder:
             ]
         )
         values = np.concatenate([write.cache_indices for write in plan.table_writes])
-        device_slots, device_positions, device_values = self._upload(slots, positions, values)
-        self._table[device_slots, device_positions] = device_values
+        *places, device_values = self._upload(*_as_int64(slots, positions), values)
+        self._table[tuple(places)] = device_values
 
-    def _upload(self, *arrays: IntArray) -> list[torch.Tensor]:
-        """Host int32 arrays to device int32 tensors, in one copy."""
+    def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+        """Host arrays to device tensors of their dtypes, in one copy."""
         return upload(arrays, self._device)
+
+
+def _as_int64(*arrays: IntArray) -> list[npt.NDArray[np.int64]]:
+    """Widened on the host: on the device it would be a launch for each."""
+    return [array.astype(np.int64) for array in arrays]

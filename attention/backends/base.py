@@ -84,9 +84,9 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """As forward_extend with exactly one token a row: num_tokens == batch_size."""
 
-    @property
-    def fuses_decode_projection(self) -> bool:
-        """Whether decode steps may hand over unrotated projections by forward_projected."""
+    def fuses_decode_projection(self, num_rows: int) -> bool:
+        """Whether a decode step of that many rows should hand over unrotated projections to
+        forward_projected: the backend can, and it pays."""
         return False
 
     def forward_projected(
@@ -95,13 +95,19 @@ class AttentionBackend(ABC):
         """A decode step from the projection on: finish q, k and v, write k and v to the pool at
         out_cache_loc, attend. Returns (num_tokens, tp_q_head_num, v_head_dim).
 
-        Raises NotImplementedError where fuses_decode_projection is false.
+        Raises NotImplementedError where the backend cannot.
         """
         raise NotImplementedError(f"{self.capability.name} takes rotated q, k and v only")
 
 
 class GraphAttentionBackend(AttentionBackend):
-    """A backend whose decode step can be captured in a CUDA graph and replayed."""
+    """A backend whose decode step can be captured in a CUDA graph and replayed.
+
+    init_cuda_graph_state once; for each batch size, init_forward_metadata_capture_cuda_graph and
+    then, inside the capture, record_step_tables followed by the layers. A replay needs nothing of
+    the backend: the graph itself reads the step's lengths and pages from the captured batch's
+    tensors and the table of slots.
+    """
 
     @abstractmethod
     def init_cuda_graph_state(self, max_bs: int) -> None:
@@ -109,8 +115,10 @@ class GraphAttentionBackend(AttentionBackend):
 
     @abstractmethod
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """Point the metadata of this batch size at the static buffers."""
+        """Point the metadata of this batch size at the static buffers. Launches nothing."""
 
     @abstractmethod
-    def init_forward_metadata_replay_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """Refresh the static buffers with this step's values, on the device, without a sync."""
+    def record_step_tables(self, forward_batch: ForwardBatch) -> None:
+        """Launch what derives a step's shared metadata on the device, for rows of any length up to
+        max_context_len. Call it inside the capture, before the first layer; rows that pad the
+        batch have seq_lens 0."""

@@ -18,6 +18,14 @@ from attention.backends.flash_attention_metadata import (
     StepFacts,
     metadata_of,
 )
+from attention.backends.mixed_batches import (
+    MAX_PROMPT_TOKENS_PER_DECODE_ROW,
+    MIN_DECODE_ROWS,
+    MixedParts,
+    StepCut,
+    cut_mixed_step,
+    num_leading_decode_rows,
+)
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
@@ -45,15 +53,18 @@ class FlashAttentionBackend(GraphAttentionBackend):
     num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,
     which then balances rows of different lengths over the multiprocessors from device lengths.
     plans_splits_once: a decode step's first layer of each kind settles the splits for all layers
-    of that kind, instead of every layer again.
+    of that kind, instead of every layer again. min_decode_rows,
+    max_prompt_tokens_per_decode_row: between these a mixed step's leading decode rows are attended
+    by a decode call of their own.
 
-    A CUDA graph records the kernels over static tables and, with them, that first layer's
-    planning: a replay reads the lengths and pages that init_forward_metadata_replay_cuda_graph
-    put there, never those of the capture.
+    A CUDA graph records the filling of static tables, the kernels over them and that first layer's
+    planning: a replay reads its own lengths and pages, never those of the capture.
     """
 
     num_splits: ClassVar[int] = _KERNEL_CHOOSES_SPLITS
     plans_splits_once: ClassVar[bool] = True
+    min_decode_rows: ClassVar[int] = MIN_DECODE_ROWS
+    max_prompt_tokens_per_decode_row: ClassVar[int] = MAX_PROMPT_TOKENS_PER_DECODE_ROW
 
     capability: ClassVar[BackendCapability] = BackendCapability(
         name="fa3",
@@ -91,6 +102,7 @@ class FlashAttentionBackend(GraphAttentionBackend):
         self._planning_layers = _first_layers(config)
         self._metadata: dict[int, FlashAttentionMetadata] = {}
         self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
+        self._step_cuts: dict[int, StepCut] = {}
         self._sinks: dict[int, torch.Tensor] = {}
         self._graph_tables: StepTables | None = None
 
@@ -134,11 +146,17 @@ class FlashAttentionBackend(GraphAttentionBackend):
         self._graph_tables = StepTables.allocate(max_bs, max_pages, self.config.device)
 
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """Metadata over the static tables' first rows, filled with the capture batch's values."""
-        self.init_forward_metadata_replay_cuda_graph(forward_batch)
+        """Metadata over the static tables' first rows."""
+        tables = self._static_tables(forward_batch)
+        facts = StepFacts(forward_batch.batch_size, 1, self.config.max_context_len)
+        self._start_step(tables, facts)
 
-    def init_forward_metadata_replay_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """One launch. forward_batch has the captured batch size; padding rows have seq_lens 0."""
+    def record_step_tables(self, forward_batch: ForwardBatch) -> None:
+        """One launch that fills the static tables from the batch's device tensors."""
+        tables = self._static_tables(forward_batch)
+        self._fill(tables, forward_batch, self.config.max_context_len)
+
+    def _static_tables(self, forward_batch: ForwardBatch) -> StepTables:
         tables = self._graph_tables
         if tables is None:
             raise RuntimeError("init_cuda_graph_state must run before a graph's metadata")
@@ -147,10 +165,7 @@ class FlashAttentionBackend(GraphAttentionBackend):
                 f"batch of {forward_batch.batch_size} rows, but init_cuda_graph_state was told "
                 f"at most {tables.max_bs}"
             )
-        max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
-        self._fill(tables, forward_batch, max_seq_len_k)
-        bs, max_context_len = forward_batch.batch_size, self.config.max_context_len
-        self._start_step(tables, StepFacts(bs, 1, max_context_len))
+        return tables
 
     def _fill(self, tables: StepTables, forward_batch: ForwardBatch, max_seq_len: int) -> None:
         """One launch: the batch's lengths and pages, from device tensors to device tensors."""
@@ -179,7 +194,43 @@ class FlashAttentionBackend(GraphAttentionBackend):
     ) -> torch.Tensor:
         metadata = self._step_metadata(layer)
         self._save(k, v, layer, forward_batch, save_kv_cache)
-        return self._attend(q, layer, metadata, None)
+        parts = self._cut(layer, metadata, forward_batch)
+        if parts is None:
+            return self._attend(q, layer, metadata, None)
+        return self._attend_parts(q, layer, parts)
+
+    def _cut(
+        self, layer: AttentionLayer, metadata: FlashAttentionMetadata, forward_batch: ForwardBatch
+    ) -> MixedParts | None:
+        """The step's parts, cut by its first layer of each window; None where one call is better.
+
+        A plan puts decode rows first; rows that come in another order are attended together.
+        """
+        cut = self._step_cuts.get(layer.sliding_window_size)
+        if cut is None or cut.whole is not metadata:
+            num_rows = num_leading_decode_rows(forward_batch) if self._kernels.takes_out else 0
+            pays = self._pays_to_cut(num_rows, forward_batch)
+            cut = StepCut(metadata, cut_mixed_step(metadata, num_rows) if pays else None)
+            self._step_cuts[layer.sliding_window_size] = cut
+        return cut.parts
+
+    def _pays_to_cut(self, num_decode_rows: int, forward_batch: ForwardBatch) -> bool:
+        num_prompt_tokens = forward_batch.num_tokens - num_decode_rows
+        most = self.max_prompt_tokens_per_decode_row * num_decode_rows
+        is_mixed = self.min_decode_rows <= num_decode_rows < forward_batch.batch_size
+        return is_mixed and num_prompt_tokens <= most
+
+    def _attend_parts(
+        self, q: torch.Tensor, layer: AttentionLayer, parts: MixedParts
+    ) -> torch.Tensor:
+        """As _attend, decode rows by the decode kernel, into one tensor."""
+        shape = (q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        out = torch.empty(shape, dtype=self.config.dtype, device=q.device)
+        n = parts.num_decode_rows
+        schedule = self._schedule(layer, parts.decode) if self.plans_splits_once else None
+        self._attend(q[:n], layer, parts.decode, schedule, out[:n])
+        self._attend(q, layer, parts.prefill, None, out)
+        return out
 
     def forward_decode(
         self,
@@ -223,8 +274,9 @@ class FlashAttentionBackend(GraphAttentionBackend):
         layer: AttentionLayer,
         metadata: FlashAttentionMetadata,
         schedule: torch.Tensor | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(num_tokens, tp_q_head_num, v_head_dim) from q and the pool."""
+        """(num_tokens, tp_q_head_num, v_head_dim) from q and the pool, in out where it is given."""
         if q.shape[0] == 0:
             return q.new_empty((0, layer.tp_q_head_num, layer.v_head_dim))
         k_pages, v_pages = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
@@ -244,6 +296,7 @@ class FlashAttentionBackend(GraphAttentionBackend):
             scheduler_metadata=schedule,
             **self._layer_arguments(layer),
             **self._pool_arguments(layer, metadata),
+            **({} if out is None else {"out": out}),
         )
 
     def _layer_arguments(self, layer: AttentionLayer) -> dict[str, Any]:
@@ -303,6 +356,8 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
 
     num_splits: ClassVar[int] = 1
     plans_splits_once: ClassVar[bool] = False
+    min_decode_rows: ClassVar[int] = 1
+    max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
 
     capability: ClassVar[BackendCapability] = replace(
         FlashAttentionBackend.capability, name="fa3_deterministic"

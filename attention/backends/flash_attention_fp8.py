@@ -15,7 +15,7 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer
-from attention.memory.cuda_kv_pool import Fp8MHATokenToKVPool
+from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
@@ -66,10 +66,11 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
         layer: AttentionLayer,
         metadata: FlashAttentionMetadata,
         schedule: torch.Tensor | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if q.shape[0] == 0:
-            return super()._attend(q, layer, metadata, schedule)
-        return super()._attend(self._triton.quantise_queries(q), layer, metadata, schedule)
+            return super()._attend(q, layer, metadata, schedule, out)
+        return super()._attend(self._triton.quantise_queries(q), layer, metadata, schedule, out)
 
     def _pool_arguments(
         self, layer: AttentionLayer, metadata: FlashAttentionMetadata

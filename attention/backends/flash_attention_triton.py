@@ -1,13 +1,14 @@
 """FlashAttention-3 for prefill and mixed steps, this repository's Triton kernel for decode steps.
 
-The Triton kernel was measured faster where a step has many rows of few keys (a fifth at 256 rows of
-256) and slower where rows are few or long: docs/performance.md has both. It is taken by name only,
-never by automatic choice.
+The Triton kernel can begin with the QKV projection: it then rotates, writes K and V and attends in
+one launch. docs/performance.md compares the two ways to decode.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,65 +18,89 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata, 
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
-from attention.kernels.paged_decode import (
-    DecodeGeometry,
-    DecodePlan,
-    PagedDecode,
-    ScoreRule,
-)
+from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, measured_tuning
+from attention.kernels.paged_decode import DecodePlan, PagedDecode, ScoreRule
 from attention.kernels.step_tables import StepTables
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.qkv_projection import QKVProjection
 from attention.registration import register_attention_backend
+
+TuningOf = Callable[[DecodeGeometry, int], DecodeTuning]
 
 
 class TritonDecoder:
-    """Decode attention of a model's layers over a pool; each window's first layer plans for all."""
+    """Decode attention of a model's layers over a pool, by one plan a step for each window."""
 
-    def __init__(self, config: AttentionConfig, token_to_kv_pool: TokenToKVPool) -> None:
+    def __init__(
+        self, config: AttentionConfig, token_to_kv_pool: TokenToKVPool, tuning_of: TuningOf
+    ) -> None:
         if config.v_head_dim != config.head_dim:
             raise AttentionBackendError(
                 "Triton decode needs K and V heads of one size, "
                 f"this model has {config.head_dim} and {config.v_head_dim}"
             )
         self._pool = token_to_kv_pool
-        self._planning_layers = _first_layers_of_windows(config)
+        self._windows = sorted({layer.sliding_window_size for layer in config.layers})
         self._plans: dict[int, DecodePlan] = {}
-        geometry = DecodeGeometry(
+        self._geometry = DecodeGeometry(
             kv_heads=config.tp_k_head_num,
             group=config.tp_q_head_num // config.tp_k_head_num,
             head_dim=config.head_dim,
             page_size=token_to_kv_pool.page_size,
         )
-        self._decode = PagedDecode(geometry, config.device)
+        self._tuning_of = partial(tuning_of, self._geometry)
+        self._decode = PagedDecode(self._geometry, config.device, self._tuning_of)
 
-    def start_step(self) -> None:
-        """Forget the last step's plans."""
+    @property
+    def can_fuse_projection(self) -> bool:
+        return self._geometry.can_fuse_projection
+
+    def fuses_projection(self, num_rows: int) -> bool:
+        """Whether it also pays for a step of that many rows."""
+        return self.can_fuse_projection and self._tuning_of(num_rows).fuses_projection
+
+    def plan(self, cache_seqlens: torch.Tensor) -> None:
+        """Cut a step's rows, int32 (bs,) keys each: a launch for each window."""
+        self._plans = {window: self._decode.plan(cache_seqlens, window) for window in self._windows}
+
+    def forget_plans(self) -> None:
         self._plans = {}
 
     def attend(
         self, q: torch.Tensor, layer: AttentionLayer, metadata: FlashAttentionMetadata
     ) -> torch.Tensor:
         """q (bs, tp_q_head_num, head_dim) -> the same shape and dtype."""
-        if metadata.batch_size == 0:
-            return torch.empty_like(q)
-        lengths = metadata.cache_seqlens_int32
         return self._decode.attend(
             q,
             self._pool.get_kv_buffer(layer.layer_id),
             metadata.page_table,
-            lengths,
-            self._plan(layer, lengths),
-            ScoreRule(layer.scaling, layer.logit_cap, layer.sinks),
+            self._plan_of(layer),
+            _score_rule(layer),
         )
 
-    def _plan(self, layer: AttentionLayer, cache_seqlens: torch.Tensor) -> DecodePlan:
-        """Made inside forward, so that a captured graph makes it anew from each replay's lengths;
-        made anew by the first layer even if one is there, as a capture follows a trial run."""
-        window = layer.sliding_window_size
-        if layer.layer_id in self._planning_layers or window not in self._plans:
-            self._plans[window] = self._decode.plan(cache_seqlens, window)
-        return self._plans[window]
+    def attend_projected(
+        self,
+        projection: QKVProjection,
+        out_cache_loc: torch.Tensor,
+        layer: AttentionLayer,
+        metadata: FlashAttentionMetadata,
+    ) -> torch.Tensor:
+        """From the projection on; (bs, tp_q_head_num, head_dim)."""
+        return self._decode.attend_projected(
+            projection,
+            out_cache_loc,
+            self._pool.get_kv_buffer(layer.layer_id),
+            metadata.page_table,
+            self._plan_of(layer),
+            _score_rule(layer),
+        )
+
+    def _plan_of(self, layer: AttentionLayer) -> DecodePlan:
+        plan = self._plans.get(layer.sliding_window_size)
+        if plan is None:
+            raise RuntimeError("a decode step's metadata must be made before its first layer")
+        return plan
 
 
 @register_attention_backend("fa3_triton")
@@ -93,11 +118,32 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
         token_to_kv_pool: TokenToKVPool,
     ) -> None:
         super().__init__(config, req_to_token_pool, token_to_kv_pool)
-        self._decoder = TritonDecoder(config, token_to_kv_pool)
+        self._decoder = TritonDecoder(config, token_to_kv_pool, self.tuning_of)
+
+    @staticmethod
+    def tuning_of(geometry: DecodeGeometry, num_rows: int) -> DecodeTuning:
+        """The decode kernel's constants for some heads and number of rows."""
+        return measured_tuning(geometry, num_rows)
+
+    def fuses_decode_projection(self, num_rows: int) -> bool:
+        return self._decoder.fuses_projection(num_rows)
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        super().init_forward_metadata(forward_batch)
+        if forward_batch.forward_mode.is_decode and forward_batch.batch_size:
+            self._decoder.plan(self._cache_seqlens())
+
+    def record_step_tables(self, forward_batch: ForwardBatch) -> None:
+        super().record_step_tables(forward_batch)
+        self._decoder.plan(self._cache_seqlens())
 
     def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
         super()._start_step(tables, facts)
-        self._decoder.start_step()
+        self._decoder.forget_plans()
+
+    def _cache_seqlens(self) -> torch.Tensor:
+        """All windows' metadata share their lengths."""
+        return next(iter(self._metadata.values())).cache_seqlens_int32
 
     def forward_decode(
         self,
@@ -110,12 +156,22 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
     ) -> torch.Tensor:
         metadata = self._step_metadata(layer)
         self._save(k, v, layer, forward_batch, save_kv_cache)
+        if metadata.batch_size == 0:
+            return torch.empty_like(q)
         return self._decoder.attend(q, layer, metadata)
 
+    def forward_projected(
+        self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """One launch. Whatever is launched between the step's metadata and the first layer must
+        hold at least one ordinary launch, as an embedding lookup is: see attend_projected."""
+        if not self._decoder.can_fuse_projection:
+            return super().forward_projected(projection, layer, forward_batch)
+        metadata = self._step_metadata(layer)
+        return self._decoder.attend_projected(
+            projection, forward_batch.out_cache_loc, layer, metadata
+        )
 
-def _first_layers_of_windows(config: AttentionConfig) -> frozenset[int]:
-    """Layers before which no layer of the same window comes."""
-    first: dict[int, int] = {}
-    for layer_id, layer in enumerate(config.layers):
-        first.setdefault(layer.sliding_window_size, layer_id)
-    return frozenset(first.values())
+
+def _score_rule(layer: AttentionLayer) -> ScoreRule:
+    return ScoreRule(layer.scaling, layer.logit_cap, layer.sinks)

@@ -219,15 +219,21 @@ class TorchNativeBackend(AttentionBackend):
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return self._decode.run(q.float(), keys, values, plan.decode_chunks, layer).to(q.dtype)
 
+    def _row_kv(
+        self, layer: AttentionLayer, cache_indices: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (m, kv_heads, head_dim) and V (m, kv_heads, v_head_dim) of a row's cached tokens."""
+        k, v = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        keys = k.flatten(0, 1).index_select(0, cache_indices)
+        values = v.flatten(0, 1).index_select(0, cache_indices)
+        return keys.to(dtype), values.to(dtype)
+
     def _run_extend(
         self, q: torch.Tensor, row: ExtendRow, layer: AttentionLayer, out: torch.Tensor
     ) -> None:
         """Fill the row's tokens of out. Keys come from the pool, so that what a token sees does
         not depend on whether it came in one chunk or in several."""
-        keys, values = (
-            buffer.flatten(0, 1).index_select(0, row.cache_indices).to(q.dtype)
-            for buffer in self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        )
+        keys, values = self._row_kv(layer, row.cache_indices, q.dtype)
         is_plain = layer.logit_cap <= 0.0 and layer.sinks is None
         run_block = sdpa_block if is_plain else explicit_block
         bias = self._biases[layer.sliding_window_size]

@@ -1,94 +1,44 @@
-"""Launches the Triton decode kernels: one plan a step, two launches a layer, and no wait for any.
+"""Launches the Triton decode kernels: one plan a step, one launch a layer, and no wait for any.
 
 Knows the geometry of one rank's heads and the device's width, no batch and no pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from attention.kernels.decode_shape import (
+    DecodeGeometry,
+    DecodeShape,
+    DecodeTuning,
+    FrontShape,
+    next_power_of_2,
+)
 from attention.kernels.providers import load_decode_kernels
+from attention.qkv_projection import QKVProjection
 
-CHUNKS_PER_MULTIPROCESSOR = 4
-"""Enough programs that their ends do not fall together, and as many as fit at once."""
-MIN_CHUNK_TOKENS = 128
 DEPENDENT_LAUNCH = True
-"""Start a kernel while its predecessor ends; each waits for it before it reads anything."""
-_PLAN_HEADER = 4
-_CHUNK_FIELDS = 4
-_ROW_FIELDS = 2
-_MIN_TILE = 16  # of a tensor-core product
-_WIDE_HEAD_DIM = 128
-_MAX_JOINED_CHUNKS = 16
-_MAX_JOINED_ELEMENTS = 8192
+"""Start a kernel while its predecessor ends; each waits for it before it uses its results."""
+_PLAN_HEADER = 8
+_CHUNK_FIELDS = 8
 _UNLIMITED = 1 << 30
-
-
-class DecodeShape(NamedTuple):
-    """What a decode kernel is compiled for. group: query heads a KV head. tile_*: padded to what
-    the hardware multiplies. partial_size: float32 elements of a chunk's partial result."""
-
-    kv_heads: int
-    group: int
-    head_dim: int
-    page_size: int
-    has_window: bool
-    has_cap: bool
-    has_sinks: bool
-    block_keys: int
-    has_whole_blocks: bool
-    tile_rows: int
-    tile_group: int
-    tile_dim: int
-    block_chunks: int
-    partial_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGeometry:
-    """Heads of one rank, head_dim elements for K and V alike, in pages of page_size tokens."""
-
-    kv_heads: int
-    group: int
-    head_dim: int
-    page_size: int
-
-    def shape(self, has_window: bool, has_cap: bool, has_sinks: bool) -> DecodeShape:
-        """The kernel for layers with or without a window, a logit cap and sinks."""
-        block_keys = 64 if self.head_dim <= _WIDE_HEAD_DIM else 32
-        tile_group = _next_power_of_2(self.group)
-        tile_dim = max(_MIN_TILE, _next_power_of_2(self.head_dim))
-        return DecodeShape(
-            kv_heads=self.kv_heads,
-            group=self.group,
-            head_dim=self.head_dim,
-            page_size=self.page_size,
-            has_window=has_window,
-            has_cap=has_cap,
-            has_sinks=has_sinks,
-            block_keys=block_keys,
-            has_whole_blocks=self.page_size % block_keys == 0,
-            tile_rows=max(_MIN_TILE, tile_group),
-            tile_group=tile_group,
-            tile_dim=tile_dim,
-            block_chunks=max(
-                1, min(_MAX_JOINED_CHUNKS, _MAX_JOINED_ELEMENTS // (tile_group * tile_dim))
-            ),
-            partial_size=self.group * (self.head_dim + 2),
-        )
+_PLAN_WARPS = 8
+_MAX_COMPARED_ROWS = 32
+_MAX_COMPARISONS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """How a step's rows are cut, for layers of one window and the lengths it was made from;
-    triton_decode.py says the layout."""
+    triton_decode_plan.py says the layout."""
 
     tensor: torch.Tensor
     max_items: int
     window: int
+    tuning: DecodeTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,39 +54,54 @@ class ScoreRule:
 class PagedDecode:
     """Decode attention over pages of one geometry on one device."""
 
-    def __init__(self, geometry: DecodeGeometry, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: DecodeGeometry,
+        device: torch.device,
+        tuning_of: Callable[[int], DecodeTuning],
+    ) -> None:
+        """tuning_of: the constants for a step of some number of rows."""
         self._geometry = geometry
+        self._tuning_of = tuning_of
         self._kernels = load_decode_kernels()
-        programs = num_multiprocessors(device) * CHUNKS_PER_MULTIPROCESSOR
-        self._target_chunks = -(-programs // geometry.kv_heads)
+        self._num_multiprocessors = num_multiprocessors(device)
 
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
-        """cache_seqlens int32 (bs,), bs >= 1; sliding_window_size: -1 for none."""
-        num_rows = cache_seqlens.shape[0]
+        """cache_seqlens int32 (bs,), bs >= 1; sliding_window_size: -1 for none. One launch."""
+        num_rows, kv_heads = cache_seqlens.shape[0], self._geometry.kv_heads
+        tuning = self._tuning_of(num_rows)
+        programs = self._num_multiprocessors * tuning.chunks_per_multiprocessor
+        target_chunks = -(-programs // kv_heads)
         # A row's chunks are at most one more than its share of target_chunks.
-        max_items = num_rows + self._target_chunks
+        max_items = num_rows + target_chunks
         window = sliding_window_size if sliding_window_size > 0 else _UNLIMITED
-        size = _PLAN_HEADER + max_items * _CHUNK_FIELDS + num_rows * _ROW_FIELDS
+        size = _PLAN_HEADER + max_items * _CHUNK_FIELDS + num_rows * kv_heads
         plan = torch.empty(size, dtype=torch.int32, device=cache_seqlens.device)
+        block_rows = next_power_of_2(num_rows)
+        compared_rows = max(1, min(_MAX_COMPARED_ROWS, block_rows, _MAX_COMPARISONS // block_rows))
         self._kernels.plan_chunks[(1,)](
             cache_seqlens,
             plan,
             num_rows,
             max_items,
             window,
-            self._target_chunks,
-            MIN_CHUNK_TOKENS,
-            shape=self._geometry.shape(has_window=False, has_cap=False, has_sinks=False),
-            block_rows=_next_power_of_2(num_rows),
+            target_chunks,
+            tuning.min_chunk_tokens,
+            tuning.slack_eighths,
+            block_keys=tuning.block_keys,
+            kv_heads=kv_heads,
+            block_rows=block_rows,
+            compared_rows=compared_rows,
+            num_warps=_PLAN_WARPS,
+            launch_pdl=DEPENDENT_LAUNCH,
         )
-        return DecodePlan(plan, max_items, window)
+        return DecodePlan(plan, max_items, window, tuning)
 
     def attend(
         self,
         q: torch.Tensor,
         kv_pages: tuple[torch.Tensor, torch.Tensor],
         page_table: torch.Tensor,
-        cache_seqlens: torch.Tensor,
         plan: DecodePlan,
         rule: ScoreRule,
     ) -> torch.Tensor:
@@ -145,52 +110,102 @@ class PagedDecode:
         kv_pages: K and V (num_pages, page_size, kv_heads, head_dim), contiguous; page_table int32
         (bs, >= pages of the longest row), every entry a page that exists.
         """
-        shape = self._geometry.shape(
-            plan.window < _UNLIMITED, rule.logit_cap > 0.0, rule.sinks is not None
-        )
-        num_rows = q.shape[0]
+        shape = self._shape(plan, rule)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        num_partials = plan.max_items * shape.kv_heads
-        partials = torch.empty(
-            num_partials * shape.partial_size, dtype=torch.float32, device=q.device
-        )
-        sinks = q if rule.sinks is None else rule.sinks
-        self._kernels.attend_chunk[(plan.max_items, shape.kv_heads)](
+        self._kernels.attend_chunk[(shape.kv_heads, plan.max_items)](
             q,
             q.stride(0),
             *kv_pages,
             page_table,
             page_table.stride(0),
-            cache_seqlens,
             plan.tensor,
-            sinks,
-            partials,
+            q if rule.sinks is None else rule.sinks,
+            _partials(plan, shape, q.device),
             out,
             plan.max_items,
             plan.window,
             rule.scaling,
             rule.logit_cap,
             shape=shape,
-            num_warps=4,
-            num_stages=3,
-            launch_pdl=DEPENDENT_LAUNCH,
-        )
-        self._kernels.join_row[(num_rows, shape.kv_heads)](
-            plan.tensor,
-            sinks,
-            partials,
-            out,
-            plan.max_items,
-            shape=shape,
-            num_warps=4,
+            num_warps=plan.tuning.num_warps,
+            num_stages=plan.tuning.num_stages,
             launch_pdl=DEPENDENT_LAUNCH,
         )
         return out
 
+    def attend_projected(
+        self,
+        projection: QKVProjection,
+        out_cache_loc: torch.Tensor,
+        kv_pages: tuple[torch.Tensor, torch.Tensor],
+        page_table: torch.Tensor,
+        plan: DecodePlan,
+        rule: ScoreRule,
+    ) -> torch.Tensor:
+        """As attend, from the rows' projection on: also writes k and v to out_cache_loc, an integer
+        tensor (bs,). A row's position is its number of keys less one.
+
+        The plan and the page table must be complete before the launch that comes before this one
+        begins: they are read while that one still runs. Needs geometry.can_fuse_projection.
+        """
+        shape = self._shape(plan, rule)
+        projected, rotation = projection.partials, projection.rotation
+        num_splits, num_rows, width = projected.shape
+        norm = rotation.head_norm
+        out = torch.empty(
+            (num_rows, self._geometry.num_q_heads, shape.head_dim),
+            dtype=projection.dtype,
+            device=projected.device,
+        )
+        front = FrontShape(
+            num_splits=num_splits,
+            has_bias=rotation.bias is not None,
+            has_norm=norm is not None,
+            prefetch_keys=plan.tuning.prefetch_keys,
+            loads_early=plan.tuning.loads_early,
+        )
+        self._kernels.attend_projected[(shape.kv_heads, plan.max_items)](
+            projected,
+            num_rows * width,
+            projected if rotation.bias is None else rotation.bias,
+            projected if norm is None else norm.q_weight,
+            projected if norm is None else norm.k_weight,
+            0.0 if norm is None else norm.eps,
+            rotation.cos_sin,
+            out_cache_loc,
+            *kv_pages,
+            page_table,
+            page_table.stride(0),
+            plan.tensor,
+            projected if rule.sinks is None else rule.sinks,
+            _partials(plan, shape, projected.device),
+            out,
+            plan.max_items,
+            plan.window,
+            rule.scaling,
+            rule.logit_cap,
+            shape=shape,
+            front=front,
+            num_warps=plan.tuning.num_warps,
+            num_stages=plan.tuning.num_stages,
+            launch_pdl=DEPENDENT_LAUNCH,
+        )
+        return out
+
+    def _shape(self, plan: DecodePlan, rule: ScoreRule) -> DecodeShape:
+        return self._geometry.shape(
+            plan.tuning.block_keys,
+            plan.window < _UNLIMITED,
+            rule.logit_cap > 0.0,
+            rule.sinks is not None,
+        )
+
+
+def _partials(plan: DecodePlan, shape: DecodeShape, device: torch.device) -> torch.Tensor:
+    """Room for a partial result of every chunk and KV head."""
+    size = plan.max_items * shape.kv_heads * shape.partial_size
+    return torch.empty(size, dtype=torch.float32, device=device)
+
 
 def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()

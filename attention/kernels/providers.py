@@ -31,13 +31,14 @@ class FlashAttention3:
 
     attend: flash_attn_with_kvcache. plan: get_scheduler_metadata, which settles on the device how
     a step's rows are split, once instead of once per attend. has_sinks: attend takes `sinks`,
-    bfloat16 (tp_q_head_num,).
+    bfloat16 (tp_q_head_num,). takes_out: attend takes `out`, the tensor that it fills and returns.
     """
 
     package: str
     attend: Callable[..., torch.Tensor]
     plan: Callable[..., torch.Tensor]
     has_sinks: bool
+    takes_out: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ class TritonKernels:
 
 @dataclass(frozen=True, slots=True)
 class DecodeKernels:
-    """The kernels of triton_decode.py, to be launched as kernel[grid](...)."""
+    """The kernels of a decode step, to be launched as kernel[grid](...)."""
 
     plan_chunks: Any
     attend_chunk: Any
-    join_row: Any
+    attend_projected: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +119,24 @@ def load_triton_kernels() -> TritonKernels:
 def load_decode_kernels() -> DecodeKernels:
     """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
     _import("triton", TRITON_INSTALL)
+    plan = importlib.import_module("attention.kernels.triton_decode_plan")
     decode = importlib.import_module("attention.kernels.triton_decode")
     return DecodeKernels(
-        plan_chunks=decode.plan_chunks_kernel,
+        plan_chunks=plan.plan_chunks_kernel,
         attend_chunk=decode.attend_chunk_kernel,
-        join_row=decode.join_row_kernel,
+        attend_projected=decode.attend_projected_kernel,
     )
 
 
 def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention3:
     attend = module.flash_attn_with_kvcache
+    parameters = inspect.signature(attend).parameters
     return FlashAttention3(
         package=package.distribution,
         attend=attend,
         plan=module.get_scheduler_metadata,
-        has_sinks="sinks" in inspect.signature(attend).parameters,
+        has_sinks="sinks" in parameters,
+        takes_out="out" in parameters,
     )
 
 

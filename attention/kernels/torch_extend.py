@@ -16,6 +16,7 @@ from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_scores import capped_sink_softmax
 
 QUERY_BLOCK = 128
+_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class CausalBias:
     """Additive causal masks of one window, as views of one band matrix.
 
     Visibility depends only on how far a key lies behind the query, so one matrix of QUERY_BLOCK
-    rows serves every block of every row; it grows with the longest reach asked for.
+    rows serves every block of every row; it grows with the longest reach asked for. On a GPU a view
+    that does not start at a vector's boundary is copied.
     """
 
     def __init__(self, window: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -61,7 +63,10 @@ class CausalBias:
             self._reach = max(first_query_position, 2 * self._reach)
             self._band = self._build(self._reach)
         start = self._reach - first_query_position
-        return self._band[:num_queries, start : start + num_keys]
+        view = self._band[:num_queries, start : start + num_keys]
+        # GPU kernels read masks in vectors of this size, and torch checks strides, not addresses.
+        is_aligned = start * self._band.itemsize % _VECTOR_BYTES == 0
+        return view if is_aligned or self._device.type == "cpu" else view.clone()
 
     def _build(self, reach: int) -> torch.Tensor:
         """Column c stands for the key c - reach positions after the block's first query."""

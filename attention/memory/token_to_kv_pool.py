@@ -58,6 +58,10 @@ class TokenToKVPool(ABC):
         name the same index (padding rows on the dummy page) any one of them stays.
         """
 
+    @abstractmethod
+    def clear_tokens(self, cache_indices: torch.Tensor) -> None:
+        """Zero what cache_indices int64 (n,) hold, in every layer. Waits for nothing."""
+
 
 class MHATokenToKVPool(TokenToKVPool):
     """K and V kept as they are, for multi-head, grouped-query and multi-query attention.
@@ -89,6 +93,12 @@ class MHATokenToKVPool(TokenToKVPool):
         for buffer, new in ((self._k[layer_id], k), (self._v[layer_id], v)):
             tokens = buffer.view(-1, *buffer.shape[2:])
             tokens.index_copy_(0, out_cache_loc, new.to(tokens.dtype))
+
+    def clear_tokens(self, cache_indices: torch.Tensor) -> None:
+        for buffer in (self._k, self._v):
+            # float8 is indexed as bytes: torch has no kernel for it.
+            stored = buffer.view(torch.uint8) if buffer.itemsize == 1 else buffer
+            stored.flatten(1, 2).index_fill_(1, cache_indices, 0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -27,12 +27,14 @@ from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.kernels.providers import load_triton_kernels
 from benchmarks.h200.attention_steps import (
+    Front,
     Heads,
     Setup,
     Work,
     build_step,
     eager_seconds_per_layer,
     graph_seconds_per_layer,
+    projected_seconds_per_layer,
     seconds_of,
 )
 
@@ -103,6 +105,18 @@ def decode_backends() -> Iterable[Line]:
             yield decode(name, Setup(backend), work)
 
 
+def decode_projected() -> Iterable[Line]:
+    """From the QKV projection on: its K splits, the rotation and the write of K and V included."""
+    for work in (*DECODES, *UNLIKE):
+        step = build_step(Setup(TRITON), work)
+        for front in (Front(1), Front(4)):
+            seconds = projected_seconds_per_layer(step, REPEATS, front)
+            rate = step.cost_per_layer.bytes_read / seconds
+            text = f"{rate / 1e12:.2f} TB/s"
+            variant = f"fa3_triton, {front}"
+            yield Line(str(work), variant, seconds * 1e6, text, rate / BYTES_PER_S)
+
+
 def decode_pages() -> Iterable[Line]:
     for work in DECODES:
         for name, backend in PAIR.items():
@@ -158,8 +172,8 @@ def prefill_heads() -> Iterable[Line]:
 
 
 def around() -> Iterable[Line]:
-    """The launches beside attention: step tables for a replay, K and V into the pool. Launched from
-    the host one at a time, so that small ones show the host's time."""
+    """The launches beside attention: step tables, K and V into the pool. Launched from the host one
+    at a time, so that small ones show the host's time."""
     kernels = load_triton_kernels()
     for rows, length in ((1, 1024), (256, 8192)):
         for size in (1, 128):
@@ -167,8 +181,8 @@ def around() -> Iterable[Line]:
             step.batch.seq_lens.fill_(length)
             step.batch.seq_lens_cpu.fill(length)
             step.backend.init_cuda_graph_state(rows)
-            refill = step.backend.init_forward_metadata_replay_cuda_graph
-            seconds = seconds_of(lambda: refill(step.batch), REPEATS)  # noqa: B023
+            step.backend.init_forward_metadata_capture_cuda_graph(step.batch)
+            seconds = seconds_of(lambda: step.backend.record_step_tables(step.batch), REPEATS)  # noqa: B023
             yield Line(f"{rows} x {length}", f"step tables, page size {size}", seconds * 1e6)
     for tokens in (64, 8192):
         pages = torch.zeros((tokens, 1, 8, 128), dtype=torch.bfloat16, device="cuda")
@@ -181,6 +195,7 @@ TABLES: dict[str, Callable[[], Iterable[Line]]] = {
     table.__name__: table
     for table in (
         decode_backends,
+        decode_projected,
         decode_pages,
         decode_eager,
         decode_context,

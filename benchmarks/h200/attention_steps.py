@@ -19,6 +19,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.layer import RadixAttention
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
 from attention.roofline import AttentionCost, attention_step_cost
 
 _MIN_POOL_BYTES = 1 << 30
@@ -76,6 +77,17 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Front:
+    """What comes with a decode step's projection: K splits to sum, and a head norm or none."""
+
+    num_splits: int = 1
+    has_norm: bool = False
+
+    def __str__(self) -> str:
+        return f"projection of {self.num_splits}" + (" with norm" if self.has_norm else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A step of several layers, ready to run."""
 
@@ -95,6 +107,13 @@ class Step:
     def run_layers(self) -> None:
         for layer in self.layers:
             self.backend.forward(self.q, self.k, self.v, layer, self.batch, save_kv_cache=False)
+
+    def run_projected_layers(self, projection: QKVProjection) -> None:
+        """From the projection on, by a backend that fuses the way to it."""
+        # Ends the step's tables before the first layer, as the embedding lookup does in a model.
+        projection.partials.mul_(1.0)
+        for layer in self.layers:
+            self.backend.forward_projected(projection, layer, self.batch)
 
 
 def build_step(setup: Setup, work: Work) -> Step:
@@ -181,17 +200,57 @@ def eager_seconds_per_layer(step: Step, repeats: int) -> float:
 
 @torch.inference_mode()
 def graph_seconds_per_layer(step: Step, repeats: int) -> float:
-    """Median over replays of one graph of all layers; the graph's page table is as wide as
-    max_context_len."""
+    """Median over replays of one graph of all layers, step tables included; the graph's page table
+    is as wide as max_context_len."""
     step.backend.init_cuda_graph_state(step.batch.batch_size)
     step.backend.init_forward_metadata_capture_cuda_graph(step.batch)
+    return graphed_seconds(lambda: _run_decode(step), repeats) / len(step.layers)
+
+
+def _run_decode(step: Step) -> None:
+    step.backend.record_step_tables(step.batch)
     step.run_layers()
+
+
+@torch.inference_mode()
+def projected_seconds_per_layer(step: Step, repeats: int, front: Front) -> float:
+    """As graph_seconds_per_layer, with the projection's end, the rotation and the write of K and V
+    in every layer."""
+    step.backend.init_cuda_graph_state(step.batch.batch_size)
+    step.backend.init_forward_metadata_capture_cuda_graph(step.batch)
+    projection = _projection(step, front)
+
+    def run() -> None:
+        step.backend.record_step_tables(step.batch)
+        step.run_projected_layers(projection)
+
+    return graphed_seconds(run, repeats) / len(step.layers)
+
+
+def _projection(step: Step, front: Front) -> QKVProjection:
+    config = step.backend.config
+    heads = config.tp_q_head_num + 2 * config.tp_k_head_num
+    dim, device = config.head_dim, config.device
+    dtype = torch.float32 if front.num_splits > 1 else config.dtype
+    shape = (front.num_splits, step.batch.batch_size, heads * dim)
+    weights = torch.ones((2, dim), dtype=config.dtype, device=device)
+    rotation = Rotation(
+        cos_sin=torch.randn((config.max_context_len, dim), device=device),
+        bias=None,
+        head_norm=HeadNorm(weights[0], weights[1], 1e-6) if front.has_norm else None,
+    )
+    return QKVProjection(torch.randn(shape, device=device).to(dtype), rotation, config.dtype)
+
+
+@torch.inference_mode()
+def graphed_seconds(run: Callable[[], object], repeats: int) -> float:
+    """Median over replays of a graph of run."""
+    run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step.run_layers()
-    step.backend.init_forward_metadata_replay_cuda_graph(step.batch)
-    return _median_seconds(graph.replay, repeats) / len(step.layers)
+        run()
+    return _median_seconds(graph.replay, repeats)
 
 
 def seconds_of(run: Callable[[], object], repeats: int) -> float:

@@ -1,36 +1,53 @@
-"""Times every GEMM kernel on the shapes of some models and writes the choices of this GPU.
+"""Times every GEMM on the shapes of some models and writes the choices of this GPU.
 
-    python3 -m benchmarks.h200.tune_gemms OUT.json benchmarks/h200/models/*.json
+    python3 -m benchmarks.h200.tune_gemms OUT.json benchmarks/h200/models/*.json --tp 1
 
-OUT.json is what workers/layers/cuda/tuned/ holds for a GPU. Weights are random; one line a choice.
+OUT.json is what workers/layers/cuda/tuned/ holds for a GPU; what it has already is kept and not
+measured again. Weights are random. One line a choice; at the end what each model's GEMMs take in a
+step by cuBLAS's own choice and by these. Kernels are compiled by many processes beforehand.
 """
 
 import argparse
 import json
 import logging
+import multiprocessing
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from workers.layers.cuda.gemm_choice import GemmShape, dump_choices, measure
+from workers.layers.cuda.chosen_gemm import GemmBuilder
+from workers.layers.cuda.gemm import GemmConfig, block_tokens, prefetch_bytes
+from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, Role, candidates
+from workers.layers.cuda.gemm_choice import dump_choices, read_choices
+from workers.layers.cuda.gemm_measure import Measured, measure
 
 _WEIGHT_BYTES = 512 << 20
 _MAX_WEIGHTS = 6
+_NUM_COMPILERS = 14
+_DTYPE = torch.bfloat16
+_DEVICE = torch.device("cuda", 0)
+
+logger = logging.getLogger("tune_gemms")
 
 
-def shapes_of(config: dict[str, Any]) -> list[GemmShape]:
-    """The GEMMs of a Llama-family model on one rank."""
-    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+def shapes_of(config: dict[str, Any], tp: int) -> list[GemmShape]:
+    """The GEMMs of a Llama-family model on one of tp ranks: each layer's, then the head."""
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"] // tp
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // num_heads
-    qkv = (num_heads + 2 * config["num_key_value_heads"]) * head_dim
+    qkv = (num_heads + 2 * config["num_key_value_heads"]) * head_dim // tp
+    # A rank's partial products have to be summed up before other ranks' are added.
+    role: Role = "split" if tp == 1 else "whole"
     return [
         GemmShape(qkv, hidden, "split"),
-        GemmShape(hidden, num_heads * head_dim, "split"),
+        GemmShape(hidden, num_heads * head_dim // tp, role),
         GemmShape(2 * intermediate, hidden, "gated"),
-        GemmShape(hidden, intermediate, "split"),
-        GemmShape(config["vocab_size"], hidden, "whole"),
+        GemmShape(hidden, intermediate, role),
+        GemmShape(config["vocab_size"] // tp, hidden, "whole"),
     ]
 
 
@@ -38,23 +55,101 @@ def random_weights(shape: GemmShape) -> list[torch.Tensor]:
     num_bytes = 2 * shape.out_features * shape.in_features
     count = max(1, min(_MAX_WEIGHTS, -(-_WEIGHT_BYTES // num_bytes)))
     size = (shape.out_features, shape.in_features)
-    return [torch.randn(size, dtype=torch.bfloat16, device="cuda") for _ in range(count)]
+    return [torch.randn(size, dtype=_DTYPE, device=_DEVICE) for _ in range(count)]
+
+
+def compile_kernels(work: tuple[GemmShape, list[tuple[int, GemmConfig]]]) -> None:
+    """Run each once, so that the next process finds it compiled."""
+    shape, calls = work
+    weight = torch.zeros((shape.out_features, shape.in_features), dtype=_DTYPE, device=_DEVICE)
+    builder = GemmBuilder(_DEVICE)
+    for num_tokens, config in calls:
+        builder.build(config, weight, shape.role)(weight[:num_tokens], weight)
+    torch.cuda.synchronize()
+
+
+def compile_all(todo: Iterable[tuple[GemmShape, list[int]]]) -> None:
+    works = []
+    for shape, buckets in todo:
+        kernels = {}
+        for num_tokens in buckets:
+            for config in candidates(shape, num_tokens):
+                kernels[_kernel(shape, num_tokens, config)] = (num_tokens, config)
+        calls = list(kernels.values())
+        works += [(shape, calls[first::4]) for first in range(4) if calls[first::4]]
+    run_compilers(works)
+
+
+def run_compilers(works: list[tuple[GemmShape, list[tuple[int, GemmConfig]]]]) -> None:
+    if not works:
+        return
+    with multiprocessing.get_context("spawn").Pool(min(len(works), _NUM_COMPILERS)) as pool:
+        pool.map(compile_kernels, works, chunksize=1)
+
+
+def _kernel(shape: GemmShape, num_tokens: int, config: GemmConfig) -> tuple[object, ...]:
+    """What is compiled alike has the same."""
+    splits = config.num_splits if config.kind == "tiled" else min(config.num_splits, 2)
+    num_rows, k = shape.out_features * config.num_splits, shape.in_features // config.num_splits
+    ahead = prefetch_bytes(config.kind, num_rows, k)
+    return block_tokens(num_tokens), ahead, replace(config, num_splits=splits)
+
+
+def report(
+    model: str, shapes: list[GemmShape], num_layers: int, timings: dict[str, dict[int, Measured]]
+) -> None:
+    """A step's GEMMs with their neighbours, for the token counts measured now for all of them.
+
+    The head counts only where it is measured.
+    """
+    for num_tokens in TOKEN_BUCKETS:
+        counted = [shape for shape in shapes if num_tokens in shape.buckets]
+        rows = [timings[str(shape)].get(num_tokens) for shape in counted]
+        measured = [row for row in rows if row is not None]
+        if len(measured) < len(rows):
+            continue
+        counts = [1 if shape is shapes[-1] else num_layers for shape in counted]
+        ours = sum(n * row.seconds for n, row in zip(counts, measured, strict=True))
+        cublas = sum(n * row.cublas_seconds for n, row in zip(counts, measured, strict=True))
+        values = num_tokens, cublas * 1e6, ours * 1e6
+        logger.info("step of %s, %d tokens: cuBLAS %.0f us, chosen %.0f us", model, *values)
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.DEBUG, format="%(message)s")
-    logging.getLogger().setLevel(logging.INFO)
-    logging.getLogger("workers").setLevel(logging.DEBUG)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("configs", type=Path, nargs="+")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share each layer")
+    parser.add_argument("--tokens", type=int, nargs="*", help="only these buckets")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="measure for so long")
+    parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    choices = {}
-    for path in arguments.configs:
-        for shape in shapes_of(json.loads(path.read_text(encoding="utf-8"))):
-            if str(shape) not in choices:
-                choices[str(shape)] = measure(shape, random_weights(shape))
-    arguments.out.write_text(dump_choices(choices), encoding="utf-8")
+    if arguments.verbose:
+        logging.getLogger("workers").setLevel(logging.DEBUG)
+    choices = read_choices(arguments.out)
+    models = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.configs]
+    shapes = dict.fromkeys(shape for model in models for shape in shapes_of(model, arguments.tp))
+    todo = []
+    for shape in shapes:
+        done = choices.setdefault(str(shape), {})
+        done |= {n: None for n in TOKEN_BUCKETS if n not in shape.buckets}
+        wanted = [n for n in shape.buckets if not arguments.tokens or n in arguments.tokens]
+        todo.append((shape, [n for n in wanted if n not in done]))
+    start_s = time.monotonic()
+    compile_all(todo)
+    logger.info("kernels compiled in %.1f s", time.monotonic() - start_s)
+    timings: dict[str, dict[int, Measured]] = {}
+    for shape, buckets in todo:
+        left_s = start_s + arguments.seconds - time.monotonic()
+        new = measure(shape, random_weights(shape), buckets, GemmBuilder(_DEVICE), left_s)
+        timings[str(shape)] = new
+        choices[str(shape)] |= {num_tokens: best.config for num_tokens, best in new.items()}
+        arguments.out.write_text(dump_choices(choices), encoding="utf-8")
+    logger.info("measured in %.1f s", time.monotonic() - start_s)
+    for path, model in zip(arguments.configs, models, strict=True):
+        model_shapes = shapes_of(model, arguments.tp)
+        report(path.stem, model_shapes, model["num_hidden_layers"], timings)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from service.bench.grpc_transport import GrpcTransport
 from service.bench.http_transport import HttpTransport
 from service.bench.lengths import LengthDistribution, LengthSpecError, parse_length
 from service.bench.load import Extent, MonotonicClock
+from service.bench.profile.command import engine_config, peak_limits, run_profile
 from service.bench.report import BenchReport, print_report
 from service.bench.runner import BenchPlan, ClosedLoop, LoadPattern, OpenLoop, run_bench
 from service.bench.transport import GenerationSettings, TargetError, Transport
 from service.config import AuthSettings
-from service.engine_options import parse_engine_options
 from workers.errors import ConfigError
 
 DEFAULT_HTTP_URL = "http://127.0.0.1:8000"
@@ -78,8 +78,18 @@ def bench(  # noqa: PLR0913  one parameter a flag
     vocab_size: flags.VocabSize = None,
     output: flags.Output = flags.OutputKind.TABLE,
     json_file: flags.JsonFile = None,
+    profile: flags.Profile = False,
+    profile_streams: flags.ProfileStreams = None,
+    profile_context: flags.ProfileContext = 1024,
+    peak_bandwidth: flags.PeakBandwidth = None,
+    peak_flops: flags.PeakFlops = None,
 ) -> None:
     """Measure a server, or the engine in this process, under a seeded load."""
+    if profile:
+        _refuse_server(url, chat)
+        config = engine_config(model, engine or [])
+        limits = peak_limits(peak_bandwidth, peak_flops)
+        return run_profile(config, profile_streams, profile_context, limits)
     target = _Target(transport, url, model, chat, _read_key(api_key_file), engine or [])
     plan = BenchPlan(
         _pattern(concurrency, rate, arrivals),
@@ -99,6 +109,12 @@ def bench(  # noqa: PLR0913  one parameter a flag
     _write(report, output, json_file)
     if report.result.num_ok == 0:
         raise typer.Exit(1)
+    return None
+
+
+def _refuse_server(url: str | None, use_chat: bool) -> None:
+    if url is not None or use_chat:
+        raise typer.BadParameter("--profile runs an engine in this process")
 
 
 def _pattern(
@@ -159,10 +175,7 @@ def _make_transport(target: _Target, settings: GenerationSettings) -> Transport:
                 target.address, settings, model=target.model, api_key=target.api_key
             )
         case flags.TransportKind.IN_PROCESS:
-            try:
-                config = parse_engine_options(target.model or "builtin", target.engine_options)
-            except ConfigError as error:
-                raise typer.BadParameter(str(error)) from error
+            config = engine_config(target.model, target.engine_options)
             return EngineTransport(engine_factory(config), settings)
 
 

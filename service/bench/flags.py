@@ -12,6 +12,7 @@ _LOAD = "Load"
 _WORKLOAD = "Workload"
 _TARGET = "Target"
 _OUTPUT = "Output"
+_PROFILE = "Profile"
 
 
 class TransportKind(StrEnum):
@@ -178,4 +179,48 @@ Output = Annotated[
 JsonFile = Annotated[
     Path | None,
     typer.Option(dir_okay=False, help="Write the JSON here too.", rich_help_panel=_OUTPUT),
+]
+Profile = Annotated[
+    bool,
+    typer.Option(
+        "--profile",
+        help="Instead of a load: where the time of prefill and decode steps goes, in an engine in "
+        "this process. Takes --model, --engine and the flags below.",
+        rich_help_panel=_PROFILE,
+    ),
+]
+ProfileStreams = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--profile-streams",
+        min=1,
+        help="Streams that decode at once. Repeatable; 1, 64 and 256 when not given.",
+        rich_help_panel=_PROFILE,
+    ),
+]
+ProfileContext = Annotated[
+    int,
+    typer.Option(
+        min=2,
+        help="Prompt tokens of each stream, at most half of the model's context.",
+        rich_help_panel=_PROFILE,
+    ),
+]
+PeakBandwidth = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="TB/S",
+        help="Memory rate for the floor, with --peak-flops. Default: the device's, if it is known.",
+        rich_help_panel=_PROFILE,
+    ),
+]
+PeakFlops = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="TFLOP/S",
+        help="Rate of matrix products for the floor, with --peak-bandwidth.",
+        rich_help_panel=_PROFILE,
+    ),
 ]

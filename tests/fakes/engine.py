@@ -43,6 +43,8 @@ class FakeEngine:
     num_finished: int = 0
     ended: list[StepOutput] = field(default_factory=list)
     next_step_s: float = 0.0
+    num_preparations: int = 0
+    max_preparations: int = 0
 
     @property
     def info(self) -> ModelInfo:
@@ -88,6 +90,12 @@ class FakeEngine:
         outputs += [self._advance(running) for running in list(self.running.values())]
         self.num_steps += 1
         return outputs
+
+    def prepare_while_idle(self) -> bool:
+        if self.num_preparations == self.max_preparations:
+            return False
+        self.num_preparations += 1
+        return True
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -6,15 +6,20 @@ checks what the real kernel would refuse.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from attention.kernels.paged_decode import DecodeGeometry, DecodePlan, ScoreRule
+from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning
+from attention.kernels.paged_decode import DecodePlan, ScoreRule
 from attention.kernels.providers import FlashAttention3, TritonKernels
 from attention.kernels.step_tables import StepTables
+from attention.qkv_projection import QKVProjection
+from tests.fakes.qkv_projection import finish
 
 
-def fake_flash_attention_3(has_sinks: bool = True) -> FlashAttention3:
-    return FlashAttention3("fake", attend, plan, has_sinks)
+def fake_flash_attention_3(has_sinks: bool = True, takes_out: bool = True) -> FlashAttention3:
+    return FlashAttention3("fake", attend, plan, has_sinks, takes_out)
 
 
 def fake_triton_kernels() -> TritonKernels:
@@ -24,29 +29,34 @@ def fake_triton_kernels() -> TritonKernels:
 class FakePagedDecode:
     """paged_decode.PagedDecode by way of attend below. A plan is the lengths it was made from."""
 
-    def __init__(self, geometry: DecodeGeometry, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: DecodeGeometry,
+        device: torch.device,
+        tuning_of: Callable[[int], DecodeTuning],
+    ) -> None:
         self.geometry = geometry
+        self.tuning_of = tuning_of
 
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
-        return DecodePlan(cache_seqlens.clone(), 0, sliding_window_size)
+        tuning = self.tuning_of(len(cache_seqlens))
+        return DecodePlan(cache_seqlens.clone(), 0, sliding_window_size, tuning)
 
     def attend(
         self,
         q: torch.Tensor,
         kv_pages: tuple[torch.Tensor, torch.Tensor],
         page_table: torch.Tensor,
-        cache_seqlens: torch.Tensor,
         plan: DecodePlan,
         rule: ScoreRule,
     ) -> torch.Tensor:
         bs, kv_heads = len(q), self.geometry.kv_heads
         assert kv_pages[0].shape[1:3] == (self.geometry.page_size, kv_heads)
         assert q.shape[1:] == (kv_heads * self.geometry.group, self.geometry.head_dim)
-        assert torch.equal(plan.tensor, cache_seqlens)
         return attend(
             q,
             *kv_pages,
-            cache_seqlens=cache_seqlens,
+            cache_seqlens=plan.tensor,
             page_table=page_table,
             cu_seqlens_q=torch.arange(bs + 1, dtype=torch.int32),
             max_seqlen_q=1,
@@ -58,6 +68,21 @@ class FakePagedDecode:
             scheduler_metadata=None,
             sinks=rule.sinks,
         )
+
+    def attend_projected(
+        self,
+        projection: QKVProjection,
+        out_cache_loc: torch.Tensor,
+        kv_pages: tuple[torch.Tensor, torch.Tensor],
+        page_table: torch.Tensor,
+        plan: DecodePlan,
+        rule: ScoreRule,
+    ) -> torch.Tensor:
+        positions = (plan.tensor.long() - 1).clamp(min=0)
+        q, k, v = finish(projection, positions, self.geometry.num_q_heads, self.geometry.kv_heads)
+        for new, pages in ((k, kv_pages[0]), (v, kv_pages[1])):
+            pages.view(-1, *new.shape[1:])[out_cache_loc] = new.to(projection.dtype)
+        return self.attend(q.to(projection.dtype), kv_pages, page_table, plan, rule)
 
 
 def attend(
@@ -78,8 +103,10 @@ def attend(
     sinks: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(total_q, heads, v_head_dim); bfloat16 if q is e4m3."""
+    """(total_q, heads, v_head_dim); bfloat16 if q is e4m3. out: filled in rows that cu_seqlens_q
+    covers, and returned."""
     assert causal
     assert k_cache.dtype == q.dtype
     for lengths in (cache_seqlens, cu_seqlens_q, page_table):
@@ -88,7 +115,7 @@ def attend(
         assert sinks.dtype == torch.bfloat16
     page_size = k_cache.shape[1]
     is_fp8 = q.dtype == torch.float8_e4m3fn
-    out = torch.zeros((*q.shape[:2], v_cache.shape[3]), dtype=torch.float64)
+    exact = torch.zeros((*q.shape[:2], v_cache.shape[3]), dtype=torch.float64)
     starts = cu_seqlens_q.tolist()
     for row, num_keys in enumerate(cache_seqlens.tolist()):
         queries = q[starts[row] : starts[row + 1]].double()
@@ -107,18 +134,29 @@ def attend(
         scores = scores * softmax_scale
         if softcap > 0.0:
             scores = softcap * torch.tanh(scores / softcap)
-        own = torch.arange(len(queries))[:, None] + num_keys - len(queries)
-        is_hidden = positions > own
-        if window_size[0] >= 0:
-            is_hidden |= positions < own - window_size[0]
-        scores.masked_fill_(is_hidden, -torch.inf)
+        scores.masked_fill_(_is_hidden(len(queries), num_keys, window_size[0]), -torch.inf)
         if sinks is not None:
             sink = sinks.double()[:, None, None].expand(-1, len(queries), 1)
             scores = torch.cat([scores, sink], dim=2)
         weights = torch.softmax(scores, dim=2)[:, :, :num_keys]
         values = v.repeat_interleave(group, 1)
-        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
-    return out.to(torch.bfloat16 if is_fp8 else q.dtype)
+        exact[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
+    result = exact.to(torch.bfloat16 if is_fp8 else q.dtype)
+    return result if out is None else _fill(out, result, slice(starts[0], starts[-1]))
+
+
+def _is_hidden(num_queries: int, num_keys: int, window_left: int) -> torch.Tensor:
+    """bool (num_queries, num_keys): what causality or the window hides."""
+    positions = torch.arange(num_keys)
+    own = torch.arange(num_queries)[:, None] + num_keys - num_queries
+    is_hidden = positions > own
+    return is_hidden if window_left < 0 else is_hidden | (positions < own - window_left)
+
+
+def _fill(out: torch.Tensor, result: torch.Tensor, tokens: slice) -> torch.Tensor:
+    assert (out.shape, out.dtype) == (result.shape, result.dtype)
+    out[tokens] = result[tokens]
+    return out
 
 
 def plan(

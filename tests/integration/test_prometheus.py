@@ -1,12 +1,12 @@
 """The metrics under the tools that read them: promtool's lint and a Prometheus that scrapes."""
 
-import json
 import shutil
 import subprocess
 
 import httpx
 import pytest
 
+from tests.integration.prometheus_server import NEEDS_PROMETHEUS, running_prometheus
 from tests.integration.services import http_text, is_ready, running_service, wait_until
 
 PROMETHEUS_ADDRESS = "127.0.0.1:18599"
@@ -26,7 +26,9 @@ QUERIES = {
 
 pytestmark = [
     pytest.mark.timeout(200),
-    pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's prometheus"),
+    pytest.mark.skipif(
+        not (shutil.which("prometheus") and shutil.which("promtool")), reason=NEEDS_PROMETHEUS
+    ),
 ]
 
 
@@ -39,37 +41,8 @@ def service(ray_session):
 @pytest.fixture(scope="module")
 def prometheus(service, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
-    target = f"127.0.0.1:{service.config.metrics.port}"
-    job = {"job_name": "tessera", "static_configs": [{"targets": [target]}]}
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
-    (folder / "prometheus.yml").write_text(json.dumps(config))
-    command = [
-        "prometheus",
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={PROMETHEUS_ADDRESS}",
-    ]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            wait_until(lambda: answers(f"http://{PROMETHEUS_ADDRESS}/-/ready"))
-            yield f"http://{PROMETHEUS_ADDRESS}"
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def query(prometheus: str, expression: str) -> list[dict]:
-    answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": expression}).json()
-    assert answer["status"] == "success", answer
-    return answer["data"]["result"]
+    with running_prometheus(folder, PROMETHEUS_ADDRESS, service.metrics_url) as running:
+        yield running
 
 
 def test_promtool_finds_nothing_to_improve(service) -> None:
@@ -87,9 +60,9 @@ def test_prometheus_scrapes_every_family_under_load(service, prometheus) -> None
     def has_data() -> bool:
         for index in range(4):
             http_text(service, f"def function_{index}(", 24)
-        return all(query(prometheus, expression) for expression in QUERIES.values())
+        return all(prometheus.query(expression) for expression in QUERIES.values())
 
     wait_until(has_data, timeout_s=60)
-    assert query(prometheus, 'up{job="tessera"} == 1')
-    scrape_s = float(query(prometheus, "scrape_duration_seconds")[0]["value"][1])
+    assert prometheus.query('up{job="tessera"} == 1')
+    scrape_s = float(prometheus.query("scrape_duration_seconds")[0]["value"][1])
     assert scrape_s < 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource
+from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 from workers.parallel.group import TPGroup
 
 
@@ -48,7 +48,7 @@ class _VocabParallelWeight(ShardedLayer):
         self.weight[real:].zero_()
         if real:
             first = self.rows.first_row
-            self.weight[:real].copy_(tensor[(slice(first, first + real),)])
+            copy_slice(self.weight[:real], tensor, slice(first, first + real))
 
 
 class VocabParallelEmbedding(_VocabParallelWeight):

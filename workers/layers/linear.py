@@ -17,6 +17,7 @@ from workers.layers.sharding import (
     ShardContext,
     ShardedLayer,
     TensorSource,
+    copy_slice,
     divide,
 )
 
@@ -49,7 +50,7 @@ class ColumnParallelLinear(ShardedLayer):
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         rows = slice(self._first_row, self._first_row + self._rows)
-        self.get_parameter(name_part).copy_(tensor[(rows,)])
+        copy_slice(self.get_parameter(name_part), tensor, rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -89,7 +90,7 @@ class _FusedRowsLinear(FusedLayer):
         begin = sum(self.split_sizes[: modules.index(module)])
         _, first_row, rows = self._rows_of[module]
         target = self.get_parameter(parameter)[begin : begin + rows]
-        target.copy_(tensor[(slice(first_row, first_row + rows),)])
+        copy_slice(target, tensor, slice(first_row, first_row + rows))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -169,11 +170,12 @@ class RowParallelLinear(ShardedLayer):
         return shapes
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
+        rows = slice(0, self._whole_shape[0])
         if name_part == "bias":
-            self.get_parameter("bias").copy_(tensor[(slice(None),)])
+            copy_slice(self.get_parameter("bias"), tensor, rows)
             return
         columns = slice(self._first_column, self._first_column + self._columns)
-        self.weight.copy_(tensor[(slice(None), columns)])
+        copy_slice(self.weight, tensor, rows, columns)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         partial = functional.linear(x, self.weight)

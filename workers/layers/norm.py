@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource
+from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 
 
 class RMSNorm(ShardedLayer):
@@ -23,7 +23,7 @@ class RMSNorm(ShardedLayer):
         return {"weight": tuple(self.weight.shape)}
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
-        self.weight.copy_(tensor[(slice(None),)])
+        copy_slice(self.weight, tensor, slice(0, self.weight.shape[0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., hidden_size) -> the same shape and dtype."""

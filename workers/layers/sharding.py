@@ -6,6 +6,7 @@ no file format: a tensor is anything that has a shape and can be sliced.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,23 @@ class TensorSource(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor: ...
+
+
+MAX_PIECE_ELEMENTS = 1 << 23
+
+
+def copy_slice(target: torch.Tensor, tensor: TensorSource, rows: slice, *columns: slice) -> None:
+    """target.copy_(tensor[rows, *columns]), a few rows at a time.
+
+    rows has a start and a stop. A piece has at most MAX_PIECE_ELEMENTS elements unless a single row
+    has more: what reads pieces ahead of the device needs no more host memory than that.
+    """
+    row_elements = max(1, math.prod(target.shape[1:]))
+    num_rows = max(1, MAX_PIECE_ELEMENTS // row_elements)
+    for start in range(rows.start, rows.stop, num_rows):
+        stop = min(start + num_rows, rows.stop)
+        piece = tensor[(slice(start, stop), *columns)]
+        target[start - rows.start : stop - rows.start].copy_(piece)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ model.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,9 +23,14 @@ _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class LazyTensor:
-    """A tensor in a safetensors file. Slicing reads the slice; satisfies TensorSource."""
+    """A tensor in a safetensors file; satisfies TensorSource.
+
+    A slice is a view of the mapped file: nothing is read before somebody looks at its elements.
+    Slices may be taken by several threads.
+    """
 
     def __init__(self, name: str, file_slice: Any) -> None:
+        self._name = name
         self._slice = file_slice
         self.shape: tuple[int, ...] = tuple(file_slice.get_shape())
         dtype = file_slice.get_dtype()
@@ -35,15 +41,11 @@ class LazyTensor:
         self.num_bytes = math.prod(self.shape) * _DTYPE_BYTES[dtype]
 
     def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor:
-        part: torch.Tensor = self._slice[index]
+        try:
+            part: torch.Tensor = self._slice[index]
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self._name} cannot be read: {error}") from error
         return part
-
-
-class NamedTensor(NamedTuple):
-    """One entry of a checkpoint."""
-
-    name: str
-    tensor: LazyTensor
 
 
 class SafetensorsCheckpoint:
@@ -61,12 +63,18 @@ class SafetensorsCheckpoint:
     def names(self) -> set[str]:
         return {name for names in self._names_of.values() for name in names}
 
-    def __iter__(self) -> Iterator[NamedTensor]:
-        """Every tensor, file after file. A tensor is readable until the next one is asked for."""
-        for file, names in self._names_of.items():
-            with _open(self._folder / file) as handle:
-                for name in names:
-                    yield NamedTensor(name, LazyTensor(name, handle.get_slice(name)))
+    @contextmanager
+    def opened(self, wanted: Collection[str]) -> Iterator[dict[str, LazyTensor]]:
+        """The wanted tensors by name, readable while the context lasts. All of them must exist."""
+        with ExitStack() as files:
+            tensors = {}
+            for file, names in self._names_of.items():
+                present = [name for name in names if name in wanted]
+                if present:
+                    handle = files.enter_context(_open(self._folder / file))
+                    for name in present:
+                        tensors[name] = LazyTensor(name, handle.get_slice(name))
+            yield tensors
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor of that name, which must exist, in host memory."""

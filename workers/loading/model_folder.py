@@ -17,6 +17,10 @@ from workers.errors import ConfigError, ModelLoadError
 # Rope variants whose reach is the config's limit times their factor.
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")
 
+# Keys of quantization_config that speak of weights (compressed-tensors; ModelOpt; most others).
+_OF_WEIGHTS = ("config_groups", "quant_algo", "bits", "weight_block_size", "load_in_8bit")
+_KV_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -60,9 +64,33 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{folder / 'config.json'} cannot be used: {error}") from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelLoadError(f"{folder} is quantised; only unquantised weights are supported")
+    _drop_kv_quantisation(folder, config)
     return config
+
+
+def _drop_kv_quantisation(folder: Path, config: PreTrainedConfig) -> None:
+    """Take quantization_config out where it is about an FP8 KV cache alone.
+
+    The scales are tensors of the checkpoint and whether to use them is the engine's setting. Raises
+    ModelLoadError where weights or activations are quantised, or the cache is in another way.
+    """
+    quantisation = getattr(config, "quantization_config", None)
+    if quantisation is None:
+        return
+    scheme = quantisation.get("kv_cache_scheme") if isinstance(quantisation, dict) else None
+    if scheme is None or any(map(quantisation.get, _OF_WEIGHTS)):
+        raise ModelLoadError(f"{folder} is quantised; only unquantised weights are supported")
+    if not isinstance(scheme, dict) or not _is_static_fp8(scheme):
+        raise ModelLoadError(
+            f"{folder} is quantised with kv_cache_scheme {scheme!r}; of KV cache schemes, only "
+            "static per-tensor FP8 is supported"
+        )
+    del config.quantization_config
+
+
+def _is_static_fp8(scheme: dict[str, Any]) -> bool:
+    """Keys that are not there have the value that makes it so."""
+    return all(scheme.get(key, value) == value for key, value in _KV_SCHEME.items())
 
 
 def architecture_of(config: PreTrainedConfig) -> str:

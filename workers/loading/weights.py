@@ -5,13 +5,18 @@ error, found before anything is read.
 """
 
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from queue import SimpleQueue
 
 import torch
 
 from workers.errors import ModelLoadError
 from workers.layers.sharding import ShardContext, WeightSlot, weight_slots
-from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.checkpoint import LazyTensor, SafetensorsCheckpoint
+from workers.loading.kv_scales import is_kv_scale
+from workers.loading.staging import WeightLane
 from workers.models.base import NativeCausalLM
 
 OnProgress = Callable[[int, int], None]
@@ -32,13 +37,23 @@ def _check_names(model: NativeCausalLM, wanted: set[str], found: set[str]) -> No
     unexpected = {
         name
         for name in found - wanted
-        if name not in model.tied_weights and not model.is_redundant_weight(name)
+        if name not in model.tied_weights
+        and not model.is_redundant_weight(name)
+        and not is_kv_scale(name)
     }
     if unexpected:
         raise ModelLoadError(
             f"the checkpoint has {len(unexpected)} tensors that the model has no use for: "
             f"{_shown(unexpected)}"
         )
+
+
+def _check_shapes(slots: Mapping[str, WeightSlot], tensors: Mapping[str, LazyTensor]) -> None:
+    for name, slot in slots.items():
+        if tensors[name].shape != slot.shape:
+            raise ModelLoadError(
+                f"{name} has shape {tensors[name].shape}, the config says {slot.shape}"
+            )
 
 
 def _check_tied(model: NativeCausalLM, checkpoint: SafetensorsCheckpoint) -> None:
@@ -53,27 +68,63 @@ def _check_tied(model: NativeCausalLM, checkpoint: SafetensorsCheckpoint) -> Non
 
 
 def load_checkpoint(
-    model: NativeCausalLM, checkpoint: SafetensorsCheckpoint, on_progress: OnProgress
+    model: NativeCausalLM,
+    checkpoint: SafetensorsCheckpoint,
+    lanes: Sequence[WeightLane],
+    on_progress: OnProgress,
 ) -> None:
-    """Copy this rank's slices into the model. Raises ModelLoadError, then nothing can be served.
+    """Copy this rank's slices into the model, as many tensors at a time as there are lanes.
 
-    on_progress(bytes_done, bytes_total) counts whole checkpoint tensors, also where a rank reads
-    but a part of them.
+    Raises ModelLoadError, then nothing can be served. on_progress(bytes_done, bytes_total) counts
+    whole checkpoint tensors, also where a rank reads but a part of them; only the calling thread
+    calls it.
     """
     slots = weight_slots(model)
     _check_names(model, set(slots), checkpoint.names)
     _check_tied(model, checkpoint)
     done = 0
     on_progress(done, checkpoint.total_bytes)
-    for name, tensor in checkpoint:
-        if name in slots:
-            expected = slots[name].shape
-            if tensor.shape != expected:
-                raise ModelLoadError(f"{name} has shape {tensor.shape}, the config says {expected}")
-            slots[name].load(tensor)
-        done += tensor.num_bytes
-        on_progress(done, checkpoint.total_bytes)
+    with checkpoint.opened(slots) as tensors:
+        _check_shapes(slots, tensors)
+        for num_bytes in _load_all(slots, tensors, lanes):
+            done += num_bytes
+            on_progress(done, checkpoint.total_bytes)
     on_progress(checkpoint.total_bytes, checkpoint.total_bytes)
+
+
+def _load_all(
+    slots: Mapping[str, WeightSlot],
+    tensors: Mapping[str, LazyTensor],
+    lanes: Sequence[WeightLane],
+) -> Iterator[int]:
+    """Load every slot; yields the bytes of each as it is in place. Raises a lane's first error."""
+    free_lanes: SimpleQueue[WeightLane] = SimpleQueue()
+    for lane in lanes:
+        free_lanes.put(lane)
+
+    def load_one(name: str) -> int:
+        with _taken(free_lanes) as lane:
+            lane.load(slots[name], tensors[name])
+        return tensors[name].num_bytes
+
+    # The largest first, lest one lane is left with the vocabulary when all others have ended.
+    names = sorted(slots, key=lambda name: tensors[name].num_bytes, reverse=True)
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="tessera-load") as pool:
+        loads = [pool.submit(load_one, name) for name in names]
+        try:
+            for load in as_completed(loads):
+                yield load.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _taken(lanes: SimpleQueue[WeightLane]) -> Iterator[WeightLane]:
+    lane = lanes.get()
+    try:
+        yield lane
+    finally:
+        lanes.put(lane)
 
 
 def _dummy_tensor(name: str, slot: WeightSlot, shard: ShardContext, seed: int) -> torch.Tensor:

@@ -14,10 +14,11 @@ from torch import nn
 
 from attention import ForwardBatch, RadixAttention
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
 from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
-from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape
+from workers.layers.cuda.rope import FusedRope, RopeShape
 from workers.layers.embedding import TiedLMHead
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
@@ -45,7 +46,8 @@ Attend = Callable[[torch.Tensor, torch.Tensor, ForwardBatch, torch.dtype], torch
 
 @dataclass(frozen=True, slots=True)
 class _PooledAttention:
-    """The rope kernel itself writes K and V to the layer's pages."""
+    """The rope kernel itself writes K and V to the layer's pages, or, in decode steps where the
+    backend can, the attention kernel does all of it."""
 
     attention: RadixAttention
     rope: FusedRope
@@ -59,6 +61,11 @@ class _PooledAttention:
         batch: ForwardBatch,
         dtype: torch.dtype,
     ) -> torch.Tensor:
+        num_rows = batch.batch_size
+        if batch.forward_mode.is_decode and batch.attn_backend.fuses_decode_projection(num_rows):
+            projection = QKVProjection(qkv, self.rope.rotation, dtype)
+            finished: torch.Tensor = self.attention.forward_projected(projection, batch)
+            return finished
         targets = batch.out_cache_loc, self.k_pool, self.v_pool
         q = self.rope(qkv, positions, *targets, dtype)
         # K and V are in the pool already: attention reads them there and ignores these views.
@@ -219,7 +226,7 @@ def _attend(module: LlamaAttention, token_to_kv_pool: TokenToKVPool, dtype: torc
         norm = HeadNorm(module.q_norm.weight, module.k_norm.weight, module.q_norm.eps)
     qkv = module.qkv_proj
     shape = RopeShape(qkv.tp_q_head_num, qkv.tp_k_head_num, module.head_dim)
-    rope = FusedRope(shape, module.rotary.cos_sin, qkv.bias, norm)
+    rope = FusedRope(shape, Rotation(module.rotary.cos_sin, qkv.bias, norm))
     k_pool, v_pool = token_to_kv_pool.get_kv_buffer(module.attn.layer_id)
     if k_pool.dtype != dtype:
         return _SavedAttention(module.attn, rope)

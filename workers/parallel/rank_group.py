@@ -77,6 +77,10 @@ class BroadcastStepExecutor:
         self._ranks.sender.send(plan)
         return self._inner.launch(plan)
 
+    def prepare_while_idle(self) -> bool:
+        """Nothing: followers do what plans tell them, and a graph's capture takes all ranks."""
+        return False
+
     def close(self) -> None:
         self._inner.close()
         self._ranks.close()

@@ -46,6 +46,7 @@ class Committer:
     def _accept(
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None
     ) -> StepOutput:
+        request.num_vouched_tokens = request.num_tokens
         request.append(token_id)
         output = StepOutput(request.request_id, [token_id])
         if request.num_output_tokens == 1:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from workers.kv_cache.radix_node import EMPTY
 from workers.protocol import TokenLogprobs
 from workers.sampling.params import SamplingParams
 
@@ -61,7 +62,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     input_ids (num_tokens,): token ids; LAST_SAMPLED_TOKEN stands for the token that the row's slot
     sampled last, which only the device may know yet. out_cache_loc (num_tokens,): cache index of
     each new token; the runner also writes it to req_to_token[slot, prefix_len:].
-    admitted and table_writes take effect before the step.
+    cleared (n,): cache indices whose keys and values become zeros, because they may be no numbers
+    and belong to nobody any more. cleared, admitted and table_writes take effect before the step.
     """
 
     step_id: int
@@ -74,6 +76,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     out_cache_loc: IntArray
     admitted: tuple[AdmittedRequest, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
+    cleared: IntArray = EMPTY
     prompt_logprobs: tuple[PromptLogprobRow, ...] = ()
 
     @property

@@ -106,8 +106,11 @@ class PlanDraft:
             self._completed.append(request)
         self.budget -= len(out_cache_loc)
 
-    def build(self, table_writes: list[TableWrite]) -> tuple[StepPlan, StepRecord]:
-        """table_writes: moves of running requests, carried out before this step."""
+    def build(
+        self, table_writes: list[TableWrite], cleared: IntArray
+    ) -> tuple[StepPlan, StepRecord]:
+        """table_writes: moves of running requests, carried out before this step. cleared: what
+        requests that ended have left and nobody vouches for."""
         record = StepRecord(
             self.step_id,
             self._decode.requests + self._completed,
@@ -118,7 +121,7 @@ class PlanDraft:
         decode_ids = np.full(num_decode, LAST_SAMPLED_TOKEN, dtype=np.int32)
         ones = np.ones(num_decode, dtype=np.int32)
         if not self._slots:
-            return self._decode_plan(decode_ids, ones, table_writes), record
+            return self._decode_plan(decode_ids, ones, table_writes, cleared), record
         lens = [len(ids) for ids in self._input_ids]
         plan = StepPlan(
             step_id=self.step_id,
@@ -131,12 +134,17 @@ class PlanDraft:
             out_cache_loc=np.concatenate([self._decode.out_cache_loc, *self._out_cache_loc]),
             admitted=tuple(self._admitted),
             table_writes=(*table_writes, *self._prefix_writes),
+            cleared=cleared,
             prompt_logprobs=tuple(self._prompt_logprobs),
         )
         return plan, record
 
     def _decode_plan(
-        self, input_ids: IntArray, ones: IntArray, table_writes: list[TableWrite]
+        self,
+        input_ids: IntArray,
+        ones: IntArray,
+        table_writes: list[TableWrite],
+        cleared: IntArray,
     ) -> StepPlan:
         return StepPlan(
             step_id=self.step_id,
@@ -148,6 +156,7 @@ class PlanDraft:
             input_ids=input_ids,
             out_cache_loc=self._decode.out_cache_loc,
             table_writes=tuple(table_writes),
+            cleared=cleared,
         )
 
     def _add_prompt_logprobs(self, request: Request, start: int, stop: int) -> None:

@@ -21,6 +21,8 @@ class Request:
     buffer[:num_tokens] int32 are the prompt and the output that the host knows. max_total_len:
     prompt plus the most output there can be. arrival: order of submission, kept over retractions.
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
+    num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
+    because logits that were computed from all of them are.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class Request:
     slot: int = NO_SLOT
     node: RadixNode | None = None
     prefill_len: int = 0
+    num_vouched_tokens: int = 0
     is_ended: bool = False
     first_scheduled_s: float | None = None
     num_cached_tokens: int = 0
@@ -84,5 +87,6 @@ class Request:
         self.slot = NO_SLOT
         self.node = None
         self.prefill_len = 0
+        self.num_vouched_tokens = 0
         if self.num_output_tokens == 0:
             self.prompt_logprobs.clear()

@@ -2,6 +2,10 @@
 
 A page belongs to exactly one of: the free stock, the prefix cache, one request.
 
+Keys and values are known to be numbers once logits that attended to them are. Those of a request
+that ends before that are never shared, and are cleared before their pages serve anybody else: an
+attention kernel may load a page's unused tail and multiply it by zero, and NaN times zero is NaN.
+
     page_table[slot]:  | shared: the cache's, locked by node | the request's own | unused |
                        0                          num_shared_pages          num_pages
 """
@@ -10,6 +14,7 @@ import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from workers.kv_cache.radix_node import EMPTY
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -24,6 +29,7 @@ class RequestMemory:
         self._cache = cache
         self._page_size = table.page_size
         self._table_writes: dict[int, TableWrite] = {}
+        self._cleared: list[IntArray] = []
 
     def match_and_lock(self, request: Request) -> PrefixMatch:
         """The cached prefix of the request's tokens, locked; at least one token is left to compute.
@@ -42,6 +48,7 @@ class RequestMemory:
         """Give the request a slot that starts with the locked match."""
         request.node = match.node
         request.prefill_len = request.num_tokens
+        request.num_vouched_tokens = len(match.pages) * self._page_size
         self._table.add(request, match.pages)
 
     def extend(self, slot: int, num_tokens: int) -> int:
@@ -90,13 +97,9 @@ class RequestMemory:
         request.node = result.node
 
     def release(self, request: Request) -> None:
-        """Take the request's slot and pages; full pages of known tokens go to the cache.
-
-        Pages that a step under way still fills may be offered as well: whoever finds them reads
-        them in a later step.
-        """
+        """Take the request's slot and pages; full pages of vouched tokens go to the cache."""
         table, slot, page_size = self._table, request.slot, self._page_size
-        num_full = min(int(table.seq_lens[slot]), request.num_tokens) // page_size
+        num_full = request.num_vouched_tokens // page_size
         num_shared = int(table.num_shared_pages[slot])
         pages = table.page_table[slot, : int(table.num_pages[slot])].copy()
         num_cached = num_shared
@@ -105,13 +108,21 @@ class RequestMemory:
             result = self._cache.insert(tokens, pages[:num_full], request.cache_salt)
             num_cached = len(result.pages)
             self._pool.free(pages[:num_cached][pages[:num_cached] != result.pages])
+        self._clear_from(slot, request.num_vouched_tokens)
         self._close(request, pages[num_cached:])
 
     def discard(self, request: Request) -> None:
         """Take the slot and pages of a request whose keys and values nobody may read again."""
         table, slot = self._table, request.slot
         first, last = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
+        self._clear_from(slot, first * self._page_size)
         self._close(request, table.page_table[slot, first:last].copy())
+
+    def _clear_from(self, slot: int, first_token: int) -> None:
+        """Steps under way may still write there; what is cleared is cleared after them."""
+        seq_len = int(self._table.seq_lens[slot])
+        if seq_len > first_token:
+            self._cleared.append(self._table.cache_indices(slot, first_token, seq_len))
 
     def _close(self, request: Request, unwanted_pages: IntArray) -> None:
         self._pool.free(unwanted_pages)
@@ -126,3 +137,12 @@ class RequestMemory:
         writes = list(self._table_writes.values())
         self._table_writes.clear()
         return writes
+
+    def take_cleared(self) -> IntArray:
+        """Cache indices that the next plan must clear, int32 (n,): it is the first that may hand
+        their pages to somebody else."""
+        if not self._cleared:
+            return EMPTY
+        cleared = np.concatenate(self._cleared)
+        self._cleared.clear()
+        return cleared

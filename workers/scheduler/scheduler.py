@@ -117,7 +117,7 @@ class Scheduler:
         self._needs_commit = draft.is_empty and bool(self._uncommitted)
         if draft.is_empty:
             return None
-        plan, record = draft.build(self._memory.take_table_writes())
+        plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
         self._uncommitted.append(record)
         self._next_step_id += 1
         self._reserve.on_step()

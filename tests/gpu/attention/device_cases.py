@@ -9,7 +9,7 @@ import torch
 
 from attention import ForwardBatch, ForwardMode, LayerAttentionConfig
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
-from attention.memory.cuda_kv_pool import Fp8MHATokenToKVPool
+from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
 from tests.unit.attention.cases import (
     AttentionCase,
@@ -75,7 +75,7 @@ def error_of(case: AttentionCase, backend_class: type[AttentionBackend]) -> floa
 def fp8_twin(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCase:
     """The case over an fp8 pool that holds what the case's pool holds."""
     config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
-    pool = Fp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    pool = CudaFp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
     pool.set_scales(0, k_scale, v_scale)
     everywhere = torch.arange(pool.num_pages * pool.page_size, device=config.device)
     k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
@@ -105,13 +105,13 @@ class CapturedStep:
                 to.copy_(source)
             self.case.req_to_token_pool.req_to_token.copy_(case.req_to_token_pool.req_to_token)
         batch = padded(case.batch, self.batch.batch_size)
-        self.batch.out_cache_loc.copy_(batch.out_cache_loc)
+        for name in ("out_cache_loc", "req_pool_indices", "seq_lens", "extend_seq_lens"):
+            getattr(self.batch, name).copy_(getattr(batch, name))
         num_tokens = case.batch.num_tokens
         for to, source in ((self.q, case.q), (self.k, case.k), (self.v, case.v)):
             to[:num_tokens].copy_(source)
         with torch.inference_mode():
             self.out.fill_(torch.nan)
-        self.backend.init_forward_metadata_replay_cuda_graph(batch)
         self.graph.replay()
         return self.out[:num_tokens].clone()
 
@@ -132,10 +132,12 @@ def capture(
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.inference_mode():
+        backend.record_step_tables(batch)
         backend.forward(q, k, v, case.layer, batch)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), torch.inference_mode():
+        backend.record_step_tables(batch)
         out = backend.forward(q, k, v, case.layer, batch)
     return CapturedStep(case, backend, graph, batch, q, k, v, out)
 
@@ -151,9 +153,9 @@ def blank_decode_batch(batch_size: int, device: torch.device) -> ForwardBatch:
         num_tokens=batch_size,
         input_ids=zeros,
         positions=zeros,
-        req_pool_indices=zeros,
+        req_pool_indices=zeros.clone(),
         seq_lens=ones,
-        extend_seq_lens=ones,
+        extend_seq_lens=ones.clone(),
         extend_prefix_lens=ones - 1,
         out_cache_loc=zeros.clone(),
         seq_lens_cpu=host_ones,

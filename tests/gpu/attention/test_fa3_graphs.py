@@ -90,13 +90,15 @@ def test_nothing_waits_for_the_device(rows, backend_class):
 
 
 @ignores_prototype_warning
-def test_replay_metadata_does_not_wait_for_the_device():
+@pytest.mark.parametrize("backend_class", EXACT_BACKENDS)
+def test_recording_step_tables_does_not_wait_for_the_device(backend_class):
     case = device_case(device_spec(DECODE))
-    backend = FlashAttentionBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    backend = backend_class(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     backend.init_cuda_graph_state(len(DECODE))
     backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    backend.record_step_tables(case.batch)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        backend.init_forward_metadata_replay_cuda_graph(case.batch)
+        backend.record_step_tables(case.batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")

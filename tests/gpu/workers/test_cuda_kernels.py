@@ -6,6 +6,9 @@ from torch.nn import functional
 
 triton = pytest.importorskip("triton")
 
+from attention.kernels.decode_shape import DecodeGeometry, measured_tuning  # noqa: E402
+from attention.kernels.paged_decode import PagedDecode, ScoreRule  # noqa: E402
+from attention.qkv_projection import HeadNorm, QKVProjection, Rotation  # noqa: E402
 from workers.decode_step import StepRows, TorchStepKernels  # noqa: E402
 from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
 from workers.layers.cuda.gated_gemm import triton_gated_gemm  # noqa: E402
@@ -19,7 +22,7 @@ from workers.layers.cuda.gemm_choice import (  # noqa: E402
 )
 from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
-from workers.layers.cuda.rope import FusedRope, HeadNorm, RopeShape  # noqa: E402
+from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
 
 pytestmark = [
@@ -114,7 +117,7 @@ def test_rope_writes_queries_keys_and_values(
     pools = torch.zeros((2, 8, page_size, num_kv, head_dim), dtype=dtype, device=CUDA)
     positions = torch.randint(0, 256, (num_tokens,), device=CUDA)
     locations = torch.randperm(7 * page_size, device=CUDA)[:num_tokens] + page_size
-    q = FusedRope(shape, cos_sin, bias, norm)(
+    q = FusedRope(shape, Rotation(cos_sin, bias, norm))(
         partials, positions, locations, pools[0], pools[1], dtype
     )
     total = partials.double().sum(0) + (0 if bias is None else bias.double())
@@ -134,6 +137,33 @@ def test_rope_writes_queries_keys_and_values(
     untouched[locations] = False
     assert not keys[untouched].any()
     assert not values[untouched].any()
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_attention_stores_the_bits_that_the_rope_kernel_stores(num_splits) -> None:
+    num_rows, page_size, dtype = 24, 16, torch.bfloat16
+    shape = RopeShape(32, 8, 128)
+    partials = randn(num_splits, num_rows, sum(shape.split_sizes))
+    rotation = Rotation(
+        cos_sin_table(RopeSpec("default", 1e4, 128, 512, {}), 512).to(CUDA),
+        randn(partials.shape[2], dtype=dtype),
+        None,
+    )
+    seq_lens = torch.randint(1, 500, (num_rows,), device=CUDA, dtype=torch.int32)
+    page_table = torch.randperm(num_rows * 32, device=CUDA).int().view(num_rows, 32)
+    last = seq_lens.long() - 1
+    pages = page_table.gather(1, (last // page_size)[:, None]).squeeze(1)
+    locations = pages.long() * page_size + last % page_size
+    pools = randn(2, 2, num_rows * 32, page_size, 8, 128).to(dtype)
+    FusedRope(shape, rotation)(partials, last, locations, *pools[0], dtype)
+    geometry = DecodeGeometry(8, 4, 128, page_size)
+    decode = PagedDecode(geometry, CUDA, lambda rows: measured_tuning(geometry, rows))
+    plan = decode.plan(seq_lens, -1)
+    projection = QKVProjection(partials * 1.0, rotation, dtype)
+    rule = ScoreRule(128**-0.5, 0.0, None)
+    decode.attend_projected(projection, locations, tuple(pools[1]), page_table, plan, rule)
+    rows = pools.flatten(2, 3)[:, :, locations]
+    assert torch.equal(rows[0], rows[1])
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 32])

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM
 
 from attention.registry import ATTENTION_BACKENDS
@@ -14,9 +15,9 @@ from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.loader import load_model
 from workers.parallel.group import SingleRank
+from workers.protocol import GenerateRequest
 from workers.runner_factory import make_model_runner
 from workers.sampling.params import SamplingParams
-from workers.scheduler.scheduler import Scheduler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -147,14 +148,19 @@ def test_sampling_features_work_on_graphed_steps() -> None:
     assert share_equal(generate(config, prompts, sampling, rounds=3), eager) > 0.9
 
 
-@needs_fa3
-def test_a_decode_step_is_launched_without_waiting_for_the_device() -> None:
-    config = EngineConfig(model="builtin", enable_prefix_cache=False)
+def warm_engine(config):
+    """A runner, its engine after two rounds of 8 prompts (their size is captured), the prompts."""
     runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
     engine = Engine.of_runner(config, runner)
-    engine.generate(prompts_of(8, 4000), GREEDY)
-    scheduler = Scheduler(runner.scheduler_config(config))
-    engine._scheduler = scheduler
+    prompts = prompts_of(8, 4000)
+    for _ in range(2):
+        engine.generate(prompts, GREEDY)
+    return runner, engine, prompts
+
+
+@needs_fa3
+def test_a_decode_step_is_launched_without_waiting_for_the_device() -> None:
+    runner, engine, prompts = warm_engine(EngineConfig(model="builtin", enable_prefix_cache=False))
     launches = []
     original = runner.launch
 
@@ -169,9 +175,105 @@ def test_a_decode_step_is_launched_without_waiting_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     engine._executor._launch = launch_strictly
-    engine.generate(prompts_of(8, 4000), GREEDY)
+    engine.generate(prompts, GREEDY)
     engine.close()
     assert len(launches) > NUM_TOKENS // 2
+
+
+WAITS = {
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaCtxSynchronize",
+    "cudaMemcpy",
+    "cudaMemcpy2D",
+    "cudaMalloc",
+    "cudaFree",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+}
+EVENT_WAITS = {"cudaEventSynchronize", "cuEventSynchronize"}
+
+
+def calls_within(events, range_name):
+    """Names of what the host called inside each range of a name, one list a range."""
+    host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+    ranges = [event.time_range for event in host if event.name == range_name]
+    return [
+        [e.name for e in host if r.start <= e.time_range.start and e.time_range.end <= r.end]
+        for r in ranges
+    ]
+
+
+@needs_fa3
+def test_a_decode_step_waits_for_nothing_but_the_end_of_the_one_before() -> None:
+    """By the profiler's trace of what the host asked of CUDA."""
+    config = EngineConfig(
+        model="builtin", enable_prefix_cache=False, attention_timing_interval_steps=4
+    )
+    runner, engine, prompts = warm_engine(config)
+    for index, prompt in enumerate(prompts):
+        engine.submit(GenerateRequest(f"r{index}", prompt, GREEDY))
+    for _ in range(4):
+        engine.step()
+    original = runner.launch
+
+    def launch_in_range(plan):
+        assert plan.is_decode
+        with record_function("launch"):
+            return original(plan)
+
+    engine._executor._launch = launch_in_range
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(NUM_TOKENS // 2):
+            with record_function("step"):
+                engine.step()
+    events = list(profiler.events())
+    engine.close()
+    launches, steps = calls_within(events, "launch"), calls_within(events, "step")
+    assert len(launches) == len(steps) == NUM_TOKENS // 2
+    for calls in launches:
+        assert "cudaGraphLaunch" in calls
+        assert not WAITS.union(EVENT_WAITS).intersection(calls)
+    for calls in steps:
+        assert not WAITS.intersection(calls)
+        assert sum(call in EVENT_WAITS for call in calls) <= 1
+
+
+@needs_fa3
+@pytest.mark.parametrize("backend", ["fa3", "fa3_triton"])
+def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None:
+    observer = AttentionRecords()
+    config = EngineConfig(
+        model="builtin",
+        attention_backend=backend,
+        enable_prefix_cache=False,
+        attention_timing_interval_steps=4,
+    )
+    runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
+    engine = Engine.of_runner(config, runner, observer=observer)
+    prompts = prompts_of(8, 4000)
+    results = [engine.generate(prompts, GREEDY)]
+    while runner._graphs.capture_next():
+        pass
+    observer.decode.clear()
+    results += [engine.generate(prompts, GREEDY) for _ in range(2)]
+    engine.close()
+    assert runner._graphs.timed_sizes == [8]
+    timed = observer.decode
+    assert len(timed) >= 2 * (NUM_TOKENS - 2) // 4
+    assert {record.backend for record in timed} == {backend}
+    assert all(1e-6 < record.seconds < 5e-3 for record in timed)
+    assert share_equal(*([r.token_ids for r in result] for result in results[1:])) > 0.95
+
+
+class AttentionRecords:
+    """An observer that keeps what decode steps tell of their attention."""
+
+    def __init__(self):
+        self.decode = []
+
+    def on_step(self, record):
+        self.decode += [one for one in record.attention if one.phase == "decode"]
 
 
 def test_dummy_weights_land_on_the_device(tmp_path) -> None:

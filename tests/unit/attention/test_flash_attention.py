@@ -19,13 +19,15 @@ from attention.backends.flash_attention_metadata import kernel_window
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.capability import AttentionBackendError
 from attention.memory import cuda_kv_pool
-from attention.memory.cuda_kv_pool import Fp8MHATokenToKVPool
+from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool
+from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from tests.fakes.flash_attention import (
     FakePagedDecode,
     fake_flash_attention_3,
     fake_triton_kernels,
 )
+from tests.fakes.qkv_projection import draw_projection, finish
 from tests.unit.attention.cases import (
     PAGE_SIZES,
     AttentionCase,
@@ -118,13 +120,13 @@ def padded(case: AttentionCase, batch_size: int) -> ForwardBatch:
     )
 
 
-def test_replay_refreshes_the_tables_that_the_capture_pointed_at():
+@pytest.mark.parametrize("backend_class", BACKENDS)
+def test_recorded_tables_follow_the_batch_s_tensors(backend_class):
     first = build_case(half(DECODE, page_size=16, layout_seed=1))
     second = build_case(half(DECODE, page_size=16, layout_seed=2))
-    backend = backend_of(first)
+    backend = backend_class(first.config, first.req_to_token_pool, first.token_to_kv_pool)
     backend.init_cuda_graph_state(16)
     backend.init_forward_metadata_capture_cuda_graph(padded(first, 8))
-    captured = backend._metadata[-1]
     first.req_to_token_pool.req_to_token.copy_(second.req_to_token_pool.req_to_token)
     for to, source in zip(
         first.token_to_kv_pool.get_kv_buffer(0),
@@ -132,9 +134,7 @@ def test_replay_refreshes_the_tables_that_the_capture_pointed_at():
         strict=True,
     ):
         to.copy_(source)
-    backend.init_forward_metadata_replay_cuda_graph(padded(second, 8))
-    # What a graph recorded is the capture's tensors.
-    backend._metadata = {-1: captured}
+    backend.record_step_tables(padded(second, 8))
     q = torch.cat([second.q, torch.zeros(2, 8, 32, dtype=torch.bfloat16)])
     out = backend.forward_decode(q, second.k, second.v, second.layer, second.batch)
     assert relative_error(out[:-2], second.run_oracle()) < BF16_TOLERANCE
@@ -172,13 +172,56 @@ def test_triton_decode_plans_every_step_and_window_anew():
     backend = TritonDecodeFlashAttentionBackend(config, case.req_to_token_pool, pool)
     for length in (16, 1):
         lengths = torch.full((6,), length, dtype=torch.int32)
-        batch = replace(case.batch, seq_lens=lengths)
-        backend.init_forward_metadata(batch)
-        for layer_id, kind in enumerate(config.layers):
-            case.layer.layer_id = layer_id
-            case.layer.sliding_window_size = kind.sliding_window_size
-            backend.forward(case.q, case.k, case.v, case.layer, batch)
-        assert backend._decoder._plans.keys() == {-1, 24}
+        backend.init_forward_metadata(replace(case.batch, seq_lens=lengths))
+        plans = backend._decoder._plans
+        assert plans.keys() == {-1, 24}
+        assert all(torch.equal(plan.tensor, lengths) for plan in plans.values())
+
+
+def test_triton_decode_without_a_plan_is_refused():
+    case = build_case(half(DECODE))
+    backend = TritonDecodeFlashAttentionBackend(
+        case.config, case.req_to_token_pool, case.token_to_kv_pool
+    )
+    backend.init_cuda_graph_state(8)
+    backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    with pytest.raises(RuntimeError, match="before its first layer"):
+        backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+def test_a_projected_step_equals_the_same_step_of_finished_heads(layer):
+    case = build_case(half(DECODE, layer=layer, head_dim=64, v_head_dim=64))
+    backend = TritonDecodeFlashAttentionBackend(
+        case.config, case.req_to_token_pool, case.token_to_kv_pool
+    )
+    assert backend.fuses_decode_projection(1)
+    projection = draw_projection(
+        (3, 6, 16 * 64), 64, 512,
+        dtype=torch.bfloat16, partial_dtype=torch.float32, has_extras=True, device=case.q.device,
+    )  # fmt: skip
+    q, k, v = (x.to(torch.bfloat16) for x in finish(projection, case.batch.positions, 8, 4))
+    expected = replace(case, q=q, k=k, v=v).run(FlashAttentionBackend)
+    for buffer in case.token_to_kv_pool.get_kv_buffer(0):
+        buffer.flatten(0, 1)[case.batch.out_cache_loc] = torch.nan
+    batch = replace(case.batch, attn_backend=backend)
+    backend.init_forward_metadata(batch)
+    out = case.layer.forward_projected(projection, batch)
+    assert torch.equal(out.view(expected.shape), expected)
+
+
+def test_projections_that_no_kernel_finishes_are_refused():
+    case = build_case(half(DECODE))
+    projection = draw_projection(
+        (1, 6, 16 * 32), 32, 512,
+        dtype=torch.bfloat16, partial_dtype=torch.float32, has_extras=False, device=case.q.device,
+    )  # fmt: skip
+    for backend_class in BACKENDS:
+        backend = backend_class(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+        backend.init_forward_metadata(case.batch)
+        assert not backend.fuses_decode_projection(1)
+        with pytest.raises(NotImplementedError, match="rotated"):
+            backend.forward_projected(projection, case.layer, case.batch)
 
 
 def test_triton_decode_wants_heads_of_one_size():
@@ -217,10 +260,11 @@ def test_graph_methods_say_what_is_missing_or_too_large():
     case = build_case(half(DECODE))
     backend = backend_of(case)
     with pytest.raises(RuntimeError, match="init_cuda_graph_state"):
-        backend.init_forward_metadata_replay_cuda_graph(case.batch)
-    backend.init_cuda_graph_state(4)
-    with pytest.raises(ValueError, match="6 rows.*at most 4"):
         backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    backend.init_cuda_graph_state(4)
+    for method in (backend.init_forward_metadata_capture_cuda_graph, backend.record_step_tables):
+        with pytest.raises(ValueError, match="6 rows.*at most 4"):
+            method(case.batch)
 
 
 def test_forward_without_metadata_or_with_an_unknown_window_is_refused():
@@ -261,7 +305,7 @@ def test_sinks_need_a_package_that_has_them(monkeypatch):
 def fp8_twin(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCase:
     """The case over an fp8 pool that holds what the case's pool holds."""
     config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
-    pool = Fp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    pool = CudaFp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
     pool.set_scales(0, k_scale, v_scale)
     everywhere = torch.arange(pool.num_pages * pool.page_size)
     k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))

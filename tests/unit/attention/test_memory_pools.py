@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attention import AttentionConfig, LayerAttentionConfig
+from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 
@@ -109,3 +110,25 @@ def test_tokens_of_a_ragged_batch_are_written_in_one_call():
 def test_an_empty_table_is_refused(shape):
     with pytest.raises(ValueError, match="positive"):
         ReqToTokenPool(*shape, CPU)
+
+
+@pytest.mark.parametrize(
+    ("pool_class", "kv_dtype"),
+    [
+        (MHATokenToKVPool, torch.float32),
+        (MHATokenToKVPool, torch.bfloat16),
+        (Fp8MHATokenToKVPool, torch.float8_e4m3fn),
+    ],
+)
+def test_cleared_tokens_are_zero_in_every_layer_and_the_others_stay(pool_class, kv_dtype):
+    pool = pool_class(make_config(kv_dtype=kv_dtype), num_pages=3)
+    everywhere, cleared = torch.arange(12), [5, 11]
+    for layer in range(3):
+        nan = torch.full((12, 2, 8), torch.nan)
+        pool.set_kv_buffer(layer, everywhere, nan, nan[..., :6])
+    pool.clear_tokens(torch.tensor(cleared))
+    for layer in range(3):
+        for buffer in pool.get_kv_buffer(layer):
+            tokens = buffer.float().flatten(0, 1)
+            assert not tokens[cleared].any()
+            assert tokens[[i for i in range(12) if i not in cleared]].isnan().all()

@@ -122,3 +122,31 @@ def test_the_heartbeat_beats_while_idle(make_loop) -> None:
     first = loop.last_beat_s
     time.sleep(1.2)
     assert loop.last_beat_s > first
+
+
+def test_an_idle_engine_prepares_piece_by_piece_and_not_while_it_works(sink) -> None:
+    engine = PreparingEngine(max_preparations=3, step_s=0.03)
+    loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
+    loop.submit([request("first", 8)])
+    loop.start()
+    sink.wait_for(lambda: "first" in sink.ends())
+    assert engine.num_preparations == 0
+    deadline_s = time.monotonic() + 5.0
+    while engine.num_preparations < 3:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    loop.submit([request("second")])
+    sink.wait_for(lambda: "second" in sink.ends())
+    loop.stop()
+    assert engine.num_preparations == 3
+    assert not engine.prepared_with_work
+
+
+class PreparingEngine(FakeEngine):
+    """Notes whether it was ever told to prepare although it had work."""
+
+    prepared_with_work = False
+
+    def prepare_while_idle(self) -> bool:
+        self.prepared_with_work = self.prepared_with_work or self.has_work
+        return super().prepare_while_idle()

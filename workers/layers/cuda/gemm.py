@@ -1,7 +1,7 @@
 """Triton GEMMs for few tokens, where a GEMM's time is that of reading its weights once.
 
 Two kernels over weights (out_features, in_features): dot products on CUDA cores for one token, and
-tensor cores with the weights as the large operand for up to 128. Both can split in_features over
+tensor cores with the weights as the large operand for up to 256. Both can split in_features over
 programs; the partial sums are then left to the kernel that reads them. Before they wait for their
 predecessor they ask for their first weights to come to L2: weights do not depend on it.
 Knows no layer and makes no choice; gated_gemm.py has the same two with an activation.
@@ -22,13 +22,15 @@ from workers.layers.cuda.launch import (
     prefetch_lines,
 )
 
-MAX_TOKENS = 128
+MAX_TOKENS = 256
+MAX_TILED_TOKENS = 512
 LINE_BYTES = tl.constexpr(128)
 _MIN_DOT_TOKENS = 16
-_PREFETCH_BYTES = 20 << 20
+_MAX_TILE_TOKENS = 256
+PREFETCH_BUDGET_BYTES = 20 << 20
 """Of all programs of a launch: what comes to L2 while a small predecessor runs."""
 _MIN_PREFETCH_BYTES = 128
-_MAX_LINE_PREFETCH_BYTES = 1024
+MAX_LINE_PREFETCH_BYTES = 1024
 _OPERAND_BYTES = 2
 _MAX_SHARED_BYTES = 224 << 10
 """Of one program, as Hopper allows."""
@@ -38,32 +40,45 @@ def block_tokens(num_tokens: int) -> int:
     return max(_MIN_DOT_TOKENS, next_power_of_2(num_tokens))
 
 
+def tile_tokens(num_tokens: int) -> int:
+    """Of one tile, where tiles share the tokens out."""
+    return min(_MAX_TILE_TOKENS, block_tokens(num_tokens))
+
+
 @dataclass(frozen=True, slots=True)
 class GemmConfig:
     """One way to compute x @ weight.T.
 
-    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS; "gated_gemv" and "gated" are
-    these with the activation of a gated block. block_rows: output features of a program, after the
-    activation. block_k, num_splits, num_stages, num_warps: as usual; in_features must be a
-    multiple of num_splits * block_k.
+    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS, "tiled" for up to
+    MAX_TILED_TOKENS; "gated_gemv", "gated" and "gated_tiled" are these with the activation of a
+    gated block. block_rows: output features of a tile, after the activation. block_k, num_splits,
+    num_stages, num_warps: as usual; in_features must be a multiple of num_splits * block_k.
     """
 
-    kind: Literal["gemv", "skinny", "gated_gemv", "gated"]
+    kind: Literal["gemv", "skinny", "tiled", "gated_gemv", "gated", "gated_tiled"]
     block_rows: int
     block_k: int
     num_splits: int
     num_stages: int
     num_warps: int
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether it leaves activations instead of a product."""
+        return self.kind in ("gated_gemv", "gated", "gated_tiled")
+
     def fits(self, num_tokens: int, in_features: int) -> bool:
         if in_features % (self.num_splits * self.block_k):
             return False
         if self.kind in ("gemv", "gated_gemv"):
             return num_tokens == 1
-        num_matrices = 2 if self.kind == "gated" else 1
-        tile_rows = num_matrices * self.block_rows + block_tokens(num_tokens)
+        is_tiled = self.kind in ("tiled", "gated_tiled")
+        tile_rows = self.block_rows * (2 if self.is_gated else 1) + (
+            tile_tokens(num_tokens) if is_tiled else block_tokens(num_tokens)
+        )
         num_bytes = self.num_stages * tile_rows * self.block_k * _OPERAND_BYTES
-        return num_tokens <= MAX_TOKENS and num_bytes <= _MAX_SHARED_BYTES
+        max_tokens = MAX_TILED_TOKENS if is_tiled else MAX_TOKENS
+        return num_tokens <= max_tokens and num_bytes <= _MAX_SHARED_BYTES
 
 
 def _run_prefetch_rows(
@@ -169,8 +184,8 @@ _skinny_kernel = triton.jit(_skinny, do_not_specialize=("num_tokens",))
 
 def prefetch_bytes(kind: str, num_rows: int, k_per_split: int) -> int:
     """Of each row that a program reads: a power of two, all programs' within the budget."""
-    budget = min(_PREFETCH_BYTES // num_rows, k_per_split * _OPERAND_BYTES)
-    most = _MAX_LINE_PREFETCH_BYTES if kind == "skinny" else budget
+    budget = min(PREFETCH_BUDGET_BYTES // num_rows, k_per_split * _OPERAND_BYTES)
+    most = MAX_LINE_PREFETCH_BYTES if kind == "skinny" else budget
     return max(_MIN_PREFETCH_BYTES, next_power_of_2(min(budget, most) + 1) // 2)
 
 

@@ -1,30 +1,24 @@
 """Weight matrices with the GEMM chosen for each number of tokens. Knows no layer."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_choice import (
-    Choices,
-    GemmChooser,
-    GemmShape,
-    Role,
-    multiply,
-    multiply_gated,
-)
+from workers.layers.cuda.chosen_gemm import Multiply
+from workers.layers.cuda.gemm_candidates import GemmShape, Role
+from workers.layers.cuda.gemm_choice import GemmChooser
 
 
 class _ChosenGemm:
-    def __init__(self, weight: torch.Tensor, choices: Choices) -> None:
+    def __init__(self, weight: torch.Tensor, gemms: Mapping[int, Multiply]) -> None:
+        """gemms: by the most tokens that each is for."""
         self.weight = weight
-        self._choices = sorted(choices.items())
+        self._max_tokens = sorted(gemms)
+        self._gemms = [gemms[max_tokens] for max_tokens in self._max_tokens]
 
-    def config(self, num_tokens: int) -> GemmConfig | None:
-        for max_tokens, config in self._choices:
-            if num_tokens <= max_tokens:
-                return config
-        return None
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._gemms[bisect_left(self._max_tokens, x.shape[0])](x, self.weight)
 
 
 class PartialGemm(_ChosenGemm):
@@ -33,31 +27,27 @@ class PartialGemm(_ChosenGemm):
     Their sum over splits is the product; one split has x's dtype, several are float32.
     """
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return multiply(x, self.weight, self.config(x.shape[0]))
-
 
 class GatedGemm(_ChosenGemm):
     """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return multiply_gated(x, self.weight, self.config(x.shape[0]))
 
 
 def partial_gemms(
     chooser: GemmChooser, weights: Sequence[torch.Tensor], can_split: bool
 ) -> list[PartialGemm]:
     """One for each of the weights, which have one shape."""
-    choices = _choices(chooser, weights, "split" if can_split else "whole")
-    return [PartialGemm(weight, choices) for weight in weights]
+    gemms = _gemms(chooser, weights, "split" if can_split else "whole")
+    return [PartialGemm(weight, gemms) for weight in weights]
 
 
 def gated_gemms(chooser: GemmChooser, weights: Sequence[torch.Tensor]) -> list[GatedGemm]:
     """One for each of the weights, which have one shape."""
-    choices = _choices(chooser, weights, "gated")
-    return [GatedGemm(weight, choices) for weight in weights]
+    gemms = _gemms(chooser, weights, "gated")
+    return [GatedGemm(weight, gemms) for weight in weights]
 
 
-def _choices(chooser: GemmChooser, weights: Sequence[torch.Tensor], role: Role) -> Choices:
+def _gemms(
+    chooser: GemmChooser, weights: Sequence[torch.Tensor], role: Role
+) -> dict[int, Multiply]:
     out_features, in_features = weights[0].shape
-    return chooser.choose(GemmShape(out_features, in_features, role), weights)
+    return chooser.gemms(GemmShape(out_features, in_features, role), weights)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from attention.qkv_projection import Rotation
 from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
@@ -19,15 +20,6 @@ from workers.layers.cuda.launch import (
 
 _MAX_HEADS_PER_PROGRAM = 8
 _NUM_WARPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMSNorm over every query and key head (Qwen3). Weights: (head_dim,)."""
-
-    q_weight: torch.Tensor
-    k_weight: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +143,10 @@ _rope_kv_kernel = triton.jit(_rope_kv)
 
 @dataclass(frozen=True, slots=True)
 class FusedRope:
-    """The kernel with what one layer never changes.
-
-    bias: (all heads * head_dim,) or None. cos_sin: float32 (positions, head_dim), cosines first.
-    """
+    """The kernel with what one layer never changes."""
 
     shape: RopeShape
-    cos_sin: torch.Tensor
-    bias: torch.Tensor | None
-    head_norm: HeadNorm | None
+    rotation: Rotation
 
     def __call__(
         self,
@@ -182,14 +169,14 @@ class FusedRope:
             (num_tokens, shape.num_q_heads, shape.head_dim), dtype=dtype, device=partials.device
         )
         heads = shape.heads_per_program
-        norm = self.head_norm
+        bias, norm = self.rotation.bias, self.rotation.head_norm
         is_dependent = dependent_launch(partials)
         _rope_kv_kernel[(num_tokens, (shape.num_q_heads + 2 * shape.num_kv_heads) // heads)](
             partials,
-            partials if self.bias is None else self.bias,
+            partials if bias is None else bias,
             partials if norm is None else norm.q_weight,
             partials if norm is None else norm.k_weight,
-            self.cos_sin,
+            self.rotation.cos_sin,
             positions,
             target_indices,
             q_out,
@@ -202,7 +189,7 @@ class FusedRope:
             HALF=shape.head_dim // 2,
             HEADS=heads,
             NUM_SPLITS=num_splits,
-            HAS_BIAS=self.bias is not None,
+            HAS_BIAS=bias is not None,
             HAS_NORM=norm is not None,
             IS_DEPENDENT=is_dependent,
             num_warps=_NUM_WARPS,

@@ -32,6 +32,7 @@ def test_an_unknown_command_is_an_error():
         (["--port", "9000"], "must differ"),
         (["--config", "/absent.yaml"], "absent"),
         (["--proxy", "squid"], "http.proxy"),
+        (["--kv-cache-dtype", "int4"], "engine.kv_cache_dtype"),
     ],
 )
 def test_what_serve_cannot_use_is_named_before_anything_starts(arguments, message):

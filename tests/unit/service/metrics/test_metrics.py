@@ -123,6 +123,47 @@ def test_the_roofline_ratio_is_the_least_time_over_the_measured_time():
     assert samples[key] == pytest.approx(0.5)
 
 
+def test_least_and_measured_seconds_add_up_so_that_their_rates_give_the_share_over_any_window():
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e9, flops_per_s=1e12))
+    for seconds, num_bytes, num_flops in ((0.004, 10**6, 10), (0.008, 10, 2 * 10**9)):
+        attention = AttentionRecord("extend", "fa3", seconds, num_bytes, num_flops)
+        metrics.on_step(StepRecord("extend", 0.01, 0.0, 1, 5, 0, (attention,)))
+    labels = {"phase": "extend"}
+    least_s = registry.get_sample_value("tessera_attention_least_seconds_total", labels)
+    labels["backend"] = "fa3"
+    seconds = registry.get_sample_value("tessera_attention_seconds_sum", labels)
+    assert (least_s, seconds) == pytest.approx((0.003, 0.012))
+
+
+def test_an_engine_tells_when_it_started():
+    registry = CollectorRegistry()
+    registry.register(EngineStatsCollector(INFO, EngineStats, clock=lambda: 1234.5))
+    assert registry.get_sample_value("tessera_engine_start_time_seconds") == 1234.5
+
+
+def test_what_alerts_watch_is_zero_before_it_first_happens():
+    registry = CollectorRegistry()
+    IngressMetrics(registry)
+    for reason in ("stop", "length", "abort", "replica_lost", "internal", "timeout", "unavailable"):
+        labels = {"reason": reason}
+        assert registry.get_sample_value("tessera_requests_finished_total", labels) == 0
+    for code in ("overloaded", "unavailable", "tokenizer_failed", "internal", "draining"):
+        assert registry.get_sample_value("tessera_requests_rejected_total", {"code": code}) == 0
+    for reason in RoutingReason:
+        labels = {"reason": reason.value}
+        assert registry.get_sample_value("tessera_routing_decisions_total", labels) == 0
+
+
+def test_a_refusal_that_is_the_clients_own_has_no_series_until_it_happens():
+    registry = CollectorRegistry()
+    metrics = IngressMetrics(registry)
+    labels = {"code": "context_length_exceeded"}
+    assert registry.get_sample_value("tessera_requests_rejected_total", labels) is None
+    metrics.on_rejected("context_length_exceeded")
+    assert registry.get_sample_value("tessera_requests_rejected_total", labels) == 1
+
+
 def test_without_hardware_limits_there_is_no_roofline_sample():
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, None)

@@ -109,6 +109,7 @@ class HistoryRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._check(plan)
+        self._pool[plan.cleared] = 0
         for admitted in plan.admitted:
             self._admit(admitted)
         for write in plan.table_writes:

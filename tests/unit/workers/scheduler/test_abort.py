@@ -66,13 +66,19 @@ def test_a_decoding_request_gets_no_token_after_its_abort():
 
 
 @pytest.mark.parametrize("prompt_len", [6, 7, 8])
-def test_tokens_that_the_host_never_saw_are_not_cached(prompt_len: int):
+@pytest.mark.parametrize("num_committed", [0, 1])
+def test_only_tokens_that_a_committed_step_vouches_for_are_cached(
+    prompt_len: int, num_committed: int
+):
     driver = make_driver(page_size=4)
     driver.submit(make_request("r", list(range(2, 2 + prompt_len))))
     driver.launch()
     driver.launch()
+    for _ in range(num_committed):
+        driver.commit()
     driver.scheduler.abort("r")
-    assert driver.scheduler.stats().num_evictable_pages == prompt_len // 4
+    num_cached_pages = prompt_len // 4 if num_committed else 0
+    assert driver.scheduler.stats().num_evictable_pages == num_cached_pages
     assert_gone(driver)
 
 

@@ -1,0 +1,62 @@
+"""SGLang 0.5.13 on the workloads, offline, weights random: a driver as driver.py describes it.
+
+    PYTHONPATH=SITE:SITE/nvidia_cutlass_dsl/python_packages \\
+        python3 benchmarks/h200/peers/run_sglang.py CONFIG_JSON [--workload prefix]
+
+FlashAttention-3 and PyTorch's sampler, as its fastest setting on this GPU that compiles nothing;
+context, memory, running requests and prefix cache are what the table fixes for everybody.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+# Behind the engine's own packages, so that nothing here stands in for one of them.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from benchmarks.h200.driver import (
+    MAX_CONTEXT_LEN,
+    MAX_RUNNING_REQUESTS,
+    MEMORY_FRACTION,
+    job_of,
+    make_parser,
+    measure,
+)
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
+
+
+def main() -> None:
+    started_s = time.perf_counter()
+    job = job_of(make_parser("SGLang on the workloads").parse_args())
+    os.environ.update(ENVIRONMENT)
+    import sglang
+
+    with job.model_folder() as folder:
+        engine = sglang.Engine(
+            model_path=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            context_length=MAX_CONTEXT_LEN,
+            mem_fraction_static=MEMORY_FRACTION,
+            disable_radix_cache=not job.has_prefix_cache,
+            max_running_requests=MAX_RUNNING_REQUESTS,
+            cuda_graph_max_bs=MAX_RUNNING_REQUESTS,
+            attention_backend="fa3",
+            sampling_backend="pytorch",
+            log_level="error",
+            tp_size=job.tp_size,
+        )
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+        params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
+        outputs = engine.generate(input_ids=prompts, sampling_params=params)
+        return [len(output["output_ids"]) for output in outputs]
+
+    measure("sglang", job, generate, started_s)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

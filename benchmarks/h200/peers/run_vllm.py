@@ -1,0 +1,66 @@
+"""vLLM 0.20.0 on the workloads, offline, weights random: a driver as driver.py describes it.
+
+    PYTHONPATH=VLLM_SITE python3 benchmarks/h200/peers/run_vllm.py CONFIG_JSON [--workload prefix]
+
+The settings are vLLM's defaults but for what the table fixes for everybody: context, memory,
+running requests, prefix cache on or off. Its sampler is PyTorch's:
+FlashInfer's has to be compiled first.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+# Behind the engine's own packages, so that nothing here stands in for one of them.
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from benchmarks.h200.driver import (
+    MAX_CONTEXT_LEN,
+    MAX_RUNNING_REQUESTS,
+    MEMORY_FRACTION,
+    job_of,
+    make_parser,
+    measure,
+)
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+def main() -> None:
+    started_s = time.perf_counter()
+    job = job_of(make_parser("vLLM on the workloads").parse_args())
+    os.environ.update(ENVIRONMENT)
+    from vllm import LLM, SamplingParams
+
+    with job.model_folder() as folder:
+        llm = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=MAX_CONTEXT_LEN,
+            gpu_memory_utilization=MEMORY_FRACTION,
+            enable_prefix_caching=job.has_prefix_cache,
+            max_num_seqs=MAX_RUNNING_REQUESTS,
+            disable_log_stats=True,
+            tensor_parallel_size=job.tp_size,
+        )
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        )
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    measure("vllm", job, generate, started_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+{{/* Pods of a RayCluster. Called with root, role (head, engine, ingress), pod (the values of this pod: resources,
+     nodeSelector, ...) and, but for the head, group. */}}
+
+{{- define "tessera.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+{{- $needsToken := and (eq .role "head") $values.autoscaler.enabled -}}
+metadata:
+  labels:
+    {{- include "tessera.podLabels" . | nindent 4 }}
+  {{- with .pod.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- /* KubeRay gives the head an account of its own, with the rights its autoscaler needs. */}}
+  {{- if not $needsToken }}
+  serviceAccountName: {{ include "tessera.serviceAccountName" $root }}
+  {{- end }}
+  automountServiceAccountToken: {{ $needsToken }}
+  {{- /* A Service called tessera would otherwise set TESSERA_PORT and the like, which the settings refuse. */}}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "tessera.gracePeriodSeconds" $root }}
+  securityContext:
+    {{- toYaml $values.podSecurityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pod.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .pod.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .pod.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pod.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pod.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pod.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if and .group .group.model.huggingFace.repository }}
+  initContainers:
+    - {{ include "tessera.downloadContainer" . | nindent 6 | trim }}
+  {{- end }}
+  containers:
+    - {{ include "tessera.rayContainer" . | nindent 6 | trim }}
+  volumes:
+    {{- include "tessera.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "tessera.podLabels" -}}
+{{ include "tessera.selectorLabels" .root }}
+tessera.dev/component: {{ .role }}
+{{- with .group }}
+tessera.dev/group: {{ .name }}
+{{- end }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- with .pod.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* KubeRay takes the first container as Ray's and writes `ray start` into it. */}}
+{{- define "tessera.rayContainer" -}}
+{{- $values := .root.Values -}}
+name: ray-{{ .role }}
+image: {{ include "tessera.image" .root }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+securityContext:
+  {{- include "tessera.securityContext" . | nindent 2 }}
+env:
+  {{- include "tessera.environment" . | nindent 2 }}
+ports:
+  {{- include "tessera.ports" . | nindent 2 }}
+resources:
+  {{- include "tessera.resources" . | nindent 2 }}
+livenessProbe:
+  {{- include "tessera.rayProbe" . | nindent 2 }}
+  {{- toYaml $values.probes.liveness | nindent 2 }}
+readinessProbe:
+  {{- if eq .role "ingress" }}
+  httpGet:
+    path: {{ ternary "/health/ready" "/-/healthz" (eq $values.http.proxy "direct") }}
+    port: http
+  {{- else }}
+  {{- include "tessera.rayProbe" . | nindent 2 }}
+  {{- end }}
+  {{- toYaml $values.probes.readiness | nindent 2 }}
+lifecycle:
+  preStop:
+    exec:
+      command:
+        - python3
+        - /etc/tessera/lifecycle/pre_stop.py
+        - --role={{ ternary "head" "worker" (eq .role "head") }}
+        - --timeout-s={{ add (int $values.drainTimeoutSeconds) 20 }}
+volumeMounts:
+  - name: tmp
+    mountPath: /tmp
+  - name: kernel-cache
+    mountPath: /var/cache/tessera
+  - name: lifecycle
+    mountPath: /etc/tessera/lifecycle
+    readOnly: true
+  {{- if and (ne .role "head") (ne $values.weights.type "none") }}
+  - name: weights
+    mountPath: {{ $values.weights.mountPath }}
+    readOnly: {{ $values.weights.readOnly }}
+  {{- end }}
+  {{- if and (eq .role "ingress") $values.auth.existingSecret }}
+  - name: auth
+    mountPath: /etc/tessera/auth
+    readOnly: true
+  {{- end }}
+{{- end -}}
+
+{{- define "tessera.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* The agent of a Ray node answers without a token, and only while the node is part of its cluster. */}}
+{{- define "tessera.rayProbe" -}}
+httpGet:
+  path: /api/healthz
+  port: 52365
+{{- end -}}
+
+{{/* KubeRay knows three of the names: serve and gcs-server on the head, and metrics, where Ray's own are. */}}
+{{- define "tessera.ports" -}}
+{{- if eq .role "head" -}}
+- name: gcs-server
+  containerPort: 6379
+- name: dashboard
+  containerPort: 8265
+- name: serve
+  containerPort: {{ int .root.Values.http.port }}
+{{ else if eq .role "ingress" -}}
+- name: http
+  containerPort: {{ int .root.Values.http.port }}
+- name: grpc
+  containerPort: {{ int .root.Values.grpc.port }}
+{{ end -}}
+- name: metrics
+  containerPort: 8080
+{{- range (include "tessera.groups" .root | fromJson).groups }}
+{{- if or (not $.group) (eq .name (default dict $.group).name) }}
+- name: {{ include "tessera.metricsPortName" . }}
+  containerPort: {{ int .metricsPort }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "tessera.metricsPortName" -}}
+metrics-{{ int .metricsPort }}
+{{- end -}}
+
+{{- define "tessera.environment" -}}
+{{- $values := .root.Values -}}
+{{- /* HOME: compiled kernels and measured choices go below it. */ -}}
+- name: HOME
+  value: /var/cache/tessera
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+- name: RAY_SERVE_USE_GRPC_BY_DEFAULT
+  value: "1"
+{{- /* Our own drain comes first; Serve's least time would only lengthen it. */}}
+- name: RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S
+  value: "1"
+- name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+  value: "1"
+{{- if eq $values.http.proxy "haproxy" }}
+- name: RAY_SERVE_ENABLE_HA_PROXY
+  value: "1"
+{{- end }}
+{{- /* Weights come from the volume; nothing is fetched while requests are served. */}}
+- name: HF_HUB_OFFLINE
+  value: "1"
+- name: TRITON_CACHE_DIR
+  value: /var/cache/tessera/triton
+- name: TORCHINDUCTOR_CACHE_DIR
+  value: /var/cache/tessera/inductor
+{{- if eq .role "engine" }}
+{{- with .group.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The GPUs of all ranks of the one replica that the pod holds. */}}
+{{- define "tessera.resources" -}}
+{{- $resources := deepCopy .pod.resources -}}
+{{- if and (eq .role "engine") (gt (int .group.gpusPerRank) 0) -}}
+{{- $gpus := dict .group.gpuResource (mul (int .group.tpSize) (int .group.gpusPerRank) | int) -}}
+{{- $_ := set $resources "requests" (merge $gpus (default dict $resources.requests)) -}}
+{{- $_ := set $resources "limits" (merge (deepCopy $gpus) (default dict $resources.limits)) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}
+
+{{/* Ingress pods need the tokenizer and the configuration, not the weights. */}}
+{{- define "tessera.downloadContainer" -}}
+{{- $values := .root.Values -}}
+{{- $source := .group.model.huggingFace -}}
+name: fetch-weights
+image: {{ include "tessera.image" .root }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+securityContext:
+  {{- include "tessera.securityContext" . | nindent 2 }}
+command:
+  - hf
+  - download
+  - {{ $source.repository }}
+  - --revision={{ $source.revision }}
+  - --local-dir={{ .group.modelPath }}
+  {{- range (ternary (list "*.json" "*.jinja" "*.model" "*.txt") (list "*.json" "*.jinja" "*.model" "*.txt" "*.safetensors") (eq .role "ingress")) }}
+  - --include={{ . }}
+  {{- end }}
+env:
+  - name: HOME
+    value: /tmp
+  - name: HF_HOME
+    value: /tmp/huggingface
+  {{- with $values.huggingFace.endpoint }}
+  - name: HF_ENDPOINT
+    value: {{ . | quote }}
+  {{- end }}
+  {{- if $values.huggingFace.existingSecret }}
+  - name: HF_TOKEN
+    valueFrom:
+      secretKeyRef:
+        name: {{ $values.huggingFace.existingSecret }}
+        key: {{ $values.huggingFace.secretKey }}
+  {{- end }}
+resources:
+  requests:
+    cpu: 500m
+    memory: 1Gi
+  limits:
+    memory: 4Gi
+volumeMounts:
+  - name: tmp
+    mountPath: /tmp
+  - name: weights
+    mountPath: {{ $values.weights.mountPath }}
+{{- end -}}
+
+{{- define "tessera.volumes" -}}
+{{- $values := .root.Values -}}
+- name: tmp
+  emptyDir: {}
+- name: kernel-cache
+  {{- if eq $values.kernelCache.type "hostPath" }}
+  hostPath:
+    path: {{ $values.kernelCache.hostPath }}
+    type: Directory
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ $values.kernelCache.sizeLimit }}
+  {{- end }}
+- name: lifecycle
+  configMap:
+    name: {{ include "tessera.fullname" .root }}-lifecycle
+{{- if ne .role "head" }}
+{{- if eq $values.weights.type "emptyDir" }}
+- name: weights
+  emptyDir:
+    sizeLimit: {{ $values.weights.emptyDir.sizeLimit }}
+{{- else if eq $values.weights.type "hostPath" }}
+- name: weights
+  hostPath:
+    path: {{ $values.weights.hostPath }}
+    type: Directory
+{{- else if eq $values.weights.type "persistentVolumeClaim" }}
+- name: weights
+  persistentVolumeClaim:
+    claimName: {{ include "tessera.weightsClaim" .root }}
+    readOnly: {{ $values.weights.readOnly }}
+{{- end }}
+{{- end }}
+{{- if and (eq .role "ingress") $values.auth.existingSecret }}
+- name: auth
+  secret:
+    secretName: {{ $values.auth.existingSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ $values.auth.secretKey }}
+        path: api-keys
+{{- end }}
+{{- end -}}

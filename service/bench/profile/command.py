@@ -1,0 +1,61 @@
+"""`tessera bench --profile`: flags to a session, its phases to tables, failures to exit codes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from service.engine_options import parse_engine_options
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+
+if TYPE_CHECKING:
+    from attention.roofline import HardwareLimits
+
+DEFAULT_STREAMS = (1, 64, 256)
+
+
+def engine_config(model: str | None, options: Sequence[str]) -> EngineConfig:
+    """The engine that --model and --engine ask for. Raises typer.BadParameter."""
+    try:
+        return parse_engine_options(model or "builtin", options)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def peak_limits(bandwidth: float | None, flops: float | None) -> "HardwareLimits | None":
+    """Limits in TB/s and TFLOP/s, both or none. Raises typer.BadParameter for one alone."""
+    if bandwidth is None and flops is None:
+        return None
+    if bandwidth is None or flops is None:
+        raise typer.BadParameter("--peak-bandwidth and --peak-flops go together")
+    from attention.roofline import HardwareLimits
+
+    return HardwareLimits(bandwidth * 1e12, flops * 1e12)
+
+
+def run_profile(
+    config: EngineConfig,
+    streams: Sequence[int] | None,
+    context_tokens: int,
+    limits: "HardwareLimits | None",
+) -> None:
+    """Profile and print. Exits with 1, in one line, where the engine cannot start.
+
+    The engine's code, and torch with it, is imported here and not before.
+    """
+    from attention.capability import AttentionBackendError
+    from service.bench.profile.report import print_profile
+    from service.bench.profile.session import ProfilePlan, ProfileSession
+
+    plan = ProfilePlan(tuple(streams or DEFAULT_STREAMS), context_tokens)
+    try:
+        session = ProfileSession(config, plan, limits)
+    except (ConfigError, ModelLoadError, AttentionBackendError) as error:
+        typer.echo(f"tessera bench: the engine cannot start: {error}", err=True)
+        raise typer.Exit(1) from error
+    try:
+        print_profile(session.phases(), Console())
+    finally:
+        session.close()

@@ -1,0 +1,1 @@
+"""The chart: values, rendered objects, what Ray and the service make of them."""

@@ -1,0 +1,143 @@
+"""Every panel, variable and rule of the chart against a Prometheus that watched a busy service."""
+
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.dashboard_load import NUM_REPLICAS, running_load, service_settings
+from tests.integration.prometheus_server import JOB, NEEDS_PROMETHEUS, running_prometheus
+from tests.integration.services import running_service
+from tests.integration.watched import Watched, finite_values, watch
+from tests.unit.dashboards.promql import scan
+from tests.unit.dashboards.reading import (
+    RULE_FILES,
+    Panel,
+    read_dashboards,
+    read_panels,
+    read_rules,
+)
+
+BASE_PORT = 18620
+ADDRESS = "127.0.0.1:18629"
+NUM_CLIENTS = 22
+MIN_LOAD_S = 20.0
+MAX_LOAD_S = 120.0
+PANELS = read_panels()
+RULES = read_rules()
+# Panels that stay at zero here, and why. Their series must exist all the same.
+ALWAYS_ZERO = {"overview/Failed": "no replica is lost and nothing fails inside in this test"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not (shutil.which("prometheus") and shutil.which("promtool")), reason=NEEDS_PROMETHEUS
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def watched(ray_session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prometheus")
+    with (
+        running_service("dashboards", BASE_PORT, **service_settings(BASE_PORT)) as service,
+        running_prometheus(folder, ADDRESS, service.metrics_url, RULE_FILES) as prometheus,
+    ):
+        start_s = time.time()
+        with running_load(service, lambda elapsed_s: NUM_CLIENTS):
+            time.sleep(MIN_LOAD_S)
+            seen = watch(prometheus, start_s)
+            # What is still empty then is for the tests below to name.
+            while empty_panels(seen) and time.time() < start_s + MAX_LOAD_S:
+                time.sleep(1.0)
+            end_s = time.time()
+        yield seen.until(end_s)
+
+
+def empty_panels(seen: Watched) -> list[str]:
+    """Panels of which some query has had no value yet, or none but zero without a reason."""
+    now = seen.until(time.time())
+    return [panel.name for panel in PANELS if complaint(now, panel)]
+
+
+def complaint(seen: Watched, panel: Panel) -> str:
+    largest = 0.0
+    for query in panel.queries:
+        values = finite_values(seen.over_time(query.expression))
+        if not values:
+            return f"no data: {query.expression}"
+        largest = max(largest, *values)
+    is_zero = largest <= 0.0
+    return "nothing but zero" if is_zero and panel.name not in ALWAYS_ZERO else ""
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
+def test_a_panel_has_data_under_load(watched, panel) -> None:
+    assert complaint(watched, panel) == ""
+
+
+def test_the_panels_excused_from_being_more_than_zero_are_zero(watched) -> None:
+    """An excuse that is no longer needed hides a fault."""
+    for panel in PANELS:
+        if panel.name in ALWAYS_ZERO:
+            values = [finite_values(watched.over_time(query.expression)) for query in panel.queries]
+            assert all(value == 0.0 for part in values for value in part)
+
+
+def test_a_series_has_the_labels_of_its_legend(watched) -> None:
+    for panel in PANELS:
+        for query in panel.queries:
+            wanted = {"replica", "reason", "code", "phase", "backend"} & set(
+                scan(query.expression).grouping_labels
+            )
+            for one in watched.over_time(query.expression):
+                assert wanted <= one["metric"].keys(), (panel.name, one["metric"])
+
+
+def test_variables_find_the_service_and_its_replicas(watched) -> None:
+    assert watched.variables["model"] == "builtin"
+    assert watched.variables["job"] == JOB
+    assert len(watched.variables["replica"].split("|")) == NUM_REPLICAS
+
+
+def test_one_replica_can_be_looked_at_alone(watched) -> None:
+    one = watched.variables["replica"].split("|")[0]
+    alone = replace(watched, variables=watched.variables | {"replica": one})
+    (heatmap,) = [panel for panel in PANELS if panel.title == "Attention, decode"]
+    for query in heatmap.queries:
+        few = sum(finite_values(alone.at_the_end(query.expression)))
+        assert 0 < few < sum(finite_values(watched.at_the_end(query.expression)))
+
+
+def test_annotations_mark_when_engines_started(watched) -> None:
+    (query,) = read_dashboards()[0].annotations
+    started_ms = finite_values(watched.at_the_end(query.expression))
+    assert len(started_ms) == NUM_REPLICAS
+    assert all(0 < value / 1000 < watched.end_s for value in started_ms)
+
+
+def test_prometheus_evaluates_every_rule_without_an_error(watched) -> None:
+    loaded = watched.prometheus.rules()
+    assert {rule["name"] for rule in loaded} == {rule.name for rule in RULES}
+    bad = {rule["name"]: rule.get("lastError") for rule in loaded if rule["health"] != "ok"}
+    assert not bad
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_has_data_under_load(watched, rule) -> None:
+    """A recording rule has recorded; everything that an alert looks at is there."""
+    if rule.kind == "record":
+        found = watched.prometheus.query(f"last_over_time({rule.name}[5m])")
+        assert finite_values(found), found
+    for selector in scan(rule.expression).selectors:
+        found = watched.over_time(selector.text)
+        assert finite_values(found), selector.text
+    assert isinstance(watched.prometheus.query(rule.expression, watched.end_s), list)
+
+
+def test_no_alert_of_absence_fires_for_a_service_that_is_there(watched) -> None:
+    rules = {rule.name: rule for rule in RULES}
+    for name in ("TesseraExporterAbsent", "TesseraServiceVanished", "TesseraNoReplica"):
+        assert watched.at_the_end(rules[name].expression) == []

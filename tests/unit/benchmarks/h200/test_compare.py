@@ -1,0 +1,105 @@
+"""compare.py and the peers' drivers, whole, with packages that stand in for vLLM and SGLang."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+VLLM = """
+import json, pathlib, time, types
+class SamplingParams:
+    def __init__(self, **settings):
+        assert settings["temperature"] == 0.0 and settings["ignore_eos"]
+        self.max_tokens = settings["max_tokens"]
+class LLM:
+    def __init__(self, model, **settings):
+        assert (pathlib.Path(model) / "config.json").read_text() == "{}"
+        print("INFO {'noise': 1}")
+        pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
+    def generate(self, requests, params, use_tqdm):
+        time.sleep(params.max_tokens * 1e-4)
+        output = types.SimpleNamespace(token_ids=[0] * params.max_tokens)
+        return [types.SimpleNamespace(outputs=[output]) for _ in requests]
+"""
+SGLANG = """
+import json, pathlib, time
+class Engine:
+    def __init__(self, **settings):
+        pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
+    def generate(self, input_ids, sampling_params):
+        time.sleep(sampling_params["max_new_tokens"] * 1e-4)
+        return [{"output_ids": [0] * sampling_params["max_new_tokens"]} for _ in input_ids]
+    def shutdown(self):
+        pass
+"""
+BROKEN = "raise ImportError('no GPU here')"
+
+
+def compare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "tiny.json").write_text("{}")
+    log = "--log", str(folder / "log.jsonl")
+    command = [sys.executable, "-m", "benchmarks.h200.compare", str(folder / "tiny.json"), *log]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def site(folder: Path, name: str, code: str) -> str:
+    (folder / name).mkdir()
+    (folder / name / f"{name}.py").write_text(code)
+    return f"{name}={folder / name}"
+
+
+def settings_of(folder: Path, name: str) -> dict[str, object]:
+    seen: dict[str, object] = json.loads((folder / name / "seen.json").read_text())
+    return seen
+
+
+def test_engines_run_in_several_calls_and_end_in_one_table(tmp_path: Path) -> None:
+    sites = "--site", site(tmp_path, "vllm", VLLM), "--site", site(tmp_path, "sglang", SGLANG)
+    first = compare(tmp_path, *sites, "--engines", "vllm", "--workload", "decode")
+    assert first.returncode == 0, first.stderr
+    second = compare(tmp_path, *sites, "--engines", "sglang", "--workload", "decode")
+    assert second.returncode == 0, second.stderr
+    assert "| workload | tessera | vllm | sglang | ahead of vllm | ahead of sglang |" in (
+        second.stdout
+    )
+    assert (tmp_path / "log.jsonl").read_text().count('"repeat": 1') == 12
+    assert settings_of(tmp_path, "vllm")["enable_prefix_caching"] is False
+    assert settings_of(tmp_path, "sglang")["disable_radix_cache"] is True
+
+
+def test_prefix_rows_are_measured_with_the_prefix_cache_on(tmp_path: Path) -> None:
+    sites = "--site", site(tmp_path, "vllm", VLLM), "--site", site(tmp_path, "sglang", SGLANG)
+    prefix = "--engines", "vllm", "sglang", "--workload", "prefix", "--repeats", "1", "--tp", "2"
+    result = compare(tmp_path, *sites, *prefix)
+    assert result.returncode == 0, result.stderr
+    assert "prefix workload, prefix cache on" in result.stdout
+    vllm, sglang = settings_of(tmp_path, "vllm"), settings_of(tmp_path, "sglang")
+    assert vllm["enable_prefix_caching"] is True
+    assert sglang["disable_radix_cache"] is False
+    assert vllm["tensor_parallel_size"] == sglang["tp_size"] == 2
+    assert vllm["gpu_memory_utilization"] == sglang["mem_fraction_static"] == 0.85
+    assert vllm["max_num_seqs"] == sglang["max_running_requests"] == 256
+    assert vllm["max_model_len"] == sglang["context_length"] == 8192
+
+
+def test_an_engine_that_fails_is_named_and_the_others_still_run(tmp_path: Path) -> None:
+    sites = "--site", site(tmp_path, "vllm", BROKEN), "--site", site(tmp_path, "sglang", SGLANG)
+    engines = "--engines", "vllm", "sglang"
+    result = compare(tmp_path, *sites, *engines, "--workload", "decode", "--repeats", "1")
+    assert result.returncode == 1
+    assert "vllm: exit status 1" in result.stderr
+    assert "| workload | tessera | sglang | ahead of sglang |" in result.stdout
+
+
+@pytest.mark.parametrize("engines", [("vllm",), ("nobody",)])
+def test_an_engine_without_packages_is_a_usage_error(
+    tmp_path: Path, engines: tuple[str, ...]
+) -> None:
+    assert compare(tmp_path, "--engines", *engines).returncode == 2

@@ -1,0 +1,61 @@
+"""The workloads: what an engine is asked for, and what comes of the time it takes."""
+
+import pytest
+
+from benchmarks.h200.workloads import WORKLOADS, Batch, Decode, SharedPrefix, WorkloadRunner
+
+
+class RecordingEngine:
+    """Answers at once with as many tokens as asked, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[list[int]], int]] = []
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[int]:
+        self.calls.append((prompts, max_tokens))
+        return [max_tokens] * len(prompts)
+
+
+def test_a_shared_prefix_is_the_same_cold_and_warm_and_everything_behind_it_is_new() -> None:
+    engine = RecordingEngine()
+    runner = WorkloadRunner(engine.generate, 50_000)
+    rows = dict(runner.rows(SharedPrefix(3, 40, 20, 7)))
+    assert list(rows) == ["prefix_3x40_cold_s", "prefix_3x40_warm_s"]
+    (cold, cold_tokens), (warm, warm_tokens) = engine.calls
+    assert cold_tokens == warm_tokens == 7
+    prompts = [*cold, *warm]
+    assert {len(prompt) for prompt in prompts} == {60}
+    assert len({tuple(prompt[:40]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[40:]) for prompt in prompts}) == 6
+
+
+def test_the_next_round_of_a_shared_prefix_has_another_one() -> None:
+    engine = RecordingEngine()
+    runner = WorkloadRunner(engine.generate, 50_000)
+    for _ in range(2):
+        list(runner.rows(SharedPrefix(1, 40, 20, 7)))
+    assert engine.calls[0][0][0][:40] != engine.calls[2][0][0][:40]
+
+
+def test_decode_time_is_the_difference_of_many_tokens_and_one() -> None:
+    engine = RecordingEngine()
+    rows = dict(WorkloadRunner(engine.generate, 50_000).rows(Decode(2, 16)))
+    assert list(rows) == ["decode_2_ms", "prefill_2x16_tps"]
+    assert [max_tokens for _, max_tokens in engine.calls] == [1, 257]
+    assert engine.calls[0][0] != engine.calls[1][0]
+
+
+def test_an_engine_that_returns_too_few_tokens_is_an_error() -> None:
+    runner = WorkloadRunner(lambda prompts, max_tokens: [max_tokens - 1] * len(prompts), 50_000)
+    with pytest.raises(RuntimeError, match="8 tokens each"):
+        list(runner.rows(Batch("any", 2, 4, 8)))
+
+
+def test_every_engine_draws_the_same_prompts() -> None:
+    engines = RecordingEngine(), RecordingEngine()
+    for engine in engines:
+        runner = WorkloadRunner(engine.generate, 50_000)
+        runner.warm_up(WORKLOADS["smoke"])
+        for workload in WORKLOADS["smoke"]:
+            list(runner.rows(workload))
+    assert engines[0].calls == engines[1].calls

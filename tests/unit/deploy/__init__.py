@@ -1,0 +1,1 @@
+"""Deploy files and their documentation."""

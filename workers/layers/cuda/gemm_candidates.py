@@ -1,0 +1,114 @@
+"""Shapes of weights, the token counts that choices are made for, and the GEMMs worth timing.
+
+Knows no device: which kernels fit is arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.layers.cuda.gemm import GemmConfig
+
+TOKEN_BUCKETS = (1, 16, 32, 64, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+"""A choice holds for all token counts above the previous bucket, up to its own."""
+MAX_SAMPLED_TOKENS = 512
+"""More rows than that are not asked of a vocabulary's weights often enough to choose for."""
+
+_MIN_VOCABULARY = 1 << 16
+_MIN_PROGRAMS = 64
+_MAX_SPLIT_PROGRAMS = 4096
+_GEMV_SHAPES = ((2, 1024, 4), (4, 1024, 4), (8, 512, 4), (8, 1024, 8))
+_SKINNY_SHAPES = (
+    (64, 128, 4, 4),
+    (64, 128, 6, 4),
+    (64, 256, 3, 4),
+    (128, 64, 4, 4),
+    (128, 64, 6, 4),
+    (128, 128, 3, 8),
+    (128, 128, 5, 8),
+    (256, 64, 4, 8),
+)
+_GATED_GEMV_SHAPES = ((1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8))
+_GATED_SHAPES = ((64, 64, 4, 4), (64, 128, 2, 4), (64, 128, 3, 4), (64, 128, 4, 4), (128, 64, 4, 8))
+_SPLITS = (1, 2, 3, 4, 7, 8)
+
+_MANY_TOKENS = 128
+_MANY_SKINNY_SHAPES = ((128, 64, 4, 8), (64, 64, 2, 4))
+_MANY_GATED_SHAPES = ((64, 64, 4, 8), (64, 64, 3, 8))
+_TILED_SHAPES = ((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 5, 4))
+_GATED_TILED_SHAPES = ((64, 64, 4, 8), (64, 64, 3, 8))
+_MANY_SPLITS = (1, 2, 4)
+_MAX_LT_SPLIT_TOKENS = 512
+
+Role = Literal["split", "whole", "gated"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """Weights (out_features, in_features) and what their product is for.
+
+    split: its reader can sum partial products. whole: it cannot. gated: it is a gate's and an up
+    projection's, and what is wanted is the activation.
+    """
+
+    out_features: int
+    in_features: int
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.out_features}x{self.in_features} {self.role}"
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Those of TOKEN_BUCKETS that are worth measuring."""
+        if self.role == "whole" and self.out_features >= _MIN_VOCABULARY:
+            return tuple(n for n in TOKEN_BUCKETS if n <= MAX_SAMPLED_TOKENS)
+        return TOKEN_BUCKETS
+
+
+def candidates(shape: GemmShape, num_tokens: int) -> list[GemmConfig]:
+    """Triton kernels worth timing for a shape."""
+    configs = _many(shape) if num_tokens > _MANY_TOKENS else _few(shape)
+    return [
+        config
+        for config in configs
+        if config.fits(num_tokens, shape.in_features) and _fills_a_gpu(shape, config)
+    ]
+
+
+def _few(shape: GemmShape) -> list[GemmConfig]:
+    configs = []
+    for splits in (1,) if shape.role == "whole" else _SPLITS:
+        configs += [GemmConfig("gemv", r, k, splits, 1, w) for r, k, w in _GEMV_SHAPES]
+        configs += [GemmConfig("skinny", r, k, splits, s, w) for r, k, s, w in _SKINNY_SHAPES]
+    if shape.role == "gated":
+        configs += [GemmConfig("gated_gemv", r, k, 1, 1, w) for r, k, w in _GATED_GEMV_SHAPES]
+        configs += [GemmConfig("gated", r, k, 1, s, w) for r, k, s, w in _GATED_SHAPES]
+    return configs
+
+
+def _many(shape: GemmShape) -> list[GemmConfig]:
+    configs = []
+    if shape.role == "gated":
+        configs += [GemmConfig("gated_tiled", r, k, 1, s, w) for r, k, s, w in _GATED_TILED_SHAPES]
+        configs += [GemmConfig("gated", r, k, 1, s, w) for r, k, s, w in _MANY_GATED_SHAPES]
+    for splits in (1,) if shape.role == "whole" else _MANY_SPLITS:
+        configs += [GemmConfig("tiled", r, k, splits, s, w) for r, k, s, w in _TILED_SHAPES]
+        configs += [GemmConfig("skinny", r, k, splits, s, w) for r, k, s, w in _MANY_SKINNY_SHAPES]
+    return configs
+
+
+def lt_splits(shape: GemmShape, num_tokens: int) -> list[int]:
+    """In how many partial products cuBLASLt's algorithms are worth timing."""
+    if num_tokens == 1:
+        return []
+    if shape.role == "whole" or num_tokens > _MAX_LT_SPLIT_TOKENS:
+        return [1]
+    return [n for n in _MANY_SPLITS if shape.in_features % (n * _MANY_TOKENS) == 0]
+
+
+def _fills_a_gpu(shape: GemmShape, config: GemmConfig) -> bool:
+    """Not too few programs; and no further split where there are plenty."""
+    num_programs = -(-shape.out_features // config.block_rows) * config.num_splits
+    if config.num_splits > 1 and num_programs > _MAX_SPLIT_PROGRAMS:
+        return False
+    return num_programs >= _MIN_PROGRAMS

@@ -1,0 +1,143 @@
+"""Times every GEMM worth timing on weights of one shape and takes the fastest. Keeps nothing."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workers.layers.cuda.activation import silu_and_mul
+from workers.layers.cuda.chosen_gemm import Config, GemmBuilder
+from workers.layers.cuda.cublaslt import CublasLtError, CublasLtUnavailableError
+from workers.layers.cuda.gemm_candidates import GemmShape, candidates, lt_splits
+from workers.layers.cuda.gemm_timing import CAREFUL, QUICK, Effort, gemm_seconds
+from workers.layers.cuda.lt_gemm import LtConfig, lt_configs
+from workers.layers.cuda.norm import rms_norm
+
+logger = logging.getLogger(__name__)
+
+Choices = dict[int, Config]
+"""By bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The fastest GEMM, its seconds with its neighbours and those of cuBLAS's own choice."""
+
+    config: Config
+    seconds: float
+    cublas_seconds: float
+
+
+_NUM_TIMED_WEIGHTS = 6
+_NUM_FINALISTS = 5
+_MAX_LT_CONFIGS = 24
+_MAX_LT_SPLIT_CONFIGS = 6
+_MAX_LONG_LT_CONFIGS = 12
+_LONG_TOKENS = 1024
+_MIN_GAIN = 0.99
+"""A GEMM has to be at least this much faster than cuBLAS's own choice to be taken."""
+_ORDER = (256, 1, 64, 8192, 128, 16, 512, 32, 192, 2048, 384, 160, 4096, 1024)
+"""Of buckets, the most used first: time may run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One number of tokens. Calls are timed between their neighbours in a layer.
+
+    A norm before and a reader of the product after it: how far kernels overlap is part of their
+    worth.
+    """
+
+    shape: GemmShape
+    weights: Sequence[torch.Tensor]
+    num_tokens: int
+    builder: GemmBuilder
+
+    def seconds(self, config: Config, effort: Effort) -> float:
+        weights, shape = self.weights, self.shape
+        x = torch.randn(
+            (self.num_tokens, shape.in_features), dtype=weights[0].dtype, device=weights[0].device
+        )
+        scale = torch.ones_like(x[0])
+        gemm = self.builder.build(config, weights[0], shape.role)
+
+        def chain(weight: torch.Tensor) -> torch.Tensor:
+            product = gemm(rms_norm(x, scale, 1e-5), weight)
+            # Any kernel that reads all partial products will do.
+            return product if shape.role == "gated" else silu_and_mul(product, x.dtype)
+
+        return gemm_seconds(chain, weights, self.num_tokens, effort)
+
+    def configs(self) -> list[Config]:
+        """cuBLASLt's first: they need no compiler."""
+        return [*self._lt_configs(), *candidates(self.shape, self.num_tokens)]
+
+    def _lt_configs(self) -> list[LtConfig]:
+        weight = self.weights[0]
+        x = weight[:1].expand(self.num_tokens, -1)
+        limit = _MAX_LONG_LT_CONFIGS if self.num_tokens >= _LONG_TOKENS else _MAX_LT_CONFIGS
+        configs = []
+        for splits in lt_splits(self.shape, self.num_tokens):
+            try:
+                configs += lt_configs(self.builder.library, x, weight, splits, limit)
+            except (CublasLtError, CublasLtUnavailableError) as error:
+                logger.info("gemm %s in %d splits: no cuBLASLt: %s", self.shape, splits, error)
+            limit = _MAX_LT_SPLIT_CONFIGS
+        return configs
+
+
+def measure(
+    shape: GemmShape,
+    weights: Sequence[torch.Tensor],
+    buckets: Sequence[int],
+    builder: GemmBuilder,
+    max_seconds: float,
+) -> dict[int, Measured]:
+    """By bucket the fastest of all candidates, cuBLAS's own choice included.
+
+    weights: of one shape, on the device. After max_seconds the rest of the buckets is left out.
+    """
+    start_s = time.monotonic()
+    todo = sorted(buckets, key=_ORDER.index)
+    measured: dict[int, Measured] = {}
+    while todo:
+        left_s = start_s + max_seconds - time.monotonic()
+        if left_s <= 0:
+            logger.warning("gemm %s: no time to measure for %s tokens", shape, todo)
+            break
+        deadline_s = time.monotonic() + left_s / len(todo)
+        trial = Trial(shape, weights[:_NUM_TIMED_WEIGHTS], todo.pop(0), builder)
+        measured[trial.num_tokens] = _fastest(trial, deadline_s)
+    return measured
+
+
+def _fastest(trial: Trial, deadline_s: float) -> Measured:
+    """All of them in a hurry, then the best with care."""
+    quick: dict[Config, float] = {}
+    for config in trial.configs():
+        if time.monotonic() > deadline_s:
+            break
+        try:
+            quick[config] = trial.seconds(config, QUICK)
+        except CublasLtError as error:
+            logger.info("gemm %s, %d tokens: %s: %s", trial.shape, trial.num_tokens, config, error)
+    finalists = sorted(quick, key=quick.__getitem__)[:_NUM_FINALISTS]
+    cublas_s = trial.seconds(None, CAREFUL)
+    careful = {config: trial.seconds(config, CAREFUL) for config in finalists}
+    for config, seconds in careful.items():
+        logger.debug("  %s %.1f us", config, seconds * 1e6)
+    best = Measured(None, cublas_s, cublas_s)
+    for config, seconds in careful.items():
+        if seconds < min(best.seconds, _MIN_GAIN * cublas_s):
+            best = Measured(config, seconds, cublas_s)
+    logger.info(
+        "gemm %s, %d tokens: cuBLAS %.1f us, chosen %s %.1f us",
+        trial.shape,
+        trial.num_tokens,
+        cublas_s * 1e6,
+        best.config or "cuBLAS",
+        best.seconds * 1e6,
+    )
+    return best
