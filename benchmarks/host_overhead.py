@@ -24,7 +24,7 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from service.channel.messages import StepFrame, encode
 from workers.cuda_graph_runner import AttentionTwins, DecodeGraphs, GraphedStep, batch_size_ladder
-from workers.decode_step import StepRows
+from workers.decode_step import HOST_ROW_FIELDS, StepRing, StepRows
 from workers.engine import Engine
 from workers.executor import PendingStep, StepExecutor, StepOutcome
 from workers.measured_turns import MeasuredTurns
@@ -68,18 +68,25 @@ class _StubBackend:
 class _StubKernels:
     """Launches nothing."""
 
-    def begin(self, host_rows: torch.Tensor, rows: StepRows) -> None:
+    def begin(self, ring: StepRing, rows: StepRows) -> None:
         """The device is pretended."""
 
-    def end(self, logits: torch.Tensor, slots: torch.Tensor, sampled: torch.Tensor) -> None:
+    def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         """The device is pretended."""
 
 
 class _StubCapturer:
-    """Records nothing; a replay takes no time."""
+    """Records nothing; a replay answers the next step of the ring with zeros."""
+
+    def __init__(self, ring: StepRing) -> None:
+        self._asked = ring.rows[:, HOST_ROW_FIELDS, 0].numpy()
+        self._answered = ring.sampled[:, -1].numpy()
 
     def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        return (lambda: None), torch.zeros(1, VOCAB_SIZE)
+        return self._answer, torch.zeros(1, VOCAB_SIZE)
+
+    def _answer(self) -> None:
+        self._answered[:] = self._asked
 
 
 class PretendedDevice:
@@ -121,12 +128,13 @@ class StubExecutor(StepExecutor):
         self._inputs = StepInputBuilder(table, cast(TokenToKVPool, None), CPU)
         self._sampling = SamplingState(num_slots, VOCAB_SIZE, (), CPU)
         sizes = batch_size_ladder(MAX_REQUESTS)
+        staging = StagingRing.on_host(sizes[-1])
         self._graphs = DecodeGraphs(
             cast(CausalLM, None),
             cast(GraphAttentionBackend, _StubBackend()),
             _StubKernels(),
-            _StubCapturer(),
-            StagingRing.on_host(sizes[-1]),
+            _StubCapturer(staging.ring),
+            staging,
             sizes,
             MAX_REQUESTS,
             AttentionTwins(MeasuredTurns(0), _no_timer),

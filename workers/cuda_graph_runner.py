@@ -19,7 +19,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.graph_timing import GraphAttentionTimer
 from attention.timing import AttentionTiming
-from workers.decode_step import HOST_ROW_FIELDS, DecodeStepKernels, StepRows
+from workers.decode_step import DecodeStepKernels, StepRows
 from workers.measured_turns import MeasuredTurns
 from workers.models.base import CausalLM
 from workers.sampling.state import SampledTokens, SamplingState
@@ -42,12 +42,14 @@ class GraphCapturer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphedStep:
-    """A replayed greedy step: its tokens are on their way to a staging slot."""
+    """A replayed greedy step: its tokens appear in a staging slot."""
 
     slot: StagingSlot
     num_rows: int
 
     def read(self) -> StepResult:
+        """Raises RuntimeError if host and device disagree about whose slot it is."""
+        self.slot.check_answered()
         return StepResult(token_ids=self.slot.sampled[: self.num_rows].copy())
 
 
@@ -101,11 +103,9 @@ class DecodeGraphs:
         self._staging = staging
         self._sizes = np.array(sizes)
         self._padding_slot = padding_slot
-        self._host_rows = torch.zeros((HOST_ROW_FIELDS, max_rows), dtype=torch.int32, device=device)
         self._rows = StepRows.allocate(max_rows, device)
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._ones_cpu = np.ones(max_rows, dtype=np.int32)
-        self._sampled = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._graphs: dict[int, _DecodeGraph] = {}
         self._missing = list(sizes)
         self._twins = twins
@@ -134,16 +134,14 @@ class DecodeGraphs:
         num_rows, size = plan.batch_size, self._size_for(plan)
         seq_lens = plan.prefix_lens + plan.num_new_tokens
         slot = self._stage(num_rows, size, plan)
-        slot.start_upload(self._host_rows)
         graph, timer = self._next_graph(size)
         graph.replay()
         if timer is not None:
             timer.on_replay(seq_lens)
             self._pending_timers.append(timer)
-        if sampling.is_plainly_greedy(plan.slots, seq_lens):
-            slot.start_download(self._sampled)
-            return GraphedStep(slot, num_rows)
         slot.mark_used()
+        if sampling.is_plainly_greedy(plan.slots, seq_lens):
+            return GraphedStep(slot, num_rows)
         sampled = sampling.sample(graph.logits[:num_rows], plan.slots, seq_lens)
         sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)
         return sampled
@@ -196,23 +194,25 @@ class DecodeGraphs:
         rows = self._rows.first(size)
         batch = self._batch(size, rows, attention)
         slot = self._stage(0, size, None)
-        slot.start_upload(self._host_rows)
-        slot.mark_used()
+        self._staging.point_device_at(slot)
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
 
         def run() -> torch.Tensor:
             on_run()
-            self._kernels.begin(self._host_rows, rows)
+            self._kernels.begin(self._staging.ring, rows)
             # Tables and rows are complete before any kernel of a layer starts, even one launched
             # as a dependent: the embedding lookup in between is an ordinary launch, which waits
             # for all before it. Layers may therefore read them before they wait for anything.
             self._backend.record_step_tables(batch)
             hidden = self._model(batch.input_ids, batch.positions, batch)
             logits = self._model.compute_logits(hidden)
-            self._kernels.end(logits, rows.slots, self._sampled[:size])
+            self._kernels.end(logits, rows.slots, self._staging.ring)
             return logits
 
         replay, logits = self._capturer.capture(run)
+        # The trial run took one slot.
+        slot.mark_used()
+        self._staging.point_device_at_next()
         return _DecodeGraph(rows, replay, logits)
 
     def _next_graph(self, size: int) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:
@@ -256,7 +256,7 @@ class DecodeGraphs:
             input_ids=rows.input_ids,
             positions=rows.positions,
             req_pool_indices=rows.slots,
-            seq_lens=self._host_rows[1, :size],
+            seq_lens=rows.seq_lens,
             extend_seq_lens=self._ones[:size],
             extend_prefix_lens=rows.prefix_lens,
             out_cache_loc=rows.out_cache_loc,

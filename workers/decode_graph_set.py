@@ -74,7 +74,7 @@ def build_decode_graphs(
         backend,
         TritonStepKernels(backend.req_to_token_pool.req_to_token, sampling.last_token_ids),
         CudaGraphCapturer(backend.config.device),
-        StagingRing.pinned(sizes[-1]),
+        StagingRing.pinned(sizes[-1], backend.config.device),
         sizes,
         padding_slot,
         AttentionTwins(

@@ -1,7 +1,7 @@
 """The two ends of a decode step that lives in static tensors: what a captured graph needs.
 
-A step's rows reach the device as one small int32 matrix; begin spreads it, end turns logits into
-tokens. Knows no graph, no model and no plan.
+A step's rows are one small int32 matrix in host memory that the device reads itself; begin spreads
+it, end turns logits into tokens and writes them back there. Knows no graph, no model and no plan.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,51 @@ from typing import Protocol
 import torch
 
 HOST_ROW_FIELDS = 4
-"""Rows of the host's matrix: slot, sequence length, input id, cache index."""
+"""Rows of the host's matrix: slot, sequence length, input id, cache index. A further row's first
+element is the step's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRing:
+    """Slots of host memory that steps take by turns, and which one it is, which the device knows.
+
+    rows: int32 (slots, HOST_ROW_FIELDS + 1, max_rows) and sampled: int32 (slots, max_rows + 1) lie
+    in the host's memory, page-locked for CUDA, which reads and writes it where it is; sampled ends
+    with the number of the step that it answers. next_slot: int32 (1,), current: int32 (2,) slot and
+    number of the step under way; both on the device. begin reads next_slot and sets current, end
+    reads current and sets next_slot: no launch reads what it writes.
+    """
+
+    rows: torch.Tensor
+    sampled: torch.Tensor
+    next_slot: torch.Tensor
+    current: torch.Tensor
+
+    @classmethod
+    def allocate(cls, num_slots: int, max_rows: int, device: torch.device) -> "StepRing":
+        is_pinned = device.type == "cuda"
+        rows_shape = (num_slots, HOST_ROW_FIELDS + 1, max_rows)
+        return cls(
+            torch.zeros(rows_shape, dtype=torch.int32, pin_memory=is_pinned),
+            torch.zeros((num_slots, max_rows + 1), dtype=torch.int32, pin_memory=is_pinned),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(2, dtype=torch.int32, device=device),
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.rows.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Static device tensors of a step's rows, padding included. int64 (n,), prefix_lens int32."""
+    """Static device tensors of a step's rows, padding included. int64 (n,), lengths int32."""
 
     slots: torch.Tensor
     input_ids: torch.Tensor
     positions: torch.Tensor
     out_cache_loc: torch.Tensor
+    seq_lens: torch.Tensor
     prefix_lens: torch.Tensor
 
     @classmethod
@@ -28,8 +62,8 @@ class StepRows:
         slots, input_ids, positions, out_cache_loc = torch.zeros(
             (4, max_rows), dtype=torch.int64, device=device
         )
-        prefix_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        return cls(slots, input_ids, positions, out_cache_loc, prefix_lens)
+        seq_lens, prefix_lens = torch.zeros((2, max_rows), dtype=torch.int32, device=device)
+        return cls(slots, input_ids, positions, out_cache_loc, seq_lens, prefix_lens)
 
     def first(self, num_rows: int) -> "StepRows":
         return StepRows(
@@ -37,6 +71,7 @@ class StepRows:
             self.input_ids[:num_rows],
             self.positions[:num_rows],
             self.out_cache_loc[:num_rows],
+            self.seq_lens[:num_rows],
             self.prefix_lens[:num_rows],
         )
 
@@ -44,15 +79,16 @@ class StepRows:
 class DecodeStepKernels(Protocol):
     """Launches only; never waits for the device."""
 
-    def begin(self, host_rows: torch.Tensor, rows: StepRows) -> None:
-        """Fill rows (n each) from host_rows int32 (HOST_ROW_FIELDS, at least n) on the device.
+    def begin(self, ring: StepRing, rows: StepRows) -> None:
+        """Fill rows (n each) from the ring's next slot, which becomes the current one.
 
         A negative input id means what the slot sampled last. Also writes each row's cache index
         to req_to_token at its position.
         """
 
-    def end(self, logits: torch.Tensor, slots: torch.Tensor, sampled: torch.Tensor) -> None:
-        """Greedy tokens of logits (n, vocab), the lowest id among equals, to sampled int32 (n,).
+    def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
+        """Greedy tokens of logits (n, vocab), the lowest id among equals, to the ring's current
+        slot. The one after it is next.
 
         A row with a NaN yields NAN_TOKEN. The tokens also become what the slots (n,) sampled last.
         """
@@ -60,7 +96,7 @@ class DecodeStepKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchStepKernels:
-    """In plain torch, on any device: the reference of faster ones.
+    """In plain torch, on any device: the reference of faster ones. Waits for the device.
 
     req_to_token int32 (slots, positions), last_token_ids int64 (slots,): written to.
     """
@@ -68,8 +104,13 @@ class TorchStepKernels:
     req_to_token: torch.Tensor
     last_token_ids: torch.Tensor
 
-    def begin(self, host_rows: torch.Tensor, rows: StepRows) -> None:
-        slots, seq_lens, input_ids, cache_indices = host_rows[:, : rows.slots.shape[0]].long()
+    def begin(self, ring: StepRing, rows: StepRows) -> None:
+        host_rows = ring.rows[int(ring.next_slot)].to(rows.slots.device)
+        ring.current[0] = ring.next_slot[0]
+        ring.current[1] = host_rows[HOST_ROW_FIELDS, 0]
+        fields = host_rows[:HOST_ROW_FIELDS, : rows.slots.shape[0]].long()
+        slots, seq_lens, input_ids, cache_indices = fields
+        rows.seq_lens.copy_(seq_lens)
         rows.slots.copy_(slots)
         rows.positions.copy_((seq_lens - 1).clamp_(min=0))
         rows.prefix_lens.copy_(rows.positions)
@@ -78,8 +119,11 @@ class TorchStepKernels:
         rows.input_ids.copy_(torch.where(input_ids < 0, last, input_ids))
         self.req_to_token[slots, rows.positions] = cache_indices.int()
 
-    def end(self, logits: torch.Tensor, slots: torch.Tensor, sampled: torch.Tensor) -> None:
+    def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
+        current, number = ring.current.tolist()
         row_max, token_ids = logits.max(dim=-1)
         has_nan = row_max.isnan()
-        sampled.copy_(token_ids.masked_fill(has_nan, -1))
+        ring.sampled[current, : slots.shape[0]] = token_ids.masked_fill(has_nan, -1).int().cpu()
+        ring.sampled[current, -1] = number
+        ring.next_slot.fill_((current + 1) % ring.num_slots)
         self.last_token_ids.index_copy_(0, slots, token_ids.masked_fill(has_nan, 0))

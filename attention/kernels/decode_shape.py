@@ -133,9 +133,6 @@ def measured_tuning(geometry: DecodeGeometry, num_rows: int) -> DecodeTuning:
     return DecodeTuning(
         block_keys=block_keys,
         num_stages=4,
-        chunks_per_multiprocessor=5,
-        min_chunk_tokens=256,
-        slack_eighths=1,
     )
 
 

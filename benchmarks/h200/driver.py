@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +63,22 @@ def job_of(arguments: argparse.Namespace) -> Job:
     return Job(arguments.config, arguments.workload, arguments.repeats, arguments.tp)
 
 
-def measure(engine: str, job: Job, generate: Generate, started_s: float) -> None:
+def measure(
+    engine: str,
+    job: Job,
+    generate: Generate,
+    started_s: float,
+    settle: Callable[[], None] = lambda: None,
+) -> None:
     """Warm up, then run and print the job's workloads. started_s: time.perf_counter at the start.
 
     The engine must be ready to take requests: its start to ready is what the first line says.
+    settle: what the engine does by itself while no request comes, such as capturing graphs;
+    settled_s says when it was done.
     """
     start: dict[str, float | str] = {"startup_s": round(time.perf_counter() - started_s, 2)}
+    settle()
+    start["settled_s"] = round(time.perf_counter() - started_s, 2)
     _print({"engine": engine, "repeat": 0, **start})
     runner = WorkloadRunner(generate, VOCAB_SIZE)
     workloads = WORKLOADS[job.workload]

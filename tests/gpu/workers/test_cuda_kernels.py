@@ -24,6 +24,7 @@ from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
+from workers.staging import StagingRing  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -175,17 +176,24 @@ def test_step_ends_equal_the_plain_ones(num_rows) -> None:
     host_rows = torch.stack(
         [slots, torch.arange(num_rows), torch.arange(num_rows) % 3 - 1, slots * 2]
     ).to(torch.int32)
-    host_rows = torch.nn.functional.pad(host_rows, (0, 64 - num_rows)).to(CUDA)
     outcomes = []
     for kind in (TorchStepKernels, TritonStepKernels):
         table = torch.zeros((num_slots, 64), dtype=torch.int32, device=CUDA)
         last = torch.arange(num_slots, device=CUDA)
         kernels = kind(table, last)
         rows = StepRows.allocate(num_rows, CUDA)
-        sampled = torch.zeros(num_rows, dtype=torch.int32, device=CUDA)
-        kernels.begin(host_rows, rows)
-        kernels.end(logits, rows.slots, sampled)
-        outcomes.append((table, last, rows.input_ids, rows.positions, rows.prefix_lens, sampled))
+        staging = StagingRing.pinned(64, CUDA)
+        staging.take()
+        slot = staging.take()
+        slot.rows[:, :num_rows] = host_rows.numpy()
+        staging.point_device_at(slot)
+        kernels.begin(staging.ring, rows)
+        kernels.end(logits, rows.slots, staging.ring)
+        torch.cuda.synchronize()
+        slot.check_answered()
+        sampled = torch.from_numpy(slot.sampled[:num_rows].copy()).to(CUDA)
+        filled = (rows.input_ids, rows.positions, rows.seq_lens, rows.prefix_lens)
+        outcomes.append((table, last, *filled, sampled))
     for plain, fused in zip(*outcomes, strict=True):
         assert torch.equal(plain, fused) or _only_ties_differ(plain, fused, logits)
 

@@ -63,14 +63,13 @@ class ReplayableTorchBackend(TorchNativeBackend, GraphAttentionBackend):
 
 
 class ClosureCapturer:
-    """A replay runs the closure again and puts its result where the capture's was. Like CUDA's, it
-    runs it once to try and once to record."""
+    """A replay runs the closure again and puts its result where the capture's was. The capture's
+    own run is the trial, as recording runs nothing."""
 
     def __init__(self):
         self.num_replays = 0
 
     def capture(self, run):
-        run()
         out = run()
 
         def replay():
@@ -345,14 +344,37 @@ def test_step_ends_resolve_tokens_write_the_table_and_mark_nans() -> None:
     last = torch.tensor([10, 11, 12, 13])
     kernels = TorchStepKernels(table, last)
     rows = StepRows.allocate(3, CPU)
-    host_rows = torch.tensor([[2, 0, 3], [5, 1, 0], [-1, 7, 0], [21, 9, 0]], dtype=torch.int32)
-    kernels.begin(host_rows, rows)
+    staging = StagingRing.on_host(3)
+    staging.take()
+    slot = staging.take()
+    slot.rows[:] = [[2, 0, 3], [5, 1, 0], [-1, 7, 0], [21, 9, 0]]
+    staging.point_device_at(slot)
+    kernels.begin(staging.ring, rows)
     assert rows.input_ids.tolist() == [12, 7, 0]
+    assert rows.seq_lens.tolist() == [5, 1, 0]
     assert rows.positions.tolist() == rows.prefix_lens.tolist() == [4, 0, 0]
     assert table[2, 4] == 21
     assert table[0, 0] == 9
     logits = torch.tensor([[0.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [5.0, 1.0, 0.0]])
-    sampled = torch.zeros(3, dtype=torch.int32)
-    kernels.end(logits, rows.slots, sampled)
-    assert sampled.tolist() == [1, NAN_TOKEN, 0]
+    kernels.end(logits, rows.slots, staging.ring)
+    assert slot.sampled.tolist() == [1, NAN_TOKEN, 0]
+    slot.check_answered()
     assert last.tolist() == [0, 11, 1, 0]
+
+
+def test_tokens_of_another_steps_slot_are_refused() -> None:
+    kernels = TorchStepKernels(torch.zeros((4, 6), dtype=torch.int32), torch.zeros(4).long())
+    rows, staging = StepRows.allocate(1, CPU), StagingRing.on_host(1)
+    slots = [staging.take() for _ in range(2)]
+    for _ in range(2):
+        kernels.begin(staging.ring, rows)
+        kernels.end(torch.zeros(1, 8), rows.slots, staging.ring)
+    for slot in slots:
+        slot.check_answered()
+    again = staging.take()
+    with pytest.raises(RuntimeError, match="answered"):
+        GraphedStep(again, 1).read()
+    staging.point_device_at(again)
+    kernels.begin(staging.ring, rows)
+    kernels.end(torch.zeros(1, 8), rows.slots, staging.ring)
+    assert GraphedStep(again, 1).read().token_ids.tolist() == [0]

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 SHIPPED_FOLDER = Path(__file__).parent / "tuned"
 MAX_MEASURING_SECONDS = 20.0
 """Of all shapes of a model together; what it does not suffice for is measured at later starts."""
+MIN_MEASURED_ELEMENTS = 1 << 19
+"""Smaller weights are read in the time of a launch: cuBLAS multiplies by them, unmeasured."""
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 _LT_KIND = "cublaslt"
 
@@ -64,7 +66,8 @@ class GemmChooser:
 
     def choose(self, shape: GemmShape, weights: Sequence[torch.Tensor]) -> Choices:
         """weights: all of a model's that have this shape and one dtype, on the device."""
-        if weights[0].dtype not in _SIXTEEN_BIT:
+        is_small = weights[0].numel() < MIN_MEASURED_ELEMENTS
+        if weights[0].dtype not in _SIXTEEN_BIT or is_small:
             return {}
         key, builder = str(shape), self._builder(weights[0].device)
         known = _without_stale(self.known.get(key, {}), builder, key)

@@ -9,40 +9,52 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.decode_step import StepRows
+from workers.decode_step import StepRing, StepRows
 from workers.layers.cuda.launch import next_power_of_2
 
 _VOCAB_BLOCK = 4096
 
 
 def _begin_step(  # noqa: PLR0913
-    host_rows: tl.tensor,
+    ring_rows: tl.tensor,
+    next_slot: tl.tensor,
+    current: tl.tensor,
     last_token_ids: tl.tensor,
     req_to_token: tl.tensor,
     slots: tl.tensor,
     input_ids: tl.tensor,
     positions: tl.tensor,
     out_cache_loc: tl.tensor,
+    seq_lens: tl.tensor,
     prefix_lens: tl.tensor,
+    slot_stride: tl.tensor,
     row_stride: tl.tensor,
     table_stride: tl.tensor,
     num_rows: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
+    """One program. The host's memory is read past the caches: it changes between launches."""
+    ring_slot = tl.load(next_slot)
+    host_rows = ring_rows + ring_slot * slot_stride
     rows = tl.arange(0, BLOCK)
     is_row = rows < num_rows
-    slot = tl.load(host_rows + rows, mask=is_row, other=0).to(tl.int64)
-    seq_len = tl.load(host_rows + row_stride + rows, mask=is_row, other=0)
-    token = tl.load(host_rows + 2 * row_stride + rows, mask=is_row, other=0).to(tl.int64)
-    cache_index = tl.load(host_rows + 3 * row_stride + rows, mask=is_row, other=0)
+    slot = tl.load(host_rows + rows, mask=is_row, other=0, volatile=True).to(tl.int64)
+    seq_len = tl.load(host_rows + row_stride + rows, mask=is_row, other=0, volatile=True)
+    token = tl.load(host_rows + 2 * row_stride + rows, mask=is_row, other=0, volatile=True)
+    cache_index = tl.load(host_rows + 3 * row_stride + rows, mask=is_row, other=0, volatile=True)
+    number = tl.load(host_rows + 4 * row_stride, volatile=True)
+    token = token.to(tl.int64)
     last = tl.load(last_token_ids + slot, mask=is_row, other=0)
     position = tl.maximum(seq_len - 1, 0)
     tl.store(slots + rows, slot, mask=is_row)
     tl.store(input_ids + rows, tl.where(token < 0, last, token), mask=is_row)
     tl.store(positions + rows, position.to(tl.int64), mask=is_row)
+    tl.store(seq_lens + rows, seq_len, mask=is_row)
     tl.store(prefix_lens + rows, position, mask=is_row)
     tl.store(out_cache_loc + rows, cache_index.to(tl.int64), mask=is_row)
     tl.store(req_to_token + slot * table_stride + position, cache_index, mask=is_row)
+    tl.store(current, ring_slot)
+    tl.store(current + 1, number)
 
 
 _begin_step_kernel = triton.jit(_begin_step, do_not_specialize=("num_rows",))
@@ -76,16 +88,20 @@ def _block_argmax(
 _block_argmax_kernel = triton.jit(_block_argmax)
 
 
-def _end_step(
+def _end_step(  # noqa: PLR0913
     block_max: tl.tensor,
     block_token: tl.tensor,
     slots: tl.tensor,
     last_token_ids: tl.tensor,
-    sampled: tl.tensor,
+    ring_sampled: tl.tensor,
+    next_slot: tl.tensor,
+    current: tl.tensor,
     num_blocks: tl.tensor,
+    slot_stride: tl.tensor,
+    num_ring_slots: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One row: its token to the host's buffer, -1 if there was a NaN, and to its slot."""
+    """One row: its token to the host's memory, -1 if there was a NaN, and to its slot."""
     row = tl.program_id(0)
     blocks = tl.arange(0, BLOCK)
     is_block = blocks < num_blocks
@@ -94,7 +110,12 @@ def _end_step(
     largest = tl.max(maxima, axis=0)
     token = tl.min(tl.where(maxima == largest, tokens, 2147483647), axis=0)
     has_nan = tl.min(tokens, axis=0) < 0
+    ring_slot = tl.load(current)
+    sampled = ring_sampled + ring_slot * slot_stride
     tl.store(sampled + row, tl.where(has_nan, -1, token))
+    if row == 0:
+        tl.store(sampled + slot_stride - 1, tl.load(current + 1))
+        tl.store(next_slot, (ring_slot + 1) % num_ring_slots)
     slot = tl.load(slots + row)
     tl.store(last_token_ids + slot, tl.where(has_nan, 0, token).to(tl.int64))
 
@@ -109,25 +130,29 @@ class TritonStepKernels:
     req_to_token: torch.Tensor
     last_token_ids: torch.Tensor
 
-    def begin(self, host_rows: torch.Tensor, rows: StepRows) -> None:
+    def begin(self, ring: StepRing, rows: StepRows) -> None:
         num_rows = rows.slots.shape[0]
         _begin_step_kernel[(1,)](
-            host_rows,
+            ring.rows,
+            ring.next_slot,
+            ring.current,
             self.last_token_ids,
             self.req_to_token,
             rows.slots,
             rows.input_ids,
             rows.positions,
             rows.out_cache_loc,
+            rows.seq_lens,
             rows.prefix_lens,
-            host_rows.stride(0),
+            ring.rows.stride(0),
+            ring.rows.stride(1),
             self.req_to_token.stride(0),
             num_rows,
-            BLOCK=next_power_of_2(host_rows.stride(0)),
+            BLOCK=next_power_of_2(num_rows),
             num_warps=4,
         )
 
-    def end(self, logits: torch.Tensor, slots: torch.Tensor, sampled: torch.Tensor) -> None:
+    def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         num_rows, vocab_size = logits.shape
         num_blocks = triton.cdiv(vocab_size, _VOCAB_BLOCK)
         block_max = torch.empty((num_rows, num_blocks), dtype=torch.float32, device=logits.device)
@@ -146,8 +171,12 @@ class TritonStepKernels:
             block_token,
             slots,
             self.last_token_ids,
-            sampled,
+            ring.sampled,
+            ring.next_slot,
+            ring.current,
             num_blocks,
+            ring.sampled.stride(0),
+            ring.num_slots,
             BLOCK=next_power_of_2(num_blocks),
             num_warps=1,
         )
