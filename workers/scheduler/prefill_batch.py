@@ -1,6 +1,7 @@
 """Prompt chunks: first of requests that are half prefilled, then of waiting ones, in order."""
 
 from collections.abc import Callable
+from enum import Enum, auto
 
 import numpy as np
 
@@ -8,17 +9,31 @@ from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import PrefixMatch
 from workers.scheduler.ledger import Counters
 from workers.scheduler.plan_draft import PlanDraft
+from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.reserve import NewTokenReserve
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.waiting_queue import WaitingQueue
 
+MAX_HELD_REQUESTS = 64
+"""How many requests that wait for a prefix a step looks past."""
+
+
+class AdmissionResult(Enum):
+    """ADMITTED: it has a slot. HELD: others may go first, it waits for a prefix that is being
+    computed. REFUSED: there is no room, so that nobody after it may be admitted either."""
+
+    ADMITTED = auto()
+    HELD = auto()
+    REFUSED = auto()
+
 
 class Admission:
-    """Moves the head of the queue into a slot when its prompt fits beside what runs.
+    """Moves a waiting request into a slot when its prompt fits beside what runs.
 
-    Nobody overtakes the head: within a priority, first come is first served.
+    Nobody overtakes a request that lacks room: within a priority, first come is first served. One
+    that is held is passed until the prefix that it shares is in the cache, a step or two later.
     """
 
     def __init__(
@@ -28,29 +43,41 @@ class Admission:
         pool: PagePool,
         reserve: NewTokenReserve,
         counters: Counters,
+        under_way: PrefillsUnderWay | None,
         clock: Callable[[], float],
     ) -> None:
+        """under_way: None where prompts share nothing."""
         self._table = table
         self._memory = memory
         self._pool = pool
         self._reserve = reserve
         self._counters = counters
+        self._under_way = under_way
         self._clock = clock
 
-    def try_admit(self, draft: PlanDraft, request: Request) -> bool:
+    def start_step(self) -> None:
+        if self._under_way is not None:
+            self._under_way.drop_finished()
+
+    def try_admit(self, draft: PlanDraft, request: Request) -> AdmissionResult:
         match = self._memory.match_and_lock(request)
+        num_cached = len(match.pages) * self._table.page_size
+        if self._under_way is not None and self._under_way.would_save(request, num_cached):
+            self._memory.unlock(match)
+            return AdmissionResult.HELD
         if not self._fits(request, match):
             self._memory.unlock(match)
-            return False
+            return AdmissionResult.REFUSED
         self._memory.open(request, match)
-        num_cached = len(match.pages) * self._table.page_size
+        if self._under_way is not None:
+            self._under_way.add(request)
         draft.admit(request, self._table.cache_indices(request.slot, 0, num_cached))
         if request.first_scheduled_s is None:
             request.first_scheduled_s = self._clock()
             request.num_cached_tokens = num_cached
             self._counters.num_prompt_tokens += request.num_prompt_tokens
             self._counters.num_cached_prompt_tokens += num_cached
-        return True
+        return AdmissionResult.ADMITTED
 
     def _fits(self, request: Request, match: PrefixMatch) -> bool:
         """Pages for the whole prompt, and then room for what running requests may bring."""
@@ -84,12 +111,20 @@ class PrefillBatcher:
         """
         for request in tuple(self._table.prefilling):
             self._add_chunk(draft, request)
-        while draft.budget > 0 and self._table.has_free_slot:
-            head = self._waiting.peek()
-            if head is None or not self._admission.try_admit(draft, head):
+        self._admission.start_step()
+        num_held = 0
+        while draft.budget > 0 and self._table.has_free_slot and num_held < MAX_HELD_REQUESTS:
+            waiting = self._waiting.peek(num_held)
+            if waiting is None:
                 return
-            self._waiting.pop()
-            self._add_chunk(draft, head)
+            result = self._admission.try_admit(draft, waiting)
+            if result is AdmissionResult.REFUSED:
+                return
+            if result is AdmissionResult.HELD:
+                num_held += 1
+                continue
+            self._waiting.remove(waiting)
+            self._add_chunk(draft, waiting)
 
     def _add_chunk(self, draft: PlanDraft, request: Request) -> None:
         table, slot = self._table, request.slot

@@ -24,6 +24,7 @@ from workers.scheduler.ledger import Ledger
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.plan_draft import PlanDraft, StepRecord
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
+from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import NO_SLOT
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.reserve import NewTokenReserve
@@ -191,6 +192,7 @@ class Scheduler:
         return draft
 
     def _build_policy(self) -> BatchPolicy:
+        config = self._config
         decode = DecodeBatcher(self._table, self._pool, self._retractor)
         admission = Admission(
             self._table,
@@ -198,10 +200,11 @@ class Scheduler:
             self._pool,
             self._reserve,
             self._ledger.counters,
+            PrefillsUnderWay(config.page_size) if config.enable_prefix_cache else None,
             self._clock,
         )
         prefill = PrefillBatcher(self._table, self._memory, self._waiting, admission)
-        if self._config.enable_mixed_batches:
+        if config.enable_mixed_batches:
             return MixedBatches(decode, prefill)
         return AlternatingBatches(decode, prefill)
 

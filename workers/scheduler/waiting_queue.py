@@ -36,13 +36,9 @@ class WaitingQueue:
         insort(self._requests, request, key=_sort_key)
         self._num_tokens += request.num_tokens
 
-    def peek(self) -> Request | None:
-        return self._requests[0] if self._requests else None
-
-    def pop(self) -> Request:
-        request = self._requests.pop(0)
-        self._num_tokens -= request.num_tokens
-        return request
+    def peek(self, index: int = 0) -> Request | None:
+        """The request that has index others before it."""
+        return self._requests[index] if index < len(self._requests) else None
 
     def remove(self, request: Request) -> None:
         """Raises ValueError when the request does not wait."""

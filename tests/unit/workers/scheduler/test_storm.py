@@ -7,6 +7,8 @@ import pytest
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.protocol import GenerateRequest
+from workers.scheduler import prefills_under_way
+from workers.scheduler.prefills_under_way import MIN_SAVED_TOKENS
 
 
 def make_requests(rng: random.Random, num_requests: int) -> list[GenerateRequest]:
@@ -35,13 +37,17 @@ def make_requests(rng: random.Random, num_requests: int) -> list[GenerateRequest
 @pytest.mark.parametrize("enable_prefix_cache", [False, True])
 @pytest.mark.parametrize("enable_mixed_batches", [False, True])
 @pytest.mark.parametrize("has_reserve", [False, True])
+@pytest.mark.parametrize("min_saved_tokens", [4, MIN_SAVED_TOKENS])
 def test_every_request_gets_what_it_gets_alone(
     page_size: int,
     is_overlapped: bool,
     enable_prefix_cache: bool,
     enable_mixed_batches: bool,
     has_reserve: bool,
+    min_saved_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", min_saved_tokens)
     rng = random.Random(page_size)
     config = make_config(
         page_size=page_size,

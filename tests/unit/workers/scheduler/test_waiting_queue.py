@@ -29,8 +29,12 @@ def test_order_is_priority_then_arrival_and_tokens_are_counted(priorities, rando
         queue.remove(request)
     left = [request for request in requests if request not in shuffled[::3]]
     assert queue.num_tokens == sum(request.num_tokens for request in left)
-    popped = [queue.pop() for _ in range(len(queue))]
-    assert popped == sorted(left, key=lambda r: (r.priority, r.arrival))
+    in_order = [queue.peek(index) for index in range(len(queue))]
+    assert in_order == sorted(left, key=lambda r: (r.priority, r.arrival))
+    assert queue.peek(len(queue)) is None
+    for request in in_order:
+        assert queue.peek() is request
+        queue.remove(request)
     assert queue.num_tokens == 0
     assert queue.peek() is None
 

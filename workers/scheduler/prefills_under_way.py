@@ -1,0 +1,62 @@
+"""Which waiting requests should wait for a prefix that another one is computing right now.
+
+The prefix cache learns of a prompt when its prefill has been committed. Until then a request that
+begins alike would compute the same tokens once more. Knows requests and their tokens; no pages, no
+plans.
+"""
+
+import numpy as np
+
+from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.request import NO_SLOT, Request
+
+MIN_SAVED_TOKENS = 256
+"""Waiting costs a step or two; computing fewer tokens than this costs less."""
+
+
+class PrefillsUnderWay:
+    """Admitted requests whose prompts the cache does not know yet."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._requests: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def drop_finished(self) -> None:
+        """Forget those that are committed, ended or back in the queue."""
+        self._requests = [request for request in self._requests if _is_under_way(request)]
+
+    def would_save(self, request: Request, num_cached_tokens: int) -> bool:
+        """Whether enough of request's tokens, beyond the cached ones, are being computed now."""
+        if request.wants_prompt_logprobs:
+            return False
+        most = request.num_tokens - 1
+        if most - num_cached_tokens < MIN_SAVED_TOKENS:
+            return False
+        return any(
+            self._num_shared(request, other) >= num_cached_tokens + MIN_SAVED_TOKENS
+            for other in self._requests
+            if other.cache_salt == request.cache_salt
+        )
+
+    def _num_shared(self, request: Request, other: Request) -> int:
+        """Tokens in whole pages with which both begin; the last token is always computed."""
+        mine, theirs = request.buffer[: request.num_tokens - 1], other.buffer[: other.prefill_len]
+        page_size = self._page_size
+        if not np.array_equal(mine[:page_size], theirs[:page_size]):
+            return 0
+        return common_length(mine, theirs) // page_size * page_size
+
+
+def common_length(first: IntArray, second: IntArray) -> int:
+    """With how many equal tokens both begin."""
+    n = min(len(first), len(second))
+    is_equal = first[:n] == second[:n]
+    return n if is_equal.all() else int(np.argmin(is_equal))
+
+
+def _is_under_way(request: Request) -> bool:
+    is_running = request.slot != NO_SLOT and not request.is_ended
+    return is_running and request.num_vouched_tokens < request.prefill_len
