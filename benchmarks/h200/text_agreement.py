@@ -22,6 +22,7 @@ equal, or fewer of the held-out ones than of Transformers' own two, less one in 
 import argparse
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,18 @@ MAX_SHOWN = 12
 """Differences printed for each set: those that are no near-tie, then those with the widest gaps."""
 
 Texts = list[list[int]]
+
+
+class Stopwatch:
+    """Says on standard error how long each part took."""
+
+    def __init__(self) -> None:
+        self._last_s = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        now_s = time.perf_counter()
+        print(f"{what}: {now_s - self._last_s:.1f} s", file=sys.stderr, flush=True)
+        self._last_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +250,15 @@ def main() -> int:
     prompts = cut_prompts(documents, LENGTHS, max(number, arguments.candidates))
     device = torch.device(arguments.device)
     references = References.load(folder, getattr(torch, arguments.dtype), device)
+    clock = Stopwatch()
     theirs = their_texts(references.sdpa, prompts, arguments.tokens)
+    clock.lap("Transformers' texts")
     sure = certainty(references, prompts, theirs)
+    clock.lap("their certainty")
     torch.cuda.empty_cache()
     chosen = [index for index, margin in enumerate(sure.margins) if margin > sure.bound][:number]
     ours = our_texts(arguments, [*prompts[:number], *(prompts[index] for index in chosen)])
+    clock.lap("our texts")
     eager = their_texts(references.eager, prompts[:number], arguments.tokens)
     own = share_equal(eager, theirs[:number])
     print(
