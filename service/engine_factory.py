@@ -73,6 +73,7 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
     from attention.capability import AttentionBackendError
     from workers.engine import Engine
     from workers.engine_loop import EngineLoop
+    from workers.parallel.ray_followers import start_ray_followers
     from workers.parallel.tp_engine import build_tp_engine
 
     def on_bytes(bytes_done: int, bytes_total: int) -> None:
@@ -86,7 +87,9 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
         if config.tp_size == 1:
             engine = Engine.from_config(config, observer=hooks.observer, on_progress=on_bytes)
         else:
-            engine = build_tp_engine(config, on_rank_lost, hooks.observer, on_bytes)
+            engine = build_tp_engine(
+                config, start_ray_followers, on_rank_lost, hooks.observer, on_bytes
+            )
     except AttentionBackendError as error:
         raise ConfigError(str(error)) from error
     hooks.on_progress("warming up", 0.0)

@@ -18,9 +18,9 @@ from service.handler.requests import TextOptions
 from service.offline import OfflineGenerator, OfflineResult, OfflineText
 from service.tokenizer.encoder import EncodeRefusedError
 from workers.config import EngineConfig
-from workers.engine import Engine
 from workers.errors import ConfigError, ModelLoadError, RequestRejectedError
 from workers.loading.model_folder import resolve_model_folder
+from workers.parallel.local_engine import build_local_engine
 from workers.sampling.params import SamplingParams
 
 _SAMPLING = "Sampling"
@@ -125,7 +125,7 @@ def _generate(
 
         text = OfflineText.load(resolve_model_folder(config.model))
         prompt_token_ids = text.encode(prompt, is_chat=is_chat, system=system)
-        engine = Engine.from_config(config, on_progress=show)
+        engine = build_local_engine(config, show)
     with closing(engine):
         return OfflineGenerator(engine, text.pieces).generate(
             prompt_token_ids,

@@ -57,11 +57,11 @@ class Engine:
     ) -> "Engine":
         """Load the model on one rank in this process.
 
-        Raises ConfigError (also for tp_size > 1, which needs Ray), ModelLoadError and
+        Raises ConfigError (also for tp_size > 1: see workers/parallel), ModelLoadError and
         AttentionBackendError.
         """
         if config.tp_size != 1:
-            raise ConfigError("an in-process engine has one rank; tp_size > 1 needs Ray actors")
+            raise ConfigError("an in-process engine has one rank; tp_size > 1 takes more processes")
         runner = make_model_runner(
             config, SingleRank(), resolve_device(config), on_progress or _ignore_progress
         )

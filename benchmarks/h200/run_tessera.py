@@ -23,7 +23,7 @@ from benchmarks.h200.driver import (  # noqa: E402
     measure,
 )
 from workers.config import EngineConfig  # noqa: E402
-from workers.engine import Engine  # noqa: E402
+from workers.parallel.local_engine import build_local_engine  # noqa: E402
 from workers.sampling.params import SamplingParams  # noqa: E402
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     arguments = parse_arguments()
     job = job_of(arguments)
     with job.model_folder() as folder:
-        engine = Engine.from_config(engine_config(job, folder, arguments))
+        engine = build_local_engine(engine_config(job, folder, arguments), lambda done, total: None)
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

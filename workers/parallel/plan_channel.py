@@ -4,7 +4,9 @@ multiprocessing.connection does the framing and the HMAC handshake; only its byt
 """
 
 import contextlib
+import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
@@ -60,6 +62,12 @@ class PlanSender:
     def close(self) -> None:
         self._is_closing = True
         for connection in self._connections.values():
+            # A watcher waits on the connection, which therefore outlives its close.
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(connection.fileno())) as s,
+            ):
+                s.shutdown(socket.SHUT_RDWR)
             connection.close()
         self._listener.close()
 

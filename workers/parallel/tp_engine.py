@@ -1,4 +1,4 @@
-"""An engine over several ranks: rank 0 here, the others as Ray actors in this placement group."""
+"""An engine over several ranks: rank 0 in this process, the others wherever they are started."""
 
 from collections.abc import Callable
 
@@ -8,25 +8,26 @@ from workers.engine import Engine
 from workers.executor import StepExecutor
 from workers.loading.weights import OnProgress
 from workers.observer import StepObserver
-from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup
+from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup, StartFollowers
 from workers.runner_factory import make_model_runner
 
 
 def build_tp_engine(
     config: EngineConfig,
+    start_followers: StartFollowers,
     on_rank_lost: Callable[[int], None],
     observer: StepObserver,
     on_progress: OnProgress,
 ) -> Engine:
     """Start config.tp_size - 1 followers, meet them and load every rank's share.
 
-    Must run in rank 0's actor, whose placement group has a bundle per rank. on_rank_lost(rank) is
-    called from another thread when a follower dies: the engine is of no more use then, and a step
-    in flight may be stuck in a collective, so the caller should end the process.
+    on_rank_lost(rank) is called from another thread when a follower dies: the engine is of no more
+    use then, and a step in flight may be stuck in a collective, so the caller should end the
+    process.
     Raises ConfigError, ModelLoadError, EngineFailedError.
     """
     device = resolve_device(config)
-    ranks = RankGroup(config, device, on_rank_lost)
+    ranks = RankGroup(config, device, start_followers, on_rank_lost)
     runner = make_model_runner(config, ranks.tp, device, on_progress)
 
     def with_followers(executor: StepExecutor) -> StepExecutor:

@@ -1,0 +1,72 @@
+"""An engine whose further ranks are child processes: the text of one rank, and no child left."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from workers.config import EngineConfig
+from workers.engine import Engine
+from workers.errors import EngineFailedError
+from workers.observer import NullObserver
+from workers.parallel.local_followers import LocalFollowers, start_local_followers
+from workers.parallel.tp_engine import build_tp_engine
+from workers.sampling.params import SamplingParams
+
+PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
+END_S = 20.0
+
+
+def config_for(tp_size: int) -> EngineConfig:
+    return EngineConfig(
+        tp_size=tp_size, max_running_requests=4, kv_cache_bytes=8 << 20, num_cpu_threads=1
+    )
+
+
+class Starter:
+    """start_local_followers that keeps what it started."""
+
+    def __init__(self) -> None:
+        self.followers: list[LocalFollowers] = []
+
+    def __call__(self, config: EngineConfig, directory: Path, auth_key: bytes) -> LocalFollowers:
+        self.followers.append(start_local_followers(config, directory, auth_key))
+        return self.followers[0]
+
+
+@contextmanager
+def engine_of_two(starter: Starter, lost: threading.Event) -> Iterator[Engine]:
+    engine = build_tp_engine(
+        config_for(2), starter, lambda rank: lost.set(), NullObserver(), lambda done, total: None
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+        dist.destroy_process_group()
+
+
+def test_text_is_that_of_one_rank_and_children_end_with_the_engine():
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    alone = Engine.from_config(config_for(1))
+    expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
+    alone.close()
+    starter, lost = Starter(), threading.Event()
+    with engine_of_two(starter, lost) as engine:
+        assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
+        assert not starter.followers[0].wait_for_end(0.0)
+    assert starter.followers[0].wait_for_end(END_S)
+    assert not lost.is_set()
+
+
+def test_a_child_that_ends_before_it_joins_is_an_error():
+    def start(config: EngineConfig, directory: Path, auth_key: bytes) -> LocalFollowers:
+        return start_local_followers(config, directory / "elsewhere", auth_key)
+
+    with pytest.raises(EngineFailedError, match="ended before it joined"):
+        build_tp_engine(
+            config_for(2), start, lambda rank: None, NullObserver(), lambda done, total: None
+        )
