@@ -48,9 +48,6 @@ class ReplayableTorchBackend(TorchNativeBackend, GraphAttentionBackend):
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
         """record_step_tables makes everything."""
 
-    def init_forward_metadata_replay_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        raise AssertionError("a replay launches nothing outside its graph")
-
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         seq_lens = forward_batch.seq_lens.numpy().copy()
         self.init_forward_metadata(
