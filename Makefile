@@ -16,6 +16,7 @@ test: lint types imports unit integration
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive attention workers service
 
 types: $(VENV)/.dev-installed
 	$(BIN)/mypy

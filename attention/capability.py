@@ -29,8 +29,9 @@ class BackendCapability:
 
     device_types: torch device types. min_compute_capability, max_compute_capability: inclusive
     bounds on a CUDA device, None where there is no bound. kv_dtypes: what the pool may hold.
-    default_page_size: tokens a page, the backend's own best. has_mixed_batches: one-token rows
-    and longer rows in one EXTEND step. install_hint: a command or a sentence for the operator.
+    default_page_size: tokens a page, the backend's own best. has_unequal_head_dims: V heads of
+    another size than K heads. has_mixed_batches: one-token rows and longer rows in one EXTEND step.
+    install_hint: a command or a sentence for the operator.
     """
 
     name: str
@@ -44,6 +45,7 @@ class BackendCapability:
     has_sliding_window: bool
     has_logit_cap: bool
     has_sinks: bool
+    has_unequal_head_dims: bool
     has_mixed_batches: bool
     has_cuda_graphs: bool
     has_mla: bool

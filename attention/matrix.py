@@ -60,6 +60,7 @@ def _describe(capability: BackendCapability) -> dict[str, str]:
         "Sliding window": _yes(capability.has_sliding_window),
         "Logit cap": _yes(capability.has_logit_cap),
         "Attention sinks": _yes(capability.has_sinks),
+        "V heads of another size than K heads": _yes(capability.has_unequal_head_dims),
         "Prefill and decode in one step": _yes(capability.has_mixed_batches),
         "CUDA graphs": _yes(capability.has_cuda_graphs),
         "MLA": _yes(capability.has_mla),

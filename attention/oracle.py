@@ -65,6 +65,7 @@ class OracleBackend(AttentionBackend):
         has_sliding_window=True,
         has_logit_cap=True,
         has_sinks=True,
+        has_unequal_head_dims=True,
         has_mixed_batches=True,
         has_cuda_graphs=False,
         has_mla=False,

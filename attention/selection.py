@@ -2,8 +2,9 @@
 
 An asked-for backend that cannot work is an error, never a silent second choice. The automatic
 choice walks a list of preferences by GPU generation and attention kind (the rules of SGLang's
-_get_default_attn_backend, as its published description gives them), over the registered backends
-only. Knows no engine flags and no model files.
+_get_default_attn_backend, as its published description gives them; on Hopper this repository's own
+decode kernel comes first, docs/performance.md says why), over the registered backends only. Knows
+no engine flags and no model files.
 """
 
 from __future__ import annotations
@@ -47,7 +48,15 @@ class Preference:
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=("fa3", "fa3_fp8", "flashinfer", "triton", "torch_native", "torch_native_fp8"),
+        mha=(
+            "fa3_triton",
+            "fa3",
+            "fa3_fp8",
+            "flashinfer",
+            "triton",
+            "torch_native",
+            "torch_native_fp8",
+        ),
         mla=("fa3", "flashmla", "flashinfer", "triton", "torch_native"),
     ),
     DeviceGeneration.BLACKWELL: Preference(
@@ -99,6 +108,7 @@ class AttentionNeeds:
     needs_sliding_window: bool = False
     needs_logit_cap: bool = False
     needs_sinks: bool = False
+    needs_unequal_head_dims: bool = False
     needs_mla: bool = False
 
 
@@ -222,6 +232,11 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
         ("sliding windows", needs.needs_sliding_window, capability.has_sliding_window),
         ("logit caps", needs.needs_logit_cap, capability.has_logit_cap),
         ("attention sinks", needs.needs_sinks, capability.has_sinks),
+        (
+            "V heads of another size than K heads",
+            needs.needs_unequal_head_dims,
+            capability.has_unequal_head_dims,
+        ),
         ("multi-head latent attention", needs.needs_mla, capability.has_mla),
     )
     for feature, is_needed, is_there in features:

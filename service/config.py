@@ -23,7 +23,12 @@ from pydantic_core import ErrorDetails
 from service.admission import AdmissionSettings
 from service.channel.settings import ChannelSettings
 from service.limits import Limits
+from service.request_log.settings import LoggingSettings
 from service.routing_policy import RouterSettings
+from service.security.api_keys import ApiKey, check_distinct, parse_key_file
+from service.security.quota import KeyLimits
+from service.security.tls import TlsSettings
+from service.tracing.settings import TracingSettings
 from workers.config import DType, EngineConfig, KVCacheDType, LoadFormat, ModelImpl
 from workers.errors import ConfigError
 
@@ -79,13 +84,21 @@ class HttpSettings(_Settings):
 
     proxy "direct": each ingress replica listens itself, sharing the port. "serve": Ray Serve's
     Python proxy. "haproxy": Ray Serve's HAProxy mode, which also opens its statistics and metrics
-    ports on every interface (docs/decisions/0020-http-proxy.md).
+    ports on every interface (docs/decisions/0020-http-proxy.md). tls: of the ingress's own
+    listeners, so for "direct" only.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     proxy: Literal["direct", "serve", "haproxy"] = "direct"
     keep_alive_timeout_s: int = Field(default=90, ge=1)
+    tls: TlsSettings | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tls is not None and self.proxy != "direct":
+            raise ValueError('tls needs proxy "direct": the proxies of Ray Serve speak plain HTTP')
+        return self
 
 
 class GrpcSettings(_Settings):
@@ -93,12 +106,14 @@ class GrpcSettings(_Settings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=9000, ge=1, le=65535)
+    tls: TlsSettings | None = None
 
 
 class MetricsSettings(_Settings):
     """Where Prometheus scrapes, and how often processes push to there.
 
-    peak_bytes_per_s, peak_flops_per_s: limits of one device, for the roofline ratio; both or none.
+    peak_bytes_per_s, peak_flops_per_s: limits of one device, for the roofline ratio; both or none,
+    which takes what was measured on a GPU of that name, where something was.
     """
 
     host: str = "127.0.0.1"
@@ -133,12 +148,16 @@ class ReplicaSettings(_Settings):
 class AuthSettings(_Settings):
     """API keys that clients may present; none means no authentication.
 
-    api_key_file: one key a line; empty lines and lines that start with # do not count.
-    api_keys: comma-separated when given by environment.
+    api_key_file: one key a line, with limits of its own if it has any (service/security/api_keys).
+    api_keys: comma-separated when given by environment. limits: of every key, in each ingress
+    process, unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys
+    share no cached prefix, so none can tell from its latency what another has sent.
     """
 
     api_key_file: Path | None = None
     api_keys: tuple[SecretStr, ...] = ()
+    limits: KeyLimits = KeyLimits()
+    salt_prefix_cache_by_key: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -156,18 +175,28 @@ class AuthSettings(_Settings):
             raise ValueError("an API key is empty")
         return keys
 
-    def load_keys(self) -> tuple[str, ...]:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        has_keys = bool(self.api_keys) or self.api_key_file is not None
+        if not has_keys and (self.limits != KeyLimits() or self.salt_prefix_cache_by_key):
+            raise ValueError("limits and salts by key need API keys")
+        return self
+
+    def load_keys(self) -> tuple[ApiKey, ...]:
         """All keys. Raises ConfigError if the file cannot be read or holds none."""
-        keys = [key.get_secret_value() for key in self.api_keys]
-        if self.api_key_file is not None:
-            try:
-                lines = self.api_key_file.read_text().splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"auth.api_key_file: {error}") from error
-            found = [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
-            if not found:
-                raise ConfigError(f"auth.api_key_file: {self.api_key_file} holds no key")
-            keys += found
+        keys = [
+            ApiKey(key.get_secret_value().strip(), f"key-{number}", self.limits)
+            for number, key in enumerate(self.api_keys, 1)
+        ]
+        try:
+            if self.api_key_file is not None:
+                found = parse_key_file(self.api_key_file.read_text(), self.limits)
+                if not found:
+                    raise ConfigError(f"{self.api_key_file} holds no key")
+                keys += found
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"auth.api_key_file: {error}") from error
+        check_distinct(keys)
         return tuple(keys)
 
 
@@ -193,6 +222,8 @@ class ServeConfig(_Settings):
     admission: AdmissionSettings = AdmissionSettings()
     limits: Limits = Limits.model_validate({})
     auth: AuthSettings = AuthSettings()
+    logging: LoggingSettings = LoggingSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -200,6 +231,14 @@ class ServeConfig(_Settings):
         if len(set(ports)) < len(ports):
             raise ValueError("http.port, grpc.port and metrics.port must differ")
         return self
+
+    def check_files(self) -> None:
+        """Raise ConfigError if keys, certificates or packages cannot be used here."""
+        self.auth.load_keys()
+        self.tracing.check()
+        for name, tls in (("http.tls", self.http.tls), ("grpc.tls", self.grpc.tls)):
+            if tls is not None:
+                tls.check(name)
 
 
 def load_config(

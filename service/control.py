@@ -6,6 +6,7 @@ them.
 """
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from service.registry import (
     StartFailure,
     StartProgress,
 )
+from service.security.audit import AuditLog
 
 NAMESPACE = "tessera"
 ANNOUNCE_INTERVAL_S = 1.0
@@ -34,10 +36,14 @@ ActorHandle = Any
 
 
 class RegistryActor:
-    """ReplicaRegistry behind an asynchronous actor, with a long poll."""
+    """ReplicaRegistry behind an asynchronous actor, with a long poll.
+
+    Administrative calls go to the audit log: this process's standard error, which Ray keeps.
+    """
 
     def __init__(self) -> None:
         self._registry = ReplicaRegistry(REGISTRY_EXPIRE_AFTER_S)
+        self._audit = AuditLog(sys.stderr)
         self._changed = asyncio.Event()
 
     async def announce(self, address: ReplicaAddress) -> None:
@@ -48,11 +54,13 @@ class RegistryActor:
         self._registry.withdraw(replica_id)
         self._changed.set()
 
-    async def begin_drain(self) -> None:
+    async def begin_drain(self, by: str) -> None:
+        self._audit.record("begin_drain", by)
         self._registry.begin_drain()
         self._changed.set()
 
-    async def end_drain(self) -> None:
+    async def end_drain(self, by: str) -> None:
+        self._audit.record("end_drain", by)
         self._registry.end_drain()
         self._changed.set()
 

@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from service.admission import AdmissionControl
-from service.api.auth import digest_api_key, make_authenticator
+from service.api.auth import make_authenticator
 from service.api.grpc import GrpcOptions, build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
@@ -33,10 +33,14 @@ from service.listeners import HttpServer, bind_shared, host_and_port
 from service.metrics import IngressGauges, IngressMetrics, IngressStateCollector
 from service.preflight import model_folder
 from service.registry import IngressReport, RegistryView, StartFailure
+from service.request_log.formatting import configure_logging
+from service.request_log.observer import NoTracing, RequestObserver, RequestTracer
 from service.router import Router
+from service.security.callers import Caller, make_callers
 from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
+from service.tracing.tracer import make_tracer
 from workers.errors import ConfigError, ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,7 @@ class IngressService:
         self._collectors.register(IngressStateCollector(self._gauges))
         self._folder = model_folder(config.engine.model)
         self._tokenizer = TokenizerPool(_tokenizer_config(config, self._folder))
+        self._tracer: RequestTracer = NoTracing()
         self._http: HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,17 +83,24 @@ class IngressService:
     async def start(self) -> FastAPI:
         """Listen and follow the registry; returns the HTTP application.
 
-        Raises ModelLoadError if the tokenizer cannot be served, OSError if a port is taken.
+        Raises ConfigError if keys or certificates cannot be used, ModelLoadError if the tokenizer
+        cannot be served, OSError if a port is taken.
         """
+        self._config.check_files()
         await self._tokenizer.start()
         _, pieces = load_tokenizer(read_tokenizer_files(self._folder))
         handler = Handler(self._router, self._tokenizer, pieces, self._config.limits, self._metrics)
+        self._tracer = make_tracer(self._config.tracing, self._id)
         services = ApiServices(
             handler=handler,
-            authenticator=make_authenticator(map(digest_api_key, self._config.auth.load_keys())),
+            authenticator=make_authenticator(self._load_callers()),
             is_ready=lambda: self._router.is_ready,
             version=importlib.metadata.version("tessera"),
             started_s=int(time.time()),
+            observer=RequestObserver(
+                self._tracer,
+                is_access_log_enabled=self._config.logging.is_access_log_enabled,
+            ),
         )
         app = build_http_app(services)
         await self._listen(app, services)
@@ -125,6 +137,7 @@ class IngressService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._router.aclose()
         await self._tokenizer.aclose()
+        await asyncio.to_thread(self._tracer.close)
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -132,12 +145,20 @@ class IngressService:
     async def _listen(self, app: FastAPI, services: ApiServices) -> None:
         http = self._config.http
         if http.proxy == "direct":
-            self._http = HttpServer(app, http.keep_alive_timeout_s, self._config.drain_timeout_s)
+            self._http = HttpServer(
+                app, http.keep_alive_timeout_s, self._config.drain_timeout_s, http.tls
+            )
             await self._http.start(bind_shared(http.host, http.port))
         address = host_and_port(self._config.grpc.host, self._config.grpc.port)
-        options = GrpcOptions(can_share_port=True)
+        options = GrpcOptions(can_share_port=True, tls=self._config.grpc.tls)
         self._grpc = build_grpc_server(services, address, options).server
         await self._grpc.start()
+
+    def _load_callers(self) -> dict[bytes, Caller]:
+        auth = self._config.auth
+        return make_callers(
+            auth.load_keys(), time.monotonic, salt_prefix_cache=auth.salt_prefix_cache_by_key
+        )
 
     async def _watch_registry(self) -> None:
         version = 0
@@ -191,6 +212,7 @@ class Ingress:
     """
 
     def __init__(self, config: ServeConfig, engine: DeploymentHandle[Any]) -> None:
+        configure_logging(config.logging)
         self._service = IngressService(
             serve.get_replica_context().replica_id.unique_id,
             ray.get_runtime_context().get_node_id(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from service.config import ServeConfig
 from service.engine_factory import EngineFactory, create_engine
 from service.preflight import check_before_start, check_ray_answers
+from service.security.audit import describe_this_process
 from workers.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Launcher:
 
         name = self._config.app_name
         self._registry = get_registry(name)
-        self._registry.end_drain.remote()
+        self._registry.end_drain.remote(describe_this_process())
         # Both actors start while Serve deploys; only their answers are waited for.
         port = get_exporter(name, self._config.metrics).port.remote()
         app = build_app(self._config, self._create_engine)
@@ -159,7 +160,7 @@ class Launcher:
         """Refuse new requests and wait for those under way; False if some were still running."""
         import ray
 
-        ray.get(self._registry.begin_drain.remote())
+        ray.get(self._registry.begin_drain.remote(describe_this_process()))
         end_s = time.monotonic() + self._config.drain_timeout_s
         told_s = time.monotonic() + _DRAIN_REPORT_S
         while time.monotonic() < end_s and not should_stop():

@@ -9,8 +9,10 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.bounded_http import BoundedHttpProtocol
+from service.security.tls import TlsSettings
+
 BACKLOG = 2048
-MAX_HEADER_BYTES = 16 << 10
 
 
 def bind_shared(host: str, port: int) -> socket.socket:
@@ -42,9 +44,18 @@ def check_free(host: str, port: int) -> None:
 
 
 class HttpServer:
-    """One uvicorn server on a shared socket, on the caller's event loop. Runs no lifespan."""
+    """One uvicorn server on a shared socket, on the caller's event loop. Runs no lifespan.
 
-    def __init__(self, app: ASGIApp, keep_alive_timeout_s: int, drain_timeout_s: float) -> None:
+    tls: None speaks plain HTTP; settings must have passed TlsSettings.check().
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keep_alive_timeout_s: int,
+        drain_timeout_s: float,
+        tls: TlsSettings | None = None,
+    ) -> None:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -55,7 +66,8 @@ class HttpServer:
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive_timeout_s,
                 timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                http=BoundedHttpProtocol,
+                **({} if tls is None else tls.to_uvicorn_options()),
             )
         )
         self._task: asyncio.Task[None] | None = None

@@ -9,6 +9,7 @@ event that creates its series.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,6 +19,9 @@ from service.api.errors import ERROR_TABLE
 from service.routing_policy import RoutingReason
 from workers.observer import AttentionRecord, StepRecord
 from workers.protocol import EngineStats, FinishReason, ModelInfo
+
+if TYPE_CHECKING:  # the ingress must not load torch
+    from attention.roofline import HardwareLimits
 
 # Four bounds or more a decade where latency matters: a quantile is as sharp as its bucket.
 REQUEST_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1,
@@ -193,18 +197,11 @@ class IngressStateCollector(Collector):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareLimits:
-    """What one rank's device can do at most; the roofline is measured against it."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-
 class EngineMetrics:
-    """Implements StepObserver. limits: None leaves what is measured against them out."""
+    """Implements StepObserver. limits: of one rank's device; None leaves what is measured against
+    them out."""
 
-    def __init__(self, registry: CollectorRegistry, limits: HardwareLimits | None) -> None:
+    def __init__(self, registry: CollectorRegistry, limits: "HardwareLimits | None") -> None:
         self._limits = limits
         self._step = Histogram(
             "tessera_step_seconds",
@@ -258,7 +255,7 @@ class EngineMetrics:
                 self._roofline.labels(attention.phase).set(least_s / attention.seconds)
 
 
-def _least_seconds(attention: AttentionRecord, limits: HardwareLimits) -> float:
+def _least_seconds(attention: AttentionRecord, limits: "HardwareLimits") -> float:
     return max(attention.num_bytes / limits.bytes_per_s, attention.num_flops / limits.flops_per_s)
 
 

@@ -30,7 +30,7 @@ def model_name(model: str) -> str:
 def check_before_start(config: ServeConfig) -> None:
     """For a service on this machine alone. Raises ConfigError or ModelLoadError."""
     _check_folder(config.engine.model)
-    config.auth.load_keys()
+    config.check_files()
     for name, host, port in (
         ("http", config.http.host, config.http.port),
         ("grpc", config.grpc.host, config.grpc.port),

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import ray
 from prometheus_client import CollectorRegistry
@@ -21,10 +21,15 @@ from service.config import MetricsSettings, ServeConfig
 from service.control import ANNOUNCE_INTERVAL_S, ActorHandle, get_exporter, get_registry
 from service.engine_factory import EngineFactory, EngineHandle, EngineHooks
 from service.exporter import take_snapshot
-from service.metrics import EngineMetrics, EngineStatsCollector, HardwareLimits
+from service.metrics import EngineMetrics, EngineStatsCollector
 from service.registry import StartFailure, StartProgress
+from service.request_log.formatting import configure_logging
+from workers.config import EngineConfig
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
 from workers.protocol import EngineStats
+
+if TYPE_CHECKING:
+    from attention.roofline import HardwareLimits
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +78,14 @@ class ReplicaHost:
 
         What another attempt cannot change is also told to the board, for whoever waits.
         """
-        observer = EngineMetrics(self._metrics, _hardware_limits(self._config.metrics))
-        hooks = EngineHooks(
-            self._channel.publish, self._on_failure, self._board.report_progress, observer
-        )
+        engine_config = self._config.engine.to_engine_config()
         try:
-            self._engine = create_engine(self._config.engine.to_engine_config(), hooks)
+            limits = hardware_limits(self._config.metrics, engine_config)
+            observer = EngineMetrics(self._metrics, limits)
+            hooks = EngineHooks(
+                self._channel.publish, self._on_failure, self._board.report_progress, observer
+            )
+            self._engine = create_engine(engine_config, hooks)
         except (ConfigError, ModelLoadError) as error:
             self._board.report_failure(str(error))
             raise
@@ -186,6 +193,7 @@ class EngineReplica:
     """What Serve instantiates. Raises what the engine's factory raises."""
 
     def __init__(self, config: ServeConfig, create_engine: EngineFactory) -> None:
+        configure_logging(config.logging)
         replica_id = serve.get_replica_context().replica_id.unique_id
         board = RayNoticeBoard(
             replica_id,
@@ -213,7 +221,26 @@ class EngineReplica:
             host.shut_down(self._drain_timeout_s)
 
 
-def _hardware_limits(settings: MetricsSettings) -> HardwareLimits | None:
-    if settings.peak_bytes_per_s is None or settings.peak_flops_per_s is None:
-        return None
-    return HardwareLimits(settings.peak_bytes_per_s, settings.peak_flops_per_s)
+def hardware_limits(settings: MetricsSettings, config: EngineConfig) -> "HardwareLimits | None":
+    """Of the engine's device: what the settings say, else what was measured on devices of its name.
+
+    None on a CPU, and, with a warning, on a GPU that nobody measured. Raises ConfigError for a
+    device that is not there.
+    """
+    # Imported here because whoever builds the application must not load torch.
+    from attention.hardware import measured_limits
+    from attention.roofline import HardwareLimits
+    from attention.selection import detect_device
+    from workers.attention_plan import resolve_device
+
+    if settings.peak_bytes_per_s is not None and settings.peak_flops_per_s is not None:
+        return HardwareLimits(settings.peak_bytes_per_s, settings.peak_flops_per_s)
+    device = detect_device(resolve_device(config))
+    limits = measured_limits(device)
+    if limits is None and device.device_type == "cuda":
+        logger.warning(
+            "nothing was measured on a %s, so tessera_attention_roofline_ratio is left out; set "
+            "metrics.peak_bytes_per_s and metrics.peak_flops_per_s to have it",
+            device.name,
+        )
+    return limits

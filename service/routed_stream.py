@@ -9,6 +9,7 @@ from collections import deque
 from typing import Protocol, Self
 
 from service.api.errors import ApiError, ApiErrorCode
+from service.request_log.record import current_record
 from workers.errors import ErrorCode
 from workers.protocol import GenerateRequest, StepOutput
 
@@ -46,6 +47,8 @@ class RoutedStream:
         self.request = request
         self.replica_id = ""
         self.submitted_s = time.monotonic()
+        # A retry runs in the context of the channel, not of the request.
+        self.record = current_record()
         self.has_output = False
         self._owner = owner
         self._max_bytes = max_bytes

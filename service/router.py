@@ -16,15 +16,10 @@ from service.channel.address import ReplicaAddress
 from service.channel.client import ReplicaLink
 from service.channel.settings import ChannelSettings
 from service.parking import Parking
-from service.prefix_index import PrefixIndex
+from service.replica_chooser import ReplicaChooser
+from service.request_log.record import RouteTimes
 from service.routed_stream import RoutedStream
-from service.routing_policy import (
-    Candidate,
-    Decision,
-    RouterSettings,
-    RoutingPolicy,
-    RoutingReason,
-)
+from service.routing_policy import RouterSettings, RoutingReason
 from workers.protocol import GenerateRequest, ModelInfo
 
 
@@ -56,10 +51,7 @@ class Router:
         self._admission = admission
         self._metrics = metrics
         self._links: dict[str, ReplicaLink] = {}
-        self._index = PrefixIndex(
-            settings.prefix_block_tokens, settings.max_prefix_blocks, settings.max_match_tokens
-        )
-        self._policy = RoutingPolicy(settings, random.Random())
+        self._chooser = ReplicaChooser(settings, random.Random())
         self._info: ModelInfo | None = None
         self._parking = Parking(settings.retry_wait_s, self._reroute)
 
@@ -112,7 +104,7 @@ class Router:
         for replica_id, link in list(self._links.items()):
             if replica_id not in listed and not link.is_connected:
                 del self._links[replica_id]
-                self._index.forget(replica_id)
+                self._chooser.forget(replica_id)
                 await link.aclose()
 
     async def aclose(self) -> None:
@@ -136,6 +128,7 @@ class Router:
             link.abort(stream.request.request_id)
 
     def on_first_output(self, stream: RoutedStream) -> None:
+        self._chooser.on_first_output(stream.request.request_id)
         self._admission.start(len(stream.request.prompt_token_ids))
 
     def on_end(self, stream: RoutedStream, engine_s: float | None) -> None:
@@ -149,23 +142,19 @@ class Router:
         self._route(stream, is_retry=True)
 
     def _route(self, stream: RoutedStream, exclude: str = "", is_retry: bool = False) -> None:
+        started_s = time.monotonic()
         links = self._usable_links(exclude)
         request = stream.request
-        keys = self._index.keys(request.prompt_token_ids, request.cache_salt)
-        decision = self._choose(links, keys)
-        reason = RoutingReason.RETRY if is_retry else decision.reason
-        stream.replica_id = decision.replica_id
-        links[decision.replica_id].submit(request, stream)
-        self._index.insert(keys, decision.replica_id)
-        self._metrics.on_routed(reason)
-
-    def _choose(self, links: dict[str, ReplicaLink], keys: list[bytes]) -> Decision:
-        matched = self._index.match(keys, links.keys())
-        return self._policy.choose(
-            [
-                Candidate(replica_id, link.load.total_tokens, matched.get(replica_id, 0))
-                for replica_id, link in links.items()
-            ]
+        loads = {replica_id: link.load for replica_id, link in links.items()}
+        choice = self._chooser.choose(request, loads)
+        replica_id, reason = choice.decision
+        stream.replica_id = replica_id
+        links[replica_id].submit(request, stream)
+        self._chooser.on_sent(request.request_id, choice)
+        told_reason = RoutingReason.RETRY if is_retry else reason
+        self._metrics.on_routed(told_reason)
+        stream.record.routes.append(
+            RouteTimes(replica_id, told_reason.value, started_s, time.monotonic())
         )
 
     def _usable_links(self, exclude: str = "") -> dict[str, ReplicaLink]:

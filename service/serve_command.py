@@ -172,7 +172,8 @@ def _watch(launcher: Launcher, stop: StopSignal) -> None:
 
 
 def _announce(config: ServeConfig, console: Console) -> None:
-    url = f"http://{host_and_port(config.http.host, config.http.port)}"
+    scheme, trust = ("http", "") if config.http.tls is None else ("https", " --cacert CA_FILE")
+    url = f"{scheme}://{host_and_port(config.http.host, config.http.port)}"
     model = model_name(config.engine.model)
     body = f'{{"model": "{model}", "prompt": "def __init__(self", "max_tokens": 32}}'
     has_keys = bool(config.auth.api_keys or config.auth.api_key_file)
@@ -183,7 +184,7 @@ def _announce(config: ServeConfig, console: Console) -> None:
         f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
         f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",
         "",
-        f"curl {url}/v1/completions{key} -H 'Content-Type: application/json'"
+        f"curl{trust} {url}/v1/completions{key} -H 'Content-Type: application/json'"
         f" -d {shlex.quote(body)}",
     )
     for line in lines:

@@ -52,7 +52,8 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
 
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
-    layers = loaded.model.geometry.layers
+    geometry = loaded.model.geometry
+    layers = geometry.layers
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     needs = AttentionNeeds(
         dtype=loaded.dtype,
@@ -61,6 +62,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_sliding_window=any(layer.sliding_window_size > 0 for layer in layers),
         needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
         needs_sinks=any(layer.has_sinks for layer in layers),
+        needs_unequal_head_dims=geometry.v_head_dim != geometry.head_dim,
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
     attention_config = loaded.attention_config(choice.page_size, kv_dtype)

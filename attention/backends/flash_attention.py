@@ -78,6 +78,7 @@ class FlashAttentionBackend(GraphAttentionBackend):
         has_sliding_window=True,
         has_logit_cap=True,
         has_sinks=True,
+        has_unequal_head_dims=True,
         has_mixed_batches=True,
         has_cuda_graphs=True,
         has_mla=False,

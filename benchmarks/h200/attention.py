@@ -25,6 +25,7 @@ from attention.backends.flash_attention import (
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.hardware import H200
 from attention.kernels.providers import load_triton_kernels
 from benchmarks.h200.attention_steps import (
     Front,
@@ -38,8 +39,6 @@ from benchmarks.h200.attention_steps import (
     seconds_of,
 )
 
-BYTES_PER_S = 4.38e12
-FLOPS_PER_S = 690e12
 REPEATS = 30
 LONG_CONTEXT = 131072
 PAGE_SIZES = (1, 16, 64, 128)
@@ -88,7 +87,7 @@ def decode(variant: str, setup: Setup, work: Work, in_graph: bool = True) -> Lin
     seconds = (graph_seconds_per_layer if in_graph else eager_seconds_per_layer)(step, REPEATS)
     rate = step.cost_per_layer.bytes_read / seconds
     text = f"{rate / 1e12:.2f} TB/s"
-    return Line(str(work), variant, seconds * 1e6, text, rate / BYTES_PER_S)
+    return Line(str(work), variant, seconds * 1e6, text, rate / H200.bytes_per_s)
 
 
 def prefill(variant: str, setup: Setup, work: Work) -> Line:
@@ -96,7 +95,7 @@ def prefill(variant: str, setup: Setup, work: Work) -> Line:
     seconds = eager_seconds_per_layer(step, REPEATS)
     rate = step.cost_per_layer.flops / seconds
     text = f"{rate / 1e12:.0f} TFLOP/s"
-    return Line(str(work), variant, seconds * 1e6, text, rate / FLOPS_PER_S)
+    return Line(str(work), variant, seconds * 1e6, text, rate / H200.flops_per_s)
 
 
 def decode_backends() -> Iterable[Line]:
@@ -114,7 +113,7 @@ def decode_projected() -> Iterable[Line]:
             rate = step.cost_per_layer.bytes_read / seconds
             text = f"{rate / 1e12:.2f} TB/s"
             variant = f"fa3_triton, {front}"
-            yield Line(str(work), variant, seconds * 1e6, text, rate / BYTES_PER_S)
+            yield Line(str(work), variant, seconds * 1e6, text, rate / H200.bytes_per_s)
 
 
 def decode_pages() -> Iterable[Line]:

@@ -21,6 +21,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.hardware import H200
 from benchmarks.h200.attention_steps import (
     Heads,
     Setup,
@@ -30,8 +31,6 @@ from benchmarks.h200.attention_steps import (
     graph_seconds_per_layer,
 )
 
-BYTES_PER_S = 4.38e12
-FLOPS_PER_S = 690e12
 REPEATS = 15
 
 PAGE_SIZES = (1, 16, 64, 128)
@@ -102,13 +101,13 @@ def measure(cell: Cell, bf16_backend: type[GraphAttentionBackend]) -> str:
     if cell.is_decode:
         seconds = graph_seconds_per_layer(step, REPEATS)
         rate, text = (
-            cost.bytes_read / seconds / BYTES_PER_S,
+            cost.bytes_read / seconds / H200.bytes_per_s,
             f"{cost.bytes_read / seconds / 1e12:.2f} TB/s",
         )
     else:
         seconds = eager_seconds_per_layer(step, REPEATS)
         rate, text = (
-            cost.flops / seconds / FLOPS_PER_S,
+            cost.flops / seconds / H200.flops_per_s,
             f"{cost.flops / seconds / 1e12:.0f} TFLOP/s",
         )
     cache = "bf16" if cell.kv_dtype is BF16 else "e4m3"

@@ -1,46 +1,47 @@
 """Who may call: API keys, kept and compared as SHA-256 digests. Knows no transport."""
 
-import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Protocol
+
+from service.security.callers import ANONYMOUS, Caller, digest_api_key
 
 
 class Authenticator(Protocol):
-    def is_allowed(self, authorization: str | None) -> bool:
-        """authorization: value of the header or metadata entry of that name, if there is one."""
+    def identify(self, authorization: str | None) -> Caller | None:
+        """Who calls; None: nobody that may.
+
+        authorization: value of the header or metadata entry of that name, if there is one.
+        """
         ...
 
 
 class OpenAuthenticator:
     """Lets everybody in: for servers that only trusted clients can reach."""
 
-    def is_allowed(self, authorization: str | None) -> bool:
-        return True
+    def identify(self, authorization: str | None) -> Caller | None:
+        return ANONYMOUS
 
 
 class ApiKeyAuthenticator:
     """Wants `Bearer <key>`. Holds digests only; every comparison takes the same time."""
 
-    def __init__(self, key_digests: Iterable[bytes]) -> None:
-        self._digests = tuple(key_digests)
-        if not self._digests:
+    def __init__(self, callers: Mapping[bytes, Caller]) -> None:
+        """callers: by digest of their key."""
+        self._callers = tuple(callers.items())
+        if not self._callers:
             raise ValueError("an ApiKeyAuthenticator needs at least one key")
 
-    def is_allowed(self, authorization: str | None) -> bool:
+    def identify(self, authorization: str | None) -> Caller | None:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
-            return False
+            return None
         digest = digest_api_key(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        # Every known digest is compared, whichever matches.
+        found = [caller for known, caller in self._callers if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
 
 
-def digest_api_key(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def make_authenticator(key_digests: Iterable[bytes]) -> Authenticator:
-    """No keys: everybody is let in."""
-    digests = tuple(key_digests)
-    return ApiKeyAuthenticator(digests) if digests else OpenAuthenticator()
+def make_authenticator(callers: Mapping[bytes, Caller]) -> Authenticator:
+    """No callers: everybody is let in."""
+    return ApiKeyAuthenticator(callers) if callers else OpenAuthenticator()

@@ -29,6 +29,7 @@ class ApiErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limited"
     UNAVAILABLE = "unavailable"
     DRAINING = "draining"
     REPLICA_LOST = "replica_lost"
@@ -67,6 +68,9 @@ ERROR_TABLE: dict[ApiErrorCode, ErrorRow] = {
     ApiErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(413, grpc.StatusCode.RESOURCE_EXHAUSTED, _INVALID),
     ApiErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRow(415, grpc.StatusCode.INVALID_ARGUMENT, _INVALID),
     ApiErrorCode.OVERLOADED: ErrorRow(429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error"),
+    ApiErrorCode.RATE_LIMITED: ErrorRow(
+        429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error"
+    ),
     ApiErrorCode.UNAVAILABLE: _UNAVAILABLE,
     ApiErrorCode.DRAINING: _UNAVAILABLE,
     ApiErrorCode.REPLICA_LOST: _UNAVAILABLE,
@@ -79,6 +83,7 @@ ERROR_TABLE: dict[ApiErrorCode, ErrorRow] = {
 # What a client is told to wait when the one who raised did not say; no other code is retryable.
 _DEFAULT_RETRY_AFTER_S: dict[ApiErrorCode, float] = {
     ApiErrorCode.OVERLOADED: 1.0,
+    ApiErrorCode.RATE_LIMITED: 1.0,
     ApiErrorCode.UNAVAILABLE: 2.0,
     ApiErrorCode.DRAINING: 1.0,
     ApiErrorCode.REPLICA_LOST: 1.0,

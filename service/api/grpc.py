@@ -19,7 +19,10 @@ from service.api.grpc_requests import to_generation_request, to_prompt
 from service.api.grpc_responses import choice_chunk, model_message, response, usage_chunk
 from service.api.services import ApiServices
 from service.handler.collect import collect
+from service.handler.handler import Handler
 from service.proto import inference_pb2 as pb
+from service.request_log.grpc import ObservingInterceptor
+from service.security.tls import TlsSettings
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _HEALTH_POLL_S = 1.0
@@ -29,6 +32,7 @@ class GrpcOptions(BaseModel):
     """can_share_port: other processes of this host may listen on the same port (SO_REUSEPORT).
 
     is_reflection_open: reflection needs no API key. max_metadata_bytes bounds request headers.
+    tls: None speaks plain text; settings must have passed TlsSettings.check().
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +41,7 @@ class GrpcOptions(BaseModel):
     is_reflection_open: bool = False
     max_metadata_bytes: int = Field(default=16 << 10, ge=1024)
     max_concurrent_calls: int = Field(default=8192, ge=1)
+    tls: TlsSettings | None = None
 
 
 class BoundGrpcServer(NamedTuple):
@@ -55,9 +60,13 @@ def build_grpc_server(
     """
     options = options or GrpcOptions()
     limits = services.handler.limits
-    auth = AuthInterceptor(services.authenticator, is_reflection_open=options.is_reflection_open)
+    auth = AuthInterceptor(
+        services.authenticator,
+        services.handler.count_refusal,
+        is_reflection_open=options.is_reflection_open,
+    )
     server = grpc.aio.server(
-        interceptors=(auth,),
+        interceptors=(ObservingInterceptor(services.observer, f"/{SERVICE_NAME}/"), auth),
         maximum_concurrent_rpcs=options.max_concurrent_calls,
         options=(
             ("grpc.so_reuseport", int(options.can_share_port)),
@@ -67,21 +76,25 @@ def build_grpc_server(
             ("grpc.absolute_max_metadata_size", options.max_metadata_bytes),
         ),
     )
-    server.add_generic_rpc_handlers((_inference_handlers(InferenceServicer(services)),))
+    server.add_generic_rpc_handlers((_inference_handlers(services.handler),))
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(services), server)
     names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-    return BoundGrpcServer(server, server.add_insecure_port(address))
+    if options.tls is None:
+        return BoundGrpcServer(server, server.add_insecure_port(address))
+    credentials = options.tls.to_grpc_credentials()
+    return BoundGrpcServer(server, server.add_secure_port(address, credentials))
 
 
 class InferenceServicer:
     """The methods of tessera.v1.Inference. Each may raise ApiError."""
 
-    def __init__(self, services: ApiServices) -> None:
-        self._handler = services.handler
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
 
     async def generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
-        neutral = to_generation_request(request, self._handler.limits, is_stream=False)
+        with self._handler.counting_refusals():
+            neutral = to_generation_request(request, self._handler.limits, is_stream=False)
         async with await self._handler.start(neutral) as generation:
             results = await collect(generation)
             return response(
@@ -94,7 +107,8 @@ class InferenceServicer:
     async def generate_stream(
         self, request: pb.GenerateRequest
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        neutral = to_generation_request(request, self._handler.limits, is_stream=True)
+        with self._handler.counting_refusals():
+            neutral = to_generation_request(request, self._handler.limits, is_stream=True)
         async with await self._handler.start(neutral) as generation:
             async for delta in generation:
                 yield choice_chunk(generation.info, delta)
@@ -159,13 +173,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return kinds(status=kinds.SERVING if self._is_ready() else kinds.NOT_SERVING)
 
 
-def _inference_handlers(servicer: InferenceServicer) -> "grpc.GenericRpcHandler[Any, Any]":
+def _inference_handlers(handler: Handler) -> "grpc.GenericRpcHandler[Any, Any]":
+    servicer = InferenceServicer(handler)
+    counting = handler.counting_refusals
     methods = {
-        "Generate": unary_handler(pb.GenerateRequest, servicer.generate),
-        "GenerateStream": stream_handler(pb.GenerateRequest, servicer.generate_stream),
-        "Tokenize": unary_handler(pb.TokenizeRequest, servicer.tokenize),
-        "Detokenize": unary_handler(pb.DetokenizeRequest, servicer.detokenize),
-        "ListModels": unary_handler(pb.ListModelsRequest, servicer.list_models),
-        "GetModel": unary_handler(pb.GetModelRequest, servicer.get_model),
+        "Generate": unary_handler(pb.GenerateRequest, servicer.generate, counting),
+        "GenerateStream": stream_handler(pb.GenerateRequest, servicer.generate_stream, counting),
+        "Tokenize": unary_handler(pb.TokenizeRequest, servicer.tokenize, counting),
+        "Detokenize": unary_handler(pb.DetokenizeRequest, servicer.detokenize, counting),
+        "ListModels": unary_handler(pb.ListModelsRequest, servicer.list_models, counting),
+        "GetModel": unary_handler(pb.GetModelRequest, servicer.get_model, counting),
     }
     return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)

@@ -7,7 +7,7 @@ the server's. Knows no method by name but the open ones.
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from service.api.auth import Authenticator
 from service.api.errors import ApiError, ApiErrorCode
 from service.api.grpc_requests import check_known_fields
+from service.request_log.record import current_record
+from service.security.callers import Caller, set_caller
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REFLECTION_PREFIXES = (
@@ -28,13 +30,20 @@ A = TypeVar("A", bound=Message)
 # The stubs make these generic, the classes themselves are not.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Counting: TypeAlias = Callable[[], AbstractContextManager[None]]
 _log = logging.getLogger(__name__)
 
 
-def unary_handler(request_type: type[Q], method: Callable[[Q], Awaitable[A]]) -> MethodHandler:
+def unary_handler(
+    request_type: type[Q], method: Callable[[Q], Awaitable[A]], counting_refusals: Counting
+) -> MethodHandler:
+    """counting_refusals: around the parsing of a message."""
+
     async def call(data: bytes, context: Context) -> A:
         try:
-            return await method(_parse(request_type, data))
+            with counting_refusals():
+                request = _parse(request_type, data)
+            return await method(request)
         except ApiError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001 - the process boundary
@@ -44,11 +53,17 @@ def unary_handler(request_type: type[Q], method: Callable[[Q], Awaitable[A]]) ->
 
 
 def stream_handler(
-    request_type: type[Q], method: Callable[[Q], AsyncGenerator[A, None]]
+    request_type: type[Q],
+    method: Callable[[Q], AsyncGenerator[A, None]],
+    counting_refusals: Counting,
 ) -> MethodHandler:
+    """As unary_handler, for a method with many answers."""
+
     async def call(data: bytes, context: Context) -> AsyncIterator[A]:
         try:
-            async with aclosing(method(_parse(request_type, data))) as answers:
+            with counting_refusals():
+                request = _parse(request_type, data)
+            async with aclosing(method(request)) as answers:
                 async for answer in answers:
                     yield answer
         except ApiError as error:
@@ -61,6 +76,7 @@ def stream_handler(
 
 async def abort(context: Context, error: ApiError) -> NoReturn:
     """End a call with the status of the error and its code and parameter as trailing metadata."""
+    current_record().error_code = error.code.value
     metadata = [("tessera-error-code", error.code.value)]
     if error.param is not None:
         metadata.append(("tessera-error-param", error.param.encode("ascii", "replace").decode()))
@@ -92,8 +108,15 @@ def _serialize(message: Message) -> bytes:
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses whoever has no key, on every method but health and, where open, reflection."""
 
-    def __init__(self, authenticator: Authenticator, *, is_reflection_open: bool) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        on_refused: Callable[[ApiError], None],
+        *,
+        is_reflection_open: bool,
+    ) -> None:
         self._authenticator = authenticator
+        self._on_refused = on_refused
         self._open = (HEALTH_PREFIX, *(REFLECTION_PREFIXES if is_reflection_open else ()))
 
     async def intercept_service(
@@ -101,23 +124,27 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MethodHandler:
-        if handler_call_details.method.startswith(self._open) or self._is_allowed(
-            handler_call_details
-        ):
+        if handler_call_details.method.startswith(self._open):
+            return await continuation(handler_call_details)
+        caller = self._identify(handler_call_details)
+        if caller is not None:
+            # gRPC runs the call in the task, and so in the context, that runs its interceptors.
+            set_caller(caller)
             return await continuation(handler_call_details)
         # On the wire a refusal is the same for calls of every kind, known method or not.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
 
-    def _is_allowed(self, details: grpc.HandlerCallDetails) -> bool:
+    def _identify(self, details: grpc.HandlerCallDetails) -> Caller | None:
         values = [
             value for key, value in details.invocation_metadata or () if key == "authorization"
         ]
         authorization = values[0] if len(values) == 1 else None
         if isinstance(authorization, bytes):
             authorization = authorization.decode("ascii", "replace")
-        return self._authenticator.is_allowed(authorization)
+        return self._authenticator.identify(authorization)
 
-
-async def _refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
-    await abort(context, ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required"))
-    yield b""  # type: ignore[unreachable]  # makes this an async generator
+    async def _refuse(self, _: Any, context: Context) -> AsyncIterator[bytes]:
+        error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
+        self._on_refused(error)
+        await abort(context, error)
+        yield b""  # type: ignore[unreachable]  # makes this an async generator

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from service.api.errors import ApiError, ApiErrorCode
 from service.api.middleware import (
+    OPEN_PATHS,
     REQUEST_ID_KEY,
     AuthMiddleware,
     BodyLimitMiddleware,
@@ -42,6 +43,7 @@ from service.api.responses import (
 from service.api.services import ApiServices
 from service.handler.collect import collect
 from service.handler.generation import Generation
+from service.request_log.http import ObservingMiddleware
 
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
@@ -57,8 +59,21 @@ def build_http_app(services: ApiServices) -> FastAPI:
     _add_health_routes(app, services)
     _add_error_handlers(app)
     # The last one added is the outermost: ids come first, then keys, then bodies.
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=services.handler.limits.max_body_bytes)
-    app.add_middleware(AuthMiddleware, authenticator=services.authenticator)
+    handler = services.handler
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_body_bytes=handler.limits.max_body_bytes,
+        on_refused=handler.count_refusal,
+    )
+    app.add_middleware(
+        AuthMiddleware, authenticator=services.authenticator, on_refused=handler.count_refusal
+    )
+    app.add_middleware(
+        ObservingMiddleware,
+        observer=services.observer,
+        request_id_key=REQUEST_ID_KEY,
+        quiet_paths=OPEN_PATHS,
+    )
     app.add_middleware(RequestIdMiddleware)
     install_openapi(app)
     return app
@@ -81,15 +96,18 @@ def _add_generation_routes(app: FastAPI, services: ApiServices) -> None:
 
     @app.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionRequest)
-        generation = await handler.start(_with_id(body, request).to_generation_request())
+        with handler.counting_refusals():
+            body = await read_body(request, CompletionRequest)
+            neutral = _with_id(body, request).to_generation_request()
+        generation = await handler.start(neutral)
         renderer = CompletionRenderer(body, generation.info)
         return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
 
     @app.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
     async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, ChatCompletionRequest)
-        neutral = _with_id(body, request).to_generation_request(handler.limits)
+        with handler.counting_refusals():
+            body = await read_body(request, ChatCompletionRequest)
+            neutral = _with_id(body, request).to_generation_request(handler.limits)
         generation = await handler.start(neutral)
         renderer = ChatRenderer(body, generation.info)
         return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
@@ -126,7 +144,8 @@ def _add_tokenizer_routes(app: FastAPI, services: ApiServices) -> None:
 
     @app.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TokenizeRequest)
+        with handler.counting_refusals():
+            body = await read_body(request, TokenizeRequest)
         handler.check_model(body.model or "")
         token_ids = await handler.tokenise(body.to_prompt(handler.limits))
         texts = [token_text(token) for token in handler.token_bytes(token_ids)]
@@ -141,7 +160,8 @@ def _add_tokenizer_routes(app: FastAPI, services: ApiServices) -> None:
 
     @app.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        body = await read_body(request, DetokenizeRequest)
+        with handler.counting_refusals():
+            body = await read_body(request, DetokenizeRequest)
         handler.check_model(body.model or "")
         return json_response(DetokenizeResponse(await handler.detokenise(body.tokens)))
 

@@ -5,6 +5,7 @@ Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no rout
 
 import re
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,9 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.auth import Authenticator
 from service.api.errors import ApiError, ApiErrorCode
 from service.api.responses import error_response
+from service.security.callers import set_caller
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 REQUEST_ID_KEY = "tessera.request_id"
+OnRefused = Callable[[ApiError], None]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -41,28 +44,35 @@ class RequestIdMiddleware:
 
 
 class AuthMiddleware:
-    """Refuses whoever has no key, on every path but health, known or not."""
+    """Refuses whoever has no key, on every path but health, known or not; names the others."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, on_refused: OnRefused) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             authorization = Headers(scope=scope).get("authorization")
-            if not self._authenticator.is_allowed(authorization):
+            caller = self._authenticator.identify(authorization)
+            if caller is None:
                 error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
+                self._on_refused(error)
                 await error_response(error)(scope, receive, send)
                 return
+            set_caller(caller)
         await self._app(scope, receive, send)
 
 
 class BodyLimitMiddleware:
     """Stops reading a body at the ceiling, whatever its Content-Length says."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, on_refused: OnRefused) -> None:
+        """on_refused: not told of a body that turns out too large while it is read; its reader
+        gets the ApiError."""
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +80,9 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            await error_response(self._too_large())(scope, receive, send)
+            error = self._too_large()
+            self._on_refused(error)
+            await error_response(error)(scope, receive, send)
             return
         num_bytes = 0
 

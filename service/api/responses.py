@@ -15,6 +15,7 @@ from service.api.openai.responses import Renderer
 from service.api.openai.wire import DONE, encode_json, sse
 from service.handler.events import ChoiceDelta
 from service.handler.generation import Generation
+from service.request_log.record import current_record
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def json_response(content: Any, status_code: int = 200) -> Response:
 
 def error_response(error: ApiError) -> Response:
     """The OpenAI error object, with Retry-After in whole seconds where retrying can help."""
+    current_record().error_code = error.code.value
     response = json_response(error.to_openai(), error.row.http_status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -83,10 +85,12 @@ class EventStream:
                 delta = await anext(self._deltas, None)
             yield renderer.last_chunk(generation.usage) + DONE
         except ApiError as error:
+            current_record().error_code = error.code.value
             yield sse(encode_json(error.to_openai()))
         except Exception as error:  # noqa: BLE001 - the process boundary: the status is sent
             _log.error("a stream failed", exc_info=error)
             bug = ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
+            current_record().error_code = bug.code.value
             yield sse(encode_json(bug.to_openai()))
 
     async def aclose(self) -> None:

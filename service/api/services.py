@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from service.api.auth import Authenticator
 from service.handler.handler import Handler
+from service.request_log.observer import SILENT, RequestObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,4 @@ class ApiServices:
     version: str
     started_s: int
     peek_s: float = 2.0
+    observer: RequestObserver = SILENT

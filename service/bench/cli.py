@@ -23,6 +23,7 @@ from service.bench.report import BenchReport, print_report
 from service.bench.runner import BenchPlan, ClosedLoop, LoadPattern, OpenLoop, run_bench
 from service.bench.transport import GenerationSettings, TargetError, Transport
 from service.config import AuthSettings
+from service.security.client_tls import ClientTls
 from workers.errors import ConfigError
 
 DEFAULT_HTTP_URL = "http://127.0.0.1:8000"
@@ -40,6 +41,7 @@ class _Target:
     model: str | None
     use_chat: bool
     api_key: str | None
+    tls: ClientTls | None
     engine_options: list[str]
 
     @property
@@ -59,6 +61,9 @@ def bench(  # noqa: PLR0913  one parameter a flag
     model: flags.Model = None,
     chat: flags.Chat = False,
     api_key_file: flags.ApiKeyFile = None,
+    ca_file: flags.CaFile = None,
+    client_certificate_file: flags.ClientCertificateFile = None,
+    client_key_file: flags.ClientKeyFile = None,
     engine: flags.EngineOptions = None,
     concurrency: flags.Concurrency = None,
     rate: flags.Rate = None,
@@ -90,7 +95,8 @@ def bench(  # noqa: PLR0913  one parameter a flag
         config = engine_config(model, engine or [])
         limits = peak_limits(peak_bandwidth, peak_flops)
         return run_profile(config, profile_streams, profile_context, limits)
-    target = _Target(transport, url, model, chat, _read_key(api_key_file), engine or [])
+    tls = _client_tls(ca_file, client_certificate_file, client_key_file)
+    target = _Target(transport, url, model, chat, _read_key(api_key_file), tls, engine or [])
     plan = BenchPlan(
         _pattern(concurrency, rate, arrivals),
         _extent(num_requests, duration, rate, timeout),
@@ -102,8 +108,7 @@ def bench(  # noqa: PLR0913  one parameter a flag
         seed,
         vocab_size,
     )
-    salt = "" if reuse_cache else secrets.token_hex(8)
-    settings = GenerationSettings(temperature, not respect_eos, salt)
+    settings = GenerationSettings(temperature, not respect_eos, _salt(reuse_cache))
     way = _make_transport(target, settings)
     report = _run(plan, target, way, {"input_len": input_len, "output_len": output_len}, settings)
     _write(report, output, json_file)
@@ -150,9 +155,26 @@ def _read_key(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        return AuthSettings(api_key_file=file).load_keys()[0]
+        return AuthSettings(api_key_file=file).load_keys()[0].key
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _salt(reuse_cache: bool) -> str:
+    return "" if reuse_cache else secrets.token_hex(8)
+
+
+def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
+    if ca is None:
+        if certificate is not None or key is not None:
+            raise typer.BadParameter("a client certificate needs --ca-file")
+        return None
+    try:
+        tls = ClientTls(ca, certificate, key)
+        tls.to_ssl_context()
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    return tls
 
 
 def _make_transport(target: _Target, settings: GenerationSettings) -> Transport:
@@ -169,10 +191,15 @@ def _make_transport(target: _Target, settings: GenerationSettings) -> Transport:
                 model=target.model,
                 use_chat=target.use_chat,
                 api_key=target.api_key,
+                tls=target.tls,
             )
         case flags.TransportKind.GRPC:
             return GrpcTransport(
-                target.address, settings, model=target.model, api_key=target.api_key
+                target.address,
+                settings,
+                model=target.model,
+                api_key=target.api_key,
+                tls=target.tls,
             )
         case flags.TransportKind.IN_PROCESS:
             config = engine_config(target.model, target.engine_options)

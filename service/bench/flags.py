@@ -73,6 +73,33 @@ ApiKeyFile = Annotated[
         rich_help_panel=_TARGET,
     ),
 ]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Authorities to trust, as PEM; gRPC speaks TLS when it is given, HTTP to https URLs.",
+        rich_help_panel=_TARGET,
+    ),
+]
+ClientCertificateFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Certificate to present for mutual TLS, as PEM; needs --ca-file and the key.",
+        rich_help_panel=_TARGET,
+    ),
+]
+ClientKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Key of the client certificate, as PEM.",
+        rich_help_panel=_TARGET,
+    ),
+]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -194,7 +221,7 @@ ProfileStreams = Annotated[
     typer.Option(
         "--profile-streams",
         min=1,
-        help="Streams that decode at once. Repeatable; 1, 64 and 256 when not given.",
+        help="Streams that decode at once. Repeatable. Default: 1, 64 and 256; 1 and 16 on a CPU.",
         rich_help_panel=_PROFILE,
     ),
 ]

@@ -15,6 +15,7 @@ from service.bench.transport import GenerationSettings, TargetError, TargetInfo
 from service.bench.workload import BenchRequest
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
+from service.security.client_tls import ClientTls
 
 CONNECT_TIMEOUT_S = 10.0
 ERROR_CODE_KEY = "tessera-error-code"
@@ -27,7 +28,8 @@ _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)
 class GrpcTransport:
     """NUM_CHANNELS connections, requests dealt to them in turn.
 
-    address: host:port or unix:path. model: None takes the first that the server lists.
+    address: host:port or unix:path. model: None takes the first that the server lists. tls: None
+    speaks plain text.
     """
 
     def __init__(
@@ -37,17 +39,19 @@ class GrpcTransport:
         *,
         model: str | None = None,
         api_key: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._address = address
         self._settings = settings
         self._model = model
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+        self._credentials = None if tls is None else tls.to_grpc_credentials()
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[pb_grpc.InferenceStub] = []
 
     async def connect(self) -> TargetInfo:
         for _ in range(NUM_CHANNELS):
-            channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+            channel = self._open_channel()
             self._channels.append(channel)
             self._stubs.append(pb_grpc.InferenceStub(channel))  # type: ignore[no-untyped-call]
         models = await self._list_models()
@@ -82,6 +86,11 @@ class GrpcTransport:
     async def aclose(self) -> None:
         for channel in self._channels:
             await channel.close(None)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=_OPTIONS)
 
     async def _list_models(self) -> Sequence[pb.Model]:
         try:

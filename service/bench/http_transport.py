@@ -16,6 +16,7 @@ from service.bench.sse import SseParser
 from service.bench.trace import RequestFailedError, RequestTrace
 from service.bench.transport import GenerationSettings, TargetError, TargetInfo
 from service.bench.workload import BenchRequest
+from service.security.client_tls import ClientTls
 
 CONNECT_TIMEOUT_S = 10.0
 _OK = 200
@@ -35,7 +36,8 @@ class HttpTransport:
     """One session with as many connections as there are requests under way.
 
     url: without path, or ending in /v1. model: None takes the first that the server lists.
-    Proxies and credentials of the environment are not used: a benchmark must know its way.
+    tls: None trusts the system's authorities. Proxies and credentials of the environment are not
+    used: a benchmark must know its way.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HttpTransport:
         model: str | None = None,
         use_chat: bool = False,
         api_key: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._path = self._base + ("/chat/completions" if use_chat else "/completions")
@@ -55,11 +58,12 @@ class HttpTransport:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._ssl = True if tls is None else tls.to_ssl_context()
         self._session: aiohttp.ClientSession | None = None
 
     async def connect(self) -> TargetInfo:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl),
             headers=self._headers,
             skip_auto_headers=("Accept-Encoding",),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),

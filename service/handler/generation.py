@@ -14,6 +14,8 @@ from service.handler.choice import ChoiceAssembler
 from service.handler.events import ChoiceDelta, TokenLogprob, Usage, resolve_logprobs
 from service.handler.merge import merge
 from service.handler.metrics import RequestMetrics
+from service.request_log.record import ChoiceTimes, RequestRecord
+from service.security.quota import Lease
 from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
 from workers.protocol import StepOutput
@@ -28,7 +30,11 @@ class ChoiceRun:
     stream: TokenStream
     assembler: ChoiceAssembler
     prompt_token_ids: list[int]
+    submitted_s: float
     num_cached_tokens: int = 0
+    first_output_s: float | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
     last_output_s: float | None = None
     is_reported: bool = False
 
@@ -55,8 +61,18 @@ class Generation:
     runs: list[ChoiceRun]
     pieces: TokenPieces
     metrics: RequestMetrics
+    lease: Lease
     arrival_s: float
     clock: Callable[[], float]
+    record: RequestRecord
+
+    def describe(self) -> None:
+        """Write what is known of the request as a whole into its record."""
+        record, usage = self.record, self.usage
+        record.model = self.info.model
+        record.num_prompt_tokens = usage.num_prompt_tokens
+        record.num_cached_tokens = usage.num_cached_tokens
+        record.num_output_tokens = usage.num_output_tokens
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,6 +100,7 @@ class Generation:
         for run in self.runs:
             if not run.is_reported:
                 self._report(run, "abort")
+        self.lease.end(self.usage.num_output_tokens)
         await asyncio.gather(*(run.stream.aclose() for run in self.runs))
 
     async def _run_choice(self, run: ChoiceRun) -> AsyncGenerator[ChoiceDelta, None]:
@@ -132,6 +149,8 @@ class Generation:
         now_s = self.clock()
         if run.last_output_s is None:
             run.num_cached_tokens = output.num_cached_tokens
+            run.first_output_s = now_s
+            run.queue_s, run.prefill_s = output.queue_s, output.prefill_s
             self.metrics.on_first_token(now_s - self.arrival_s, output.queue_s, output.prefill_s)
         else:
             self.metrics.on_tokens(count, (now_s - run.last_output_s) / count)
@@ -139,10 +158,23 @@ class Generation:
 
     def _report(self, run: ChoiceRun, reason: str) -> None:
         run.is_reported = True
+        ended_s = self.clock()
+        self.record.choices.append(
+            ChoiceTimes(
+                submitted_s=run.submitted_s,
+                first_output_s=run.first_output_s,
+                ended_s=ended_s,
+                queue_s=run.queue_s,
+                prefill_s=run.prefill_s,
+                reason=reason,
+                num_output_tokens=run.assembler.num_output_tokens,
+            )
+        )
+        self.describe()
         self.metrics.on_finished(
             reason,
             num_prompt_tokens=len(run.prompt_token_ids),
             num_cached_tokens=run.num_cached_tokens,
             num_output_tokens=run.assembler.num_output_tokens,
-            e2e_s=self.clock() - self.arrival_s,
+            e2e_s=ended_s - self.arrival_s,
         )

@@ -6,7 +6,8 @@ Knows no HTTP, no gRPC and no replica. Everything it needs is injected.
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -25,6 +26,9 @@ from service.handler.generation import ChoiceRun, Generation, GenerationInfo
 from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
 from service.limits import Limits
+from service.request_log.record import current_record
+from service.security.callers import current_caller
+from service.security.quota import Lease
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
@@ -65,6 +69,19 @@ class Handler:
         """What each token stands for by itself."""
         return [self._pieces.token_bytes(token_id) for token_id in token_ids]
 
+    def count_refusal(self, error: ApiError) -> None:
+        """For API servers: a request that never reaches start() was refused."""
+        self._metrics.on_rejected(error.code.value)
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Around what an API server does before start(), which counts by itself."""
+        try:
+            yield
+        except ApiError as error:
+            self.count_refusal(error)
+            raise
+
     async def start(self, request: GenerationRequest) -> Generation:
         """Admit a request and send its choices to replicas; use the result as a context.
 
@@ -74,26 +91,38 @@ class Handler:
         try:
             check_request(request, self.limits, self.model_info)
             self._backend.check_admission()
-            prompts = await self._tokenise(request.prompts)
-            fitted = fit_prompts(request, prompts, self.limits, self.model_info)
-            echoes = await self._echoed_texts(request, fitted)
-            generation = await self._submit(request, fitted, echoes, arrival_s)
+            generation = await self._start(request, current_caller().quota.admit(), arrival_s)
         except ApiError as error:
             self._metrics.on_rejected(error.code.value)
             raise
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in fitted)
-        self._metrics.on_accepted(num_prompt_tokens, len(generation.runs))
+        self._metrics.on_accepted(generation.usage.num_prompt_tokens, len(generation.runs))
         return generation
 
     async def tokenise(self, prompt: Prompt) -> list[int]:
         """Token ids of one prompt, with the same ceilings as a generation. Raises ApiError."""
         check_prompt(prompt, self.limits, self.model_info)
-        return (await self._tokenise((prompt,)))[0]
+        with _counted_call():
+            return (await self._tokenise((prompt,)))[0]
 
     async def detokenise(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """Raises ApiError."""
         check_token_ids(token_ids, self.limits, self.model_info, "tokens")
-        return await self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with _counted_call():
+            return await self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def _start(
+        self, request: GenerationRequest, lease: Lease, arrival_s: float
+    ) -> Generation:
+        """The generation ends the lease, or this does when it cannot start."""
+        try:
+            prompts = await self._tokenise(request.prompts)
+            fitted = fit_prompts(request, prompts, self.limits, self.model_info)
+            lease.charge_prompt(sum(len(prompt.token_ids) for prompt in fitted))
+            echoes = await self._echoed_texts(request, fitted)
+            return await self._submit(request, fitted, echoes, lease, arrival_s)
+        except BaseException:
+            lease.cancel()
+            raise
 
     async def _tokenise(self, prompts: tuple[Prompt, ...]) -> list[list[int]]:
         if len(prompts) == 1:
@@ -128,6 +157,7 @@ class Handler:
         request: GenerationRequest,
         fitted: list[FittedPrompt],
         echoes: list[str],
+        lease: Lease,
         arrival_s: float,
     ) -> Generation:
         unique_id = uuid.uuid4().hex
@@ -137,12 +167,14 @@ class Handler:
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
+        submitted_s = self._clock()
         streams = await self._submit_all(specs)
         runs = [
             ChoiceRun(
                 stream,
                 ChoiceAssembler(index, options, echoes[index // request.n]),
                 spec.prompt_token_ids,
+                submitted_s,
             )
             for index, (stream, spec) in enumerate(zip(streams, specs, strict=True))
         ]
@@ -152,7 +184,11 @@ class Handler:
             created_s=int(time.time()),
             prompts=[prompt.token_ids for prompt in fitted],
         )
-        return Generation(info, runs, self._pieces, self._metrics, arrival_s, self._clock)
+        generation = Generation(
+            info, runs, self._pieces, self._metrics, lease, arrival_s, self._clock, current_record()
+        )
+        generation.describe()
+        return generation
 
     async def _submit_all(self, specs: list[GenerateRequest]) -> list[TokenStream]:
         """All streams or, if one request is refused, none."""
@@ -190,8 +226,18 @@ class Handler:
             prompt_token_ids=prompt.token_ids,
             sampling=_sampling_of_choice(request.sampling, prompt.max_tokens, choice),
             priority=request.priority,
-            cache_salt=request.cache_salt,
+            cache_salt=current_caller().salted(request.cache_salt),
         )
+
+
+@contextmanager
+def _counted_call() -> Iterator[None]:
+    """A call that generates nothing counts as a request of its caller, but for no tokens."""
+    lease = current_caller().quota.admit()
+    try:
+        yield
+    finally:
+        lease.end(0)
 
 
 def _sampling_of_choice(sampling: SamplingParams, max_tokens: int, choice: int) -> SamplingParams:

@@ -7,7 +7,8 @@ class RequestMetrics(Protocol):
     """Called from the event loop, once a step and choice at most: implementations must be cheap.
 
     A request that is admitted gets on_accepted once and on_finished once per choice (an engine
-    request); one that is refused before that gets on_rejected once. Durations are seconds.
+    request); one that is refused before that gets on_rejected once. So does one whose API key or
+    message is refused, whatever it asked for. Durations are seconds.
     """
 
     def on_accepted(self, num_prompt_tokens: int, num_choices: int) -> None:

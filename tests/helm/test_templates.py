@@ -17,6 +17,7 @@ from tests.helm.rendering import (
 )
 
 KUBERNETES = "1.31"
+NAMESPACE = "default"  # the renderer's, as helm's
 CUSTOM = json.loads((Path(__file__).parent / "schemas" / "custom_resources.json").read_text())
 EVERY_SET = [(), *((path,) for path in CI_VALUES)]
 
@@ -179,14 +180,21 @@ def test_monitors_name_ports_that_pods_have(objects):
         assert {end["port"] for end in monitor["spec"]["endpoints"]} == names
 
 
-def test_every_group_is_a_job_of_its_own(objects):
-    """Dashboards and alerts tell services apart by job."""
+def test_every_group_is_a_job_of_its_own_in_the_whole_cluster(objects):
+    """Dashboards and alerts tell services apart by job; names are only unique in a namespace."""
+    (service,) = of_kind(objects, "RayService")
+    groups = {
+        template["metadata"]["labels"]["tessera.dev/group"]
+        for template in pods_of(objects).values()
+        if "tessera.dev/group" in template["metadata"]["labels"]
+    }
     for monitor in of_kind(objects, "PodMonitor") + of_kind(objects, "ServiceMonitor"):
         spec = monitor["spec"]
         ends = spec["podMetricsEndpoints"] if "podMetricsEndpoints" in spec else spec["endpoints"]
         jobs = [end["relabelings"][0] for end in ends if end["port"] != "metrics"]
         assert {job["targetLabel"] for job in jobs} == {"job"}
-        assert len({job["replacement"] for job in jobs}) == len(jobs)
+        prefix = f"{NAMESPACE}/{service['metadata']['name']}-"
+        assert sorted(job["replacement"] for job in jobs) == sorted(prefix + one for one in groups)
 
 
 def test_every_route_leads_to_a_service_of_the_chart(objects):

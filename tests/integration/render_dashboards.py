@@ -1,6 +1,6 @@
 """Renders the chart's dashboards from a service under load, for docs/dashboards.md.
 
-`pip install matplotlib`, then
+`pip install -e ".[docs]"`, then
 `tests/integration/isolated.sh python -m tests.integration.render_dashboards`. Needs prometheus.
 """
 

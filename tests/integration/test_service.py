@@ -148,7 +148,7 @@ def test_a_killed_replica_is_replaced_and_every_request_ends(service):
 def test_draining_refuses_new_requests_and_lets_streams_finish(service):
     stream = stream_chunks(150)
     next(stream)
-    ray.get(get_registry(CONFIG.app_name).begin_drain.remote())
+    ray.get(get_registry(CONFIG.app_name).begin_drain.remote("test"))
     wait_until(lambda: httpx.get(f"{URL}/health/ready").status_code == 503, timeout_s=5)
     refused = httpx.post(f"{URL}/v1/completions", json=COMPLETION)
     assert refused.status_code == 503

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from attention.roofline import HardwareLimits
 
 DEFAULT_STREAMS = (1, 64, 256)
+DEFAULT_CPU_STREAMS = (1, 16)
+"""Prompts of more streams would take minutes on a CPU."""
 
 
 def engine_config(model: str | None, options: Sequence[str]) -> EngineConfig:
@@ -48,9 +50,12 @@ def run_profile(
     from attention.capability import AttentionBackendError
     from service.bench.profile.report import print_profile
     from service.bench.profile.session import ProfilePlan, ProfileSession
+    from workers.attention_plan import resolve_device
 
-    plan = ProfilePlan(tuple(streams or DEFAULT_STREAMS), context_tokens)
     try:
+        is_cpu = resolve_device(config).type == "cpu"
+        default = DEFAULT_CPU_STREAMS if is_cpu else DEFAULT_STREAMS
+        plan = ProfilePlan(tuple(streams or default), context_tokens)
         session = ProfileSession(config, plan, limits)
     except (ConfigError, ModelLoadError, AttentionBackendError) as error:
         typer.echo(f"tessera bench: the engine cannot start: {error}", err=True)

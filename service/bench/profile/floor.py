@@ -16,9 +16,6 @@ from attention.roofline import AttentionCost, HardwareLimits, attention_step_cos
 
 Lengths = npt.NDArray[np.int32]
 
-H200 = HardwareLimits(bytes_per_s=4.38e12, flops_per_s=690e12)
-"""Read rate and dense bf16 rate as measured on one, see docs/performance.md."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepShape:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from attention.hardware import measured_limits
 from attention.roofline import HardwareLimits
+from attention.selection import detect_device
 from service.bench.profile.breakdown import Breakdown
 from service.bench.profile.cpu_steps import InlineExecutor, profile_cpu_steps
 from service.bench.profile.cuda_steps import profile_cuda_steps
 from service.bench.profile.floor import (
-    H200,
     ModelCost,
     StepFloor,
     StepShape,
@@ -56,12 +57,6 @@ class PhaseProfile:
     floor: StepFloor | None
 
 
-def known_limits(device: torch.device) -> HardwareLimits | None:
-    """Limits of a device that was measured once. None for all others, CPUs too."""
-    is_h200 = device.type == "cuda" and "H200" in torch.cuda.get_device_name(device)
-    return H200 if is_h200 else None
-
-
 class ProfileSession:
     """An engine of its own, without a prefix cache. Raises what Engine.from_config raises."""
 
@@ -71,7 +66,7 @@ class ProfileSession:
         config = replace(config, enable_prefix_cache=False)
         device = resolve_device(config)
         self._plan = plan
-        self._limits = limits or known_limits(device)
+        self._limits = limits or measured_limits(detect_device(device))
         self._max_step_tokens = config.max_step_tokens
         self._max_running_requests = config.max_running_requests
         self._engine, self._profile = _load(config, device)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.registration import BackendRegistry
@@ -63,6 +64,7 @@ EVERYTHING = registry_of(
         fake_backend(name, has_mla=True)
         for name in ("triton", "flashinfer", "trtllm_mha", "trtllm_mla", "fa3")
     ],
+    fake_backend("fa3_triton", has_unequal_head_dims=False),
     TorchNativeBackend,
 )
 
@@ -73,7 +75,7 @@ EVERYTHING = registry_of(
         (CPU, False, "torch_native"),
         (AMPERE, False, "flashinfer"),
         (AMPERE, True, "triton"),
-        (HOPPER, False, "fa3"),
+        (HOPPER, False, "fa3_triton"),
         (HOPPER, True, "fa3"),
         (BLACKWELL, False, "trtllm_mha"),
         (BLACKWELL, True, "flashinfer"),
@@ -84,6 +86,26 @@ EVERYTHING = registry_of(
 def test_automatic_choice_follows_generation_and_attention_kind(device, needs_mla, expected):
     needs = replace(BF16, needs_mla=needs_mla)
     assert select_attention_backend(None, device, needs, EVERYTHING).name == expected
+
+
+def test_hopper_falls_back_to_fa3_for_models_whose_k_and_v_heads_differ():
+    needs = replace(BF16, needs_unequal_head_dims=True)
+    choice = select_attention_backend(None, HOPPER, needs, EVERYTHING)
+    assert choice.name == "fa3"
+    assert [name for name, _ in choice.rejected] == ["fa3_triton"]
+    assert "V heads of another size" in choice.rejected[0][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("is_unequal", "expected"), [(False, "fa3_triton"), (True, "fa3")])
+def test_hoppers_own_backends_are_chosen_by_the_models_heads(
+    monkeypatch, dtype, is_unequal, expected
+):
+    monkeypatch.setattr(FlashAttentionBackend, "probe", classmethod(lambda cls: BackendProbe(True)))
+    needs = AttentionNeeds(dtype, dtype, needs_unequal_head_dims=is_unequal)
+    choice = select_attention_backend(None, HOPPER, needs)
+    assert choice.name == expected
+    assert choice.page_size == 128
 
 
 def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(caplog):
@@ -132,6 +154,12 @@ def test_unregistered_backends_are_not_considered():
         ({"has_logit_cap": False}, HOPPER, replace(BF16, needs_logit_cap=True), "logit caps"),
         ({"has_sinks": False}, HOPPER, replace(BF16, needs_sinks=True), "sinks"),
         ({"has_mla": False}, HOPPER, replace(BF16, needs_mla=True), "latent"),
+        (
+            {"has_unequal_head_dims": False},
+            HOPPER,
+            replace(BF16, needs_unequal_head_dims=True),
+            "V heads of another size than K heads",
+        ),
     ],
 )
 def test_an_asked_for_backend_that_is_unfit_is_an_error_that_says_why(changes, device, needs, why):

@@ -9,10 +9,10 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry
 
+from attention.roofline import HardwareLimits
 from service.metrics import (
     EngineMetrics,
     EngineStatsCollector,
-    HardwareLimits,
     IngressGauges,
     IngressMetrics,
     IngressStateCollector,

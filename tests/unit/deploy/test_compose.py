@@ -137,6 +137,7 @@ def test_prometheus_scrapes_the_exporter_and_reads_the_charts_rules():
 def test_grafana_reads_prometheus_and_the_charts_dashboards():
     (source,) = DATASOURCES["datasources"]
     assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
     path = BOARDS["providers"][0]["options"]["path"]
     assert f"../helm/tessera/dashboards:{path}:ro" in COMPOSE["services"]["grafana"]["volumes"]
 

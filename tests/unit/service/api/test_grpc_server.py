@@ -11,12 +11,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from service.api.auth import digest_api_key, make_authenticator
+from service.api.auth import make_authenticator
 from service.api.errors import ERROR_TABLE, ApiError, ApiErrorCode
 from service.api.grpc import SERVICE_NAME, GrpcOptions, build_grpc_server
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.backend import make_failure, make_outputs
+from tests.fakes.callers import callers_of
 from tests.fakes.text import ANSWER
 from workers.errors import ErrorCode
 
@@ -232,7 +233,7 @@ async def test_a_client_that_cancels_aborts_its_request(stub, bench, rpc):
 
 
 async def test_keys_are_wanted_everywhere_but_on_health(connect):
-    channel = await connect(authenticator=make_authenticator([digest_api_key("secret")]))
+    channel = await connect(authenticator=make_authenticator(callers_of("secret")))
     stub = pb_grpc.InferenceStub(channel)
     for call in (
         stub.Generate(_request()),

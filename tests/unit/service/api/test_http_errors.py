@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from service.api.auth import digest_api_key, make_authenticator
+from service.api.auth import make_authenticator
 from service.api.errors import (
     ERROR_TABLE,
     ApiError,
@@ -17,6 +17,7 @@ from service.api.errors import (
 from service.api.http import build_http_app
 from service.limits import Limits
 from tests.fakes.backend import FakeStream, make_outputs
+from tests.fakes.callers import callers_of
 from tests.fakes.text import make_bench
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.protocol import OutputError
@@ -293,7 +294,7 @@ async def test_bodies_are_read_only_up_to_the_ceiling(services, tmp_path):
 
 @pytest.mark.asyncio
 async def test_keys_are_wanted_on_every_path_but_health(services):
-    keys = make_authenticator([digest_api_key("first"), digest_api_key("second")])
+    keys = make_authenticator(callers_of("first", "second"))
     async with _client(build_http_app(dataclasses.replace(services, authenticator=keys))) as client:
         for path in ("/v1/models", "/openapi.json", "/nowhere", "/health/live/", "/health", "//"):
             for authorization in (None, "Bearer", "Bearer wrong", "Basic first", "first"):

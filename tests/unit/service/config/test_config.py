@@ -93,7 +93,7 @@ def test_api_keys_come_from_environment_and_file_and_never_show(tmp_path):
         f"auth: {{api_key_file: {file}}}",
         {"TESSERA_AUTH__API_KEYS": "first-key, second-key"},
     )
-    assert config.auth.load_keys() == ("first-key", "second-key", "third")
+    assert [key.key for key in config.auth.load_keys()] == ["first-key", "second-key", "third"]
     assert "first-key" not in repr(config)
 
 

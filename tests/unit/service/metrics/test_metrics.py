@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from attention.roofline import HardwareLimits
 from service.exporter import MetricsAggregator, MetricsExporter, take_snapshot
 from service.metrics import (
     EngineMetrics,
     EngineStatsCollector,
-    HardwareLimits,
     IngressGauges,
     IngressMetrics,
     IngressStateCollector,

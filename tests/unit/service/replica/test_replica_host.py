@@ -1,16 +1,21 @@
 """A replica's life without Serve: start, announce, health, drain, failure."""
 
 import contextlib
+import logging
 import threading
 import time
 
 import pytest
 
+from attention.hardware import H200
+from attention.roofline import HardwareLimits
+from attention.selection import DeviceFacts
 from service.channel.server import ChannelServer
-from service.config import parse_config
-from service.replica import EXIT_ENGINE_FAILED, ReplicaHost
+from service.config import MetricsSettings, parse_config
+from service.replica import EXIT_ENGINE_FAILED, ReplicaHost, hardware_limits
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST
+from workers.config import EngineConfig
 from workers.engine_loop import EngineLoop
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
 from workers.protocol import GenerateRequest
@@ -178,3 +183,32 @@ def test_a_start_that_may_succeed_next_time_is_not_called_hopeless():
     with pytest.raises(EngineFailedError):
         made.host.start(fail)
     assert made.board.failures == []
+
+
+def limits_on(monkeypatch, device, **settings):
+    monkeypatch.setattr("attention.selection.detect_device", lambda _: device)
+    return hardware_limits(MetricsSettings(**settings), EngineConfig(model="m", device="cpu"))
+
+
+def test_a_measured_gpu_has_limits_without_settings_and_settings_win(monkeypatch, caplog):
+    device = DeviceFacts("cuda", "NVIDIA H200", (9, 0))
+    with caplog.at_level(logging.INFO, logger="service.replica"):
+        assert limits_on(monkeypatch, device) == H200
+        given = limits_on(monkeypatch, device, peak_bytes_per_s=1.0, peak_flops_per_s=2.0)
+    assert given == HardwareLimits(1.0, 2.0)
+    assert not caplog.records
+
+
+def test_an_unmeasured_gpu_has_none_and_one_line_says_how_to_set_them(monkeypatch, caplog):
+    with caplog.at_level(logging.INFO, logger="service.replica"):
+        assert limits_on(monkeypatch, DeviceFacts("cuda", "NVIDIA B200", (10, 0))) is None
+    (record,) = caplog.records
+    for part in ("NVIDIA B200", "metrics.peak_bytes_per_s", "metrics.peak_flops_per_s"):
+        assert part in record.getMessage()
+
+
+def test_a_cpu_has_none_and_nothing_is_said(caplog):
+    with caplog.at_level(logging.INFO, logger="service.replica"):
+        config = EngineConfig(model="m", device="cpu")
+        assert hardware_limits(MetricsSettings(), config) is None
+    assert not caplog.records

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from service.bench.profile.floor import H200, ModelCost, StepShape, model_cost
+from attention.hardware import H200
+from service.bench.profile.floor import ModelCost, StepShape, model_cost
 
 CONFIG = Path(__file__).parents[5] / "benchmarks" / "h200" / "models" / "llama-3.1-8b.json"
 

@@ -1,0 +1,70 @@
+"""ApiKey: a key, the name that logs may show, and its limits; and the file that holds them.
+
+One key a line, followed, where a key has limits or a name of its own, by NAME=VALUE fields:
+
+    0f3c9e...  name=team-a requests_per_minute=60 tokens_per_minute=100000
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from service.security.quota import KeyLimits
+from workers.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """name is shown where the key must not be."""
+
+    key: str = field(repr=False)
+    name: str
+    limits: KeyLimits = KeyLimits()
+
+
+def parse_key_file(text: str, defaults: KeyLimits) -> list[ApiKey]:
+    """The keys of a file; empty lines and lines that start with # do not count.
+
+    defaults: limits that a line does not set. Raises ConfigError, which never shows a key.
+    """
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
+    return [
+        _parse(fields, number, defaults)
+        for number, fields in lines
+        if fields and not fields[0].startswith("#")
+    ]
+
+
+def check_distinct(keys: Iterable[ApiKey]) -> None:
+    """Raise ConfigError if a name is there twice, or a key with unequal limits."""
+    limits: dict[str, KeyLimits] = {}
+    names: set[str] = set()
+    for key in keys:
+        if key.name in names:
+            raise ConfigError(f"auth: two API keys are called {key.name}")
+        if limits.setdefault(key.key, key.limits) != key.limits:
+            raise ConfigError(f"auth: {key.name} is there before, with other limits")
+        names.add(key.name)
+
+
+def _parse(fields: list[str], number: int, defaults: KeyLimits) -> ApiKey:
+    key, *options = fields
+    given: dict[str, str] = {}
+    for option in options:
+        name, separator, value = option.partition("=")
+        if not separator or name in given:
+            raise ConfigError(f"line {number}: after the key come NAME=VALUE fields, each once")
+        given[name] = value
+    name = given.pop("name", f"line-{number}")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"line {number}: a name is 1 to 64 letters, digits, dots, _ or -")
+    try:
+        limits = KeyLimits.model_validate({**defaults.model_dump(), **given})
+    except ValidationError as error:
+        names = ", ".join(str(problem["loc"][0]) for problem in error.errors())
+        raise ConfigError(f"line {number}: no such limit, or no positive number: {names}") from None
+    return ApiKey(key, name, limits)

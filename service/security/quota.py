@@ -1,0 +1,147 @@
+"""Quota: how much one API key may ask of one ingress process, and the lease of one request.
+
+Single-threaded: the ingress's event loop. Refusals are ApiErrors, rendered by HTTP and gRPC.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api.errors import ApiError, ApiErrorCode
+from service.security.token_bucket import TokenBucket
+
+_CONCURRENCY_RETRY_S = 1.0
+
+
+class KeyLimits(BaseModel):
+    """Ceilings of one key in one ingress process; None is no ceiling.
+
+    tokens_per_minute counts prompt tokens when they are submitted and output tokens when the
+    request ends. max_concurrent_requests: accepted and not ended.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    max_concurrent_requests: int | None = Field(default=None, ge=1)
+
+
+class Lease(Protocol):
+    """What one admitted request holds of its caller's quota."""
+
+    def charge_prompt(self, num_tokens: int) -> None:
+        """Raise ApiError RATE_LIMITED if the minute has no room for the prompt; once a lease."""
+        ...
+
+    def cancel(self) -> None:
+        """The request failed before it was under way: its prompt is not held against the key."""
+        ...
+
+    def end(self, num_output_tokens: int) -> None:
+        """The request ended. Harmless when called twice."""
+        ...
+
+
+class Quota(Protocol):
+    def admit(self) -> Lease:
+        """Count a request in, or raise ApiError RATE_LIMITED."""
+        ...
+
+
+class FreeLease:
+    """Of callers without limits."""
+
+    def charge_prompt(self, num_tokens: int) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def end(self, num_output_tokens: int) -> None: ...
+
+
+class UnlimitedQuota:
+    """Admits everything and remembers nothing."""
+
+    def admit(self) -> Lease:
+        return FreeLease()
+
+
+class KeyQuota:
+    """The ceilings of KeyLimits. name: what refusals call the key. clock: never goes back."""
+
+    def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._max_concurrent = limits.max_concurrent_requests
+        self._requests = _bucket(limits.requests_per_minute, clock)
+        self._tokens = _bucket(limits.tokens_per_minute, clock)
+        self._num_live = 0
+
+    def admit(self) -> Lease:
+        if self._max_concurrent is not None and self._num_live >= self._max_concurrent:
+            raise self._refusal("too many requests are under way", _CONCURRENCY_RETRY_S)
+        if self._tokens is not None:
+            # Also for requests whose prompt is yet unknown: a debt refuses before tokenising.
+            self._require(self._tokens, 1, "the tokens of this minute are used up")
+        if self._requests is not None:
+            self._require(self._requests, 1, "the requests of this minute are used up")
+            self._requests.take(1)
+        self._num_live += 1
+        return _KeyLease(self)
+
+    def charge(self, num_tokens: int) -> None:
+        """Raise ApiError RATE_LIMITED if num_tokens cannot be taken now."""
+        if self._tokens is not None:
+            self._require(self._tokens, num_tokens, "this minute has no room for the prompt")
+            self._tokens.take(num_tokens)
+
+    def refund(self, num_tokens: int) -> None:
+        if self._tokens is not None:
+            self._tokens.put_back(num_tokens)
+
+    def release(self, num_output_tokens: int) -> None:
+        """A request ended; its output may leave a debt."""
+        if self._tokens is not None:
+            self._tokens.take(num_output_tokens)
+        self._num_live -= 1
+
+    def _require(self, bucket: TokenBucket, amount: int, message: str) -> None:
+        wait_s = bucket.wait_s(amount)
+        if wait_s > 0:
+            raise self._refusal(message, wait_s)
+
+    def _refusal(self, message: str, retry_after_s: float) -> ApiError:
+        return ApiError(
+            ApiErrorCode.RATE_LIMITED,
+            f"API key {self._name!r}: {message}",
+            retry_after_s=retry_after_s,
+        )
+
+
+class _KeyLease:
+    def __init__(self, quota: KeyQuota) -> None:
+        self._quota = quota
+        self._num_prompt_tokens = 0
+        self._is_over = False
+
+    def charge_prompt(self, num_tokens: int) -> None:
+        self._quota.charge(num_tokens)
+        self._num_prompt_tokens = num_tokens
+
+    def cancel(self) -> None:
+        if not self._is_over:
+            self._quota.refund(self._num_prompt_tokens)
+        self.end(0)
+
+    def end(self, num_output_tokens: int) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._quota.release(num_output_tokens)
+
+
+def make_quota(name: str, limits: KeyLimits, clock: Callable[[], float]) -> Quota:
+    return UnlimitedQuota() if limits == KeyLimits() else KeyQuota(name, limits, clock)
+
+
+def _bucket(per_minute: int | None, clock: Callable[[], float]) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute, clock)

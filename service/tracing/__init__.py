@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests. Only service.tracing.otel imports OpenTelemetry."""
