@@ -3,7 +3,7 @@
 A step of n rows replays the smallest captured size that holds it; rows beyond n are padding: they
 have no keys, belong to a slot that no request owns and write to the dummy page. All graphs share
 one memory pool and one set of static inputs. A graph holds the whole step: what derives its inputs
-and page tables from the uploaded rows, the model, the sampling of plainly greedy rows. Sizes that
+and page tables from the host's rows, the model, the sampling of plainly greedy rows. Sizes that
 are used a lot get a second graph whose attention is timed, for every Nth replay. What depends on
 the device (capturing, launching the step's ends) is handed in. Knows no scheduler.
 """

@@ -3,8 +3,6 @@
 Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health.
 """
 
-import re
-import uuid
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,12 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.auth import Authenticator
 from service.api.errors import ApiError, ApiErrorCode
 from service.api.responses import error_response
+from service.request_log.observer import choose_request_id
 from service.security.callers import set_caller
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 REQUEST_ID_KEY = "tessera.request_id"
 OnRefused = Callable[[ApiError], None]
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
 class RequestIdMiddleware:
@@ -32,7 +30,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = choose_request_id(given)
         scope[REQUEST_ID_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:

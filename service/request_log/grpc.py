@@ -77,6 +77,10 @@ class ObservingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
             except grpc.aio.AbortError:
                 record.status = _status_name(context)
                 raise
+            except Exception:
+                # A bug: gRPC itself answers UNKNOWN.
+                record.status = "UNKNOWN"
+                raise
             finally:
                 self._observer.end(record)
 
@@ -93,6 +97,10 @@ class ObservingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
                 record.status = "OK"
             except grpc.aio.AbortError:
                 record.status = _status_name(context)
+                raise
+            except Exception:
+                # A bug: gRPC itself answers UNKNOWN.
+                record.status = "UNKNOWN"
                 raise
             finally:
                 await answers.aclose()
