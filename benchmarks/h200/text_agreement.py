@@ -1,10 +1,10 @@
 """Greedy text of the built-in model beside Transformers' on the same device and in the same dtype.
 
-    python3 -m benchmarks.h200.text_agreement --backend fa3
+    python3 -m benchmarks.h200.text_agreement --backend fa3 fa3_triton
 
 200 prompts of 24 to 512 tokens, 128 tokens each, all prompts in one batch of ours, with CUDA graphs
-where there are any. Prompts are pieces of the standard library files that the model was not trained
-on. Two sets of them:
+where there are any, once for each backend. Prompts are pieces of the standard library files that
+the model was not trained on. Two sets of them:
 - "held-out": the first 200 pieces. The model wavers on many: Transformers does not repeat its own
   text when it computes attention another way (eager against PyTorch's
   scaled_dot_product_attention).
@@ -89,7 +89,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--backend", default=None, help="attention backend, default automatic")
+    parser.add_argument(
+        "--backend", nargs="+", default=[None], help="attention backends, default the automatic one"
+    )
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--candidates", type=int, default=6000)
@@ -106,13 +108,13 @@ def held_out_documents(folder: Path) -> list[list[int]]:
     ]
 
 
-def our_texts(arguments: argparse.Namespace, prompts: Texts) -> Texts:
+def our_texts(arguments: argparse.Namespace, backend: str | None, prompts: Texts) -> Texts:
     engine = Engine.from_config(
         EngineConfig(
             model="builtin",
             device=arguments.device,
             dtype=arguments.dtype,
-            attention_backend=arguments.backend,
+            attention_backend=backend,
             gpu_memory_fraction=0.5,
             enable_prefix_cache=False,
             enable_cuda_graphs=not arguments.eager,
@@ -242,42 +244,74 @@ def compare_texts(
     return equal, num_ties == len(verdicts)
 
 
-def main() -> int:
-    arguments = parse_arguments()
-    folder = builtin_model_path()
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What our texts are held against. prompts: the held-out ones, then the decided ones; theirs:
+    Transformers' texts of them; eager: of the held-out ones, attention computed its other way."""
+
+    prompts: Texts
+    theirs: Texts
+    eager: Texts
+    bound: float
+
+
+def expect(arguments: argparse.Namespace, references: References, folder: Path) -> Expected:
+    """Transformers' texts, and what they say of themselves."""
     number = arguments.prompts
-    documents = held_out_documents(folder)
-    prompts = cut_prompts(documents, LENGTHS, max(number, arguments.candidates))
-    device = torch.device(arguments.device)
-    references = References.load(folder, getattr(torch, arguments.dtype), device)
+    prompts = cut_prompts(held_out_documents(folder), LENGTHS, max(number, arguments.candidates))
     clock = Stopwatch()
     theirs = their_texts(references.sdpa, prompts, arguments.tokens)
     clock.lap("Transformers' texts")
     sure = certainty(references, prompts, theirs)
-    clock.lap("their certainty")
-    torch.cuda.empty_cache()
-    chosen = [index for index, margin in enumerate(sure.margins) if margin > sure.bound][:number]
-    ours = our_texts(arguments, [*prompts[:number], *(prompts[index] for index in chosen)])
-    clock.lap("our texts")
     eager = their_texts(references.eager, prompts[:number], arguments.tokens)
-    own = share_equal(eager, theirs[:number])
+    clock.lap("their certainty")
+    decided = [index for index, margin in enumerate(sure.margins) if margin > sure.bound]
     print(
         f"error of {arguments.dtype} logits: median {sure.errors.median():.4f}, 99.9th percentile "
         f"{sure.bound / 2:.4f}, most {sure.errors.max():.4f}; bound {sure.bound:.4f}; "
-        f"{sum(margin > sure.bound for margin in sure.margins)} of {len(prompts)} texts decided\n"
-        f"Transformers' own, eager against sdpa: {own:.1%} of {number} held-out texts equal; ours "
-        f"against its eager ones: {share_equal(ours[:number], eager):.1%}"
+        f"{len(decided)} of {len(prompts)} texts decided\n"
+        f"Transformers' own, eager against sdpa: {share_equal(eager, theirs[:number]):.1%} of "
+        f"{number} held-out texts equal"
     )
-    pairs = ours[:number], theirs[:number]
-    equal, held_out_ties = compare_texts(
-        "held-out", references, prompts[:number], pairs, sure.bound
-    )
-    pairs = ours[number:], [theirs[index] for index in chosen]
-    some = [prompts[index] for index in chosen]
-    decided_equal, decided_ties = compare_texts("decided", references, some, pairs, sure.bound)
-    is_as_equal = equal >= min(arguments.min_equal, own - 0.05)
-    is_equal = decided_equal >= arguments.min_equal
-    return 0 if is_as_equal and is_equal and held_out_ties and decided_ties else 1
+    kept = [*range(number), *decided[:number]]
+    return Expected([prompts[i] for i in kept], [theirs[i] for i in kept], eager, sure.bound)
+
+
+def compare_backend(
+    arguments: argparse.Namespace, backend: str | None, references: References, expected: Expected
+) -> bool:
+    """Print how one backend's texts agree. Returns whether they do as the module demands."""
+    clock = Stopwatch()
+    number = len(expected.eager)
+    ours = our_texts(arguments, backend, expected.prompts)
+    clock.lap("our texts")
+    own = share_equal(expected.eager, expected.theirs[:number])
+    print(f"ours against its eager ones: {share_equal(ours[:number], expected.eager):.1%}")
+    demands = {
+        "held-out": (slice(number), min(arguments.min_equal, own - 0.05)),
+        "decided": (slice(number, None), arguments.min_equal),
+    }
+    are_met = []
+    for name, (part, min_equal) in demands.items():
+        pairs = ours[part], expected.theirs[part]
+        equal, are_ties = compare_texts(
+            name, references, expected.prompts[part], pairs, expected.bound
+        )
+        are_met.append(equal >= min_equal and are_ties)
+    return all(are_met)
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    folder = builtin_model_path()
+    device = torch.device(arguments.device)
+    references = References.load(folder, getattr(torch, arguments.dtype), device)
+    expected = expect(arguments, references, folder)
+    torch.cuda.empty_cache()
+    agree = [
+        compare_backend(arguments, backend, references, expected) for backend in arguments.backend
+    ]
+    return 0 if all(agree) else 1
 
 
 if __name__ == "__main__":

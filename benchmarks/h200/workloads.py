@@ -56,10 +56,12 @@ WARM_UPS: tuple[Workload, ...] = (
 )
 DECODES = (Decode(1, 1024), Decode(64, 1024), Decode(256, 128))
 LONG = Batch("16x7000_64_s", 16, 7000, 64)
+THROUGHPUT = Batch("512x1024_256_s", 512, 1024, 256)
 WORKLOADS: dict[str, tuple[Workload, ...]] = {
-    "full": (*DECODES, Batch("512x1024_256_s", 512, 1024, 256), LONG),
+    "full": (*DECODES, THROUGHPUT, LONG),
     "reduced": (*DECODES, Batch("256x1024_256_s", 256, 1024, 256), LONG),
     "decode": DECODES,
+    "batches": (THROUGHPUT, LONG),
     "prefix": (SharedPrefix(256, 4096, 128, 64),),
     "smoke": (Decode(2, 64), Batch("8x64_8_s", 8, 64, 8), SharedPrefix(8, 64, 16, 8)),
 }
