@@ -8,6 +8,7 @@ from collections.abc import Callable
 from workers.errors import ErrorCode
 from workers.protocol import FinishReason, OutputError, StepOutput, TokenLogprobs
 from workers.scheduler.ledger import Ledger
+from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import StepRecord
 from workers.scheduler.request import Request
@@ -17,9 +18,16 @@ from workers.scheduler.request_memory import RequestMemory
 class Committer:
     """Turns a StepResult into one StepOutput for every request that got a token."""
 
-    def __init__(self, memory: RequestMemory, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        memory: RequestMemory,
+        ledger: Ledger,
+        forecast: OutputForecast,
+        clock: Callable[[], float],
+    ) -> None:
         self._memory = memory
         self._ledger = ledger
+        self._forecast = forecast
         self._clock = clock
 
     def commit(self, record: StepRecord, result: StepResult) -> list[StepOutput]:
@@ -59,6 +67,8 @@ class Committer:
             output.stop_token_id = token_id if reason is FinishReason.STOP else None
             self._memory.release(request)
             self._ledger.end(request)
+            max_tokens = request.max_total_len - request.num_prompt_tokens
+            self._forecast.on_finish(request.num_output_tokens, max_tokens)
         return output
 
     def _fail(self, request: Request) -> StepOutput:

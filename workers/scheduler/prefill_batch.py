@@ -8,11 +8,11 @@ import numpy as np
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import PrefixMatch
 from workers.scheduler.ledger import Counters
+from workers.scheduler.output_forecast import OutputForecast, peak_growth_pages
 from workers.scheduler.plan_draft import PlanDraft
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
-from workers.scheduler.reserve import NewTokenReserve
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.waiting_queue import WaitingQueue
 
@@ -41,7 +41,7 @@ class Admission:
         table: RunningTable,
         memory: RequestMemory,
         pool: PagePool,
-        reserve: NewTokenReserve,
+        forecast: OutputForecast,
         counters: Counters,
         under_way: PrefillsUnderWay | None,
         clock: Callable[[], float],
@@ -50,7 +50,7 @@ class Admission:
         self._table = table
         self._memory = memory
         self._pool = pool
-        self._reserve = reserve
+        self._forecast = forecast
         self._counters = counters
         self._under_way = under_way
         self._clock = clock
@@ -80,14 +80,20 @@ class Admission:
         return AdmissionResult.ADMITTED
 
     def _fits(self, request: Request, match: PrefixMatch) -> bool:
-        """Pages for the whole prompt, and then room for what running requests may bring."""
-        table = self._table
-        num_prompt_pages = -(-request.num_tokens // table.page_size) - len(match.pages)
-        num_free = self._pool.num_available_pages - num_prompt_pages
+        """Pages for the whole prompt, and then room for what running requests will bring."""
+        table, page_size = self._table, self._table.page_size
+        num_prompt_pages = -(-request.num_tokens // page_size)
+        prompt_pages = -(-table.num_prompt_tokens() // page_size)
+        num_missing = int(prompt_pages.sum() - table.num_pages.sum())
+        num_new = num_prompt_pages - len(match.pages)
+        num_free = self._pool.num_available_pages - num_missing - num_new
         if table.num_running == 0:
             return num_free >= 0
         own = np.int32(request.max_total_len - request.num_tokens)
-        return num_free >= self._reserve.num_pages(np.append(table.max_new_tokens(), own))
+        new_tokens = self._forecast.new_tokens(np.append(table.max_new_tokens(), own))
+        num_tokens = np.append(table.num_prompt_tokens(), np.int32(request.num_tokens))
+        given_back = np.append(prompt_pages - table.num_found_pages, np.int32(num_new))
+        return num_free >= peak_growth_pages(num_tokens, new_tokens, given_back, page_size)
 
 
 class PrefillBatcher:

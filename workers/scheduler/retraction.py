@@ -2,8 +2,8 @@
 
 from workers.errors import IntegrityError
 from workers.scheduler.ledger import Counters
+from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.request_memory import RequestMemory
-from workers.scheduler.reserve import NewTokenReserve
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.waiting_queue import WaitingQueue
 
@@ -21,13 +21,13 @@ class Retractor:
         table: RunningTable,
         memory: RequestMemory,
         waiting: WaitingQueue,
-        reserve: NewTokenReserve,
+        forecast: OutputForecast,
         counters: Counters,
     ) -> None:
         self._table = table
         self._memory = memory
         self._waiting = waiting
-        self._reserve = reserve
+        self._forecast = forecast
         self._counters = counters
 
     def retract_one(self) -> None:
@@ -45,5 +45,5 @@ class Retractor:
         self._memory.release(victim)
         victim.forget_progress()
         self._waiting.push(victim)
-        self._reserve.on_retraction()
+        self._forecast.on_retraction()
         self._counters.num_preemptions += 1

@@ -27,6 +27,7 @@ class RunningTable:
     seq_lens: tokens in the pool. prefill_lens: tokens to compute before the slot decodes.
     max_total_lens: most tokens of prompt and output. num_pages, num_shared_pages: filled entries
     of page_table's row, and how many of them, from the left, belong to the prefix cache.
+    num_found_pages: how many of these were there before the request came.
     """
 
     def __init__(self, max_slots: int, max_pages_per_request: int, page_size: int) -> None:
@@ -36,6 +37,7 @@ class RunningTable:
         self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_shared_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.num_found_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
         # Grows in width with the longest request: a long context costs nothing until it is used.
         self._max_columns = max_pages_per_request
         num_columns = min(_INITIAL_COLUMNS, max_pages_per_request)
@@ -72,7 +74,7 @@ class RunningTable:
         self._widen(n)
         self._requests[slot] = request
         self.page_table[slot, :n] = shared_pages
-        self.num_pages[slot] = self.num_shared_pages[slot] = n
+        self.num_pages[slot] = self.num_shared_pages[slot] = self.num_found_pages[slot] = n
         self.seq_lens[slot] = n * self.page_size
         self.prefill_lens[slot] = request.prefill_len
         self.max_total_lens[slot] = request.max_total_len
@@ -98,10 +100,15 @@ class RunningTable:
             (seq_lens >= self.prefill_lens) & (seq_lens + 1 < self.max_total_lens)
         )
 
+    def num_prompt_tokens(self) -> IntArray:
+        """Tokens that each slot holds once it is prefilled, int32: it has them, or wants them."""
+        num_tokens: IntArray = np.maximum(self.seq_lens, self.prefill_lens)
+        return num_tokens
+
     def max_new_tokens(self) -> IntArray:
-        """Tokens that each slot may still bring into the pool beyond its prompt, int32."""
-        held = np.maximum(self.seq_lens, self.prefill_lens)
-        return np.maximum(self.max_total_lens - 1 - held, 0)
+        """Tokens that each slot may still bring into the pool beyond those, int32."""
+        num_left: IntArray = self.max_total_lens - 1 - self.num_prompt_tokens()
+        return np.maximum(num_left, 0)
 
     def append_pages(self, slot: int, pages: IntArray) -> None:
         start = int(self.num_pages[slot])
@@ -167,4 +174,5 @@ class RunningTable:
             self.max_total_lens,
             self.num_pages,
             self.num_shared_pages,
+            self.num_found_pages,
         )

@@ -21,13 +21,13 @@ from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
+from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.plan_draft import PlanDraft, StepRecord
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import NO_SLOT
 from workers.scheduler.request_memory import RequestMemory
-from workers.scheduler.reserve import NewTokenReserve
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.submission import Submission
@@ -59,12 +59,12 @@ class Scheduler:
         self._cache = _build_cache(config)
         self._pool = PagePool(PageAllocator(config.num_pages, config.page_size), self._cache)
         self._memory = RequestMemory(self._table, self._pool, self._cache)
-        self._reserve = NewTokenReserve(config.page_size)
+        self._forecast = OutputForecast()
         self._retractor = Retractor(
-            self._table, self._memory, self._waiting, self._reserve, self._ledger.counters
+            self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
         )
         self._policy = self._build_policy()
-        self._committer = Committer(self._memory, self._ledger, clock)
+        self._committer = Committer(self._memory, self._ledger, self._forecast, clock)
         self._uncommitted: deque[StepRecord] = deque()
         self._next_step_id = 0
         self._needs_commit = False
@@ -121,7 +121,7 @@ class Scheduler:
         plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
         self._uncommitted.append(record)
         self._next_step_id += 1
-        self._reserve.on_step()
+        self._forecast.on_step()
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
@@ -198,7 +198,7 @@ class Scheduler:
             self._table,
             self._memory,
             self._pool,
-            self._reserve,
+            self._forecast,
             self._ledger.counters,
             PrefillsUnderWay(config.page_size) if config.enable_prefix_cache else None,
             self._clock,

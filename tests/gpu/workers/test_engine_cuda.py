@@ -131,12 +131,10 @@ def test_padded_graphs_choose_likeliest_tokens(num_prompts) -> None:
 def test_graphs_read_no_stale_pages() -> None:
     """A small pool: pages change owners all the time, requests are retracted and come back."""
     prompts = prompts_of(40, 4000, longest=60)
-    roomy = EngineConfig(model="builtin", page_size=1, max_running_requests=16)
-    tight = EngineConfig(
-        model="builtin", page_size=1, max_running_requests=16, num_pages=400, seed=1
-    )
-    expected = generate(roomy, prompts, GREEDY, rounds=2)
-    assert share_equal(generate(tight, prompts, GREEDY, rounds=2), expected) > 0.95
+    tight = EngineConfig(model="builtin", page_size=1, max_running_requests=16, num_pages=400)
+    gaps = gaps_to_likeliest(prompts, generate(tight, prompts, GREEDY, rounds=2))
+    assert gaps.max() < NEAR_TIE
+    assert (gaps == 0).mean() > 0.95
 
 
 @needs_fa3

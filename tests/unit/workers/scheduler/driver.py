@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tests.unit.workers.scheduler.history_runner import HistoryRunner
 from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
@@ -67,7 +69,7 @@ class Driver:
         self.clock = Clock()
         self.scheduler = Scheduler(config, self.clock)
         if not has_reserve:
-            self.scheduler._reserve.num_pages = lambda max_new_tokens: 0
+            self.scheduler._forecast.new_tokens = np.zeros_like
         self.outputs: dict[str, list[StepOutput]] = {}
         self.plans: list[StepPlan] = []
         self._runner = HistoryRunner(config)

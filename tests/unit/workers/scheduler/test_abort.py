@@ -129,7 +129,7 @@ def test_others_are_not_disturbed_by_an_abort_in_a_small_pool():
 
 
 def test_a_retracted_request_can_be_aborted_while_it_waits_again():
-    driver = Driver(make_config(**TIGHT))
+    driver = Driver(make_config(**TIGHT), has_reserve=False)
     for i, name in enumerate(["first", "r"], 3):
         driver.submit(make_request(name, [i] * 6, max_tokens=20))
     driver.step_until_preempted()

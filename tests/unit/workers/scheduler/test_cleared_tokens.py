@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.scheduler.driver import EOS, Driver, make_config, make_request
+from workers.kv_cache.radix_node import IntArray
 from workers.protocol import FinishReason
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
@@ -32,26 +33,31 @@ class NanDevice:
         self.bad_slots: set[int] = set()
         self.is_bad_prompt = lambda token_ids: bool((token_ids == EOS).any())
         self._page_size = config.page_size
-        self._pages: dict[int, set[int]] = {}
+        # Of each slot, where a token of each position stands.
+        self._places: dict[int, dict[int, int]] = {}
         self._encode, self._decode = make_plan_encoder().encode, make_plan_decoder().decode
 
     def run(self, plan: StepPlan) -> StepResult:
         plan = self._decode(self._encode(plan))
         self.pool[plan.cleared] = 0.0
         for admitted in plan.admitted:
-            self._pages[admitted.slot] = set()
+            self._places[admitted.slot] = {}
             is_bad = self.is_bad_prompt(admitted.token_ids)
             (self.bad_slots.add if is_bad else self.bad_slots.discard)(admitted.slot)
         for write in plan.table_writes:
-            self._pages[write.slot] |= set((write.cache_indices // self._page_size).tolist())
+            self._place(write.slot, write.start, write.cache_indices)
         token_ids = []
         first = 0
-        for slot, num_new, samples in zip(
-            plan.slots.tolist(), plan.num_new_tokens.tolist(), plan.samples.tolist(), strict=True
+        for slot, prefix_len, num_new, samples in zip(
+            plan.slots.tolist(),
+            plan.prefix_lens.tolist(),
+            plan.num_new_tokens.tolist(),
+            plan.samples.tolist(),
+            strict=True,
         ):
             new = plan.out_cache_loc[first : first + num_new]
             first += num_new
-            self._pages[slot] |= set((new // self._page_size).tolist())
+            self._place(slot, prefix_len, new)
             is_bad = slot in self.bad_slots
             self.pool[new] = np.nan if is_bad else 1.0
             if not is_bad:
@@ -60,8 +66,11 @@ class NanDevice:
                 token_ids.append(NAN_TOKEN if is_bad else 7)
         return StepResult(np.array(token_ids, dtype=np.int32))
 
+    def _place(self, slot: int, start: int, cache_indices: IntArray) -> None:
+        self._places[slot].update(enumerate(cache_indices.tolist(), start))
+
     def _check_pages(self, slot: int) -> None:
-        for page in self._pages[slot]:
+        for page in {place // self._page_size for place in self._places[slot].values()}:
             values = self.pool[page * self._page_size : (page + 1) * self._page_size]
             assert not np.isnan(values).any(), f"slot {slot} was given page {page} with NaN in it"
 

@@ -90,7 +90,7 @@ def test_a_slot_given_to_another_request_does_not_get_the_overshoot_of_the_one_b
 
 
 def test_when_pages_are_short_a_commit_comes_before_a_retraction():
-    driver = Driver(make_config(**TIGHT), is_overlapped=True)
+    driver = Driver(make_config(**TIGHT), is_overlapped=True, has_reserve=False)
     driver.submit(*(make_request(name, [i] * 6, max_tokens=20) for i, name in enumerate("ab", 3)))
     for _ in range(40):
         if driver.launch() is None:

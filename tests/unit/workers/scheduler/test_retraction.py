@@ -27,7 +27,7 @@ def test_a_retracted_request_continues_as_if_nothing_had_happened(
         enable_prefix_cache=enable_prefix_cache,
         enable_mixed_batches=enable_mixed_batches,
     )
-    driver = Driver(config, is_overlapped)
+    driver = Driver(config, is_overlapped, has_reserve=False)
     requests = make_requests(5)
     driver.submit(*requests)
     driver.finish()
@@ -38,7 +38,7 @@ def test_a_retracted_request_continues_as_if_nothing_had_happened(
 
 
 def test_a_retracted_request_comes_back_with_all_its_tokens_and_its_seed():
-    driver = Driver(make_config(**TIGHT))
+    driver = Driver(make_config(**TIGHT), has_reserve=False)
     driver.submit(*make_requests(3, seed=None))
     driver.finish()
     tenancies: dict[int, list[np.ndarray]] = {}
@@ -69,7 +69,7 @@ def preempted_prompts(driver: Driver) -> list[int]:
 
 
 def test_the_lowest_priority_goes_first_however_early_it_came():
-    driver = Driver(make_config(**TIGHT))
+    driver = Driver(make_config(**TIGHT), has_reserve=False)
     driver.submit(make_request("normal", [4] * 6, priority=0, max_tokens=20))
     driver.step()
     driver.submit(make_request("urgent", [3] * 6, priority=-1, max_tokens=20))
@@ -79,7 +79,7 @@ def test_the_lowest_priority_goes_first_however_early_it_came():
 
 
 def test_among_equals_the_first_come_is_never_retracted():
-    driver = Driver(make_config(**TIGHT))
+    driver = Driver(make_config(**TIGHT), has_reserve=False)
     driver.submit(*make_requests(6))
     driver.finish()
     assert preempted_prompts(driver)
@@ -87,7 +87,7 @@ def test_among_equals_the_first_come_is_never_retracted():
 
 
 def test_a_retracted_request_runs_before_those_that_never_did():
-    driver = Driver(make_config(**TIGHT, max_running_requests=2))
+    driver = Driver(make_config(**TIGHT, max_running_requests=2), has_reserve=False)
     driver.submit(*make_requests(4))
     driver.finish()
     order = [int(admitted.token_ids[0]) for plan in driver.plans for admitted in plan.admitted]
@@ -95,7 +95,7 @@ def test_a_retracted_request_runs_before_those_that_never_did():
 
 
 def test_its_full_pages_stay_in_the_cache_and_are_found_again():
-    driver = Driver(make_config(page_size=1, num_pages=41))
+    driver = Driver(make_config(page_size=1, num_pages=41), has_reserve=False)
     driver.submit(*make_requests(2, max_tokens=24))
     driver.step_until_preempted()
     assert driver.scheduler.stats().num_evictable_pages > 0
@@ -136,7 +136,7 @@ def lose_free_pages(driver: Driver) -> None:
 
 
 def test_a_lost_page_is_found():
-    driver = Driver(make_config())
+    driver = Driver(make_config(), has_reserve=False)
     driver.submit(make_request("r", [3]))
     driver.step()
     driver.scheduler._pool.allocate(1)
@@ -145,7 +145,7 @@ def test_a_lost_page_is_found():
 
 
 def test_a_single_request_without_a_page_is_an_integrity_error():
-    driver = Driver(make_config(page_size=4))
+    driver = Driver(make_config(page_size=4), has_reserve=False)
     driver.submit(make_request("r", [3] * 4))
     driver.step()
     lose_free_pages(driver)
@@ -154,7 +154,7 @@ def test_a_single_request_without_a_page_is_an_integrity_error():
 
 
 def test_a_queue_that_no_page_is_left_for_is_an_integrity_error():
-    driver = Driver(make_config())
+    driver = Driver(make_config(), has_reserve=False)
     lose_free_pages(driver)
     driver.submit(make_request("r", [3]))
     with pytest.raises(IntegrityError, match="0 of 64 pages are available, yet nothing can run"):
