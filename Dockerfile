@@ -23,7 +23,7 @@ COPY attention attention
 COPY workers workers
 COPY service service
 RUN if [ -n "$TORCH_INDEX" ]; then pip install "torch>=2.11,<2.14" --index-url "$TORCH_INDEX"; fi \
- && pip install ".${EXTRAS:+[$EXTRAS]}" \
+ && pip install ".[tracing${EXTRAS:+,$EXTRAS}]" \
  && find /opt/tessera -name '__pycache__' -prune -exec rm -rf {} + \
  && python -m compileall -q /opt/tessera/lib
 

@@ -32,6 +32,10 @@ class HardwareLimits:
     bytes_per_s: float
     flops_per_s: float
 
+    def minimum_seconds(self, num_bytes: float, num_flops: float) -> float:
+        """The roofline: the slower of reading everything once and computing everything once."""
+        return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
+
 
 def attention_step_cost(
     config: AttentionConfig, seq_lens: Lengths, extend_seq_lens: Lengths
@@ -52,18 +56,6 @@ def attention_step_cost(
         bytes_read += num_layers * key_bytes * _keys_read(total, new, window)
         flops += num_layers * pair_flops * _visible_pairs(total, new, window)
     return AttentionCost(bytes_read, flops)
-
-
-def minimum_seconds(cost: AttentionCost, limits: HardwareLimits) -> float:
-    """The roofline: the slower of reading everything once and computing everything once."""
-    return max(cost.bytes_read / limits.bytes_per_s, cost.flops / limits.flops_per_s)
-
-
-def roofline_ratio(cost: AttentionCost, seconds: float, limits: HardwareLimits) -> float:
-    """Share of the hardware's limit that was reached; 1 is perfect. seconds must be positive."""
-    if seconds <= 0.0:
-        raise ValueError(f"a measured time must be positive, got {seconds}")
-    return minimum_seconds(cost, limits) / seconds
 
 
 def _keys_read(total: npt.NDArray[np.int64], new: npt.NDArray[np.int64], window: int) -> int:

@@ -14,6 +14,9 @@ from service.replica_chooser import ReplicaChooser
 from service.routing_policy import RouterSettings
 from workers.protocol import GenerateRequest
 
+PAGE_SIZE = 64
+"""Tokens of a KV page of every replica."""
+
 Clock = Callable[[], float]
 
 
@@ -42,7 +45,7 @@ class Tessera:
         self._num_sent = dict.fromkeys(replica_ids, 0)
 
     def choose(self, request: GenerateRequest) -> str:
-        choice = self._chooser.choose(request, self._loads)
+        choice = self._chooser.choose(request, self._loads, PAGE_SIZE)
         replica_id = choice.decision.replica_id
         self._num_sent[replica_id] += 1
         num_tokens = len(request.prompt_token_ids)
@@ -57,7 +60,9 @@ class Tessera:
         self._chooser.on_first_output(request_id)
 
     def on_end(self, replica_id: str, request_id: str) -> None:
-        self._loads[replica_id].remove(request_id)
+        load = self._loads[replica_id]
+        load.remove(request_id)
+        self._chooser.on_end(request_id, load.written_tokens)
 
 
 class RoundRobin:

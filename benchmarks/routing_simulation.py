@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.routing_policies import Policy
+from benchmarks.routing_policies import PAGE_SIZE, Policy
 from benchmarks.routing_traffic import VOCAB_SIZE, Conversation
 from benchmarks.schedule_cost import Step
 from service.channel.messages import ReplicaLoad
@@ -177,10 +177,9 @@ class Simulation:
 
 
 def _config(pool_tokens: int) -> SchedulerConfig:
-    page_size = 64
     return SchedulerConfig(
-        page_size=page_size,
-        num_pages=pool_tokens // page_size + 1,
+        page_size=PAGE_SIZE,
+        num_pages=pool_tokens // PAGE_SIZE + 1,
         max_running_requests=256,
         max_context_len=16384,
         max_step_tokens=8192,

@@ -30,7 +30,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
-from service.admission import AdmissionControl, AdmissionSettings
+from service.admission import AdmissionSettings, IngressAdmission
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
 from service.channel.settings import ChannelSettings
@@ -112,7 +112,7 @@ class ChannelIngress:
 
     async def measure(self, address: ReplicaAddress, load: Load) -> Arrivals:
         metrics = IngressMetrics(CollectorRegistry())
-        admission = AdmissionControl(AdmissionSettings())
+        (admission,) = IngressAdmission(AdmissionSettings()).models
         router = Router("ingress", "node", RouterSettings(), CHANNEL, admission, metrics)
         await router.update_replicas([address])
         while not router.num_connected_replicas:

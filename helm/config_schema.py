@@ -18,7 +18,9 @@ SCHEMA_FILE = Path(__file__).parent / "tessera" / "values.schema.json"
 OWNED_BY_CHART = frozenset(
     {
         "app_name",
+        "models",
         "num_replicas",
+        "autoscaling",
         "num_ingresses",
         "drain_timeout_s",
         "http.host",
@@ -35,6 +37,8 @@ OWNED_BY_CHART = frozenset(
         "engine.model",
         "engine.tp_size",
         "engine.device",
+        "engine.weights_cache_dir",
+        "engine.weights_cache_bytes",
         "replica.cpus_per_rank",
         "replica.gpus_per_rank",
         "auth",

@@ -15,8 +15,8 @@ class TokenStream(Protocol):
     Iteration ends after the output that carries a finish_reason; a request that the engine fails
     ends with finish_reason ERROR and an OutputError. What goes wrong outside the engine raises
     service.api.errors.ApiError from the iteration instead: REPLICA_LOST, or TIMEOUT for a reader
-    that left more unread than it may. Outputs that piled up while the reader was away arrive one by
-    one, never merged and never lost.
+    that left more unread than it may. Outputs that piled up while the reader was away may arrive
+    merged into one, in order and never lost.
     """
 
     def __aiter__(self) -> Self: ...

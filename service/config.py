@@ -5,28 +5,28 @@ environment, which wins over the file. Unknown keys are errors wherever they com
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SecretStr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from service.admission import AdmissionSettings
+from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
 from service.limits import Limits
+from service.model_names import model_name
 from service.request_log.settings import LoggingSettings
 from service.routing_policy import RouterSettings
-from service.security.api_keys import ApiKey, check_distinct, parse_key_file
-from service.security.quota import KeyLimits
+from service.security.settings import AuthSettings
 from service.security.tls import TlsSettings
 from service.tracing.settings import TracingSettings
 from workers.config import DType, EngineConfig, KVCacheDType, LoadFormat, ModelImpl
@@ -40,15 +40,22 @@ class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+# A name of a model as clients write it. Unlike a folder's own name it is free of what URLs escape.
+ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+
+
 class EngineSettings(_Settings):
     """The fields of workers.config.EngineConfig, which says what they mean."""
 
     model: str = "builtin"
+    served_model_name: ServedName | None = None
     model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: DType = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
+    weights_cache_dir: str | None = None
+    weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
     attention_backend: str | None = None
     page_size: int | None = None
@@ -65,6 +72,7 @@ class EngineSettings(_Settings):
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
+    enable_peer_memory: bool = True
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int = 0
@@ -145,71 +153,58 @@ class ReplicaSettings(_Settings):
     startup_timeout_s: float = Field(default=1800.0, gt=0)
 
 
-class AuthSettings(_Settings):
-    """API keys that clients may present; none means no authentication.
+class ModelSettings(_Settings):
+    """One of several models. What its `replica` leaves out comes from ServeConfig.replica."""
 
-    api_key_file: one key a line, with limits of its own if it has any (service/security/api_keys).
-    api_keys: comma-separated when given by environment. limits: of every key, in each ingress
-    process, unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys
-    share no cached prefix, so none can tell from its latency what another has sent.
-    """
-
-    api_key_file: Path | None = None
-    api_keys: tuple[SecretStr, ...] = ()
-    limits: KeyLimits = KeyLimits()
-    salt_prefix_cache_by_key: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and isinstance(data.get("api_keys"), str):
-            keys = [key.strip() for key in data["api_keys"].split(",")]
-            return {**data, "api_keys": keys}
-        return data
-
-    @field_validator("api_keys")
-    @classmethod
-    def _refuse_empty_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        # An unset secret must not open the service, nor an empty key match an empty header.
-        if not all(key.get_secret_value().strip() for key in keys):
-            raise ValueError("an API key is empty")
-        return keys
+    engine: EngineSettings = EngineSettings()
+    num_replicas: int = Field(default=1, ge=1)
+    replica: ReplicaSettings = ReplicaSettings()
+    autoscaling: AutoscalingSettings | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        has_keys = bool(self.api_keys) or self.api_key_file is not None
-        if not has_keys and (self.limits != KeyLimits() or self.salt_prefix_cache_by_key):
-            raise ValueError("limits and salts by key need API keys")
+        check_either(self.autoscaling, self.model_fields_set)
         return self
 
-    def load_keys(self) -> tuple[ApiKey, ...]:
-        """All keys. Raises ConfigError if the file cannot be read or holds none."""
-        keys = [
-            ApiKey(key.get_secret_value().strip(), f"key-{number}", self.limits)
-            for number, key in enumerate(self.api_keys, 1)
-        ]
-        try:
-            if self.api_key_file is not None:
-                found = parse_key_file(self.api_key_file.read_text(), self.limits)
-                if not found:
-                    raise ConfigError(f"{self.api_key_file} holds no key")
-                keys += found
-        except (OSError, UnicodeDecodeError, ConfigError) as error:
-            raise ConfigError(f"auth.api_key_file: {error}") from error
-        check_distinct(keys)
-        return tuple(keys)
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One served model with everything decided.
+
+    name: what clients call it, and engine.served_model_name. deployment: Serve's name of its engine
+    replicas.
+    """
+
+    name: str
+    deployment: str
+    engine: EngineSettings
+    num_replicas: int
+    replica: ReplicaSettings
+    autoscaling: AutoscalingSettings | None
+
+    @property
+    def max_replicas(self) -> int:
+        return self.autoscaling.max_replicas if self.autoscaling else self.num_replicas
+
+
+_OF_ONE_MODEL = ("engine", "num_replicas", "autoscaling")
 
 
 class ServeConfig(_Settings):
     """Everything `tessera serve` and build_app need to know.
 
+    engine, num_replicas, autoscaling: of the only model; models: of several, by the name that
+    clients call each. One form excludes the other; served_models() is the same view of both.
     drain_timeout_s: how long streams under way may go on after a shutdown began.
+    num_ingresses: None chooses by the cluster's CPUs (service/ingress_processes.py).
     num_tokenizer_processes: per ingress.
     """
 
     engine: EngineSettings = EngineSettings()
     num_replicas: int = Field(default=1, ge=1)
-    num_ingresses: int = Field(default=1, ge=1)
+    autoscaling: AutoscalingSettings | None = None
+    models: dict[ServedName, ModelSettings] = {}
+    num_ingresses: int | None = Field(default=None, ge=1)
     num_tokenizer_processes: int = Field(default=1, ge=1)
     drain_timeout_s: float = Field(default=60.0, gt=0)
     app_name: str = Field(default="tessera", pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -230,7 +225,50 @@ class ServeConfig(_Settings):
         ports = [self.http.port, self.grpc.port, self.metrics.port]
         if len(set(ports)) < len(ports):
             raise ValueError("http.port, grpc.port and metrics.port must differ")
+        check_either(self.autoscaling, self.model_fields_set)
         return self
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        given = [name for name in _OF_ONE_MODEL if name in self.model_fields_set]
+        if self.models and given:
+            raise ValueError(
+                f"{', '.join(given)} and models exclude each other: what is said of a model goes "
+                "under models.<name>"
+            )
+        for name, model in self.models.items():
+            if model.engine.served_model_name not in (None, name):
+                raise ValueError(f"models.{name} is served by that name; leave served_model_name")
+        deployments = [model.deployment for model in self.served_models()]
+        if len(set(deployments)) < len(deployments):
+            raise ValueError('names of models must differ in more than "/" and "_"')
+        return self
+
+    def served_models(self) -> tuple[ModelConfig, ...]:
+        """Every model, at least one, in the order of the configuration."""
+        if not self.models:
+            name = self.engine.served_model_name or model_name(self.engine.model)
+            given: dict[str, Any] = {
+                field: getattr(self, field)
+                for field in _OF_ONE_MODEL
+                if field in self.model_fields_set
+            }
+            return (self._served(name, "Engine", ModelSettings(**given)),)
+        return tuple(
+            self._served(name, f"Engine-{name.replace('/', '_')}", model)
+            for name, model in self.models.items()
+        )
+
+    def _served(self, name: str, deployment: str, model: ModelSettings) -> ModelConfig:
+        own = model.replica.model_dump(exclude_unset=True)
+        return ModelConfig(
+            name=name,
+            deployment=deployment,
+            engine=model.engine.model_copy(update={"served_model_name": name}),
+            num_replicas=model.num_replicas,
+            replica=self.replica.model_copy(update=own),
+            autoscaling=model.autoscaling,
+        )
 
     def check_files(self) -> None:
         """Raise ConfigError if keys, certificates or packages cannot be used here."""
@@ -263,17 +301,15 @@ def parse_config(data: Mapping[str, Any]) -> ServeConfig:
     try:
         return ServeConfig.model_validate(data)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(str(part) for part in problem['loc'])}: {_reason(problem)}"
-            for problem in error.errors(include_url=False, include_input=False)
-        ]
+        problems = map(_describe, error.errors(include_url=False, include_input=False))
         raise ConfigError("; ".join(problems)) from error
 
 
-def _reason(problem: ErrorDetails) -> str:
-    if problem["type"] == "extra_forbidden":
-        return "no such setting"
-    return problem["msg"].removeprefix("Value error, ")
+def _describe(problem: ErrorDetails) -> str:
+    is_unknown = problem["type"] == "extra_forbidden"
+    reason = "no such setting" if is_unknown else problem["msg"].removeprefix("Value error, ")
+    # What several settings have in common is no one's.
+    return ": ".join(filter(None, (".".join(map(str, problem["loc"])), reason)))
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

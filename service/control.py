@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.autoscaling.load import DemandReport, ModelLoad, ReplicaLoadReport
 from service.channel.address import ReplicaAddress
 from service.config import MetricsSettings
 from service.exporter import MetricsExporter
@@ -73,6 +74,21 @@ class RegistryActor:
     async def report_ingress(self, report: IngressReport) -> None:
         self._registry.report_ingress(report)
 
+    async def report_load(self, report: ReplicaLoadReport) -> None:
+        self._registry.loads.report_load(report)
+
+    async def report_demand(self, report: DemandReport) -> None:
+        self._registry.loads.report_demand(report)
+
+    async def report_start_failure(self, key: str) -> None:
+        self._registry.loads.report_start_failure(key)
+        self._changed.set()
+
+    async def load_for_policy(self, key: str, can_wake: bool) -> ModelLoad:
+        """A model's load; asking for it says that a policy is there, and what it may do."""
+        self._registry.loads.report_policy(key, can_wake=can_wake)
+        return self._registry.loads.load(key)
+
     async def status(self) -> ServiceStatus:
         return self._registry.status()
 
@@ -103,16 +119,24 @@ class ExporterActor:
         return self._exporter.port
 
 
+def registry_name(app_name: str) -> str:
+    return f"{app_name}-registry"
+
+
+def exporter_name(app_name: str) -> str:
+    return f"{app_name}-metrics"
+
+
 def get_registry(app_name: str) -> ActorHandle:
     """The application's registry, created by whoever asks first."""
-    return _get_or_create(RegistryActor, f"{app_name}-registry")
+    return _get_or_create(RegistryActor, registry_name(app_name))
 
 
 def get_exporter(app_name: str, settings: MetricsSettings) -> ActorHandle:
     """The application's exporter, created by whoever asks first."""
     return _get_or_create(
         ExporterActor,
-        f"{app_name}-metrics",
+        exporter_name(app_name),
         settings.host,
         settings.port,
         settings.expire_after_s,
@@ -121,7 +145,7 @@ def get_exporter(app_name: str, settings: MetricsSettings) -> ActorHandle:
 
 def close_control_plane(app_name: str) -> None:
     """End both actors, if they exist."""
-    for name in (f"{app_name}-registry", f"{app_name}-metrics"):
+    for name in (registry_name(app_name), exporter_name(app_name)):
         try:
             actor = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:

@@ -32,14 +32,23 @@ class FamilySnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """All metrics of one process. process: its role; replica: which one of that role."""
+    """All metrics of one process, or those of one part of it.
+
+    process: its role; replica: which one of that role. labels: what sets the part apart.
+    """
 
     process: str
     replica: str
     families: list[FamilySnapshot]
+    labels: dict[str, str] = {}
+
+    @property
+    def own_labels(self) -> dict[str, str]:
+        """Of every series."""
+        return {"process": self.process, "replica": self.replica, **self.labels}
 
 
-def take_snapshot(registry: CollectorRegistry, process: str, replica: str) -> bytes:
+def take_snapshot(registry: CollectorRegistry, process: str, replica: str, **labels: str) -> bytes:
     """The registry's present values, encoded for MetricsAggregator.push."""
     families = [
         FamilySnapshot(
@@ -54,7 +63,7 @@ def take_snapshot(registry: CollectorRegistry, process: str, replica: str) -> by
         )
         for family in registry.collect()
     ]
-    return msgspec.msgpack.encode(ProcessSnapshot(process, replica, families))
+    return msgspec.msgpack.encode(ProcessSnapshot(process, replica, families, labels))
 
 
 class MetricsAggregator(Collector):
@@ -65,18 +74,18 @@ class MetricsAggregator(Collector):
         self._clock = clock
         self._lock = threading.Lock()
         self._decoder = msgspec.msgpack.Decoder(ProcessSnapshot)
-        self._latest: dict[tuple[str, str], tuple[float, ProcessSnapshot]] = {}
+        self._latest: dict[tuple[str, ...], tuple[float, ProcessSnapshot]] = {}
 
     def push(self, snapshot: bytes) -> None:
-        """Replace the process's series. Raises msgspec.MsgspecError on anything but a snapshot."""
+        """Replace the series of the same labels. Raises msgspec.MsgspecError on anything else."""
         decoded = self._decoder.decode(snapshot)
         with self._lock:
-            self._latest[decoded.process, decoded.replica] = (self._clock(), decoded)
+            self._latest[tuple(decoded.own_labels.values())] = (self._clock(), decoded)
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for snapshot in self._alive():
-            own = {"process": snapshot.process, "replica": snapshot.replica}
+            own = snapshot.own_labels
             for family in snapshot.families:
                 metric = families.get(family.name)
                 if metric is None:

@@ -1,6 +1,6 @@
 """Ingress: the Serve deployment that clients talk to. HTTP and gRPC in front, channels behind.
 
-Composes handler, router and API servers in one process and keeps them informed by the registry. A
+Composes models and API servers in one process and keeps them informed by the registry. A
 token passes no Ray code here: it comes from a channel and leaves through a socket of this process
 (or, for HTTP, through the proxy that the configuration asks for).
 """
@@ -9,8 +9,7 @@ import asyncio
 import importlib.metadata
 import logging
 import time
-from collections.abc import Coroutine
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -20,26 +19,24 @@ from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from service.admission import AdmissionControl
+from service.admission import IngressAdmission
 from service.api.auth import make_authenticator
 from service.api.grpc import GrpcOptions, build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
-from service.config import ServeConfig
+from service.autoscaling.load import DemandReport
+from service.config import ModelConfig, ServeConfig
 from service.control import ActorHandle, get_exporter, get_registry
+from service.departure import Departure
 from service.exporter import take_snapshot
-from service.handler.handler import Handler
+from service.handler.directory import ModelDirectory
 from service.listeners import HttpServer, bind_shared, host_and_port
-from service.metrics import IngressGauges, IngressMetrics, IngressStateCollector
-from service.preflight import model_folder
+from service.metrics import RefusalMetrics
+from service.model_front import ModelFront, Readiness
 from service.registry import IngressReport, RegistryView, StartFailure
 from service.request_log.formatting import configure_logging
-from service.request_log.observer import NoTracing, RequestObserver, RequestTracer
-from service.router import Router
+from service.request_log.observer import SILENT, RequestObserver
 from service.security.callers import Caller, make_callers
-from service.tokenizer.encoder import load_tokenizer
-from service.tokenizer.folder import read_tokenizer_files
-from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
 from service.tracing.tracer import make_tracer
 from workers.errors import ConfigError, ModelLoadError
 
@@ -47,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 _WATCH_TIMEOUT_S = 2.0
 _RETRY_S = 0.2
-_DRAIN_POLL_S = 0.05
-_LAST_BYTES_S = 1.0
+_LINK_TIMEOUT_S = 5.0
+_LINK_POLL_S = 0.01
 
 
 class IngressService:
@@ -59,6 +56,7 @@ class IngressService:
         ingress_id: str,
         node_id: str,
         config: ServeConfig,
+        models: Sequence[ModelConfig],
         registry: ActorHandle,
         exporter: ActorHandle,
     ) -> None:
@@ -67,45 +65,47 @@ class IngressService:
         self._registry = registry
         self._exporter = exporter
         self._collectors = CollectorRegistry()
-        self._metrics = IngressMetrics(self._collectors)
-        self._admission = AdmissionControl(config.admission)
-        self._router = Router(
-            ingress_id, node_id, config.router, config.channel, self._admission, self._metrics
-        )
-        self._collectors.register(IngressStateCollector(self._gauges))
-        self._folder = model_folder(config.engine.model)
-        self._tokenizer = TokenizerPool(_tokenizer_config(config, self._folder))
-        self._tracer: RequestTracer = NoTracing()
+        self._refusals = RefusalMetrics(self._collectors)
+        self._admission = IngressAdmission(config.admission, len(models))
+        self._models = [
+            ModelFront(ingress_id, node_id, model, config, admission)
+            for model, admission in zip(models, self._admission.models, strict=True)
+        ]
+        self._is_ready = Readiness(self._models)
+        self._observer: RequestObserver = SILENT
         self._http: HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_informed = False
 
     async def start(self) -> FastAPI:
         """Listen and follow the registry; returns the HTTP application.
 
-        Raises ConfigError if keys or certificates cannot be used, ModelLoadError if the tokenizer
+        Raises ConfigError if keys or certificates cannot be used, ModelLoadError if a tokenizer
         cannot be served, OSError if a port is taken.
         """
         self._config.check_files()
-        await self._tokenizer.start()
-        _, pieces = load_tokenizer(read_tokenizer_files(self._folder))
-        handler = Handler(self._router, self._tokenizer, pieces, self._config.limits, self._metrics)
-        self._tracer = make_tracer(self._config.tracing, self._id)
+        served = await asyncio.gather(*(model.start() for model in self._models))
+        self._observer = RequestObserver(
+            make_tracer(self._config.tracing, self._id),
+            is_access_log_enabled=self._config.logging.is_access_log_enabled,
+        )
         services = ApiServices(
-            handler=handler,
+            models=ModelDirectory(served, self._config.limits, self._refusals),
             authenticator=make_authenticator(self._load_callers()),
-            is_ready=lambda: self._router.is_ready,
+            is_ready=self._is_ready,
             version=importlib.metadata.version("tessera"),
             started_s=int(time.time()),
-            observer=RequestObserver(
-                self._tracer,
-                is_access_log_enabled=self._config.logging.is_access_log_enabled,
-            ),
+            session_header=self._config.router.session_header,
+            observer=self._observer,
         )
         app = build_http_app(services)
-        await self._listen(app, services)
         self._follow(self._watch_registry())
+        await self._wait_for_replicas()
+        await self._listen(app, services)
         self._follow(self._report())
+        for model in self._models:
+            self._follow(model.report_demand(self._send_demand))
         return app
 
     async def report_failure(self, message: str) -> None:
@@ -114,7 +114,8 @@ class IngressService:
 
     def check_health(self) -> None:
         """Raise if any part of this process has ended that should run."""
-        self._router.check_health()
+        for model in self._models:
+            model.check_health()
         if self._http is not None:
             self._http.check_health()
         for task in self._tasks:
@@ -122,22 +123,22 @@ class IngressService:
                 task.result()
 
     async def shut_down(self) -> None:
-        """Take nothing new, let what was admitted finish within the drain timeout, stop."""
-        self._admission.begin_drain()
-        end_s = time.monotonic() + self._config.drain_timeout_s
-        while self._admission.num_live_requests and time.monotonic() < end_s:
-            await asyncio.sleep(_DRAIN_POLL_S)
-        if self._grpc is not None:
-            # Health watches never end by themselves, so the grace is for last bytes only.
-            await self._grpc.stop(_LAST_BYTES_S)
-        if self._http is not None:
-            await self._http.stop()
+        """Let what was admitted finish within the drain timeout, stop. See Departure."""
+        await Departure(
+            self._http,
+            self._grpc,
+            self._admission,
+            self._end_requests,
+            self._config.drain_timeout_s,
+        ).run()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._router.aclose()
-        await self._tokenizer.aclose()
-        await asyncio.to_thread(self._tracer.close)
+        await asyncio.gather(*(model.aclose() for model in self._models))
+        await asyncio.to_thread(self._observer.close)
+
+    def _end_requests(self) -> int:
+        return sum(model.end_requests() for model in self._models)
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -153,6 +154,18 @@ class IngressService:
         options = GrpcOptions(can_share_port=True, tls=self._config.grpc.tls)
         self._grpc = build_grpc_server(services, address, options).server
         await self._grpc.start()
+
+    async def _wait_for_replicas(self) -> None:
+        """Until the replicas that there are can be reached; not for ones that are to start.
+
+        Other ingresses may listen on the same port, so whoever listens gets requests at once.
+        """
+        end_s = time.monotonic() + _LINK_TIMEOUT_S
+        while not (self._is_informed and self._is_linked()) and time.monotonic() < end_s:
+            await asyncio.sleep(_LINK_POLL_S)
+
+    def _is_linked(self) -> bool:
+        return all(model.is_linked for model in self._models)
 
     def _load_callers(self) -> dict[bytes, Caller]:
         auth = self._config.auth
@@ -170,7 +183,10 @@ class IngressService:
                 await asyncio.sleep(_RETRY_S)
                 continue
             version = view.version
-            await self._router.update_replicas(view.replicas)
+            for model in self._models:
+                await model.update_replicas(view.replicas)
+                model.update_availability(view.availability)
+            self._is_informed = True
             if view.is_draining and not self._admission.is_draining:
                 self._admission.begin_drain()
                 await self._tell_registry()
@@ -179,8 +195,8 @@ class IngressService:
         while True:
             await self._tell_registry()
             try:
-                snapshot = take_snapshot(self._collectors, "ingress", self._id)
-                await self._exporter.push.remote(snapshot)
+                for snapshot in self._snapshots():
+                    await self._exporter.push.remote(snapshot)
             except ray.exceptions.RayError as error:
                 logger.warning("metrics exporter: %s", error)
             is_draining = self._admission.is_draining
@@ -188,35 +204,42 @@ class IngressService:
 
     async def _tell_registry(self) -> None:
         num_live = self._admission.num_live_requests
-        report = IngressReport(
-            self._id, self._router.is_ready, self._admission.is_draining, num_live
-        )
+        report = IngressReport(self._id, self._is_ready(), self._admission.is_draining, num_live)
         try:
             await self._registry.report_ingress.remote(report)
         except ray.exceptions.RayError as error:
             logger.warning("registry: %s", error)
 
-    def _gauges(self) -> IngressGauges:
-        return IngressGauges(
-            self._admission.num_live_requests,
-            self._admission.queued_tokens,
-            self._router.num_connected_replicas,
-        )
+    async def _send_demand(self, report: DemandReport) -> None:
+        try:
+            await self._registry.report_demand.remote(report)
+        except ray.exceptions.RayError as error:
+            logger.warning("registry: %s", error)
+
+    def _snapshots(self) -> list[bytes]:
+        own = take_snapshot(self._collectors, "ingress", self._id)
+        return [own, *(model.snapshot() for model in self._models)]
 
 
 class Ingress:
     """What Serve instantiates, wrapped by serve.ingress() in service.app.
 
-    engine: the engine's Serve handle, taken so that Serve deploys it with the ingress; requests go
+    engines: their Serve handles, taken so that Serve deploys them with the ingress; requests go
     through channels instead.
     """
 
-    def __init__(self, config: ServeConfig, engine: DeploymentHandle[Any]) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        models: tuple[ModelConfig, ...],
+        *engines: DeploymentHandle[Any],
+    ) -> None:
         configure_logging(config.logging)
         self._service = IngressService(
             serve.get_replica_context().replica_id.unique_id,
             ray.get_runtime_context().get_node_id(),
             config,
+            models,
             get_registry(config.app_name),
             get_exporter(config.app_name, config.metrics),
         )
@@ -237,13 +260,3 @@ class Ingress:
         service = getattr(self, "_service", None)
         if service is not None:
             await service.shut_down()
-
-
-def _tokenizer_config(config: ServeConfig, folder: Path) -> TokenizerPoolConfig:
-    return TokenizerPoolConfig(
-        folder=folder,
-        num_workers=config.num_tokenizer_processes,
-        timeout_s=config.limits.tokenizer_timeout_s,
-        max_pending_jobs=config.limits.max_pending_tokenizer_jobs,
-        max_rendered_bytes=config.limits.max_rendered_bytes,
-    )

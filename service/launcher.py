@@ -55,6 +55,8 @@ def prepare_environment(
         # the token is what guards it.
         "RAY_AUTH_MODE": "token",
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        # A replica that fails its checks hangs: it would not answer a polite stop either.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Our own drain comes first; Serve's minimum would only add half a minute to each stop.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
@@ -140,7 +142,9 @@ class Launcher:
 
         Raises LaunchError if the deployment failed or took longer than it may.
         """
-        end_s = time.monotonic() + self._config.replica.startup_timeout_s
+        models = self._config.served_models()
+        timeout_s = max(model.replica.startup_timeout_s for model in models)
+        end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
             if should_stop():
                 return False
@@ -154,7 +158,7 @@ class Launcher:
             if state == "RUNNING" and any(report.is_ready for report in status.ingresses):
                 return True
             time.sleep(_POLL_S)
-        raise LaunchError(f"not ready after {self._config.replica.startup_timeout_s:.0f} s")
+        raise LaunchError(f"not ready after {timeout_s:.0f} s")
 
     def drain(self, on_progress: ProgressCallback, should_stop: Callable[[], bool]) -> bool:
         """Refuse new requests and wait for those under way; False if some were still running."""
@@ -196,8 +200,10 @@ class Launcher:
                 "log_to_driver": False,
                 "logging_level": logging.WARNING,
             }
-        engine, replica = self._config.engine, self._config.replica
-        num_cpus = self._config.num_replicas * engine.tp_size * replica.cpus_per_rank
+        num_cpus = sum(
+            model.max_replicas * model.engine.tp_size * model.replica.cpus_per_rank
+            for model in self._config.served_models()
+        )
         return {
             "address": "local",
             "include_dashboard": False,

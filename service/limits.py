@@ -21,11 +21,15 @@ class Limits(BaseModel):
 
     max_prompt_bytes counts one text prompt, or all message contents of one chat.
     max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
+    max_body_items: values that a JSON body has in lists, all together. max_body_nodes: its lists,
+    objects and named fields; both are judged for bodies that are long enough to hurt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_body_items: int = Field(default=1 << 20, ge=1024)
+    max_body_nodes: int = Field(default=1 << 15, ge=1024)
     max_grpc_message_bytes: int = Field(default=8 << 20, ge=1024)
 
     max_prompts: int = Field(default=64, ge=1)
@@ -50,6 +54,7 @@ class Limits(BaseModel):
 
     max_request_id_bytes: int = Field(default=128, ge=1)
     max_cache_salt_bytes: int = Field(default=256, ge=0)
+    max_session_id_bytes: int = Field(default=256, ge=1)
 
     max_pending_tokenizer_jobs: int = Field(default=1024, ge=1)
     tokenizer_timeout_s: float = Field(default=10.0, gt=0)

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from service.api.errors import ERROR_TABLE
 from service.routing_policy import RoutingReason
-from workers.observer import AttentionRecord, StepRecord
+from workers.observer import StepRecord
 from workers.protocol import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:  # the ingress must not load torch
@@ -48,10 +48,28 @@ _ALARMING_CODES = tuple(
 _USUAL_ENDS = (FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.ABORT.value)
 
 
-class IngressMetrics:
-    """Implements the handler's RequestMetrics and the router's RouterMetrics."""
+class RefusalMetrics:
+    """Counts requests that generated nothing: those of a model, or those that named none."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._rejected = Counter(
+            "tessera_requests_rejected",
+            "Requests that generated nothing, by code.",
+            ("code",),
+            registry=registry,
+        )
+        for code in _ALARMING_CODES:
+            self._rejected.labels(code)
+
+    def on_rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
+
+
+class IngressMetrics(RefusalMetrics):
+    """Of one model. Implements the handler's RequestMetrics and the router's RouterMetrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self._count_requests(registry)
         self._time_requests(registry)
         self._prompt_tokens = Histogram(
@@ -80,12 +98,6 @@ class IngressMetrics:
             "Sequences that ended, by reason.",
             "reason",
             _USUAL_ENDS + _ALARMING_CODES,
-        )
-        self._rejected = counter(
-            "tessera_requests_rejected",
-            "Requests that generated nothing, by code.",
-            "code",
-            _ALARMING_CODES,
         )
         self._routed = counter(
             "tessera_routing_decisions",
@@ -127,6 +139,10 @@ class IngressMetrics:
             "Time of a sequence between router and engine, both ways, outside the engine.",
             SHORT_SECONDS,
         )
+        self._scale_up_wait = histogram(
+            "tessera_scale_up_wait_seconds",
+            "Time that a sequence waited for its model to be scaled up from zero.",
+        )
 
     def on_accepted(self, num_prompt_tokens: int, num_choices: int) -> None:
         self._accepted.inc()
@@ -155,27 +171,28 @@ class IngressMetrics:
         self._output_tokens.observe(num_output_tokens)
         self._e2e.observe(e2e_s)
 
-    def on_rejected(self, code: str) -> None:
-        self._rejected.labels(code).inc()
-
     def on_routed(self, reason: RoutingReason) -> None:
         self._routed.labels(reason.value).inc()
 
     def on_overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
 
+    def on_scale_up_wait(self, seconds: float) -> None:
+        self._scale_up_wait.observe(seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class IngressGauges:
-    """What an ingress process holds at this moment."""
+    """What an ingress process holds for one model at this moment."""
 
     num_live_requests: int
     num_queued_tokens: int
     num_connected_replicas: int
+    num_waiting_requests: int
 
 
 class IngressStateCollector(Collector):
-    """Reads the ingress's state when metrics are collected, not when it changes."""
+    """Reads an ingress's state of a model when metrics are collected, not when it changes."""
 
     def __init__(self, read: Callable[[], IngressGauges]) -> None:
         self._read = read
@@ -194,6 +211,11 @@ class IngressStateCollector(Collector):
             "tessera_connected_replicas",
             "Replicas that this ingress is connected to.",
             state.num_connected_replicas,
+        )
+        yield GaugeMetricFamily(
+            "tessera_scale_up_waiting_requests",
+            "Sequences that wait at the ingress because no replica can take them.",
+            state.num_waiting_requests,
         )
 
 
@@ -250,13 +272,9 @@ class EngineMetrics:
         for attention in record.attention:
             self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)
             if self._limits is not None and attention.seconds > 0:
-                least_s = _least_seconds(attention, self._limits)
+                least_s = self._limits.minimum_seconds(attention.num_bytes, attention.num_flops)
                 self._least.labels(attention.phase).inc(least_s)
                 self._roofline.labels(attention.phase).set(least_s / attention.seconds)
-
-
-def _least_seconds(attention: AttentionRecord, limits: "HardwareLimits") -> float:
-    return max(attention.num_bytes / limits.bytes_per_s, attention.num_flops / limits.flops_per_s)
 
 
 _STATS_GAUGES = (

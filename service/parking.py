@@ -11,14 +11,13 @@ from service.routed_stream import RoutedStream
 
 
 class Parking:
-    """Parked streams in order of arrival, each for at most wait_s.
+    """Parked streams in order of arrival, each for at most as long as it was parked for.
 
     route sends a stream to a replica and raises ApiError if none takes it; the last such error is
     what a stream ends with when its time is up. Use from one event loop.
     """
 
-    def __init__(self, wait_s: float, route: Callable[[RoutedStream], None]) -> None:
-        self._wait_s = wait_s
+    def __init__(self, route: Callable[[RoutedStream], None]) -> None:
         self._route = route
         self._timers: dict[RoutedStream, asyncio.TimerHandle] = {}
         self._is_closed = False
@@ -26,11 +25,22 @@ class Parking:
     @property
     def is_open(self) -> bool:
         """Whether a stream may be parked."""
-        return self._wait_s > 0 and not self._is_closed
+        return not self._is_closed
 
-    def park(self, stream: RoutedStream) -> None:
+    @property
+    def num_requests(self) -> int:
+        return sum(not stream.is_ended for stream in self._timers)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of what is parked."""
+        return sum(
+            len(stream.request.prompt_token_ids) for stream in self._timers if not stream.is_ended
+        )
+
+    def park(self, stream: RoutedStream, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[stream] = loop.call_later(self._wait_s, self._give_up, stream)
+        self._timers[stream] = loop.call_later(wait_s, self._give_up, stream)
 
     def on_change(self) -> None:
         """Try every parked stream again; those that find a replica leave."""

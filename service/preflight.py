@@ -5,31 +5,20 @@ an engine can tell comes from the replicas (service.registry.StartFailure).
 """
 
 import socket
-from pathlib import Path
 
 from service.config import ServeConfig
 from service.listeners import check_free, host_and_port
+from service.model_names import BUILTIN_FOLDERS, model_folder
 from service.tokenizer.folder import read_tokenizer_files
-from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.errors import ConfigError, ModelLoadError
 
 _RAY_TIMEOUT_S = 5.0
-_BUILTIN = {"builtin": builtin_model_path, "builtin-draft": builtin_draft_path}
-
-
-def model_folder(model: str) -> Path:
-    """Where the model's tokenizer is, without importing torch for it."""
-    return _BUILTIN[model]() if model in _BUILTIN else Path(model).expanduser()
-
-
-def model_name(model: str) -> str:
-    """What clients call it: the built-in's own name or that of the folder."""
-    return model if model in _BUILTIN else model_folder(model).resolve().name
 
 
 def check_before_start(config: ServeConfig) -> None:
     """For a service on this machine alone. Raises ConfigError or ModelLoadError."""
-    _check_folder(config.engine.model)
+    for model in config.served_models():
+        _check_folder(model.engine.model)
     config.check_files()
     for name, host, port in (
         ("http", config.http.host, config.http.port),
@@ -62,7 +51,7 @@ def check_ray_answers(address: str) -> None:
 def _check_folder(model: str) -> None:
     folder = model_folder(model)
     if not folder.is_dir():
-        known = " nor ".join(_BUILTIN)
+        known = " nor ".join(BUILTIN_FOLDERS)
         raise ModelLoadError(f"{model!r} is neither {known} nor a folder with a model")
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json")

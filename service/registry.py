@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.autoscaling.board import LoadBoard
+from service.autoscaling.load import ModelAvailability
 from service.channel.address import ReplicaAddress
 
 MAX_FAILURES = 8
@@ -20,13 +22,15 @@ class RegistryView:
     version: int
     replicas: tuple[ReplicaAddress, ...]
     is_draining: bool
+    availability: tuple[ModelAvailability, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """How far a starting replica is: fraction in [0, 1] of the stage."""
+    """How far a starting replica of a model is: fraction in [0, 1] of the stage."""
 
     replica_id: str
+    model: str
     stage: str
     fraction: float
 
@@ -63,6 +67,7 @@ class ReplicaRegistry:
     """Single-threaded. expire_after_s: silence after which an announcer is forgotten."""
 
     def __init__(self, expire_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.loads = LoadBoard(clock)
         self._expire_after_s = expire_after_s
         self._clock = clock
         # A successor of this registry must not repeat a version that a watcher has seen.
@@ -83,6 +88,7 @@ class ReplicaRegistry:
 
     def withdraw(self, replica_id: str) -> None:
         """The replica takes no new requests."""
+        self.loads.forget(replica_id)
         if self._replicas.pop(replica_id, None) is not None:
             self._version += 1
 
@@ -110,7 +116,12 @@ class ReplicaRegistry:
     def view(self) -> RegistryView:
         self._expire()
         replicas = tuple(address for _, address in self._replicas.values())
-        return RegistryView(self._version, replicas, self._is_draining)
+        return RegistryView(
+            self._version + self.loads.version,
+            replicas,
+            self._is_draining,
+            self.loads.availability(),
+        )
 
     def status(self) -> ServiceStatus:
         self._expire()

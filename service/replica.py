@@ -15,18 +15,20 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
 
+from service.autoscaling.load import LoadMeter, ReplicaLoad, ReplicaLoadReport, load_key
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
-from service.config import MetricsSettings, ServeConfig
+from service.config import MetricsSettings, ModelConfig, ServeConfig
 from service.control import ANNOUNCE_INTERVAL_S, ActorHandle, get_exporter, get_registry
 from service.engine_factory import EngineFactory, EngineHandle, EngineHooks
 from service.exporter import take_snapshot
 from service.metrics import EngineMetrics, EngineStatsCollector
 from service.registry import StartFailure, StartProgress
 from service.request_log.formatting import configure_logging
+from service.step_watch import StepWatch, ailment
 from workers.config import EngineConfig
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
-from workers.protocol import EngineStats
+from workers.protocol import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
     from attention.roofline import HardwareLimits
@@ -48,6 +50,8 @@ class NoticeBoard(Protocol):
 
     def announce(self, address: ReplicaAddress) -> None: ...
 
+    def report_load(self, load: ReplicaLoad, model: ModelInfo) -> None: ...
+
     def withdraw(self) -> None: ...
 
     def push_metrics(self, snapshot: bytes) -> None: ...
@@ -59,28 +63,31 @@ class ReplicaHost:
     def __init__(
         self,
         replica_id: str,
-        config: ServeConfig,
+        model: ModelConfig,
+        metrics: MetricsSettings,
         channel: ChannelServer,
         board: NoticeBoard,
         exit_process: Callable[[int], None],
     ) -> None:
         self._replica_id = replica_id
-        self._config = config
+        self._model = model
+        self._metrics_settings = metrics
         self._channel = channel
         self._board = board
         self._exit_process = exit_process
         self._metrics = CollectorRegistry()
         self._engine: EngineHandle | None = None
         self._stopping = threading.Event()
+        self._failing = threading.Lock()
 
     def start(self, create_engine: EngineFactory) -> None:
         """Load, listen, announce. Raises what the factory raises.
 
         What another attempt cannot change is also told to the board, for whoever waits.
         """
-        engine_config = self._config.engine.to_engine_config()
+        engine_config = self._model.engine.to_engine_config()
         try:
-            limits = hardware_limits(self._config.metrics, engine_config)
+            limits = hardware_limits(self._metrics_settings, engine_config)
             observer = EngineMetrics(self._metrics, limits)
             hooks = EngineHooks(
                 self._channel.publish, self._on_failure, self._board.report_progress, observer
@@ -92,16 +99,20 @@ class ReplicaHost:
         self._metrics.register(EngineStatsCollector(self._engine.info, self._engine.stats))
         self._address = self._channel.start(self._engine)
         self._engine.start()
+        self._watch = StepWatch(self._engine, self._model.replica.step_timeout_s, self._on_failure)
+        self._watch.start()
+        # Who waits for start() to return may then stop another replica: be known before.
+        self._board.announce(self._address)
         self._announcer = threading.Thread(
-            target=self._announce, name="tessera-announcer", daemon=True
+            target=self._announce, args=(self._engine,), name="tessera-announcer", daemon=True
         )
         self._announcer.start()
 
     def check_health(self) -> None:
         """Raise EngineFailedError if the engine's thread is dead or does not turn."""
-        ailment = self._ailment(self._running_engine())
-        if ailment is not None:
-            raise EngineFailedError(ailment)
+        found = self._ailment(self._running_engine())
+        if found is not None:
+            raise EngineFailedError(found)
 
     def stats(self) -> EngineStats:
         return self._running_engine().stats()
@@ -111,8 +122,13 @@ class ReplicaHost:
         if self._engine is None or self._stopping.is_set():
             return
         if not self._drain(self._engine, drain_timeout_s):
-            logger.warning("%d requests did not finish in time", self._channel.num_live_requests)
+            logger.warning(
+                "the drain ended with %d requests under way: they go elsewhere if they have no "
+                "output yet, or end with an error",
+                self._channel.num_live_requests,
+            )
         self._stopping.set()
+        self._watch.stop()
         self._channel.close()
         self._engine.stop()
         self._announcer.join()
@@ -129,12 +145,7 @@ class ReplicaHost:
         return True
 
     def _ailment(self, engine: EngineHandle) -> str | None:
-        if not engine.is_alive:
-            return "the engine's thread has ended"
-        silence_s = time.monotonic() - engine.last_beat_s
-        if silence_s > self._config.replica.step_timeout_s:
-            return f"the engine has finished no step for {silence_s:.0f} s"
-        return None
+        return ailment(engine, self._model.replica.step_timeout_s)
 
     def _running_engine(self) -> EngineHandle:
         if self._engine is None:
@@ -142,38 +153,63 @@ class ReplicaHost:
         return self._engine
 
     def _on_failure(self, failure: BaseException) -> None:
-        """Requests without output go elsewhere the sooner, the sooner their connection breaks."""
+        """Requests without output go elsewhere the sooner, the sooner their connection breaks.
+
+        Called by any thread: the engine's, the one that waits for a rank's death, the step watch's.
+        """
+        if not self._failing.acquire(blocking=False):
+            return
         logger.critical("the engine failed; the replica ends", exc_info=failure)
         self._channel.close(_FAILURE_FLUSH_S)
         self._exit_process(EXIT_ENGINE_FAILED)
 
-    def _announce(self) -> None:
+    def _announce(self, engine: EngineHandle) -> None:
+        meter = LoadMeter()
         while not self._stopping.is_set():
             self._board.announce(self._address)
-            self._board.push_metrics(take_snapshot(self._metrics, "engine", self._replica_id))
-            self._stopping.wait(min(ANNOUNCE_INTERVAL_S, self._config.metrics.push_interval_s))
+            self._board.report_load(meter.read(engine.stats()), engine.info)
+            self._board.push_metrics(self._snapshot())
+            self._stopping.wait(min(ANNOUNCE_INTERVAL_S, self._metrics_settings.push_interval_s))
+
+    def _snapshot(self) -> bytes:
+        return take_snapshot(self._metrics, "engine", self._replica_id, model=self._model.name)
 
 
 class RayNoticeBoard:
     """NoticeBoard over the control plane's actors; what cannot be delivered is logged."""
 
-    def __init__(self, replica_id: str, registry: ActorHandle, exporter: ActorHandle) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        model: str,
+        load_key: str,
+        registry: ActorHandle,
+        exporter: ActorHandle,
+    ) -> None:
         self._replica_id = replica_id
+        self._model = model
+        self._load_key = load_key
         self._registry = registry
         self._exporter = exporter
         self._is_withdrawn = False
 
     def report_progress(self, stage: str, fraction: float) -> None:
-        self._call(
-            self._registry.report_progress.remote(StartProgress(self._replica_id, stage, fraction))
-        )
+        progress = StartProgress(self._replica_id, self._model, stage, fraction)
+        self._call(self._registry.report_progress.remote(progress))
 
     def report_failure(self, message: str) -> None:
-        self._call(self._registry.report_failure.remote(StartFailure(self._replica_id, message)))
+        failure = StartFailure(self._replica_id, f"{self._model}: {message}")
+        self._call(self._registry.report_failure.remote(failure))
+        self._call(self._registry.report_start_failure.remote(self._load_key))
 
     def announce(self, address: ReplicaAddress) -> None:
         if not self._is_withdrawn:
             self._call(self._registry.announce.remote(address))
+
+    def report_load(self, load: ReplicaLoad, model: ModelInfo) -> None:
+        if not self._is_withdrawn:
+            report = ReplicaLoadReport(self._load_key, self._replica_id, load, model)
+            self._call(self._registry.report_load.remote(report))
 
     def withdraw(self) -> None:
         self._is_withdrawn = True
@@ -192,11 +228,15 @@ class RayNoticeBoard:
 class EngineReplica:
     """What Serve instantiates. Raises what the engine's factory raises."""
 
-    def __init__(self, config: ServeConfig, create_engine: EngineFactory) -> None:
+    def __init__(
+        self, config: ServeConfig, model: ModelConfig, create_engine: EngineFactory
+    ) -> None:
         configure_logging(config.logging)
         replica_id = serve.get_replica_context().replica_id.unique_id
         board = RayNoticeBoard(
             replica_id,
+            model.name,
+            load_key(model.deployment, model.engine.model),
             get_registry(config.app_name),
             get_exporter(config.app_name, config.metrics),
         )
@@ -205,7 +245,7 @@ class EngineReplica:
         channel = ChannelServer(replica_id, node_id, config.channel, node_address)
         self._drain_timeout_s = config.drain_timeout_s
         # A failed engine must not linger: leaving at once is what makes Serve replace the replica.
-        self._host = ReplicaHost(replica_id, config, channel, board, os._exit)
+        self._host = ReplicaHost(replica_id, model, config.metrics, channel, board, os._exit)
         self._host.start(create_engine)
 
     def check_health(self) -> None:

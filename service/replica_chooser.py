@@ -1,22 +1,32 @@
-"""Puts a request's cached prefix and the replicas' loads together, and remembers what was sent.
+"""Puts a request's session, its cached prefix and the replicas' loads together, and remembers.
 
 Runs on the ingress's event loop. Knows no links: the router sends, and tells what became of it.
 """
 
+import math
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.channel.load import LoadView
-from service.prefix_index import PrefixIndex
+from service.prefix_index import Evicted, PrefixIndex, PrefixUse
 from service.routing_policy import (
+    HOMELESS,
     Candidate,
     Decision,
     RouterSettings,
     RoutingPolicy,
+    SessionHome,
     load_in_queued_tokens,
 )
+from service.session import NO_SESSION
+from service.session_table import SessionTable, rendezvous
 from workers.protocol import GenerateRequest
+
+SHARED_ROOMS = 3
+"""A shared prefix counts as evicted after this many times the tokens that evict another one."""
 
 
 class Choice(NamedTuple):
@@ -26,32 +36,50 @@ class Choice(NamedTuple):
     decision: Decision
     keys: list[bytes]
     uncached_tokens: int
+    session_key: bytes
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request that a replica has. pending_tokens: 0 from its first output on."""
+
+    replica_id: str
+    pending_tokens: int
+    use: PrefixUse
 
 
 class ReplicaChooser:
-    """choose(), send, on_sent(); then on_first_output() once, whatever becomes of the request.
+    """choose(), send, on_sent(); then on_first_output() and on_end(), whatever becomes of it.
 
     A replica's report counts a prompt token as done when its step has been planned; a request of
     this ingress counts here until its first output has come back. The greater of both is the queue.
     """
 
-    def __init__(self, settings: RouterSettings, rng: random.Random) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._index = PrefixIndex(
             settings.prefix_block_tokens, settings.max_prefix_blocks, settings.max_match_tokens
         )
         self._policy = RoutingPolicy(settings, rng)
-        self._pending: dict[str, tuple[str, int]] = {}
+        self._sessions = SessionTable(settings.max_sessions, settings.session_idle_s, clock)
+        self._sent: dict[str, _Sent] = {}
         self._pending_tokens: dict[str, int] = {}
 
-    @property
-    def num_pending(self) -> int:
-        """Requests sent that have brought no output yet."""
-        return len(self._pending)
-
-    def choose(self, request: GenerateRequest, loads: Mapping[str, LoadView]) -> Choice:
-        """loads, by replica, must not be empty."""
+    def choose(
+        self,
+        request: GenerateRequest,
+        loads: Mapping[str, LoadView],
+        page_size: int,
+        session_key: bytes = NO_SESSION,
+    ) -> Choice:
+        """loads, by replica, must not be empty. page_size: tokens per KV page of the replicas."""
         keys = self._index.keys(request.prompt_token_ids, request.cache_salt)
-        matched = self._index.match(keys, loads.keys())
+        evicted = {name: _evicted(load, page_size) for name, load in loads.items()}
+        matched = self._index.match(keys, evicted)
         num_prompt_tokens = len(request.prompt_token_ids)
         decision = self._policy.choose(
             [
@@ -61,26 +89,46 @@ class ReplicaChooser:
                 for replica_id, load in loads.items()
             ],
             num_prompt_tokens,
+            self._home(session_key, loads),
         )
-        return Choice(decision, keys, num_prompt_tokens - matched.get(decision.replica_id, 0))
+        uncached_tokens = num_prompt_tokens - matched.get(decision.replica_id, 0)
+        return Choice(decision, keys, uncached_tokens, session_key)
 
     def on_sent(self, request_id: str, choice: Choice) -> None:
         """A request sent again, elsewhere, counts there only."""
-        self.on_first_output(request_id)
+        self.on_end(request_id, 0)
         replica_id = choice.decision.replica_id
-        self._index.insert(choice.keys, replica_id)
-        self._pending[request_id] = (replica_id, choice.uncached_tokens)
+        use = self._index.insert(choice.keys, replica_id)
+        self._sent[request_id] = _Sent(replica_id, choice.uncached_tokens, use)
         self._add(replica_id, choice.uncached_tokens)
+        if choice.session_key:
+            self._sessions.settle(choice.session_key, replica_id)
 
     def on_first_output(self, request_id: str) -> None:
-        """Or the end without one. Unknown ids are ignored."""
-        replica_id, num_tokens = self._pending.pop(request_id, ("", 0))
-        if num_tokens:
-            self._add(replica_id, -num_tokens)
+        """Unknown ids are ignored."""
+        sent = self._sent.get(request_id)
+        if sent is not None:
+            self._add(sent.replica_id, -sent.pending_tokens)
+            sent.pending_tokens = 0
+
+    def on_end(self, request_id: str, written_tokens: int) -> None:
+        """written_tokens: by the replica's LoadView, 0 if it is lost. Unknown ids are ignored."""
+        self.on_first_output(request_id)
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            sent.use.released_at = written_tokens
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone, and its cache with it."""
         self._index.forget(replica_id)
+
+    def _home(self, session_key: bytes, loads: Mapping[str, LoadView]) -> SessionHome:
+        if not session_key:
+            return HOMELESS
+        known = self._sessions.find(session_key)
+        if known in loads:
+            return SessionHome(known, is_known=True)
+        return SessionHome(rendezvous(session_key, loads), is_known=False)
 
     def _load_tokens(self, replica_id: str, load: LoadView) -> int:
         queued_tokens = max(load.queued_tokens, self._pending_tokens.get(replica_id, 0))
@@ -92,3 +140,14 @@ class ReplicaChooser:
             self._pending_tokens[replica_id] = total
         else:
             self._pending_tokens.pop(replica_id, None)
+
+
+def _evicted(load: LoadView, page_size: int) -> Evicted:
+    """Least recently used pages go first: a prefix goes when as much was written since its last
+    use as there are pages that no request holds, a shared one later."""
+    if load.reclaimable_pages is None:
+        return Evicted(-math.inf, -math.inf)
+    room_tokens = load.reclaimable_pages * page_size
+    return Evicted(
+        load.written_tokens - room_tokens, load.written_tokens - SHARED_ROOMS * room_tokens
+    )

@@ -9,7 +9,9 @@ from collections import deque
 from typing import Protocol, Self
 
 from service.api.errors import ApiError, ApiErrorCode
+from service.merged_outputs import take_merged
 from service.request_log.record import current_record
+from service.session import session_key
 from workers.errors import ErrorCode
 from workers.protocol import GenerateRequest, StepOutput
 
@@ -49,6 +51,7 @@ class RoutedStream:
         self.submitted_s = time.monotonic()
         # A retry runs in the context of the channel, not of the request.
         self.record = current_record()
+        self.session_key = session_key()
         self.has_output = False
         self._owner = owner
         self._max_bytes = max_bytes
@@ -75,7 +78,7 @@ class RoutedStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._outputs.popleft()
+        return take_merged(self._outputs)
 
     async def aclose(self) -> None:
         if not self._is_ended:
@@ -127,8 +130,9 @@ class RoutedStream:
     def _retry(self, refusal: StepOutput | None) -> None:
         """Once, elsewhere. If nobody else takes it, the first replica's own answer stands."""
         self._is_retried = True
+        is_leaving = refusal is None or _is_code(refusal, ErrorCode.ENGINE_DRAINING)
         try:
-            self._owner.resubmit(self, can_wait=refusal is None)
+            self._owner.resubmit(self, can_wait=is_leaving)
         except ApiError as error:
             if refusal is None:
                 self._end(error, None)
@@ -174,6 +178,10 @@ class RoutedStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _is_code(refusal: StepOutput, code: ErrorCode) -> bool:
+    return refusal.error is not None and refusal.error.code is code
 
 
 def _size_bytes(output: StepOutput) -> int:

@@ -18,7 +18,6 @@ from service.config import ServeConfig, load_config
 from service.engine_factory import EngineFactory, create_engine
 from service.launcher import Launcher, LaunchError, RayTarget, prepare_environment
 from service.listeners import host_and_port
-from service.preflight import model_name
 from service.start_display import make_start_display
 from workers.errors import ConfigError
 
@@ -174,12 +173,12 @@ def _watch(launcher: Launcher, stop: StopSignal) -> None:
 def _announce(config: ServeConfig, console: Console) -> None:
     scheme, trust = ("http", "") if config.http.tls is None else ("https", " --cacert CA_FILE")
     url = f"{scheme}://{host_and_port(config.http.host, config.http.port)}"
-    model = model_name(config.engine.model)
-    body = f'{{"model": "{model}", "prompt": "def __init__(self", "max_tokens": 32}}'
+    names = [model.name for model in config.served_models()]
+    body = f'{{"model": "{names[0]}", "prompt": "def __init__(self", "max_tokens": 32}}'
     has_keys = bool(config.auth.api_keys or config.auth.api_key_file)
     key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
     lines = (
-        f"Tessera serves {model}",
+        f"Tessera serves {', '.join(names)}",
         f"  HTTP     {url}/v1",
         f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
         f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",

@@ -55,7 +55,7 @@ class StartBar:
                 self._replicas[starting.replica_id] = self._progress.add_task("", total=1.0)
             self._progress.update(
                 self._replicas[starting.replica_id],
-                description=f"replica {starting.replica_id}: {starting.stage}",
+                description=f"{_subject(starting)}: {starting.stage}",
                 completed=starting.fraction,
             )
 
@@ -112,6 +112,10 @@ def _headline(status: ServiceStatus, state: str) -> str:
     return f"deploying: {state.lower()}"
 
 
+def _subject(starting: StartProgress) -> str:
+    return f"{starting.model} replica {starting.replica_id}"
+
+
 def _line(starting: StartProgress) -> str:
-    text = f"replica {starting.replica_id}: {starting.stage}"
+    text = f"{_subject(starting)}: {starting.stage}"
     return f"{text} {starting.fraction:.0%}" if 0.0 < starting.fraction < 1.0 else text

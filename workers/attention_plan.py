@@ -32,7 +32,7 @@ class AttentionPlan:
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """EngineConfig.device as a torch device; "auto" takes CUDA when there is any.
+    """EngineConfig.device as a torch device; "auto" takes CUDA when there is any, "cuda" device 0.
 
     Raises ConfigError for what is no device or not there.
     """
@@ -44,6 +44,8 @@ def resolve_device(config: EngineConfig) -> torch.device:
         raise ConfigError(f"device {config.device!r} is no torch device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {config.device!r} was asked for but torch sees no CUDA device")
+    if device == torch.device("cuda"):
+        return torch.device("cuda", 0)
     return device
 
 

@@ -16,13 +16,19 @@ class EngineConfig:
     """One engine: one model on tp_size ranks.
 
     model: "builtin", "builtin-draft" or a folder in Hugging Face layout with safetensors weights.
+    served_model_name: what ModelInfo calls it; None takes the built-in's name or the folder's.
     device: "auto" takes CUDA when there is any. dtype "auto": the checkpoint's own on CUDA, float32
     on CPU. load_format "dummy": random weights from seed, for benchmarks.
     kv_cache_dtype "auto": the dtype of the weights; "fp8_e4m3": half of bfloat16, with the
     checkpoint's scales, or 1 where it has none.
+    weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
+    the weights and from which all processes here read them; None reads the model folder itself.
+    weights_cache_bytes: of all models in there together.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
     enable_cuda_graphs: decode steps replay captured graphs where backend and model allow it.
+    enable_peer_memory: ranks on GPUs add their partial sums up in kernels that read each other's
+    memory, where they can; off, or where they cannot: by NCCL.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
@@ -33,11 +39,14 @@ class EngineConfig:
     """
 
     model: str = "builtin"
+    served_model_name: str | None = None
     model_impl: ModelImpl = "auto"
     device: str = "auto"
     dtype: DType = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
+    weights_cache_dir: str | None = None
+    weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
     attention_backend: str | None = None
     page_size: int | None = None
@@ -54,6 +63,7 @@ class EngineConfig:
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
+    enable_peer_memory: bool = True
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int = 0
@@ -62,6 +72,7 @@ class EngineConfig:
         positive = (
             "tp_size",
             "kv_cache_bytes",
+            "weights_cache_bytes",
             "max_running_requests",
             "max_step_tokens",
             "max_waiting_requests",

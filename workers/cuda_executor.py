@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from workers.executor import PendingStep, StepOutcome
 from workers.observer import AttentionRecord
 from workers.scheduler.plan import StepPlan, StepResult
@@ -105,11 +103,11 @@ class CudaStepExecutor:
         self,
         launch: Callable[[StepPlan], PendingStep],
         prepare: Callable[[], bool],
-        device: torch.device,
+        close: Callable[[], None],
     ) -> None:
         self._launch = launch
         self._prepare = prepare
-        self._device = device
+        self._close = close
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return self._launch(plan)
@@ -118,4 +116,4 @@ class CudaStepExecutor:
         return self._prepare()
 
     def close(self) -> None:
-        torch.cuda.synchronize(self._device)
+        self._close()

@@ -55,7 +55,7 @@ class GraphedStep:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGraph:
-    """One captured batch size. logits: (batch size, vocab), valid until the next replay."""
+    """One captured batch size. logits: this rank's, a row each, valid until the next replay."""
 
     rows: StepRows
     replay: Replay
@@ -142,7 +142,8 @@ class DecodeGraphs:
         slot.mark_used()
         if sampling.is_plainly_greedy(plan.slots, seq_lens):
             return GraphedStep(slot, num_rows)
-        sampled = sampling.sample(graph.logits[:num_rows], plan.slots, seq_lens)
+        logits = self._model.whole_logits(graph.logits[:num_rows])
+        sampled = sampling.sample(logits, plan.slots, seq_lens)
         sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)
         return sampled
 
@@ -205,7 +206,7 @@ class DecodeGraphs:
             # for all before it. Layers may therefore read them before they wait for anything.
             self._backend.record_step_tables(batch)
             hidden = self._model(batch.input_ids, batch.positions, batch)
-            logits = self._model.compute_logits(hidden)
+            logits = self._model.local_logits(hidden)
             self._kernels.end(logits, rows.slots, self._staging.ring)
             return logits
 

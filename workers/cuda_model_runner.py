@@ -44,11 +44,11 @@ class CudaModelRunner(ModelRunner):
         self._clock = DeviceClock(time.perf_counter)
         padding_slot = config.max_running_requests
         self._graphs = build_decode_graphs(
-            config, self._model, self._backend, self._sampling, padding_slot
+            config, self._model, self._backend, self._sampling, padding_slot, tp
         )
 
     def make_executor(self) -> StepExecutor:
-        return CudaStepExecutor(self.launch, self._capture_next, self._device)
+        return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launch a plan; its results are on their way to the host when this returns."""
@@ -84,8 +84,13 @@ class CudaModelRunner(ModelRunner):
         if self._graphs is not None:
             self._graphs.capture_after(plan)
 
-    def _capture_next(self) -> bool:
+    def prepare_while_idle(self) -> bool:
         return self._graphs is not None and self._graphs.capture_next()
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        # A communicator does not end while a graph holds calls of it.
+        self._graphs = None
 
     def _drain_attention(self) -> tuple[AttentionRecord, ...]:
         timings = self._timer.drain()

@@ -14,6 +14,7 @@ from workers.cuda_graph_runner import (
 )
 from workers.measured_turns import MeasuredTurns
 from workers.models.base import CausalLM, NativeCausalLM
+from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
 from workers.staging import StagingRing
 
@@ -52,6 +53,7 @@ def build_decode_graphs(
     backend: AttentionBackend,
     sampling: SamplingState,
     padding_slot: int,
+    tp: TPGroup,
 ) -> DecodeGraphs | None:
     """None where steps cannot be captured: the backend or the model does not allow it, or a flag.
 
@@ -64,7 +66,7 @@ def build_decode_graphs(
     ):
         return None
     # Triton comes with torch for CUDA only.
-    from workers.layers.cuda.greedy import TritonStepKernels
+    from workers.layers.cuda.sharded_greedy import step_kernels
 
     sizes = batch_size_ladder(
         min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
@@ -72,7 +74,13 @@ def build_decode_graphs(
     return DecodeGraphs(
         model,
         backend,
-        TritonStepKernels(backend.req_to_token_pool.req_to_token, sampling.last_token_ids),
+        step_kernels(
+            backend.req_to_token_pool.req_to_token,
+            sampling.last_token_ids,
+            tp,
+            model.vocab_shard,
+            sizes[-1],
+        ),
         CudaGraphCapturer(backend.config.device),
         StagingRing.pinned(sizes[-1], backend.config.device),
         sizes,

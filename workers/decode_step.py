@@ -87,8 +87,8 @@ class DecodeStepKernels(Protocol):
         """
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
-        """Greedy tokens of logits (n, vocab), the lowest id among equals, to the ring's current
-        slot. The one after it is next.
+        """Greedy tokens of the model's local_logits, n rows, the lowest id among equals, to the
+        ring's current slot. The one after it is next.
 
         A row with a NaN yields NAN_TOKEN. The tokens also become what the slots (n,) sampled last.
         """

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
@@ -23,8 +24,9 @@ from workers.loading.model_folder import (
     read_hf_config,
     resolve_model_folder,
 )
-from workers.loading.staging import MAX_LANES, make_lanes
+from workers.loading.staging import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
+from workers.loading.weights_cache import WeightsCache, WeightsLease
 from workers.models.base import CausalLM
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
 from workers.parallel.group import TPGroup
@@ -41,7 +43,8 @@ class LoadedModel:
     """A model in eval mode with its weights, on one rank.
 
     implementation: "native" or "transformers". dtype: of weights and activations. kv_scales: what
-    the checkpoint says of an FP8 KV cache, one a layer, or nothing.
+    the checkpoint says of an FP8 KV cache, one a layer, or nothing. lease: on the files of the
+    weights, which parameters in host memory may be; held until the model is gone.
     """
 
     model: CausalLM
@@ -49,7 +52,8 @@ class LoadedModel:
     implementation: str
     dtype: torch.dtype
     device: torch.device
-    kv_scales: tuple[KVScale, ...] = ()
+    kv_scales: tuple[KVScale, ...]
+    lease: WeightsLease
 
     def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
         """The geometry that this rank's pools and attention backend are made for."""
@@ -66,6 +70,7 @@ class _LoadRequest:
     facts: ModelFacts
     hf_config: PreTrainedConfig
     shard: ShardContext
+    lease: WeightsLease
     on_progress: OnProgress
 
 
@@ -94,9 +99,10 @@ def _load_native(request: _LoadRequest) -> _Weights:
     if config.load_format == "dummy":
         fill_with_noise(model, request.shard, config.seed, request.on_progress)
         return _Weights(model)
-    checkpoint = SafetensorsCheckpoint(facts.folder)
+    checkpoint = SafetensorsCheckpoint(request.lease.folder)
     kv_scales = read_kv_scales(checkpoint, model.geometry.num_layers)
-    lanes = make_lanes(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
+    make = make_lanes_from_copy if request.lease.is_copy else make_lanes
+    lanes = make(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
     load_checkpoint(model, checkpoint, lanes, request.on_progress)
     return _Weights(model, kv_scales)
 
@@ -124,10 +130,10 @@ def _load_transformers(request: _LoadRequest) -> _Weights:
             request.hf_config, shard.dtype, shard.device, request.config.seed
         )
     else:
-        total_bytes = SafetensorsCheckpoint(facts.folder).total_bytes
+        total_bytes = SafetensorsCheckpoint(request.lease.folder).total_bytes
         request.on_progress(0, total_bytes)
         hf_model = load_transformers_model(
-            facts.folder, request.hf_config, shard.dtype, shard.device
+            request.lease.folder, request.hf_config, shard.dtype, shard.device
         )
         request.on_progress(total_bytes, total_bytes)
     return _Weights(TransformersCausalLM(hf_model, facts.max_context_len))
@@ -137,6 +143,23 @@ _LOADERS: dict[str, Callable[[_LoadRequest], _Weights]] = {
     "native": _load_native,
     "transformers": _load_transformers,
 }
+
+
+def _lease_weights(config: EngineConfig, folder: Path, on_progress: OnProgress) -> WeightsLease:
+    """On the node's copy where there is a cache, else on the model folder itself."""
+    if config.weights_cache_dir is None or config.load_format == "dummy":
+        return WeightsLease.of_source(folder)
+    root = Path(config.weights_cache_dir).expanduser()
+    return WeightsCache(root, config.weights_cache_bytes).lease(folder, on_progress)
+
+
+def _after(bytes_awaited: int, on_progress: OnProgress) -> OnProgress:
+    """Progress that goes on where copying ended, as bytes of both."""
+
+    def on_bytes(bytes_done: int, bytes_total: int) -> None:
+        on_progress(bytes_awaited + bytes_done, bytes_awaited + bytes_total)
+
+    return on_bytes
 
 
 def _no_progress(bytes_done: int, bytes_total: int) -> None:
@@ -152,9 +175,10 @@ def load_model(
 ) -> LoadedModel:
     """Build this rank's share of config.model on device and fill it with weights.
 
-    on_progress(bytes_done, bytes_total) is called as weights arrive (load_format "dummy" counts
-    tensors instead). Raises ModelLoadError for a folder that cannot be served, ConfigError for a
-    configuration that does not fit the model. Uses no collective: ranks load independently.
+    on_progress(bytes_done, bytes_total) is called as weights arrive, in the node's cache first if
+    they were not there (load_format "dummy" counts tensors instead). Raises ModelLoadError for a
+    folder that cannot be served, ConfigError for a configuration that does not fit the model. Uses
+    no collective: ranks load independently.
     """
     facts = model_facts(config)
     hf_config = read_hf_config(facts.folder)
@@ -170,7 +194,9 @@ def load_model(
         tp.size,
     )
     shard = ShardContext(tp, dtype, device)
-    request = _LoadRequest(config, facts, hf_config, shard, on_progress)
+    lease = _lease_weights(config, facts.folder, on_progress)
+    on_progress = _after(lease.bytes_awaited, on_progress)
+    request = _LoadRequest(config, facts, hf_config, shard, lease, on_progress)
     weights = _LOADERS[implementation](request)
     model = weights.model
     if device.type == "cuda":
@@ -181,4 +207,4 @@ def load_model(
             f"config.json says vocab_size={facts.vocab_size}, but the model gives "
             f"{model.vocab_size} logits"
         )
-    return LoadedModel(model.eval(), facts, implementation, dtype, device, weights.kv_scales)
+    return LoadedModel(model.eval(), facts, implementation, dtype, device, weights.kv_scales, lease)

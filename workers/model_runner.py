@@ -79,6 +79,7 @@ class ModelRunner:
         self.page_size = attention.config.page_size
         self.num_pages = tp.all_reduce_min(attention.num_pages)
         self._model = loaded.model
+        self._weights_lease = loaded.lease
         num_slots = config.max_running_requests + self.num_padding_slots
         req_to_token_pool = ReqToTokenPool(num_slots, attention.config.max_context_len, device)
         token_to_kv_pool = create_kv_pool(attention.config, self.num_pages, loaded.kv_scales)
@@ -98,7 +99,7 @@ class ModelRunner:
 
     def model_info(self, config: EngineConfig) -> ModelInfo:
         return ModelInfo(
-            name=self.facts.name,
+            name=config.served_model_name or self.facts.name,
             vocab_size=self.facts.vocab_size,
             max_context_len=self.facts.max_context_len,
             eos_token_ids=self.facts.eos_token_ids,
@@ -141,6 +142,13 @@ class ModelRunner:
         """Run a plan for its side effects on this rank: KV, sampled tokens, penalties."""
         self._launch(plan)
         self._timer.drain()
+
+    def prepare_while_idle(self) -> bool:
+        """As StepExecutor.prepare_while_idle. All ranks of a group call it alike."""
+        return False
+
+    def close(self) -> None:
+        """Wait for all steps. None may be launched afterwards."""
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:

@@ -21,7 +21,7 @@ import torch
 from benchmarks.h200.tune_gemms import run_compilers, shapes_of
 from workers.layers.cuda import gemm as gemm_module
 from workers.layers.cuda.activation import silu_and_mul
-from workers.layers.cuda.chosen_gemm import Config, GemmBuilder, Multiply
+from workers.layers.cuda.chosen_gemm import Activate, Config, GemmBuilder, Multiply
 from workers.layers.cuda.gemm import GemmConfig
 from workers.layers.cuda.gemm_candidates import GemmShape
 from workers.layers.cuda.gemm_choice import GemmChooser
@@ -48,7 +48,7 @@ class Layers:
     attended: torch.Tensor
     scale: torch.Tensor
 
-    def run(self, gemms: Sequence[Multiply]) -> None:
+    def run(self, gemms: Sequence[Multiply | Activate]) -> None:
         qkv, o, gate_up, down = gemms
         residual = self.x.clone()
         hidden = rms_norm(residual, self.scale, 1e-5)

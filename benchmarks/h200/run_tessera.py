@@ -31,6 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser("Tessera on the workloads")
     parser.add_argument("--step-tokens", type=int, default=8192, help="token budget of a step")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--no-peer-memory", action="store_true", help="ranks add up by NCCL")
     parser.add_argument(
         "--decode-only", dest="workload", action="store_const", const="decode", help="short for it"
     )
@@ -50,6 +51,7 @@ def engine_config(job: Job, folder: str, arguments: argparse.Namespace) -> Engin
         max_step_tokens=arguments.step_tokens,
         enable_prefix_cache=job.has_prefix_cache,
         enable_cuda_graphs=not arguments.eager,
+        enable_peer_memory=not arguments.no_peer_memory,
     )
 
 

@@ -30,12 +30,13 @@ _MAX_WEIGHTS = 6
 _NUM_COMPILERS = 14
 _DTYPE = torch.bfloat16
 _DEVICE = torch.device("cuda", 0)
+_PARTS = ("qkv", "o", "gate_up", "down", "head")
 
 logger = logging.getLogger("tune_gemms")
 
 
 def shapes_of(config: dict[str, Any], tp: int) -> list[GemmShape]:
-    """The GEMMs of a Llama-family model on one of tp ranks: each layer's, then the head."""
+    """The GEMMs of a Llama-family model on one of tp ranks, in the order of _PARTS."""
     hidden, intermediate = config["hidden_size"], config["intermediate_size"] // tp
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // num_heads
@@ -47,7 +48,7 @@ def shapes_of(config: dict[str, Any], tp: int) -> list[GemmShape]:
         GemmShape(hidden, num_heads * head_dim // tp, role),
         GemmShape(2 * intermediate, hidden, "gated"),
         GemmShape(hidden, intermediate, role),
-        GemmShape(config["vocab_size"] // tp, hidden, "whole"),
+        GemmShape(-(-config["vocab_size"] // tp), hidden, "whole"),
     ]
 
 
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("configs", type=Path, nargs="+")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each layer")
+    parser.add_argument("--parts", choices=_PARTS, nargs="*", default=_PARTS, help="only these")
     parser.add_argument("--tokens", type=int, nargs="*", help="only these buckets")
     parser.add_argument("--seconds", type=float, default=3600.0, help="measure for so long")
     parser.add_argument("--verbose", action="store_true")
@@ -129,7 +131,12 @@ def main() -> None:
         logging.getLogger("workers").setLevel(logging.DEBUG)
     choices = read_choices(arguments.out)
     models = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.configs]
-    shapes = dict.fromkeys(shape for model in models for shape in shapes_of(model, arguments.tp))
+    shapes = dict.fromkeys(
+        shape
+        for model in models
+        for part, shape in zip(_PARTS, shapes_of(model, arguments.tp), strict=True)
+        if part in arguments.parts
+    )
     todo = []
     for shape in shapes:
         done = choices.setdefault(str(shape), {})
@@ -148,6 +155,8 @@ def main() -> None:
         arguments.out.write_text(dump_choices(choices), encoding="utf-8")
     logger.info("measured in %.1f s", time.monotonic() - start_s)
     for path, model in zip(arguments.configs, models, strict=True):
+        if len(arguments.parts) < len(_PARTS):
+            break
         model_shapes = shapes_of(model, arguments.tp)
         report(path.stem, model_shapes, model["num_hidden_layers"], timings)
 

@@ -14,12 +14,19 @@ from grpc_reflection.v1alpha import reflection
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.errors import ApiError, ApiErrorCode
-from service.api.grpc_calls import AuthInterceptor, Context, abort, stream_handler, unary_handler
+from service.api.grpc_calls import (
+    AuthInterceptor,
+    Context,
+    SessionInterceptor,
+    abort,
+    stream_handler,
+    unary_handler,
+)
 from service.api.grpc_requests import to_generation_request, to_prompt
 from service.api.grpc_responses import choice_chunk, model_message, response, usage_chunk
 from service.api.services import ApiServices
 from service.handler.collect import collect
-from service.handler.handler import Handler
+from service.handler.directory import ModelDirectory
 from service.proto import inference_pb2 as pb
 from service.request_log.grpc import ObservingInterceptor
 from service.security.tls import TlsSettings
@@ -59,14 +66,18 @@ def build_grpc_server(
     Raises RuntimeError if the address cannot be bound.
     """
     options = options or GrpcOptions()
-    limits = services.handler.limits
+    limits = services.models.limits
     auth = AuthInterceptor(
         services.authenticator,
-        services.handler.count_refusal,
+        services.models.count_refusal,
         is_reflection_open=options.is_reflection_open,
     )
     server = grpc.aio.server(
-        interceptors=(ObservingInterceptor(services.observer, f"/{SERVICE_NAME}/"), auth),
+        interceptors=(
+            ObservingInterceptor(services.observer, f"/{SERVICE_NAME}/"),
+            auth,
+            SessionInterceptor(services.session_header),
+        ),
         maximum_concurrent_rpcs=options.max_concurrent_calls,
         options=(
             ("grpc.so_reuseport", int(options.can_share_port)),
@@ -76,7 +87,7 @@ def build_grpc_server(
             ("grpc.absolute_max_metadata_size", options.max_metadata_bytes),
         ),
     )
-    server.add_generic_rpc_handlers((_inference_handlers(services.handler),))
+    server.add_generic_rpc_handlers((_inference_handlers(services.models),))
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(services), server)
     names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
@@ -89,53 +100,59 @@ def build_grpc_server(
 class InferenceServicer:
     """The methods of tessera.v1.Inference. Each may raise ApiError."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, models: ModelDirectory) -> None:
+        self._models = models
 
     async def generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
-        with self._handler.counting_refusals():
-            neutral = to_generation_request(request, self._handler.limits, is_stream=False)
-        async with await self._handler.start(neutral) as generation:
+        with self._models.counting_refusals():
+            neutral = to_generation_request(request, self._models.limits, is_stream=False)
+            handler = self._models.pick(neutral.model).handler
+        async with await handler.start(neutral) as generation:
             results = await collect(generation)
-            return response(
-                generation.info,
-                results,
-                generation.usage,
-                wants_prompt_logprobs=request.sampling.HasField("prompt_logprobs"),
-            )
+            return response(generation.info, results, generation.usage, request)
 
     async def generate_stream(
         self, request: pb.GenerateRequest
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        with self._handler.counting_refusals():
-            neutral = to_generation_request(request, self._handler.limits, is_stream=True)
-        async with await self._handler.start(neutral) as generation:
+        with self._models.counting_refusals():
+            neutral = to_generation_request(request, self._models.limits, is_stream=True)
+            handler = self._models.pick(neutral.model).handler
+        async with await handler.start(neutral) as generation:
+            info = generation.info
+            prompt_token_ids = info.prompts[0] if request.return_prompt_token_ids else None
             async for delta in generation:
-                yield choice_chunk(generation.info, delta)
-            yield usage_chunk(generation.info, generation.usage)
+                usage = generation.usage if request.continuous_usage_stats else None
+                yield choice_chunk(info, delta, usage, prompt_token_ids)
+                prompt_token_ids = None
+            yield usage_chunk(info, generation.usage)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        self._handler.check_model(request.model)
-        token_ids = await self._handler.tokenise(to_prompt(request, self._handler.limits))
+        with self._models.counting_refusals():
+            handler = self._models.pick(request.model).handler
+            prompt = to_prompt(request, self._models.limits)
+            token_ids = await handler.tokenise(prompt)
         return pb.TokenizeResponse(
-            token_ids=token_ids, max_context_tokens=self._handler.model_info.max_context_len
+            token_ids=token_ids,
+            max_context_tokens=handler.model_info.max_context_len,
+            tokens=handler.token_bytes(token_ids) if request.return_tokens else None,
         )
 
     async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        self._handler.check_model(request.model)
-        text = await self._handler.detokenise(
-            list(request.token_ids), skip_special_tokens=request.skip_special_tokens
-        )
+        with self._models.counting_refusals():
+            handler = self._models.pick(request.model).handler
+            text = await handler.detokenise(
+                list(request.token_ids), skip_special_tokens=request.skip_special_tokens
+            )
         return pb.DetokenizeResponse(text=text)
 
     async def list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[model_message(self._handler.model_info)])
+        return pb.ListModelsResponse(models=map(model_message, self._models))
 
     async def get_model(self, request: pb.GetModelRequest) -> pb.Model:
-        if not request.name:
-            raise ApiError(ApiErrorCode.INVALID_REQUEST, "a name is required", "name")
-        self._handler.check_model(request.name)
-        return model_message(self._handler.model_info)
+        with self._models.counting_refusals():
+            if not request.name:
+                raise ApiError(ApiErrorCode.INVALID_REQUEST, "a name is required", "name")
+            return model_message(self._models.find(request.name))
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
@@ -173,9 +190,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return kinds(status=kinds.SERVING if self._is_ready() else kinds.NOT_SERVING)
 
 
-def _inference_handlers(handler: Handler) -> "grpc.GenericRpcHandler[Any, Any]":
-    servicer = InferenceServicer(handler)
-    counting = handler.counting_refusals
+def _inference_handlers(models: ModelDirectory) -> "grpc.GenericRpcHandler[Any, Any]":
+    servicer = InferenceServicer(models)
+    counting = models.counting_refusals
     methods = {
         "Generate": unary_handler(pb.GenerateRequest, servicer.generate, counting),
         "GenerateStream": stream_handler(pb.GenerateRequest, servicer.generate_stream, counting),

@@ -1,4 +1,4 @@
-"""What surrounds every gRPC call: API keys before it, typed errors after it.
+"""What surrounds every gRPC call: API keys and sessions before it, typed errors after it.
 
 Requests arrive as bytes and are parsed here, so that malformed ones are the client's error and not
 the server's. Knows no method by name but the open ones.
@@ -16,9 +16,10 @@ from google.protobuf.message import DecodeError, Message
 
 from service.api.auth import Authenticator
 from service.api.errors import ApiError, ApiErrorCode
-from service.api.grpc_requests import check_known_fields
+from service.api.grpc_requests import check_message
 from service.request_log.record import current_record
 from service.security.callers import Caller, set_caller
+from service.session import set_session_name
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 REFLECTION_PREFIXES = (
@@ -97,7 +98,7 @@ def _parse(request_type: type[Q], data: bytes) -> Q:
         raise ApiError(
             ApiErrorCode.INVALID_REQUEST, f"the message is not a {request_type.DESCRIPTOR.name}"
         ) from error
-    check_known_fields(request)
+    check_message(request)
     return request
 
 
@@ -130,7 +131,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if caller is not None:
             # gRPC runs the call in the task, and so in the context, that runs its interceptors.
             set_caller(caller)
-            return await continuation(handler_call_details)
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                # gRPC itself answers UNIMPLEMENTED.
+                self._on_refused(ApiError(ApiErrorCode.ROUTE_NOT_FOUND, "no such method"))  # type: ignore[unreachable]
+            return handler
         # On the wire a refusal is the same for calls of every kind, known method or not.
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
@@ -148,3 +153,23 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._on_refused(error)
         await abort(context, error)
         yield b""  # type: ignore[unreachable]  # makes this an async generator
+
+
+class SessionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Takes the name of the call's session from the metadata of that key. After AuthInterceptor."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MethodHandler:
+        names = (
+            value
+            for key, value in handler_call_details.invocation_metadata or ()
+            if key == self._key and isinstance(value, str)
+        )
+        set_session_name(next(names, ""))
+        return await continuation(handler_call_details)

@@ -10,7 +10,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from service.api.errors import ApiError, ApiErrorCode
 from service.api.openai.chat import check_template_kwargs
 from service.handler.requests import GenerationRequest, Prompt, TextOptions, TokenPrompt
-from service.limits import Limits
+from service.limits import MAX_ITEMS, Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.sampling.params import MAX_SEED, SamplingParams
@@ -30,18 +30,48 @@ _PLAIN_FIELDS = (
     "prompt_logprobs",
 )
 
+_MAX_NAMED_UNKNOWN_BYTES = 4096
 
-def check_known_fields(message: Message) -> None:
-    """Raise ApiError if the message, or one inside it, has a field this server does not know."""
+
+def check_message(message: Message) -> None:
+    """Raise ApiError if the message, or one inside it, holds too many items of a kind or a field
+    that this server does not know.
+
+    Counts come first: what is judged after them is small, token ids excepted.
+    """
     for part in _walk(message):
+        for field, value in part.ListFields():
+            if field.is_repeated and field.cpp_type != field.CPPTYPE_UINT32:
+                _check_count(field.name, len(value))
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    num_unknown_bytes = message.ByteSize() - known.ByteSize()
+    if num_unknown_bytes:
+        raise _unknown_field(message, is_small=num_unknown_bytes <= _MAX_NAMED_UNKNOWN_BYTES)
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > MAX_ITEMS:
+        raise ApiError(
+            ApiErrorCode.LIMIT_EXCEEDED, f"{name} may have at most {MAX_ITEMS} items", name
+        )
+
+
+def _unknown_field(message: Message, *, is_small: bool) -> ApiError:
+    """is_small: looking for the field is cheap, so it is named."""
+    for part in _walk(message) if is_small else ():
         unknown = UnknownFieldSet(part)
         if len(unknown):
             name = part.DESCRIPTOR.name
-            raise ApiError(
-                ApiErrorCode.UNKNOWN_PARAMETER,
-                f"{name} has no field number {unknown[0].field_number}",
-                name,
+            number = unknown[0].field_number
+            return ApiError(
+                ApiErrorCode.UNKNOWN_PARAMETER, f"{name} has no field number {number}", name
             )
+    name = message.DESCRIPTOR.name
+    return ApiError(
+        ApiErrorCode.UNKNOWN_PARAMETER, f"{name} has fields that are not known here", name
+    )
 
 
 def to_generation_request(
@@ -107,6 +137,7 @@ def _to_chat(chat: pb.Chat, limits: Limits) -> EncodeChat:
             not chat.continue_final_message and _or_true(chat, "add_generation_prompt")
         ),
         continue_final_message=chat.continue_final_message,
+        add_special_tokens=chat.add_special_tokens,
         template_kwargs=_to_template_kwargs(chat, limits),
     )
 

@@ -1,10 +1,10 @@
 """The handler's values as protobuf messages. Knows no server."""
 
 from service.handler.collect import ChoiceResult
+from service.handler.directory import ServedModel
 from service.handler.events import ChoiceDelta, TokenLogprob, Usage
 from service.handler.generation import GenerationInfo
 from service.proto import inference_pb2 as pb
-from workers.protocol import ModelInfo
 
 _FINISH_REASONS = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -14,23 +14,34 @@ _FINISH_REASONS = {
 
 
 def response(
-    info: GenerationInfo, results: list[ChoiceResult], usage: Usage, *, wants_prompt_logprobs: bool
+    info: GenerationInfo, results: list[ChoiceResult], usage: Usage, request: pb.GenerateRequest
 ) -> pb.GenerateResponse:
+    """request: says what else the answer is to tell."""
+    wants_prompt_logprobs = request.sampling.HasField("prompt_logprobs")
     return pb.GenerateResponse(
         id=info.request_id,
         model=info.model,
         created=info.created_s,
         choices=[_choice(result, result.text, wants_prompt_logprobs) for result in results],
         usage=usage_message(usage),
+        prompt_token_ids=info.prompts[0] if request.return_prompt_token_ids else None,
     )
 
 
-def choice_chunk(info: GenerationInfo, delta: ChoiceDelta) -> pb.GenerateChunk:
+def choice_chunk(
+    info: GenerationInfo,
+    delta: ChoiceDelta,
+    usage_so_far: Usage | None,
+    prompt_token_ids: list[int] | None,
+) -> pb.GenerateChunk:
+    """None leaves a field out."""
     return pb.GenerateChunk(
         id=info.request_id,
         model=info.model,
         created=info.created_s,
         choice=_choice(delta, delta.text, False),
+        usage_so_far=None if usage_so_far is None else usage_message(usage_so_far),
+        prompt_token_ids=prompt_token_ids,
     )
 
 
@@ -49,12 +60,16 @@ def usage_message(usage: Usage) -> pb.Usage:
     )
 
 
-def model_message(info: ModelInfo) -> pb.Model:
+def model_message(model: ServedModel) -> pb.Model:
+    info = model.info
+    if info is None:
+        return pb.Model(name=model.name, ready=model.is_ready())
     return pb.Model(
-        name=info.name,
+        name=model.name,
         max_context_tokens=info.max_context_len,
         vocab_size=info.vocab_size,
         dtype=info.dtype,
+        ready=model.is_ready(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Plain ASGI middleware: request ids, API keys on the raw path, and a ceiling on bodies.
+"""Plain ASGI middleware: request ids, sessions, API keys on the raw path, and a ceiling on bodies.
 
 Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health.
 """
@@ -13,6 +13,7 @@ from service.api.errors import ApiError, ApiErrorCode
 from service.api.responses import error_response
 from service.request_log.observer import choose_request_id
 from service.security.callers import set_caller
+from service.session import set_session_name
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 REQUEST_ID_KEY = "tessera.request_id"
@@ -39,6 +40,19 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class SessionMiddleware:
+    """Takes the name of the request's session from the header of that name."""
+
+    def __init__(self, app: ASGIApp, header: str) -> None:
+        self._app = app
+        self._header = header
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            set_session_name(Headers(scope=scope).get(self._header, ""))
+        await self._app(scope, receive, send)
 
 
 class AuthMiddleware:

@@ -4,12 +4,25 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from msgspec.json import schema_components
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
-from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from service.api.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from service.api.openai.wire import (
+    ChatChoice,
+    CompletionChoice,
+    ModelCard,
+    ModelList,
+    ResponseBody,
+)
 
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -36,18 +49,36 @@ _ERROR = {
 }
 
 
-def describe_body(model: type[BaseModel]) -> dict[str, Any]:
+# What the operation at the end of a path answers; any other answers some object.
+_ANSWERS: dict[str, Any] = {
+    "/v1/completions": ResponseBody[CompletionChoice],
+    "/v1/chat/completions": ResponseBody[ChatChoice],
+    "/tokenize": TokenizeResponse,
+    "/detokenize": DetokenizeResponse,
+    "/v1/models": ModelList,
+    "/v1/models/{model_id}": ModelCard,
+}
+_STREAMING = ("/v1/completions", "/v1/chat/completions")
+
+PathParameters = tuple[str, ...]
+
+
+def describe(parameters: PathParameters) -> dict[str, Any]:
+    """The openapi_extra of a route that reads these parameters of its path by itself."""
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in parameters
+        ]
+    }
+
+
+def describe_body(model: type[BaseModel], parameters: PathParameters = ()) -> dict[str, Any]:
     """The openapi_extra of a route whose JSON body is `model`."""
     schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
-    error = {"$ref": _REF_TEMPLATE.format(model="Error")}
     return {
+        **describe(parameters),
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {
-            "default": {
-                "description": "One typed error.",
-                "content": {"application/json": {"schema": error}},
-            }
-        },
     }
 
 
@@ -59,8 +90,32 @@ def install_openapi(app: FastAPI) -> None:
                 [(model, "validation") for model in _BODIES], ref_template=_REF_TEMPLATE
             )
             components = document.setdefault("components", {}).setdefault("schemas", {})
-            components.update(definitions["$defs"], Error=_ERROR)
+            answers, answer_definitions = schema_components(
+                _ANSWERS.values(), ref_template=_REF_TEMPLATE.format(model="{name}")
+            )
+            components.update(definitions["$defs"], **answer_definitions, Error=_ERROR)
+            _describe_responses(document, dict(zip(_ANSWERS, answers, strict=True)))
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_responses(document: dict[str, Any], answers: dict[str, Any]) -> None:
+    """One answer and one error for every operation, instead of the framework's own guesses."""
+    error = {"$ref": _REF_TEMPLATE.format(model="Error")}
+    for path, operations in document["paths"].items():
+        place = next((end for end in answers if path.endswith(end)), None)
+        content: dict[str, Any] = {
+            "application/json": {"schema": {"type": "object"} if place is None else answers[place]}
+        }
+        if place in _STREAMING:
+            content["text/event-stream"] = {}
+        for operation in operations.values():
+            operation["responses"] = {
+                "200": {"description": "The answer.", "content": content},
+                "default": {
+                    "description": "One typed error.",
+                    "content": {"application/json": {"schema": error}},
+                },
+            }

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.errors import ApiError, ApiErrorCode
@@ -55,7 +56,11 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+    await _wait_until_left(request.receive)
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -106,19 +111,39 @@ async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None
     return await anext(deltas, None)
 
 
-class EventStreamResponse(StreamingResponse):
-    """Closes its stream however the response ends, even if its first byte was never asked for."""
+class EventStreamResponse(Response):
+    """Closes its stream however the response ends, even if its first byte was never asked for.
+
+    Chunks go to the server without a layer between; a client that leaves ends the stream.
+    """
 
     def __init__(self, stream: EventStream, renderer: Renderer) -> None:
         super().__init__(
-            stream.events(renderer),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
+        # Of an empty body; the stream's length is not known.
+        del self.headers["content-length"]
         self._stream = stream
+        self._renderer = renderer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_events(send))
+        leaving = asyncio.create_task(_wait_until_left(receive))
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            leaving.cancel()
+            sending.cancel()  # harmless if it is done
+            await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._stream.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self._stream.events(self._renderer)) as events:
+            async for event in events:
+                if event:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.api.auth import Authenticator
-from service.handler.handler import Handler
+from service.handler.directory import ModelDirectory
 from service.request_log.observer import SILENT, RequestObserver
 
 
@@ -13,13 +13,15 @@ class ApiServices:
     """is_ready: whether requests can be served now. started_s: Unix time, shown as `created`.
 
     peek_s: a stream's response starts once its first delta is known or this time has passed, so
-    that early failures still get their own status code.
+    that early failures still get their own status code. session_header: in lower case; names the
+    session of a request over HTTP, and as metadata over gRPC.
     """
 
-    handler: Handler
+    models: ModelDirectory
     authenticator: Authenticator
     is_ready: Callable[[], bool]
     version: str
     started_s: int
     peek_s: float = 2.0
+    session_header: str = "x-session-id"
     observer: RequestObserver = SILENT

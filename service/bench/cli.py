@@ -22,8 +22,8 @@ from service.bench.profile.command import engine_config, peak_limits, run_profil
 from service.bench.report import BenchReport, print_report
 from service.bench.runner import BenchPlan, ClosedLoop, LoadPattern, OpenLoop, run_bench
 from service.bench.transport import GenerationSettings, TargetError, Transport
-from service.config import AuthSettings
 from service.security.client_tls import ClientTls
+from service.security.settings import AuthSettings
 from workers.errors import ConfigError
 
 DEFAULT_HTTP_URL = "http://127.0.0.1:8000"

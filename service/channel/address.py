@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 class ReplicaAddress:
     """One running replica. replica_id names one life of it: a replacement has another.
 
-    node_id: the node whose processes can reach unix_path. tcp_host is None where the replica does
-    not listen on TCP. key: the secret that both ends of a connection prove.
+    model: the name of the one that it serves. node_id: the node whose processes can reach
+    unix_path. tcp_host is None where the replica does not listen on TCP. key: the secret that both
+    ends of a connection prove.
     """
 
     replica_id: str
+    model: str
     node_id: str
     unix_path: str
     tcp_host: str | None

@@ -28,6 +28,18 @@ class LoadView:
         return self._stats.running_tokens
 
     @property
+    def written_tokens(self) -> int:
+        """Tokens that the replica has ever written to its KV memory."""
+        stats = self._stats
+        return stats.num_prompt_tokens - stats.num_cached_prompt_tokens + stats.num_output_tokens
+
+    @property
+    def reclaimable_pages(self) -> int | None:
+        """KV pages that no request uses, cached or free; None before the first report."""
+        stats = self._stats
+        return stats.num_pages - stats.num_used_pages if stats.num_pages else None
+
+    @property
     def total_tokens(self) -> int:
         return self.queued_tokens + self.running_tokens
 

@@ -81,6 +81,7 @@ class ChannelServer:
         tcp_port = self._call(self._listen())
         return ReplicaAddress(
             self._replica_id,
+            engine.info.name,
             self._node_id,
             str(self._unix_path),
             self._tcp_host,

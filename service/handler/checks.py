@@ -26,7 +26,6 @@ class FittedPrompt:
 
 def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
     """Raise ApiError naming the first parameter that is over its ceiling or out of range."""
-    check_model(request.model, info)
     _require(1 <= request.n <= limits.max_n, f"n must be in [1, {limits.max_n}]", "n")
     _require(
         1 <= len(request.prompts) <= limits.max_prompts,
@@ -37,6 +36,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_stops(request.text.stop, limits)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
+    _check_bytes(request.session_id, limits.max_session_id_bytes, "session_id")
     _require(abs(request.priority) <= MAX_PRIORITY, "priority must fit in 32 bits", "priority")
     if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
         raise ApiError(
@@ -47,14 +47,6 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     for prompt in request.prompts:
         check_prompt(prompt, limits, info)
     _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
-
-
-def check_model(name: str, info: ModelInfo) -> None:
-    """Raise ApiError unless `name` is the model's or empty."""
-    if name not in ("", info.name):
-        raise ApiError(
-            ApiErrorCode.MODEL_NOT_FOUND, f"the model {name[:128]!r} does not exist", "model"
-        )
 
 
 def check_prompt(prompt: Prompt, limits: Limits, info: ModelInfo) -> None:

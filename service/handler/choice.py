@@ -65,6 +65,8 @@ class ChoiceAssembler:
         prompt_logprobs: the resolved form of output.prompt_logprobs. Raises ApiError if the output
         says that the request failed.
         """
+        if self._is_plain(output):
+            return self._push_plain(output.token_ids)
         _raise_if_failed(output)
         delta = ChoiceDelta(self.index, prompt_logprobs=prompt_logprobs)
         if output.logprobs is not None:
@@ -77,6 +79,30 @@ class ChoiceAssembler:
         delta.num_output_tokens = self.num_output_tokens
         is_empty = not (delta.text or delta.token_ids or delta.finish_reason or prompt_logprobs)
         return None if is_empty else delta
+
+    def _is_plain(self, output: StepOutput) -> bool:
+        """Whether the output is tokens and nothing else, of a choice without stop strings.
+
+        So are nearly all outputs of nearly all streams: what they cost is what a token costs.
+        """
+        return (
+            self._scanner is None
+            and output.finish_reason is None
+            and output.logprobs is None
+            and output.prompt_logprobs is None
+            and not self._echoed_text
+            and not self._options.is_scoring_only
+        )
+
+    def _push_plain(self, token_ids: list[int]) -> ChoiceDelta | None:
+        """What push() does, for a plain output."""
+        if not token_ids:
+            return None
+        text = "".join(map(self._detokenizer.push, token_ids))
+        self.num_output_tokens += len(token_ids)
+        self._num_chars += len(text)
+        num_output_tokens = self.num_output_tokens
+        return ChoiceDelta(self.index, text, token_ids, num_output_tokens=num_output_tokens)
 
     def _begin(self, delta: ChoiceDelta) -> None:
         """The first delta starts with the echo."""

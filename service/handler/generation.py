@@ -87,6 +87,11 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens so far; final once iteration has ended."""
+        if len(self.runs) == 1:  # asked for with every chunk
+            run = self.runs[0]
+            return Usage(
+                len(run.prompt_token_ids), run.assembler.num_output_tokens, run.num_cached_tokens
+            )
         num_prompts = len(self.info.prompts)
         per_prompt = len(self.runs) // num_prompts
         return Usage(

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 
@@ -15,7 +16,6 @@ from service.api.errors import ApiError
 from service.backend import GenerationBackend, TokenStream
 from service.handler.checks import (
     FittedPrompt,
-    check_model,
     check_prompt,
     check_request,
     check_token_ids,
@@ -29,6 +29,7 @@ from service.limits import Limits
 from service.request_log.record import current_record
 from service.security.callers import current_caller
 from service.security.quota import Lease
+from service.session import make_session_key, session_name, set_session_key
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
@@ -38,7 +39,7 @@ from workers.sampling.params import MAX_SEED, SamplingParams
 
 
 class Handler:
-    """One per ingress process, used from its event loop only."""
+    """One per model and ingress process, used from its event loop only."""
 
     def __init__(
         self,
@@ -61,26 +62,9 @@ class Handler:
         """Raises ApiError before any replica was seen."""
         return self._backend.info
 
-    def check_model(self, name: str) -> None:
-        """Raise ApiError unless `name` is the served model or empty."""
-        check_model(name, self.model_info)
-
     def token_bytes(self, token_ids: list[int]) -> list[bytes]:
         """What each token stands for by itself."""
         return [self._pieces.token_bytes(token_id) for token_id in token_ids]
-
-    def count_refusal(self, error: ApiError) -> None:
-        """For API servers: a request that never reaches start() was refused."""
-        self._metrics.on_rejected(error.code.value)
-
-    @contextmanager
-    def counting_refusals(self) -> Iterator[None]:
-        """Around what an API server does before start(), which counts by itself."""
-        try:
-            yield
-        except ApiError as error:
-            self.count_refusal(error)
-            raise
 
     async def start(self, request: GenerationRequest) -> Generation:
         """Admit a request and send its choices to replicas; use the result as a context.
@@ -88,6 +72,7 @@ class Handler:
         Raises ApiError if the request is refused; nothing is left running then.
         """
         arrival_s = self._clock()
+        request = replace(request, session_id=session_name() or request.session_id)
         try:
             check_request(request, self.limits, self.model_info)
             self._backend.check_admission()
@@ -167,6 +152,7 @@ class Handler:
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
+        set_session_key(_session_key(request))
         submitted_s = self._clock()
         streams = await self._submit_all(specs)
         runs = [
@@ -228,6 +214,11 @@ class Handler:
             priority=request.priority,
             cache_salt=current_caller().salted(request.cache_salt),
         )
+
+
+def _session_key(request: GenerationRequest) -> bytes:
+    caller = current_caller()
+    return make_session_key(caller.name, caller.salted(request.cache_salt), request.session_id)
 
 
 @contextmanager

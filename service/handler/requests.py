@@ -39,6 +39,7 @@ class GenerationRequest:
     used, as far as the context has room, when sampling.max_tokens is None. is_scoring_only: nothing
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
     truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
+    session_id: requests of one session go to one replica; "" is what the call's header says.
     """
 
     prompts: tuple[Prompt, ...]
@@ -52,3 +53,4 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     request_id: str = ""
+    session_id: str = ""

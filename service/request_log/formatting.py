@@ -15,6 +15,7 @@ from service.request_log.settings import LoggingSettings
 
 # A line's own fields, given as extra={FIELDS: {...}}.
 FIELDS = "tessera_fields"
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _PACKAGES = ("service", "workers", "attention")
 
 
@@ -32,7 +33,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _encode(line)
 
 
 class TextFormatter(logging.Formatter):

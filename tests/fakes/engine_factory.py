@@ -22,6 +22,6 @@ class FakeEngineFactory:
             vocab_size=self.vocab_size,
             max_running=self.max_running,
             default_max_tokens=self.default_max_tokens,
-            model_name=config.model,
+            model_name=config.served_model_name or config.model,
         )
         return EngineLoop(engine, hooks.on_outputs, hooks.on_failure)

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from service.api.errors import ApiError, ApiErrorCode
+from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
 from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.jobs import EncodeChat, EncodeText
-from tests.fakes.backend import FakeBackend, Script, make_outputs
+from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import make_byte_level_folder
+from workers.protocol import ModelInfo
 
 ANSWER = "hello world, naïve 🙂 café\n"
 
@@ -73,12 +75,26 @@ class Bench:
     tokenizer: InlineTokenizer
     metrics: RecordingMetrics
 
+    @property
+    def served(self) -> ServedModel:
+        return ServedModel(self.backend.info.name, self.handler, lambda: True)
 
-def make_bench(folder: Path, script: Script | None = None, limits: Limits | None = None) -> Bench:
+    @property
+    def models(self) -> ModelDirectory:
+        """The handler's model alone; refusals count among its metrics."""
+        return ModelDirectory([self.served], self.handler.limits, self.metrics)
+
+
+def make_bench(
+    folder: Path,
+    script: Script | None = None,
+    limits: Limits | None = None,
+    info: ModelInfo = MODEL_INFO,
+) -> Bench:
     """By default the backend answers every request with ANSWER and the end-of-sequence token."""
     tokenizer = InlineTokenizer(make_byte_level_folder(folder))
     answer = [*tokenizer.ids(ANSWER), 2]
-    backend = FakeBackend(script or (lambda request: make_outputs(request, answer)))
+    backend = FakeBackend(script or (lambda request: make_outputs(request, answer)), info)
     metrics = RecordingMetrics()
     handler = Handler(backend, tokenizer, tokenizer.pieces, limits or Limits(), metrics)
     return Bench(handler, backend, tokenizer, metrics)

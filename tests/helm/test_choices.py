@@ -46,6 +46,19 @@ REFUSED = {
         {"engineGroups": [DOWNLOAD], "weights": {"type": "emptyDir", "readOnly": True}},
         "readOnly: false",
     ),
+    "a node's cache of what is on the node": (
+        {"weights": {"type": "hostPath", "nodeCache": {"type": "hostPath"}}},
+        "copies what lies on a claim",
+    ),
+    "a node's cache on a claim without a name": (
+        {
+            "weights": {
+                "type": "persistentVolumeClaim",
+                "nodeCache": {"type": "persistentVolumeClaim"},
+            }
+        },
+        "a claim needs a name",
+    ),
     "a grace period within the drain": (
         {"drainTimeoutSeconds": 100, "terminationGracePeriodSeconds": 120},
         "cuts its streams",
@@ -146,6 +159,35 @@ def test_weights_are_mounted_in_all_workers_and_not_in_the_head(kind, renderer):
         assert kind == "none" or kind in volumes["weights"]
     claims = [one for one in objects if one["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == (kind == "persistentVolumeClaim")
+
+
+@pytest.mark.parametrize(
+    ("cache", "source"),
+    [
+        ({"type": "hostPath", "hostPath": "/disk"}, {"path": "/disk", "type": "Directory"}),
+        ({"type": "persistentVolumeClaim", "existingClaim": "disk"}, {"claimName": "disk"}),
+    ],
+)
+def test_engines_read_a_claims_weights_through_their_nodes_cache(cache, source, renderer):
+    values = {
+        "engineGroups": [DOWNLOAD, {"name": "b"}],
+        "weights": {"type": "persistentVolumeClaim", "nodeCache": {**cache, "maxBytes": 1 << 40}},
+    }
+    objects = renderer.render([values])
+    spec = worker(objects, "a-engine")
+    (volume,) = [one for one in spec["volumes"] if one["name"] == "node-weights"]
+    assert volume[cache["type"]] == source
+    (mount,) = [
+        one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "node-weights"
+    ]
+    config = yaml.safe_load(one_of(objects, "RayService")["spec"]["serveConfigV2"])
+    downloaded, builtin = (one["args"]["engine"] for one in config["applications"])
+    assert downloaded["weights_cache_dir"] == mount["mountPath"]
+    assert downloaded["weights_cache_bytes"] == 1 << 40
+    assert not mount.get("readOnly", False)
+    assert "weights_cache_dir" not in builtin
+    ingress = worker(objects, "a-ingress")
+    assert "node-weights" not in {one["name"] for one in ingress["volumes"]}
 
 
 def test_keys_are_mounted_from_their_secret(renderer):

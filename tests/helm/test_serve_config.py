@@ -9,6 +9,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _get_custom_resou
 from ray.serve.schema import ServeDeploySchema
 
 from service.app import SHUTDOWN_MARGIN_S, build
+from service.autoscaling.serve_options import scaling_options
 from service.config import load_config
 from tests.helm.rendering import CI_VALUES
 
@@ -33,8 +34,8 @@ def serve_config(service):
 def deployments_of(arguments):
     """What build_app makes of the arguments, by name; needs no cluster."""
     ingress = build(arguments)._bound_deployment
-    engine = ingress.init_args[1]._bound_deployment
-    return {ingress.name: ingress, engine.name: engine}
+    _, _, *engines = ingress.init_args
+    return {one.name: one for one in (ingress, *(engine._bound_deployment for engine in engines))}
 
 
 def without_custom(resources):
@@ -92,7 +93,8 @@ def test_ranks_are_placed_as_the_service_places_them(serve_config):
 def test_counts_are_no_arguments(serve_config):
     """The configuration is an argument of every replica: another one restarts all of them."""
     for application in serve_config["applications"]:
-        assert not {"num_replicas", "num_ingresses"} & set(application["args"])
+        counts = {"num_replicas", "num_ingresses", "autoscaling"}
+        assert not counts & set(application["args"])
 
 
 def test_a_pod_holds_exactly_one_replica(service, serve_config):
@@ -107,13 +109,76 @@ def test_a_pod_holds_exactly_one_replica(service, serve_config):
         assert int(parameters["num-gpus"]) == tp_size * config.replica.gpus_per_rank
         assert ray_resources(parameters) == {f"tessera-engine-{name}": tp_size}
         assert ray_resources(ingress["rayStartParams"]) == {f"tessera-ingress-{name}": 1}
-        counts = {one["name"]: one["num_replicas"] for one in application["deployments"]}
-        assert ingress["replicas"] == counts["Ingress"]
-        assert engine["minReplicas"] <= counts["Engine"] <= engine["maxReplicas"]
-        assert engine["replicas"] == counts["Engine"]
+        counts = {one["name"]: bounds_of(one) for one in application["deployments"]}
+        assert counts["Ingress"] == (ingress["replicas"], ingress["replicas"])
+        assert counts["Engine"] == (engine["minReplicas"], engine["maxReplicas"])
+        assert engine["minReplicas"] <= engine["replicas"] <= engine["maxReplicas"]
         container = engine["template"]["spec"]["containers"][0]
         gpus = container["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert gpus == tp_size * config.replica.gpus_per_rank
+
+
+def bounds_of(deployment):
+    scaling = deployment.get("autoscaling_config")
+    if scaling is None:
+        return deployment["num_replicas"], deployment["num_replicas"]
+    return scaling["min_replicas"], scaling["max_replicas"]
+
+
+SCALED = [
+    {"name": "a", "autoscaling": {"minReplicas": 0, "maxReplicas": 3}},
+    {
+        "name": "b",
+        "autoscaling": {
+            "maxReplicas": 2,
+            "targetQueuedTokens": 1000,
+            "targetKvUsage": 0.5,
+            "targetRequests": 20,
+            "upscaleDelaySeconds": 1,
+            "downscaleDelaySeconds": 2,
+            "scaleToZeroAfterSeconds": 3,
+        },
+        "config": {"engine": {"max_running_requests": 99, "served_model_name": "mine"}},
+    },
+]
+
+
+@pytest.mark.parametrize("group", SCALED, ids=["defaults", "everything given"])
+def test_the_chart_scales_as_the_service_would(renderer, group):
+    """The chart says it in its own words, so that other bounds restart no replica."""
+    given = {**group, "autoscaling": {"enabled": True, **group["autoscaling"]}}
+    objects = renderer.render([{"engineGroups": [given], "autoscaler": {"enabled": True}}])
+    service = next(one["spec"] for one in objects if one["kind"] == "RayService")
+    (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
+    names = {"KvUsage": "kv_usage", "QueuedTokens": "queued_tokens", "Requests": "requests"}
+    values = group["autoscaling"]
+    settings = {
+        "min_replicas": values.get("minReplicas", 1),
+        "max_replicas": values["maxReplicas"],
+        **{
+            f"target_{ours}": values[f"target{name}"]
+            for name, ours in names.items()
+            if f"target{name}" in values
+        },
+        **{
+            f"{ours}_s": values[f"{name}Seconds"]
+            for name, ours in DELAYS.items()
+            if f"{name}Seconds" in values
+        },
+    }
+    config = load_config(None, {}, {**application["args"], "autoscaling": settings})
+    (model,) = config.served_models()
+    engine = next(one for one in application["deployments"] if one["name"] == "Engine")
+    assert "num_replicas" not in engine
+    expected = scaling_options(config.app_name, model)["autoscaling_config"]
+    assert engine["autoscaling_config"] == expected
+
+
+DELAYS = {
+    "upscaleDelay": "upscale_delay",
+    "downscaleDelay": "downscale_delay",
+    "scaleToZeroAfter": "scale_to_zero_after",
+}
 
 
 def ray_resources(parameters):

@@ -4,12 +4,12 @@ Run them with `tests/integration/isolated.sh pytest tests/integration`: Ray bind
 so a namespace that has only `lo` is what confines it.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
-OBJECT_STORE_BYTES = 100 << 20
+from tests.integration.ray_cluster import local_ray
+
 _THIS_FOLDER = Path(__file__).parent
 
 
@@ -21,19 +21,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """A started Ray with Serve, no proxy, no dashboard; ended after the last test."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-    from ray import serve
-
-    ray.init(
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        num_cpus=4,
-    )
-    serve.start(proxy_location="Disabled")
-    yield
-    serve.shutdown()
-    ray.shutdown()
+    """One Ray for the whole session."""
+    with local_ray():
+        yield

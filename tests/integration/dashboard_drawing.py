@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from tests.integration.watched import Watched, finite_values
+from tests.unit.dashboards.pictures import KEYWORD, panels_text
 from tests.unit.dashboards.reading import Dashboard, Panel, Query
 
 COLUMNS = 24
@@ -27,7 +29,7 @@ MAX_LEGEND_CHARACTERS = 34
 
 
 def draw_dashboard(dashboard: Dashboard, seen: Watched, file: Path) -> None:
-    """Write a PNG of at most 128 colours."""
+    """Write a PNG of at most 128 colours that says which panels it shows."""
     num_rows = max(p.raw["gridPos"]["y"] + p.raw["gridPos"]["h"] for p in dashboard.panels)
     width, height = COLUMNS * CELL_INCHES[0], (num_rows + 1) * CELL_INCHES[1]
     with mpl.rc_context({"font.size": 7, "text.color": INK, "axes.labelcolor": INK}):
@@ -36,7 +38,9 @@ def draw_dashboard(dashboard: Dashboard, seen: Watched, file: Path) -> None:
         for panel in dashboard.panels:
             _draw_panel(_place(figure, panel, num_rows), panel, seen)
         figure.savefig(file)
-    Image.open(file).convert("RGB").quantize(128).save(file, optimize=True)
+    about = PngInfo()
+    about.add_text(KEYWORD, panels_text(dashboard))
+    Image.open(file).convert("RGB").quantize(128).save(file, optimize=True, pnginfo=about)
 
 
 def _place(figure: Figure, panel: Panel, num_rows: int) -> Axes:

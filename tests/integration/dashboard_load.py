@@ -32,7 +32,8 @@ SHARED_PREFIXES = [
 def service_settings(base_port: int) -> dict:
     """What running_service() takes beside a name and base_port."""
     return {
-        "num_replicas": NUM_REPLICAS,
+        # A policy whose bounds leave it no choice: its metrics are to be seen, nothing is to move.
+        "autoscaling": {"min_replicas": NUM_REPLICAS, "max_replicas": NUM_REPLICAS},
         "engine": ENGINE,
         "admission": ADMISSION,
         "metrics": {"port": base_port + 2, "push_interval_s": 0.5, **PEAKS},

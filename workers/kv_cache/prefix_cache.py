@@ -56,7 +56,7 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> IntArray:
-        """Forget least recently used pages; returns at most num_pages, now the caller's."""
+        """Forget pages that nobody uses; returns at most num_pages, now the caller's."""
         ...
 
     def all_pages(self) -> IntArray:

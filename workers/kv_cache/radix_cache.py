@@ -1,17 +1,17 @@
-"""Prefix cache: a radix tree over token ids whose edges are whole pages, evicted by last use.
+"""Prefix cache: a radix tree over token ids whose edges are whole pages.
 
 The idea of a radix tree over KV memory is SGLang's (RadixAttention, Zheng et al. 2024,
 arXiv:2312.07104). Partial pages are never shared: a page belongs to the tree or to one request.
-Knows no requests and does not own the free pages: evicted pages go to the caller.
+Knows no requests and does not own the free pages: evicted pages go to the caller. The order in
+which leaves go is workers.kv_cache.eviction_order's.
 """
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from workers.errors import IntegrityError
+from workers.kv_cache.eviction_order import EvictionOrder
 from workers.kv_cache.prefix_cache import InsertResult, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 
@@ -27,10 +27,7 @@ class RadixCache:
         self._clock = clock
         self._roots: dict[str, RadixNode] = {}
         self._nothing = RadixNode.root("")
-        # (last_access, tie-breaker, node): at most one entry a node. An entry may be out of date;
-        # evict() believes the node, not the entry.
-        self._heap: list[tuple[int, int, RadixNode]] = []
-        self._sequence = itertools.count()
+        self._eviction_order = EvictionOrder(clock)
         self._num_evictable = 0
         self._num_protected = 0
 
@@ -96,26 +93,22 @@ class RadixCache:
             if node.lock_count == 0:
                 self._num_protected -= len(node.pages)
                 self._num_evictable += len(node.pages)
-                self._queue_if_evictable(node)
+                self._eviction_order.offer(node)
             node = node.parent
 
     def evict(self, num_pages: int) -> IntArray:
-        """Drop least recently used leaves, the last of them only as far as needed.
+        """Drop leaves in the eviction order, the last of them only as far as needed.
 
         Returns the pages, int32, min(num_pages, num_evictable_pages) of them.
         """
         freed: list[IntArray] = []
         missing = num_pages
-        while missing > 0 and self._heap:
-            access, _, node = self._heap[0]
-            if not node.is_evictable_leaf:
-                heapq.heappop(self._heap)
-                node.is_queued = False
-            elif access != node.last_access:
-                heapq.heapreplace(self._heap, (node.last_access, next(self._sequence), node))
-            else:
-                freed.append(self._cut_tail(node, missing))
-                missing -= len(freed[-1])
+        while missing > 0:
+            leaf = self._eviction_order.first()
+            if leaf is None:
+                break
+            freed.append(self._cut_tail(leaf, missing))
+            missing -= len(freed[-1])
         return np.concatenate(freed) if freed else EMPTY
 
     def all_pages(self) -> IntArray:
@@ -171,25 +164,18 @@ class RadixCache:
         leaf = RadixNode(tokens, pages, parent)
         leaf.last_access = self._clock()
         parent.children[tokens[: self._page_size].tobytes()] = leaf
+        parent.num_continuations += 1
         self._num_evictable += len(pages)
-        self._queue_if_evictable(leaf)
+        self._eviction_order.offer(leaf)
         return leaf
 
-    def _queue_if_evictable(self, node: RadixNode) -> None:
-        if node.is_evictable_leaf and not node.is_queued:
-            node.is_queued = True
-            heapq.heappush(self._heap, (node.last_access, next(self._sequence), node))
-
     def _cut_tail(self, leaf: RadixNode, max_pages: int) -> IntArray:
-        """Take up to max_pages off the end of the leaf at the top of the heap."""
+        """Take up to max_pages off the leaf's end."""
         if len(leaf.pages) > max_pages:
             cut = leaf.pages[-max_pages:]
-            leaf.pages = leaf.pages[:-max_pages]
-            leaf.tokens = leaf.tokens[: len(leaf.pages) * self._page_size]
+            leaf.cut(len(leaf.pages) - max_pages, self._page_size)
         else:
             cut = leaf.pages
-            heapq.heappop(self._heap)
-            leaf.is_queued = False
             self._detach(leaf)
         self._num_evictable -= len(cut)
         return cut
@@ -202,7 +188,7 @@ class RadixCache:
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         else:
-            self._queue_if_evictable(parent)
+            self._eviction_order.offer(parent)
 
     def _nodes(self) -> Iterator[RadixNode]:
         """Every node but the roots."""

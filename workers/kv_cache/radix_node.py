@@ -19,7 +19,9 @@ class RadixNode:
 
     children are keyed by the bytes of their first page of tokens. A root has no parent, no tokens
     and no lock. lock_count counts the users of this node or of any node below, so that a locked
-    node never hangs under an unlocked one. is_queued: the eviction heap has an entry for it.
+    node never hangs under an unlocked one. is_queued: the eviction order has an entry for it.
+    num_continuations: texts that ever went on from here, evicted ones among them; one that comes
+    back after its eviction counts again.
     """
 
     __slots__ = (
@@ -27,6 +29,7 @@ class RadixNode:
         "is_queued",
         "last_access",
         "lock_count",
+        "num_continuations",
         "pages",
         "parent",
         "salt",
@@ -39,6 +42,7 @@ class RadixNode:
         self.parent = parent
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
+        self.num_continuations = 0
         self.last_access = 0
         self.is_queued = False
         self.salt: str = "" if parent is None else parent.salt
@@ -52,6 +56,11 @@ class RadixNode:
     @property
     def is_evictable_leaf(self) -> bool:
         return self.lock_count == 0 and not self.children and self.parent is not None
+
+    @property
+    def is_shared(self) -> bool:
+        """More than one text went through here and on."""
+        return self.num_continuations > 1
 
     def path_pages(self) -> IntArray:
         """The pages from the root down to this node, int32."""
@@ -71,6 +80,12 @@ class RadixNode:
             first = n
         return first // page_size
 
+    def cut(self, num_pages: int, page_size: int) -> None:
+        """Keep the first num_pages of the edge of a leaf: at least one, and not all."""
+        self.pages = self.pages[:num_pages]
+        self.tokens = self.tokens[: num_pages * page_size]
+        self.num_continuations = max(1, self.num_continuations)
+
     def split(self, num_pages: int, page_size: int) -> RadixNode:
         """Put a node for the edge's first num_pages pages above this one and return it.
 
@@ -81,6 +96,7 @@ class RadixNode:
         cut = num_pages * page_size
         upper = RadixNode(self.tokens[:cut], self.pages[:num_pages], self.parent)
         upper.lock_count = self.lock_count
+        upper.num_continuations = max(1, self.num_continuations)
         upper.last_access = self.last_access
         self.parent.children[upper.tokens[:page_size].tobytes()] = upper
         self.tokens = self.tokens[cut:]

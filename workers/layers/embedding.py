@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
@@ -50,6 +51,13 @@ class _VocabParallelWeight(ShardedLayer):
             first = self.rows.first_row
             copy_slice(self.weight[:real], tensor, slice(first, first + real))
 
+    def shard_as_it_lies(self, name_part: str) -> tuple[nn.Parameter, tuple[slice, ...]] | None:
+        rows = self.rows
+        if rows.num_real_rows < rows.num_rows:
+            return None
+        columns = slice(0, self._whole_shape[1])
+        return self.weight, (slice(rows.first_row, rows.first_row + rows.num_rows), columns)
+
 
 class VocabParallelEmbedding(_VocabParallelWeight):
     """Token ids int64 (n,) in [0, vocab_size) -> (n, hidden_size), whole on every rank."""
@@ -78,7 +86,7 @@ class ParallelLMHead(_VocabParallelWeight):
         return vocab_logits(hidden, self.weight, self.vocab_size, self.tp)
 
 
-class TiedLMHead(torch.nn.Module):
+class TiedLMHead(nn.Module):
     """ParallelLMHead whose weight is the embedding's. Owns no parameter."""
 
     def __init__(self, embedding: VocabParallelEmbedding) -> None:

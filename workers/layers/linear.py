@@ -52,6 +52,12 @@ class ColumnParallelLinear(ShardedLayer):
         rows = slice(self._first_row, self._first_row + self._rows)
         copy_slice(self.get_parameter(name_part), tensor, rows)
 
+    def shard_as_it_lies(self, name_part: str) -> tuple[nn.Parameter, tuple[slice, ...]]:
+        rows = slice(self._first_row, self._first_row + self._rows)
+        columns = [slice(0, size) for size in self._whole_shape[1:]]
+        parameter = self.get_parameter(name_part)
+        return parameter, (rows, *columns[: parameter.dim() - 1])
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
 
@@ -176,6 +182,12 @@ class RowParallelLinear(ShardedLayer):
             return
         columns = slice(self._first_column, self._first_column + self._columns)
         copy_slice(self.weight, tensor, rows, columns)
+
+    def shard_as_it_lies(self, name_part: str) -> tuple[nn.Parameter, tuple[slice, ...]]:
+        rows = slice(0, self._whole_shape[0])
+        if name_part == "bias":
+            return self.get_parameter("bias"), (rows,)
+        return self.weight, (rows, slice(self._first_column, self._first_column + self._columns))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         partial = functional.linear(x, self.weight)

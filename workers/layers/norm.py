@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 
@@ -24,6 +25,9 @@ class RMSNorm(ShardedLayer):
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         copy_slice(self.weight, tensor, slice(0, self.weight.shape[0]))
+
+    def shard_as_it_lies(self, name_part: str) -> tuple[nn.Parameter, tuple[slice, ...]]:
+        return self.weight, (slice(0, self.weight.shape[0]),)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., hidden_size) -> the same shape and dtype."""

@@ -73,6 +73,13 @@ class ShardedLayer(nn.Module, ABC):
         tensor has the shape that checkpoint_shapes gives for name_part.
         """
 
+    def shard_as_it_lies(self, name_part: str) -> tuple[nn.Parameter, tuple[slice, ...]] | None:
+        """The parameter that is one slice of the whole tensor called name_part, and that slice.
+
+        None where the parameter is put together otherwise.
+        """
+        return None
+
     def checkpoint_prefix(self, module_path: str) -> str:
         """What precedes a name part in the checkpoint, for a layer at module_path in the model."""
         return f"{module_path}."
@@ -96,6 +103,21 @@ class WeightSlot:
 
     def load(self, tensor: TensorSource) -> None:
         self.layer.load_shard(self.name_part, tensor)
+
+    def map(self, tensor: TensorSource) -> bool:
+        """Let the parameter be the tensor's own memory, if it lies there as it is wanted.
+
+        That is in one piece and of the parameter's dtype. Whether it was; nothing is done if not.
+        """
+        found = self.layer.shard_as_it_lies(self.name_part)
+        if found is None:
+            return False
+        parameter, index = found
+        piece = tensor[index]
+        if piece.dtype != parameter.dtype or not piece.is_contiguous():
+            return False
+        parameter.data = piece
+        return True
 
 
 def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:

@@ -96,11 +96,15 @@ def _names_in(path: Path) -> list[str]:
         return list(handle.keys())
 
 
-def _names_by_file(folder: Path) -> dict[str, list[str]]:
+def weight_file_names(folder: Path) -> list[str]:
+    """Names of the safetensors files that make a folder's checkpoint, none of them opened.
+
+    Raises ModelLoadError when there are none, when weights are pickled, or for a broken index.
+    """
     if (folder / INDEX_FILE).is_file():
-        return _names_by_indexed_file(folder)
+        return sorted(_indexed_names(folder / INDEX_FILE))
     if (folder / SINGLE_FILE).is_file():
-        return {SINGLE_FILE: _names_in(folder / SINGLE_FILE)}
+        return [SINGLE_FILE]
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLE_SUFFIXES)
     if pickled:
         raise ModelLoadError(
@@ -110,9 +114,8 @@ def _names_by_file(folder: Path) -> dict[str, list[str]]:
     raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _names_by_indexed_file(folder: Path) -> dict[str, list[str]]:
-    """The index's map, turned round and held against the headers of the files it names."""
-    index_path = folder / INDEX_FILE
+def _indexed_names(index_path: Path) -> dict[str, list[str]]:
+    """File -> names of its tensors, as a sharded checkpoint's index says."""
     try:
         weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))[
             "weight_map"
@@ -122,12 +125,22 @@ def _names_by_indexed_file(folder: Path) -> dict[str, list[str]]:
     names_of: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         names_of.setdefault(file, []).append(name)
-    for file, names in sorted(names_of.items()):
+    for file in names_of:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelLoadError(f"{index_path} names {file!r}, not a safetensors file beside it")
+    return names_of
+
+
+def _names_by_file(folder: Path) -> dict[str, list[str]]:
+    """File -> names of its tensors; an index is held against the headers of the files it names."""
+    files = weight_file_names(folder)
+    if not (folder / INDEX_FILE).is_file():
+        return {file: _names_in(folder / file) for file in files}
+    names_of = _indexed_names(folder / INDEX_FILE)
+    for file in files:
         if not (folder / file).is_file():
-            raise ModelLoadError(f"{index_path} names {file}, which is missing")
-        absent = set(names) - set(_names_in(folder / file))
+            raise ModelLoadError(f"{folder / INDEX_FILE} names {file}, which is missing")
+        absent = set(names_of[file]) - set(_names_in(folder / file))
         if absent:
             raise ModelLoadError(f"{folder / file} lacks {', '.join(sorted(absent)[:5])}")
-    return dict(sorted(names_of.items()))
+    return {file: names_of[file] for file in files}

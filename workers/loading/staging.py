@@ -25,6 +25,18 @@ class HostLane:
         slot.load(tensor)
 
 
+class MappedLane:
+    """Parameters in host memory are the file's own pages, where they lie there as they are wanted.
+
+    All processes that map a file share its pages; what is merged or converted is each one's own.
+    For files that nobody writes to: a file that shrinks would end the process that maps it.
+    """
+
+    def load(self, slot: WeightSlot, tensor: TensorSource) -> None:
+        if not slot.map(tensor):
+            slot.load(tensor)
+
+
 class PinnedLane:
     """Through page-locked memory to a CUDA device, on a stream of its own.
 
@@ -75,3 +87,12 @@ def make_lanes(dtype: torch.dtype, device: torch.device, num_lanes: int) -> list
     if device.type != "cuda":
         return [HostLane() for _ in range(num_lanes)]
     return [PinnedLane(dtype, device) for _ in range(num_lanes)]
+
+
+def make_lanes_from_copy(
+    dtype: torch.dtype, device: torch.device, num_lanes: int
+) -> list[WeightLane]:
+    """As make_lanes, from files that are never written again."""
+    if device.type != "cuda":
+        return [MappedLane() for _ in range(num_lanes)]
+    return make_lanes(dtype, device, num_lanes)

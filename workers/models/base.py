@@ -11,6 +11,7 @@ from torch import nn
 
 from attention import AttentionConfig, ForwardBatch, LayerAttentionConfig
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.layers.embedding import VocabShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,14 @@ class AttentionGeometry:
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only language model on one rank."""
+    """A decoder-only language model on one rank.
+
+    vocab_shard: which logits local_logits gives, where it does not give all.
+    """
 
     geometry: AttentionGeometry
     vocab_size: int
+    vocab_shard: VocabShard | None = None
 
     @abstractmethod
     def forward(
@@ -86,6 +91,15 @@ class CausalLM(nn.Module, ABC):
 
         In float32 or in the model's dtype, as the head computes them.
         """
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As compute_logits, but only this rank's columns where the model keeps them apart:
+        (m, vocab_shard.num_rows), those beyond num_real_rows being of no token."""
+        return self.compute_logits(hidden)
+
+    def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
+        """What compute_logits gives, from what local_logits gave on every rank."""
+        return local
 
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
         """Called once, when weights and pool are there and before the first step."""

@@ -2,7 +2,7 @@
 
 A layer is four GEMMs, whose partial products the kernel after each sums up, the rotation with the
 KV write, attention, two residual additions with their norms and, where the GEMM before it does not
-do it, the activation.
+do it, the activation. With several ranks the sums over them are part of the additions.
 Knows no KV pages beyond the tensors they live in. Needs Triton.
 """
 
@@ -17,7 +17,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
 from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
-from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
 from workers.layers.cuda.rope import FusedRope, RopeShape
 from workers.layers.embedding import TiedLMHead
 from workers.layers.norm import RMSNorm
@@ -29,7 +29,6 @@ from workers.models.llama import (
     QKNormAttention,
 )
 from workers.models.llama_family import LlamaFamilySpec
-from workers.parallel.group import TPGroup
 
 
 def has_fused_layers(spec: LlamaFamilySpec) -> bool:
@@ -39,7 +38,6 @@ def has_fused_layers(spec: LlamaFamilySpec) -> bool:
     return is_whole and is_power and not spec.has_o_bias and not spec.has_mlp_bias
 
 
-Reduce = Callable[[torch.Tensor], torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, ForwardBatch, torch.dtype], torch.Tensor]
 """QKV partial products, positions, batch and the model's dtype -> (n, heads * head_dim)."""
 
@@ -98,20 +96,17 @@ class _SavedAttention:
         return attended
 
 
-def _keep(partials: torch.Tensor) -> torch.Tensor:
-    return partials
-
-
 @dataclass(frozen=True, slots=True)
 class _FusedLayer:
-    """One decoder layer. reduce: what makes a rank's partial products those of all ranks."""
+    """One decoder layer."""
 
     qkv: PartialGemm
     attend: Attend
     o: PartialGemm
     gate_up: GatedGemm
     down: PartialGemm
-    reduce: Reduce
+    after_attention: Join
+    after_mlp: Join
     mlp_norm: RMSNorm
     next_norm: RMSNorm
 
@@ -126,10 +121,8 @@ class _FusedLayer:
 
         residual: the stream (n, hidden_size), in place.
         """
-        delta = self.reduce(self.o(attended))
-        hidden = add_rms_norm_(delta, residual, self.mlp_norm.weight, self.mlp_norm.eps)
-        delta = self.reduce(self.down(self.gate_up(hidden)))
-        return add_rms_norm_(delta, residual, self.next_norm.weight, self.next_norm.eps)
+        hidden = self.after_attention(self.o, attended, residual, self.mlp_norm)
+        return self.after_mlp(self.down, self.gate_up(hidden), residual, self.next_norm)
 
 
 class CudaLlamaForCausalLM(LlamaForCausalLM):
@@ -141,18 +134,20 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
         self._layers: list[_FusedLayer] = []
         self._first_norm = self._decoder_layers()[0].input_layernorm
         self._head: PartialGemm | None = None
+        self._ways: StreamWays | None = None
+        self.vocab_shard = None if shard.tp.size == 1 else self.model.embed_tokens.rows
 
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
         chooser = GemmChooser.for_device(self._shard.device)
-        tp = self._shard.tp
-        is_alone = tp.size == 1
+        # A rank's partial products are summed up before other ranks' are added.
+        is_alone = self._shard.tp.size == 1
+        self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
         layers = self._decoder_layers()
         norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
         qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
         o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
         gate_up = gated_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers])
         down = partial_gemms(chooser, [x.mlp.down_proj.weight for x in layers], is_alone)
-        reduce = _keep if is_alone else _all_reduce(tp)
         self._layers = [
             _FusedLayer(
                 qkv=qkv[index],
@@ -160,7 +155,8 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
                 o=o[index],
                 gate_up=gate_up[index],
                 down=down[index],
-                reduce=reduce,
+                after_attention=ways.after_attention,
+                after_mlp=ways.after_mlp,
                 mlp_norm=layer.post_attention_layernorm,
                 next_norm=norms[index],
             )
@@ -197,22 +193,24 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins."""
-        residual = self.model.embed_tokens(input_ids)
-        hidden = rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
+        if self._ways is None:
+            raise RuntimeError("prepare must run before the first step")
+        residual, hidden = self._ways.begin(input_ids, self._first_norm)
         for layer in self._layers[:-1]:
             hidden = layer.finish(layer.attended(hidden, positions, forward_batch), residual)
         return self._layers[-1].attended(hidden, positions, forward_batch), residual
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""
+        return self.whole_logits(self.local_logits(hidden))
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._head is None:
             raise RuntimeError("prepare must run before the first step")
-        local = self._head(hidden)[0]
+        return self._head(hidden)[0]
+
+    def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
         return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
-
-
-def _all_reduce(tp: TPGroup) -> Reduce:
-    return tp.all_reduce
 
 
 def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:

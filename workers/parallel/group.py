@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 
+from workers.parallel.peer_memory import PeerMemory, share_memory
+
 
 class TPGroup(Protocol):
     """The collectives that sharded layers and the runner need. Every rank calls them in one order.
@@ -37,6 +39,9 @@ class TPGroup(Protocol):
     def all_reduce_min(self, value: int) -> int:
         """The smallest value any rank brought, on the host."""
 
+    def share_memory(self, num_bytes: int) -> PeerMemory | None:
+        """num_bytes of each rank that all ranks' kernels can address; None where they cannot."""
+
     def barrier(self) -> None:
         """Return once every rank has called it."""
 
@@ -62,6 +67,9 @@ class SingleRank:
     def all_reduce_min(self, value: int) -> int:
         return value
 
+    def share_memory(self, num_bytes: int) -> None:
+        """Nobody to share it with."""
+
     def barrier(self) -> None:
         """Nobody to wait for."""
 
@@ -73,11 +81,15 @@ class TorchDistributedGroup:
     """A torch.distributed process group: gloo for CPU tensors, nccl for CUDA tensors.
 
     device: where this rank's tensors live; all_reduce_min carries its integer there.
+    can_share_memory: False leaves everything to the group's collectives.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, process_group: dist.ProcessGroup, device: torch.device, can_share_memory: bool = True
+    ) -> None:
         self._process_group = process_group
         self._device = device
+        self._can_share_memory = can_share_memory
         self._rank = process_group.rank()
         self._size = process_group.size()
 
@@ -108,6 +120,11 @@ class TorchDistributedGroup:
         dist.all_reduce(carrier, op=dist.ReduceOp.MIN, group=self._process_group)
         return int(carrier.item())
 
+    def share_memory(self, num_bytes: int) -> PeerMemory | None:
+        if self._device.type != "cuda" or not self._can_share_memory:
+            return None
+        return share_memory(self._process_group, num_bytes, self._device)
+
     def barrier(self) -> None:
         self.all_reduce_min(0)
 
@@ -122,12 +139,15 @@ def connect_tp_group(
     size: int,
     device: torch.device,
     timeout_s: float,
+    can_share_memory: bool = True,
 ) -> TorchDistributedGroup:
     """Join the group of `size` ranks that meet at init_method (tcp://host:port or file://path).
 
     Blocks until every rank has come, at most timeout_s; the same limit holds for each collective.
     Makes the group torch's default one: a process belongs to one tensor-parallel group.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
         init_method=init_method,
@@ -139,4 +159,4 @@ def connect_tp_group(
     default_group = dist.group.WORLD
     if default_group is None:
         raise RuntimeError(f"torch.distributed joined no {backend} group at {init_method}")
-    return TorchDistributedGroup(default_group, device)
+    return TorchDistributedGroup(default_group, device, can_share_memory)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from workers.config import EngineConfig
 from workers.parallel.group import TorchDistributedGroup, connect_tp_group
 
 COLLECTIVE_TIMEOUT_S = 300.0
@@ -15,7 +16,7 @@ GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 def connect_rank(
-    directory: Path, rank: int, size: int, device: torch.device
+    config: EngineConfig, directory: Path, rank: int, device: torch.device
 ) -> TorchDistributedGroup:
     """Join the engine's group: gloo over loopback for CPU, NCCL for CUDA. Blocks for the others."""
     os.environ.setdefault(GLOO_INTERFACE_VARIABLE, "lo")
@@ -23,9 +24,10 @@ def connect_rank(
         "nccl" if device.type == "cuda" else "gloo",
         f"file://{directory / 'rendezvous'}",
         rank,
-        size,
+        config.tp_size,
         device,
         COLLECTIVE_TIMEOUT_S,
+        config.enable_peer_memory,
     )
 
 

@@ -1,11 +1,13 @@
 """How a step's plan reaches the follower ranks: one UNIX socket each, raw frames, no pickle.
 
 multiprocessing.connection does the framing and the HMAC handshake; only its byte methods are used.
+An empty frame asks for one piece of preparation.
 """
 
 import contextlib
 import os
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from workers.errors import EngineFailedError
 from workers.scheduler.plan import StepPlan, make_plan_decoder, make_plan_encoder
 
 AUTH_KEY_BYTES = 32
+_PREPARE = b""
 MAX_FRAME_BYTES = 256 << 20
 
 
@@ -52,7 +55,13 @@ class PlanSender:
 
     def send(self, plan: StepPlan) -> None:
         """Send one plan to every follower. Raises EngineFailedError if one is gone."""
-        frame = self._encoder.encode(plan)
+        self._send_frame(self._encoder.encode(plan))
+
+    def send_prepare(self) -> None:
+        """Have every follower prepare for later steps. Raises as send does."""
+        self._send_frame(_PREPARE)
+
+    def _send_frame(self, frame: bytes) -> None:
         for rank, connection in self._connections.items():
             try:
                 connection.send_bytes(frame)
@@ -81,6 +90,10 @@ class PlanSender:
             on_lost(rank)
 
 
+class Preparation:
+    """What a follower receives instead of a plan when it is to prepare for later ones."""
+
+
 class PlanReceiver:
     """A follower's end."""
 
@@ -89,12 +102,19 @@ class PlanReceiver:
         self._connection.send_bytes(rank.to_bytes(4, "little"))
         self._decoder = make_plan_decoder()
 
-    def receive(self) -> StepPlan | None:
+    def receive(self) -> StepPlan | Preparation | None:
         """The next plan, or None when rank 0 has closed or died."""
         try:
-            return self._decoder.decode(self._connection.recv_bytes(MAX_FRAME_BYTES))
+            frame = self._connection.recv_bytes(MAX_FRAME_BYTES)
         except (EOFError, ConnectionError):
             return None
+        return self._decoder.decode(frame) if frame else Preparation()
+
+    def wait_for_hang_up(self) -> None:
+        """Return when rank 0 has closed or died, whatever it sent before. For another thread."""
+        watched = select.poll()
+        watched.register(self._connection.fileno(), select.POLLRDHUP)
+        watched.poll()
 
     def close(self) -> None:
         self._connection.close()

@@ -52,7 +52,7 @@ class RankGroup:
         self.sender = PlanSender(plan_socket_path(self._directory), auth_key)
         self._followers = start_followers(config, self._directory, auth_key)
         self._meet(config.tp_size - 1, on_lost)
-        self.tp = connect_rank(self._directory, 0, config.tp_size, device)
+        self.tp = connect_rank(config, self._directory, 0, device)
 
     def _meet(self, num_followers: int, on_lost: Callable[[int], None]) -> None:
         """Wait until every follower has connected. Raises EngineFailedError if one ends first."""
@@ -65,8 +65,11 @@ class RankGroup:
                 raise EngineFailedError("a rank process ended before it joined its engine")
 
     def close(self) -> None:
-        """Close the plan channel: followers finish their step and end their processes."""
+        """Close the plan channel: followers finish their step, leave the group with this rank and
+        end their processes. No step may be under way here.
+        """
         self.sender.close()
+        self.tp.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -82,8 +85,9 @@ class BroadcastStepExecutor:
         return self._inner.launch(plan)
 
     def prepare_while_idle(self) -> bool:
-        """Nothing: followers do what plans tell them, and a graph's capture takes all ranks."""
-        return False
+        """On all ranks: capturing a graph takes all of them, and all have the same to do."""
+        self._ranks.sender.send_prepare()
+        return self._inner.prepare_while_idle()
 
     def close(self) -> None:
         self._inner.close()

@@ -5,17 +5,20 @@ Ray starts it and notices its death; plans and collectives go past Ray. Knows no
 
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 
 from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
 from workers.parallel.meeting import connect_rank, plan_socket_path
-from workers.parallel.plan_channel import PlanReceiver
+from workers.parallel.plan_channel import PlanReceiver, Preparation
 from workers.runner_factory import make_model_runner
 
 logger = logging.getLogger(__name__)
 
 FAILED_RANK_EXIT_CODE = 70
+ORPHAN_END_S = 10.0
 
 
 class RankProcess:
@@ -46,7 +49,24 @@ class RankProcess:
     def _run(self) -> None:
         device = resolve_device(self._config)
         receiver = PlanReceiver(plan_socket_path(self._directory), self._auth_key, self._rank)
-        tp = connect_rank(self._directory, self._rank, self._config.tp_size, device)
+        threading.Thread(target=_end_with_rank_0, args=(receiver,), daemon=True).start()
+        tp = connect_rank(self._config, self._directory, self._rank, device)
         runner = make_model_runner(self._config, tp, device, self._log_progress)
-        while (plan := receiver.receive()) is not None:
-            runner.run_follower(plan)
+        while (received := receiver.receive()) is not None:
+            if isinstance(received, Preparation):
+                runner.prepare_while_idle()
+            else:
+                runner.run_follower(received)
+        runner.close()
+        tp.close()
+
+
+def _end_with_rank_0(receiver: PlanReceiver) -> None:
+    """End this process some time after rank 0 went away, whatever it waits for.
+
+    A step under way that rank 0 did not live to take part in never ends on this rank's device.
+    """
+    receiver.wait_for_hang_up()
+    time.sleep(ORPHAN_END_S)
+    logger.error("rank 0 is gone and a step under way did not end")
+    os._exit(FAILED_RANK_EXIT_CODE)

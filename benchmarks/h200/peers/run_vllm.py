@@ -4,13 +4,16 @@
 
 The settings are vLLM's defaults but for what the table fixes for everybody: context, memory,
 running requests, prefix cache on or off. Its sampler is PyTorch's:
-FlashInfer's has to be compiled first.
+FlashInfer's has to be compiled first. Over several GPUs nothing takes NVLink multicast, for vLLM as
+for everybody: its own all-reduce for what is small and NCCL for the rest, not PyTorch's multimem
+kernels and not FlashInfer's all-reduce with the norm in it.
 """
 
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # Behind the engine's own packages, so that nothing here stands in for one of them.
 sys.path.append(str(Path(__file__).resolve().parents[3]))
@@ -30,12 +33,28 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+}
+UNFUSED_COLLECTIVES = {"fuse_allreduce_rms": False, "fuse_gemm_comms": False}
+
+
+def collective_settings(tp_size: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """(environment, arguments of LLM) that keep several GPUs off NVLink multicast."""
+    if tp_size == 1:
+        return {}, {}
+    return WITHOUT_MULTICAST, {"compilation_config": {"pass_config": UNFUSED_COLLECTIVES}}
 
 
 def main() -> None:
     started_s = time.perf_counter()
     job = job_of(make_parser("vLLM on the workloads").parse_args())
-    os.environ.update(ENVIRONMENT)
+    environment, settings = collective_settings(job.tp_size)
+    os.environ.update(ENVIRONMENT | environment)
     from vllm import LLM, SamplingParams
 
     with job.model_folder() as folder:
@@ -49,6 +68,7 @@ def main() -> None:
             max_num_seqs=MAX_RUNNING_REQUESTS,
             disable_log_stats=True,
             tensor_parallel_size=job.tp_size,
+            **settings,
         )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:

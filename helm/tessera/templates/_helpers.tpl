@@ -51,6 +51,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "tessera.checkGroup" (dict "root" $ "group" $group) -}}
 {{- $_ := set $group "metricsPort" (add $.Values.metrics.port $index | int) -}}
 {{- $_ := set $group "modelPath" (include "tessera.modelPath" (dict "root" $ "group" $group)) -}}
+{{- $_ := set $group "serveScaling" (include "tessera.serveScaling" (dict "root" $ "group" $group) | fromYaml) -}}
 {{- $groups = append $groups $group -}}
 {{- end -}}
 {{- if and (ne .Values.http.proxy "direct") (gt (len $groups) 1) -}}
@@ -76,9 +77,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .group.model.huggingFace.repository (eq .root.Values.weights.type "none") -}}
 {{- fail (printf "engineGroups %q: a download needs a place: set weights.type" .group.name) -}}
 {{- end -}}
+{{- with .root.Values.weights -}}
+{{- if and (ne .nodeCache.type "none") (ne .type "persistentVolumeClaim") -}}
+{{- fail "weights.nodeCache: copies what lies on a claim; elsewhere weights are each pod's or the node's own already" -}}
+{{- end -}}
+{{- if and (eq .nodeCache.type "persistentVolumeClaim") (not .nodeCache.existingClaim) -}}
+{{- fail "weights.nodeCache: a claim needs a name: set existingClaim" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .group.model.huggingFace.repository .root.Values.weights.readOnly -}}
 {{- fail (printf "engineGroups %q: a download needs weights.readOnly: false" .group.name) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Where engine pods find the node's own copies; no value, so that no two releases of a node differ in it. */}}
+{{- define "tessera.nodeCachePath" -}}
+/var/cache/tessera-weights
 {{- end -}}
 
 {{- define "tessera.modelPath" -}}

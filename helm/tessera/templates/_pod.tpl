@@ -120,6 +120,10 @@ volumeMounts:
     mountPath: {{ $values.weights.mountPath }}
     readOnly: {{ $values.weights.readOnly }}
   {{- end }}
+  {{- if and (eq .role "engine") (ne $values.weights.nodeCache.type "none") }}
+  - name: node-weights
+    mountPath: {{ include "tessera.nodeCachePath" .root }}
+  {{- end }}
   {{- if and (eq .role "ingress") $values.auth.existingSecret }}
   - name: auth
     mountPath: /etc/tessera/auth
@@ -182,6 +186,9 @@ metrics-{{ int .metricsPort }}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 - name: RAY_SERVE_USE_GRPC_BY_DEFAULT
+  value: "1"
+{{- /* A replica that fails its checks hangs: it would not answer a polite stop either. */}}
+- name: RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS
   value: "1"
 {{- /* Our own drain comes first; Serve's least time would only lengthen it. */}}
 - name: RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S
@@ -295,6 +302,20 @@ volumeMounts:
   persistentVolumeClaim:
     claimName: {{ include "tessera.weightsClaim" .root }}
     readOnly: {{ $values.weights.readOnly }}
+{{- end }}
+{{- end }}
+{{- if eq .role "engine" }}
+{{- with $values.weights.nodeCache }}
+{{- if eq .type "hostPath" }}
+- name: node-weights
+  hostPath:
+    path: {{ .hostPath }}
+    type: Directory
+{{- else if eq .type "persistentVolumeClaim" }}
+- name: node-weights
+  persistentVolumeClaim:
+    claimName: {{ .existingClaim }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if and (eq .role "ingress") $values.auth.existingSecret }}

@@ -20,6 +20,7 @@ applications:
 
 {{/* ServeConfig of one group. What the chart decides is not in `config` (the schema refuses it there). */}}
 {{- define "tessera.arguments" -}}
+{{- $root := .root -}}
 {{- $values := .root.Values -}}
 {{- $group := .group -}}
 {{- $host := $values.bindAddress -}}
@@ -35,11 +36,41 @@ applications:
     "device" (ternary "cuda" "cpu" (gt (int $group.gpusPerRank) 0)))
   "replica" (dict "cpus_per_rank" $group.cpusPerRank "gpus_per_rank" (int $group.gpusPerRank))
 -}}
+{{- if and (ne $values.weights.nodeCache.type "none") (hasPrefix (printf "%s/" $values.weights.mountPath) $group.modelPath) -}}
+{{- $_ := set $owned.engine "weights_cache_dir" (include "tessera.nodeCachePath" $root) -}}
+{{- $_ := set $owned.engine "weights_cache_bytes" (int $values.weights.nodeCache.maxBytes) -}}
+{{- end -}}
 {{- if $values.auth.existingSecret -}}
 {{- $_ := set $owned "auth" (dict "api_key_file" "/etc/tessera/auth/api-keys") -}}
 {{- end -}}
 {{- $config := mergeOverwrite (deepCopy $values.config) (deepCopy $group.config) $owned -}}
 {{ toYaml $config }}
+{{- end -}}
+
+{{/* How many engine replicas: what service/autoscaling/serve_options.py tells Serve. */}}
+{{- define "tessera.serveScaling" -}}
+{{- with .group.autoscaling -}}
+{{- if .enabled -}}
+{{- $engine := (mergeOverwrite (deepCopy $.root.Values.config) (deepCopy $.group.config)).engine | default dict -}}
+autoscaling_config:
+  min_replicas: {{ int .minReplicas }}
+  max_replicas: {{ int .maxReplicas }}
+  upscale_delay_s: {{ int .upscaleDelaySeconds }}
+  downscale_delay_s: {{ int .downscaleDelaySeconds }}
+  downscale_to_zero_delay_s: {{ int .scaleToZeroAfterSeconds }}
+  policy:
+    policy_function: service.autoscaling.serve_policy:EngineScalingPolicy
+    policy_kwargs:
+      app_name: {{ $.group.name }}
+      model: {{ $.group.modelPath | quote }}
+      served_name: {{ $engine.served_model_name | default (base $.group.modelPath) | quote }}
+      target_queued_tokens: {{ int .targetQueuedTokens }}
+      target_kv_usage: {{ .targetKvUsage }}
+      target_requests: {{ int .targetRequests | default (int ($engine.max_running_requests | default 256)) }}
+{{- else -}}
+num_replicas: {{ int $.group.replicas }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* build_app's own options, and the resource that keeps each replica on the pods of its group. Counts are here
@@ -50,7 +81,7 @@ applications:
 {{- $_ := set $bundle "GPU" (int .gpusPerRank) -}}
 {{- end -}}
 - name: Engine
-  num_replicas: {{ int .replicas }}
+  {{- toYaml .serveScaling | nindent 2 }}
   ray_actor_options:
     num_cpus: {{ .cpusPerRank }}
     num_gpus: {{ int .gpusPerRank }}

@@ -131,13 +131,14 @@ class ChatCompletionRequest(GenerationParameters):
                 logprobs=logprobs,
                 prompt_logprobs=self.prompt_logprobs,
             ),
-            model=self.model,
+            model=self.model or "",
             n=1 if self.n is None else self.n,
             text=text_options(self, echo=False),
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             request_id=self.request_id or "",
+            session_id=self.session_id or self.prompt_cache_key or "",
         )
 
     def to_prompt(self, limits: Limits) -> EncodeChat:

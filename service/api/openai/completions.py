@@ -77,7 +77,7 @@ class CompletionRequest(GenerationParameters):
                 logprobs=self.logprobs,
                 prompt_logprobs=prompt_logprobs,
             ),
-            model=self.model,
+            model=self.model or "",
             n=1 if self.n is None else self.n,
             text=text_options(self, echo=bool(self.echo)),
             default_max_tokens=DEFAULT_MAX_TOKENS,
@@ -86,6 +86,7 @@ class CompletionRequest(GenerationParameters):
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             request_id=self.request_id or "",
+            session_id=self.session_id or self.prompt_cache_key or "",
         )
 
     def _prompts(self) -> list[Prompt]:

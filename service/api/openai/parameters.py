@@ -108,14 +108,16 @@ class StreamOptions(StrictModel):
 class GenerationParameters(StrictModel):
     """Shared by /v1/completions and /v1/chat/completions. None means the default.
 
-    Sampling: as workers.sampling.params. user, safety_identifier, prompt_cache_key, session_id and
-    metadata are information for the operator and change nothing; service_tier may ask for the only
-    tier there is. spaces_between_special_tokens has no effect on fast tokenizers, which never put
-    any there. priority: lower runs first. cache_salt: cached prefixes are shared only with requests
-    of the same salt. request_id: becomes part of the response's id.
+    model: may be left out where only one can be meant.
+    Sampling: as workers.sampling.params. user, safety_identifier and metadata are information for
+    the operator and change nothing. session_id, or else prompt_cache_key, keeps requests together
+    at one replica where no session header does. service_tier may ask for the only tier there is.
+    spaces_between_special_tokens has no effect on fast tokenizers, which never put any there.
+    priority: lower runs first. cache_salt: cached prefixes are shared only with requests of the
+    same salt. request_id: becomes part of the response's id.
     """
 
-    model: str
+    model: str | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     n: int | None = None

@@ -120,7 +120,7 @@ class CompletionRenderer:
 
     def _body(
         self, choices: list[CompletionChoice], usage: UsageBody | None | UnsetType
-    ) -> ResponseBody:
+    ) -> ResponseBody[CompletionChoice]:
         return ResponseBody(
             id=self._id,
             object="text_completion",
@@ -201,7 +201,7 @@ class ChatRenderer:
 
     def _chunk_body(
         self, choices: list[ChatChunkChoice], usage: UsageBody | None | UnsetType
-    ) -> ResponseBody:
+    ) -> ResponseBody[ChatChunkChoice]:
         return ResponseBody(
             id=self._id,
             object="chat.completion.chunk",

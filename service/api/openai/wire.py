@@ -3,9 +3,12 @@
 UNSET fields are left out; None is sent as null. Pure data and the rendering of log probabilities.
 """
 
+from typing import Generic, TypeVar
+
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from service.handler.directory import ServedModel
 from service.handler.events import TokenLogprob, Usage
 
 _MIN_LOGPROB = -9999.0
@@ -98,14 +101,17 @@ class ChatChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ResponseBody(Struct, kw_only=True):
+C = TypeVar("C", CompletionChoice, ChatChoice, ChatChunkChoice)
+
+
+class ResponseBody(Struct, Generic[C], kw_only=True):
     """One body or one chunk of either endpoint."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: list[CompletionChoice] | list[ChatChoice] | list[ChatChunkChoice]
+    choices: list[C]
     usage: UsageBody | None | UnsetType = UNSET
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -113,12 +119,16 @@ class ResponseBody(Struct, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """created: when this server first saw the model, Unix seconds."""
+    """created: when this server started, Unix seconds. ready: whether requests are taken now.
+
+    max_model_len, vocab_size: absent until a replica of the model was seen.
+    """
 
     id: str
     created: int
-    max_model_len: int
-    vocab_size: int
+    ready: bool
+    max_model_len: int | UnsetType = UNSET
+    vocab_size: int | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "tessera"
 
@@ -144,6 +154,13 @@ def usage_body(usage: Usage) -> UsageBody:
         usage.num_total_tokens,
         PromptTokensDetails(usage.num_cached_tokens),
     )
+
+
+def model_card(model: ServedModel, created_s: int) -> ModelCard:
+    info = model.info
+    if info is None:
+        return ModelCard(model.name, created_s, model.is_ready())
+    return ModelCard(model.name, created_s, model.is_ready(), info.max_context_len, info.vocab_size)
 
 
 def token_text(token: bytes) -> str:

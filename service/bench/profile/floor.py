@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from attention.config import AttentionConfig, LayerAttentionConfig
-from attention.roofline import AttentionCost, HardwareLimits, attention_step_cost, minimum_seconds
+from attention.roofline import AttentionCost, HardwareLimits, attention_step_cost
 
 Lengths = npt.NDArray[np.int32]
 
@@ -57,8 +57,10 @@ class ModelCost:
 
     def floor(self, shape: StepShape, limits: HardwareLimits) -> StepFloor:
         attention = attention_step_cost(self.attention, shape.seq_lens, shape.extend_seq_lens)
+        gemm = self.gemm_cost(shape)
         return StepFloor(
-            minimum_seconds(attention, limits), minimum_seconds(self.gemm_cost(shape), limits)
+            limits.minimum_seconds(attention.bytes_read, attention.flops),
+            limits.minimum_seconds(gemm.bytes_read, gemm.flops),
         )
 
 

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import AttentionConfig, LayerAttentionConfig
-from attention.roofline import (
-    AttentionCost,
-    HardwareLimits,
-    attention_step_cost,
-    minimum_seconds,
-    roofline_ratio,
-)
+from attention.roofline import AttentionCost, HardwareLimits, attention_step_cost
 
 
 def config_with(*windows):
@@ -72,13 +66,7 @@ def test_lengths_whose_squares_exceed_int32_do_not_overflow():
     assert cost_of(config, [(0, length)]).flops == 2 * 8 * 28 * pairs
 
 
-def test_ratio_is_one_when_the_slower_limit_is_met_exactly():
-    cost = AttentionCost(bytes_read=1000, flops=6000)
-    assert roofline_ratio(cost, 2.0, HardwareLimits(500.0, 6000.0)) == pytest.approx(1.0)
-    assert roofline_ratio(cost, 2.0, HardwareLimits(1e9, 1500.0)) == pytest.approx(2.0)
-    assert minimum_seconds(cost, HardwareLimits(100.0, 6000.0)) == pytest.approx(10.0)
-
-
-def test_a_time_that_is_not_positive_has_no_ratio():
-    with pytest.raises(ValueError, match="positive"):
-        roofline_ratio(AttentionCost(1, 1), 0.0, HardwareLimits(1.0, 1.0))
+def test_the_least_time_is_that_of_the_slower_limit():
+    assert HardwareLimits(500.0, 6000.0).minimum_seconds(1000, 6000) == pytest.approx(2.0)
+    assert HardwareLimits(1e9, 1500.0).minimum_seconds(1000, 6000) == pytest.approx(4.0)
+    assert HardwareLimits(100.0, 6000.0).minimum_seconds(1000, 6000) == pytest.approx(10.0)

@@ -10,6 +10,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 
 from attention.roofline import HardwareLimits
+from service.autoscaling.metrics import ScalingMetrics
 from service.metrics import (
     EngineMetrics,
     EngineStatsCollector,
@@ -22,14 +23,17 @@ from workers.observer import AttentionRecord, StepRecord
 from workers.protocol import EngineStats, ModelInfo
 
 # What the exporter adds to every series, and Prometheus when it scrapes.
-EXPORTER_LABELS = frozenset({"process", "replica"})
+EXPORTER_LABELS = frozenset({"process", "replica", "model"})
 TARGET_LABELS = frozenset({"job", "instance"})
 PROMETHEUS_METRICS = frozenset({"up", "scrape_duration_seconds", "scrape_samples_scraped"})
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedMetric:
-    """process: "engine" or "ingress". kind: counter, gauge, or bucket, sum, count of a histogram"""
+    """process: "engine", "ingress" or "autoscaler".
+
+    kind: counter, gauge, or bucket, sum, count of a histogram.
+    """
 
     process: str
     kind: str
@@ -39,7 +43,11 @@ class ExportedMetric:
 @cache
 def exported_metrics() -> dict[str, ExportedMetric]:
     """By the name that PromQL uses."""
-    registries = {"ingress": _ingress_registry(), "engine": _engine_registry()}
+    registries = {
+        "ingress": _ingress_registry(),
+        "engine": _engine_registry(),
+        "autoscaler": ScalingMetrics().registry,
+    }
     found: dict[str, ExportedMetric] = {}
     for process, registry in registries.items():
         for family in registry.collect():
@@ -57,7 +65,7 @@ def exported_metrics() -> dict[str, ExportedMetric]:
 def _ingress_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     metrics = IngressMetrics(registry)
-    registry.register(IngressStateCollector(lambda: IngressGauges(0, 0, 0)))
+    registry.register(IngressStateCollector(lambda: IngressGauges(0, 0, 0, 0)))
     metrics.on_routed(RoutingReason.LOAD)
     return registry
 

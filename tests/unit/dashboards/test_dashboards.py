@@ -30,8 +30,12 @@ FILES = {"overview", "latency", "attention", "kv-cache", "router", "ray-overhead
 VARIABLES = ["datasource", "model", "job", "replica"]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 EXAMPLE = {"__rate_interval": "1m", "job": "a", "model": "m", "replica": "r"}
-INGRESS_FILTER = {"job": ("=~", '"$job"')}
-ENGINE_FILTER = INGRESS_FILTER | {"replica": ("=~", '"$replica"')}
+SERVICE_FILTER = {"job": ("=~", '"$job"')}
+# "or none": what is refused before a model is known counts for all of them.
+INGRESS_FILTER = SERVICE_FILTER | {"model": ("=~", '"$model|"')}
+# The variable `replica` lists engines of the chosen models only.
+ENGINE_FILTER = SERVICE_FILTER | {"replica": ("=~", '"$replica"')}
+FILTERS = {"ingress": INGRESS_FILTER, "engine": ENGINE_FILTER, "autoscaler": INGRESS_FILTER}
 every_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda d: d.file.stem)
 every_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda p: p.name)
 
@@ -128,9 +132,8 @@ def test_a_panel_selects_metrics_and_labels_that_exist(panel):
 def test_a_panel_follows_the_variables(panel):
     for selector in selectors(panel):
         metric = exported_metrics().get(selector.metric)
-        is_engine = metric is not None and metric.process == "engine"
-        wanted = ENGINE_FILTER if is_engine else INGRESS_FILTER
-        given = {k: v for k, v in selector.matchers.items() if k in ("job", "replica")}
+        wanted = SERVICE_FILTER if metric is None else FILTERS[metric.process]
+        given = {k: v for k, v in selector.matchers.items() if k in ("job", "replica", "model")}
         assert given == wanted, selector.text
 
 

@@ -32,6 +32,7 @@ def test_files_that_are_named_exist(text):
         "http.proxy",
         "monitoring.kind",
         "weights.type",
+        "weights.nodeCache",
         "kernelCache.type",
         "networkPolicy.clientsFrom",
         "networkPolicy.operatorFrom",

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_a_compiler_is_there_only_for_triton():
     assert condition
     assert "gcc" in after.split("fi ")[0]
     assert "gcc" not in before + after.split("fi ", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("extras", "installed"), [("", {"tracing"}), ("cuda", {"tracing", "cuda"})]
+)
+def test_every_image_can_trace_and_only_one_for_gpus_has_cuda(extras, installed):
+    (target,) = re.findall(r'pip install ("\.\[[^"]*")', commands(BUILD))
+    shell = ["sh", "-c", f"echo {target}"]
+    environment = {"EXTRAS": extras}
+    words = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True)
+    names = set(words.stdout.strip().removeprefix(".[").removesuffix("]").split(","))
+    assert names == installed
+    assert names <= set(PROJECT["project"]["optional-dependencies"])
 
 
 def test_it_runs_as_the_user_that_the_chart_expects():

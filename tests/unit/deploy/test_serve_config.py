@@ -38,4 +38,4 @@ def test_it_serves_on_the_ports_that_the_documentation_names():
 def test_the_application_can_be_built_from_it():
     ingress = build(APPLICATION["args"])._bound_deployment
     assert ingress.name == "Ingress"
-    assert ingress.init_args[1]._bound_deployment.ray_actor_options["num_gpus"] == 0
+    assert ingress.init_args[2]._bound_deployment.ray_actor_options["num_gpus"] == 0

@@ -6,7 +6,8 @@ import pytest
 
 from service.config import parse_config
 from service.listeners import bind_shared, check_free, host_and_port
-from service.preflight import check_before_start, check_ray_answers, model_folder, model_name
+from service.model_names import model_folder, model_name
+from service.preflight import check_before_start, check_ray_answers
 from workers.errors import ConfigError, ModelLoadError
 
 

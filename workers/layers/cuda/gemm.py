@@ -21,6 +21,7 @@ from workers.layers.cuda.launch import (
     prefetch_chunks,
     prefetch_lines,
 )
+from workers.layers.cuda.new_tensor import NewTensor
 
 MAX_TOKENS = 256
 MAX_TILED_TOKENS = 512
@@ -203,7 +204,9 @@ def kernel_options(
     }
 
 
-def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
+def triton_gemm(
+    x: torch.Tensor, weight: torch.Tensor, config: GemmConfig, new: NewTensor = torch.empty
+) -> torch.Tensor:
     """x (n, in_features) @ weight (out_features, in_features).T -> (splits, n, out_features).
 
     Both contiguous. The result is in x's dtype for one split, float32 for several: their sum is
@@ -212,9 +215,7 @@ def triton_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> to
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
     out_dtype = x.dtype if config.num_splits == 1 else torch.float32
-    out = torch.empty(
-        (config.num_splits, num_tokens, out_features), dtype=out_dtype, device=x.device
-    )
+    out = new((config.num_splits, num_tokens, out_features), dtype=out_dtype, device=x.device)
     is_dependent = dependent_launch(x)
     grid = (triton.cdiv(out_features, config.block_rows), config.num_splits)
     k_per_split = in_features // config.num_splits

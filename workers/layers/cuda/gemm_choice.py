@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from workers.layers.cuda.chosen_gemm import Config, GemmBuilder, Multiply
+from workers.layers.cuda.chosen_gemm import Activate, Config, GemmBuilder, Multiply
 from workers.layers.cuda.gemm import GemmConfig
 from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, candidates
 from workers.layers.cuda.gemm_measure import Choices, measure
@@ -86,11 +86,22 @@ class GemmChooser:
     def gemms(self, shape: GemmShape, weights: Sequence[torch.Tensor]) -> dict[int, Multiply]:
         """What multiplies by any of the weights, by bucket; where there is none: cuBLAS."""
         builder = self._builder(weights[0].device)
-        choices = self.choose(shape, weights)
         return {
-            max_tokens: builder.build(choices.get(max_tokens), weights[0], shape.role)
-            for max_tokens in (*TOKEN_BUCKETS, sys.maxsize)
+            max_tokens: builder.multiply(config, weights[0])
+            for max_tokens, config in self._by_bucket(shape, weights).items()
         }
+
+    def gated_gemms(self, shape: GemmShape, weights: Sequence[torch.Tensor]) -> dict[int, Activate]:
+        """The same for gated weights, with the activation."""
+        builder = self._builder(weights[0].device)
+        return {
+            max_tokens: builder.activate(config, weights[0])
+            for max_tokens, config in self._by_bucket(shape, weights).items()
+        }
+
+    def _by_bucket(self, shape: GemmShape, weights: Sequence[torch.Tensor]) -> dict[int, Config]:
+        choices = self.choose(shape, weights)
+        return {bucket: choices.get(bucket) for bucket in (*TOKEN_BUCKETS, sys.maxsize)}
 
     def _builder(self, device: torch.device) -> GemmBuilder:
         return self._builders.setdefault(device, GemmBuilder(device))

@@ -65,27 +65,29 @@ def _block_argmax(
     block_max: tl.tensor,
     block_token: tl.tensor,
     row_stride: tl.tensor,
-    vocab_size: tl.tensor,
+    num_tokens: tl.tensor,
+    first_token: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One block of one row. block_token is -1 where the block holds a NaN."""
+    """One block of one row. block_token is -1 where the block holds a NaN. first_token: whose
+    logit stands first."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(
-        logits + row * row_stride + tokens, mask=tokens < vocab_size, other=float("-inf")
+        logits + row * row_stride + tokens, mask=tokens < num_tokens, other=float("-inf")
     ).to(tl.float32)
     is_nan = values != values
     values = tl.where(is_nan, float("-inf"), values)
     largest = tl.max(values, axis=0)
-    first = tl.min(tl.where(values == largest, tokens, vocab_size), axis=0)
+    first = first_token + tl.min(tl.where(values == largest, tokens, num_tokens), axis=0)
     has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
     at = row * tl.num_programs(1) + block
     tl.store(block_max + at, largest)
     tl.store(block_token + at, tl.where(has_nan, -1, first))
 
 
-_block_argmax_kernel = triton.jit(_block_argmax)
+_block_argmax_kernel = triton.jit(_block_argmax, do_not_specialize=("first_token",))
 
 
 def _end_step(  # noqa: PLR0913
@@ -153,30 +155,57 @@ class TritonStepKernels:
         )
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
-        num_rows, vocab_size = logits.shape
-        num_blocks = triton.cdiv(vocab_size, _VOCAB_BLOCK)
-        block_max = torch.empty((num_rows, num_blocks), dtype=torch.float32, device=logits.device)
-        block_token = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=logits.device)
-        _block_argmax_kernel[(num_rows, num_blocks)](
-            logits,
-            block_max,
-            block_token,
-            logits.stride(0),
-            vocab_size,
-            BLOCK=_VOCAB_BLOCK,
-            num_warps=4,
-        )
-        _end_step_kernel[(num_rows,)](
-            block_max,
-            block_token,
-            slots,
-            self.last_token_ids,
-            ring.sampled,
-            ring.next_slot,
-            ring.current,
-            num_blocks,
-            ring.sampled.stride(0),
-            ring.num_slots,
-            BLOCK=next_power_of_2(num_blocks),
-            num_warps=1,
-        )
+        size = logits.shape[0], num_vocab_blocks(logits.shape[1])
+        block_max = torch.empty(size, dtype=torch.float32, device=logits.device)
+        block_token = torch.empty(size, dtype=torch.int32, device=logits.device)
+        block_argmax(logits, logits.shape[1], 0, (block_max, block_token))
+        end_step((block_max, block_token), slots, self.last_token_ids, ring)
+
+
+def num_vocab_blocks(num_tokens: int) -> int:
+    """Into how many blocks block_argmax cuts so many logits."""
+    return -(-num_tokens // _VOCAB_BLOCK)
+
+
+Maxima = tuple[torch.Tensor, torch.Tensor]
+"""The largest logit of each block, float32 (n, blocks), and its token, int32, -1 for a NaN."""
+
+
+def block_argmax(logits: torch.Tensor, num_tokens: int, first_token: int, maxima: Maxima) -> None:
+    """Fill maxima from logits (n, num_tokens or more), which are those of first_token and on.
+
+    The lowest of equal tokens counts. Contiguous but for the rows of logits.
+    """
+    block_max, block_token = maxima
+    _block_argmax_kernel[block_max.shape](
+        logits,
+        block_max,
+        block_token,
+        logits.stride(0),
+        num_tokens,
+        first_token,
+        BLOCK=_VOCAB_BLOCK,
+        num_warps=4,
+    )
+
+
+def end_step(
+    maxima: Maxima, slots: torch.Tensor, last_token_ids: torch.Tensor, ring: StepRing
+) -> None:
+    """A token a row from maxima of the whole vocabulary; see DecodeStepKernels.end."""
+    block_max, block_token = maxima
+    num_rows, num_blocks = block_max.shape
+    _end_step_kernel[(num_rows,)](
+        block_max,
+        block_token,
+        slots,
+        last_token_ids,
+        ring.sampled,
+        ring.next_slot,
+        ring.current,
+        num_blocks,
+        ring.sampled.stride(0),
+        ring.num_slots,
+        BLOCK=next_power_of_2(num_blocks),
+        num_warps=1,
+    )

@@ -5,14 +5,36 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from workers.layers.cuda.chosen_gemm import Multiply
+from workers.layers.cuda.chosen_gemm import Activate, Multiply
 from workers.layers.cuda.gemm_candidates import GemmShape, Role
 from workers.layers.cuda.gemm_choice import GemmChooser
+from workers.layers.cuda.new_tensor import NewTensor
 
 
-class _ChosenGemm:
+class PartialGemm:
+    """x (n, in_features) @ weight.T as partial products (splits, n, out_features).
+
+    Their sum over splits is the product; one split has x's dtype, several are float32.
+    gemms: by the most tokens that each is for.
+    """
+
     def __init__(self, weight: torch.Tensor, gemms: Mapping[int, Multiply]) -> None:
-        """gemms: by the most tokens that each is for."""
+        self.weight = weight
+        self._max_tokens = sorted(gemms)
+        self._gemms = [gemms[max_tokens] for max_tokens in self._max_tokens]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.into(torch.empty, x)
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        """The product in a tensor that new makes."""
+        return self._gemms[bisect_left(self._max_tokens, x.shape[0])](x, self.weight, new)
+
+
+class GatedGemm:
+    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
+
+    def __init__(self, weight: torch.Tensor, gemms: Mapping[int, Activate]) -> None:
         self.weight = weight
         self._max_tokens = sorted(gemms)
         self._gemms = [gemms[max_tokens] for max_tokens in self._max_tokens]
@@ -21,33 +43,20 @@ class _ChosenGemm:
         return self._gemms[bisect_left(self._max_tokens, x.shape[0])](x, self.weight)
 
 
-class PartialGemm(_ChosenGemm):
-    """x (n, in_features) @ weight.T as partial products (splits, n, out_features).
-
-    Their sum over splits is the product; one split has x's dtype, several are float32.
-    """
-
-
-class GatedGemm(_ChosenGemm):
-    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
-
-
 def partial_gemms(
     chooser: GemmChooser, weights: Sequence[torch.Tensor], can_split: bool
 ) -> list[PartialGemm]:
     """One for each of the weights, which have one shape."""
-    gemms = _gemms(chooser, weights, "split" if can_split else "whole")
+    gemms = chooser.gemms(_shape(weights, "split" if can_split else "whole"), weights)
     return [PartialGemm(weight, gemms) for weight in weights]
 
 
 def gated_gemms(chooser: GemmChooser, weights: Sequence[torch.Tensor]) -> list[GatedGemm]:
     """One for each of the weights, which have one shape."""
-    gemms = _gemms(chooser, weights, "gated")
+    gemms = chooser.gated_gemms(_shape(weights, "gated"), weights)
     return [GatedGemm(weight, gemms) for weight in weights]
 
 
-def _gemms(
-    chooser: GemmChooser, weights: Sequence[torch.Tensor], role: Role
-) -> dict[int, Multiply]:
+def _shape(weights: Sequence[torch.Tensor], role: Role) -> GemmShape:
     out_features, in_features = weights[0].shape
-    return chooser.gemms(GemmShape(out_features, in_features, role), weights)
+    return GemmShape(out_features, in_features, role)

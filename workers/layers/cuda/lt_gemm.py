@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from workers.layers.cuda.cublaslt import Algorithm, CublasLt, Layouts, Product
+from workers.layers.cuda.new_tensor import NewTensor
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,13 @@ class LtGemm:
         self._product = product_of(weight[:1], weight, config.num_splits)
         self._prepared = lru_cache(maxsize=_MAX_PREPARED)(self._prepare)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, new: NewTensor = torch.empty
+    ) -> torch.Tensor:
         layouts, algorithm = self._prepared(x.shape[0])
         product = layouts.product
         size = (product.num_splits, product.num_tokens, product.out_features)
-        out = torch.empty(size, dtype=product.out_dtype, device=x.device)
+        out = new(size, dtype=product.out_dtype, device=x.device)
         self._library.multiply(layouts, algorithm, (x, weight, out))
         return out
 

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from workers.layers.cuda.gated_gemm import activate
 from workers.layers.cuda.gemm import GemmConfig, prefetch_row_lines, tile_tokens
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.cuda.new_tensor import NewTensor
 
 _PREFETCH_BYTES = 1024
 
@@ -109,7 +110,9 @@ def _gated_tiled(  # noqa: PLR0913
 _gated_tiled_kernel = triton.jit(_gated_tiled, do_not_specialize=("num_tokens",))
 
 
-def triton_tiled_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
+def triton_tiled_gemm(
+    x: torch.Tensor, weight: torch.Tensor, config: GemmConfig, new: NewTensor = torch.empty
+) -> torch.Tensor:
     """x (n, in_features) @ weight (out_features, in_features).T -> (splits, n, out_features).
 
     As triton_gemm, for config.kind "tiled".
@@ -118,7 +121,7 @@ def triton_tiled_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig)
     out_features = weight.shape[0]
     splits = config.num_splits
     out_dtype = x.dtype if splits == 1 else torch.float32
-    out = torch.empty((splits, num_tokens, out_features), dtype=out_dtype, device=x.device)
+    out = new((splits, num_tokens, out_features), dtype=out_dtype, device=x.device)
     is_dependent = dependent_launch(x)
     tokens = tile_tokens(num_tokens)
     num_tiles = triton.cdiv(out_features, config.block_rows) * splits

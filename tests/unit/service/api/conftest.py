@@ -19,7 +19,7 @@ def bench(tmp_path):
 @pytest.fixture
 def services(bench):
     return ApiServices(
-        handler=bench.handler,
+        models=bench.models,
         authenticator=OpenAuthenticator(),
         is_ready=lambda: True,
         version="0.1.0",

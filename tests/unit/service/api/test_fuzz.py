@@ -30,7 +30,7 @@ FORBIDDEN_STATUSES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
 def _services(folder):
     return ApiServices(
-        handler=make_bench(folder).handler,
+        models=make_bench(folder).models,
         authenticator=OpenAuthenticator(),
         is_ready=lambda: True,
         version="0.1.0",
@@ -54,6 +54,8 @@ def api_schema(tmp_path_factory):
         ("POST", "/detokenize"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{model_id}"),
+        ("POST", "/models/{model_name}/v1/completions"),
+        ("GET", "/models/{model_name}/v1/models/{model_id}"),
         ("GET", "/health/ready"),
     ],
 )

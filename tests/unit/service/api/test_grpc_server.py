@@ -14,6 +14,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from service.api.auth import make_authenticator
 from service.api.errors import ERROR_TABLE, ApiError, ApiErrorCode
 from service.api.grpc import SERVICE_NAME, GrpcOptions, build_grpc_server
+from service.api.grpc_requests import to_prompt
+from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.backend import make_failure, make_outputs
@@ -136,6 +138,56 @@ async def test_tokenize_and_detokenize_are_inverse(stub):
     assert back.text == "naïve 🙂"
 
 
+async def test_the_tokens_of_a_prompt_are_told_on_request(stub, bench):
+    request = _request(return_prompt_token_ids=True)
+    whole = await stub.Generate(request)
+    chunks = await _all(stub.GenerateStream(request))
+    expected = bench.backend.requests[0].prompt_token_ids
+    assert list(whole.prompt_token_ids) == expected
+    assert [list(chunk.prompt_token_ids) for chunk in chunks] == [expected] + [[]] * (
+        len(chunks) - 1
+    )
+    assert not (await stub.Generate(_request())).prompt_token_ids
+    tokenize = pb.TokenizeRequest(text=pb.Text(text="hello"), return_tokens=True)
+    assert b"".join((await stub.Tokenize(tokenize)).tokens) == b"hello"
+
+
+async def test_usage_so_far_grows_to_the_whole_usage(stub):
+    chunks = await _all(stub.GenerateStream(_request(continuous_usage_stats=True)))
+    counts = [chunk.usage_so_far.completion_tokens for chunk in chunks[:-1]]
+    assert counts == sorted(counts)
+    assert chunks[-2].usage_so_far == chunks[-1].usage
+    plain = await _all(stub.GenerateStream(_request()))
+    assert not any(chunk.HasField("usage_so_far") for chunk in plain)
+
+
+async def test_a_chat_may_ask_for_the_tokens_that_the_tokenizer_adds():
+    for adds in (False, True):
+        messages = [pb.Message(role="user", content="hello")]
+        chat = pb.Chat(messages=messages, add_special_tokens=adds)
+        assert to_prompt(pb.GenerateRequest(chat=chat), Limits()).add_special_tokens is adds
+
+
+FLOODS = {
+    "messages": pb.GenerateRequest(chat=pb.Chat(messages=[pb.Message()] * 5000)),
+    "stop": _request(sampling=pb.SamplingParams(stop=["x"] * 5000)),
+    "logit_bias": _request(sampling=pb.SamplingParams(logit_bias=dict.fromkeys(range(5000), 0))),
+}
+
+
+@pytest.mark.parametrize("field", list(FLOODS))
+async def test_floods_of_items_are_refused_before_they_are_looked_at(stub, field):
+    code, error_code, metadata = await _error(stub.Generate(FLOODS[field]))
+    assert (code, error_code) == (grpc.StatusCode.INVALID_ARGUMENT, "limit_exceeded")
+    assert metadata["tessera-error-param"] == field
+
+
+async def test_a_flood_of_unknown_fields_is_refused(connect):
+    call = (await connect()).unary_unary(f"/{SERVICE_NAME}/Generate")
+    code, error_code, _ = await _error(call(b"\xf8\x7f\x01" * 2_000_000))
+    assert (code, error_code) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown_parameter")
+
+
 async def test_models(stub):
     models = await stub.ListModels(pb.ListModelsRequest())
     assert [model.name for model in models.models] == ["tiny"]
@@ -230,6 +282,31 @@ async def test_a_client_that_cancels_aborts_its_request(stub, bench, rpc):
         while bench.backend.num_live:
             await asyncio.sleep(0.01)
     assert any(stream.is_aborted for stream in bench.backend.streams)
+
+
+@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream"])
+async def test_a_client_that_cancels_before_a_replica_has_its_request_takes_it_back(
+    stub, bench, rpc
+):
+    started, taken_back = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_ever(request):
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            taken_back.set()
+            raise
+
+    bench.backend.submit = wait_for_ever
+    call = getattr(stub, rpc)(_request())
+    async with asyncio.timeout(5):
+        # A stream of a call is sent when somebody reads it, an answer when somebody waits.
+        reading = asyncio.ensure_future(call.read() if rpc == "GenerateStream" else call)
+        await started.wait()
+        call.cancel()
+        await taken_back.wait()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_keys_are_wanted_everywhere_but_on_health(connect):

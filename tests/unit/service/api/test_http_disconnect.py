@@ -121,3 +121,24 @@ async def test_a_stream_starts_even_if_its_first_token_takes_long(app, bench):
     payload = b"".join(message.get("body", b"") for message in client.messages)
     assert payload.endswith(b"data: [DONE]\n\n")
     assert bench.metrics.named("finished")[0][0] == "stop"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_while_no_replica_has_the_request_yet_takes_it_back(app, bench, stream, n):
+    outcomes = []
+
+    async def wait_for_ever(request):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            outcomes.append("taken back")
+            raise
+
+    bench.backend.submit = wait_for_ever
+    client = AsgiClient(app, "/v1/completions", _body(stream, n))
+    running = asyncio.create_task(client.run())
+    await asyncio.sleep(0.05)
+    client.left.set()
+    await asyncio.wait_for(running, 5)
+    assert outcomes == ["taken back"] * n

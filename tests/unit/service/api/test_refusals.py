@@ -7,6 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from service.api.errors import ERROR_TABLE
 from service.api.grpc import SERVICE_NAME, build_grpc_server
 from service.api.http import build_http_app
 from service.proto import inference_pb2 as pb
@@ -93,6 +94,32 @@ async def test_a_refused_parameter_is_counted_once_whoever_refuses_it(client, be
     assert rejections(bench) == [code]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", "/v1/models/other", None, "model_not_found"),
+        ("GET", "/v1/nothing", None, "route_not_found"),
+        ("DELETE", "/v1/completions", None, "method_not_allowed"),
+        ("POST", "/tokenize", {"model": "other", "prompt": "x"}, "model_not_found"),
+        ("POST", "/tokenize", {"prompt": "x", "messages": []}, "invalid_request"),
+        ("POST", "/detokenize", {"model": "other", "tokens": [5]}, "model_not_found"),
+        ("POST", "/detokenize", {"tokens": [10**6]}, "invalid_request"),
+    ],
+)
+async def test_what_no_generation_refuses_is_counted_once(client, bench, method, path, body, code):
+    response = await client.request(method, path, json=body)
+    assert response.json()["error"]["code"] == code
+    assert rejections(bench) == [code]
+
+
+async def test_every_code_that_is_counted_is_one_of_the_table(client, bench):
+    """So a client cannot make up series."""
+    for path in ("/x/1", "/x/2", "/v1/models/a", "/v1/models/b"):
+        await client.get(path)
+    assert set(rejections(bench)) <= {code.value for code in ERROR_TABLE}
+    assert len(set(rejections(bench))) == 2
+
+
 async def test_a_missing_key_is_counted_and_a_good_one_and_health_are_not(services, bench):
     async with closed_client(services) as client:
         assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 401
@@ -152,3 +179,27 @@ async def test_a_refused_message_is_counted_once(dial, bench, rpc, request_, cod
     call = getattr(pb_grpc.InferenceStub(await dial()), rpc)(request_)
     await failure_of(call.read() if rpc == "GenerateStream" else call)
     assert rejections(bench) == [code]
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "code"),
+    [
+        ("GetModel", pb.GetModelRequest(), "invalid_request"),
+        ("GetModel", pb.GetModelRequest(name="other"), "model_not_found"),
+        ("Tokenize", pb.TokenizeRequest(model="other", text=TEXT), "model_not_found"),
+        ("Tokenize", pb.TokenizeRequest(), "invalid_request"),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[10**6]), "invalid_request"),
+    ],
+)
+async def test_a_refused_message_of_another_method_is_counted_once(
+    dial, bench, rpc, request_, code
+):
+    await failure_of(getattr(pb_grpc.InferenceStub(await dial()), rpc)(request_))
+    assert rejections(bench) == [code]
+
+
+async def test_a_method_that_does_not_exist_is_counted_once(dial, bench):
+    channel = await dial()
+    call = channel.unary_unary(f"/{SERVICE_NAME}/Nothing")(b"")
+    assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED
+    assert rejections(bench) == ["route_not_found"]

@@ -338,7 +338,7 @@ async def test_load_counts_what_is_on_its_way_until_the_replica_reports_it():
 
 
 def test_the_key_never_shows_in_a_representation():
-    address = ReplicaAddress("r", "n", "/p", None, 0, b"secret-key")
+    address = ReplicaAddress("r", "m", "n", "/p", None, 0, b"secret-key")
     assert "secret" not in repr(address)
 
 

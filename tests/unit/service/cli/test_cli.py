@@ -93,3 +93,11 @@ def test_the_curl_line_carries_a_key_when_one_is_wanted():
     printed = console.file.getvalue()
     assert '-H "Authorization: Bearer $API_KEY"' in printed
     assert "secret" not in printed
+
+
+def test_the_announcement_names_every_model_and_shows_how_to_ask_the_first():
+    console = Console(file=io.StringIO())
+    _announce(parse_config({"models": {"small": {}, "org/large": {}}}), console)
+    printed = console.file.getvalue()
+    assert "Tessera serves small, org/large\n" in printed
+    assert '"model": "small"' in printed

@@ -22,7 +22,7 @@ def status_of(*starting: StartProgress, num_live=0) -> ServiceStatus:
 
 
 def loading(fraction, stage="loading weights"):
-    return StartProgress("r1", stage, fraction)
+    return StartProgress("r1", "builtin", stage, fraction)
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def lines_after(out, updates):
 def test_a_file_gets_the_share_of_the_weights_once_a_second(out) -> None:
     updates = [(0.25, status_of(loading(step / 20)), "DEPLOYING") for step in range(20)]
     shares = [line for line in lines_after(out, updates) if "weights" in line]
-    assert shares[0] == "replica r1: loading weights"
-    assert shares[1:] == [f"replica r1: loading weights {n}%" for n in (20, 40, 60, 80)]
+    assert shares[0] == "builtin replica r1: loading weights"
+    assert shares[1:] == [f"builtin replica r1: loading weights {n}%" for n in (20, 40, 60, 80)]
 
 
 def test_a_file_gets_nothing_twice(out) -> None:
@@ -51,7 +51,7 @@ def test_a_file_gets_nothing_twice(out) -> None:
     assert lines_after(out, updates) == [
         "starting Ray",
         "deploying: deploying",
-        "replica r1: warming up",
+        "builtin replica r1: warming up",
     ]
 
 
@@ -75,4 +75,4 @@ def test_a_terminal_shows_replica_and_stage(out) -> None:
     console = Console(file=out, force_terminal=True, width=100)
     with make_start_display(console, "starting Ray") as bar:
         bar.update(status_of(loading(0.5)), "DEPLOYING")
-    assert "replica r1: loading weights" in out.getvalue()
+    assert "builtin replica r1: loading weights" in out.getvalue()

@@ -262,13 +262,13 @@ SMALL = Limits(
     max_logprob_entries=100,
     max_cache_salt_bytes=4,
     max_request_id_bytes=4,
+    max_session_id_bytes=4,
 )
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"model": "other"}, "model_not_found", "model"),
         ({"n": 0}, "limit_exceeded", "n"),
         ({"n": 3}, "limit_exceeded", "n"),
         ({"prompt": (EncodeText("a"),) * 3}, "limit_exceeded", "prompt"),
@@ -300,6 +300,7 @@ SMALL = Limits(
         ),
         ({"cache_salt": "12345"}, "limit_exceeded", "cache_salt"),
         ({"request_id": "12345"}, "limit_exceeded", "request_id"),
+        ({"session_id": "12345"}, "limit_exceeded", "session_id"),
         ({"priority": 2**31}, "limit_exceeded", "priority"),
         ({"truncate_prompt_tokens": 0}, "invalid_request", "truncate_prompt_tokens"),
     ],

@@ -23,6 +23,12 @@ def test_a_joined_cluster_keeps_its_addresses():
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in prepared(target=RayTarget("auto"))
 
 
+def test_a_replica_that_hangs_is_not_asked_politely_to_stop():
+    assert prepared()["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] == "1"
+    kept = prepared(environment={"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "0"})
+    assert kept["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] == "0"
+
+
 def test_haproxy_is_switched_on_only_when_asked_for():
     assert "RAY_SERVE_ENABLE_HA_PROXY" not in prepared()
     assert prepared({"http": {"proxy": "haproxy"}})["RAY_SERVE_ENABLE_HA_PROXY"] == "1"

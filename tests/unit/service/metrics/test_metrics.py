@@ -28,7 +28,7 @@ INFO = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32")
 def ingress_registry():
     registry = CollectorRegistry()
     metrics = IngressMetrics(registry)
-    registry.register(IngressStateCollector(lambda: IngressGauges(3, 40, 2)))
+    registry.register(IngressStateCollector(lambda: IngressGauges(3, 40, 2, 1)))
     metrics.on_accepted(10, 1)
     metrics.on_first_token(0.1, 0.02, 0.03)
     metrics.on_tokens(4, 0.01)
@@ -75,6 +75,17 @@ def test_every_process_has_its_own_series_of_one_family():
         key = ("tessera_running_requests", (("process", "engine"), ("replica", replica)))
         assert samples[key] == 2
     assert text.count("# TYPE tessera_running_requests gauge") == 1
+
+
+def test_parts_of_a_process_keep_their_series_apart_by_their_labels():
+    aggregator = MetricsAggregator(expire_after_s=10)
+    for model in ("a", "b", "b"):
+        aggregator.push(take_snapshot(ingress_registry(), "ingress", "i1", model=model))
+    _, samples = scrape(aggregator)
+    of_requests = [
+        dict(labels) for name, labels in samples if name == "tessera_requests_accepted_total"
+    ]
+    assert of_requests == [{"process": "ingress", "replica": "i1", "model": m} for m in "ab"]
 
 
 def test_promtool_finds_nothing_to_complain_about():

@@ -18,7 +18,7 @@ class Clock:
 
 
 def address(replica_id, path="/p"):
-    return ReplicaAddress(replica_id, "node", path, None, 0, b"key")
+    return ReplicaAddress(replica_id, "model", "node", path, None, 0, b"key")
 
 
 def registry(expire_after_s=5.0):
@@ -86,8 +86,8 @@ def test_a_successor_never_repeats_a_version():
 
 def test_progress_ends_with_the_announcement():
     board, _ = registry()
-    board.report_progress(StartProgress("a", "loading", 0.5))
-    assert board.status().starting == (StartProgress("a", "loading", 0.5),)
+    board.report_progress(StartProgress("a", "model", "loading", 0.5))
+    assert board.status().starting == (StartProgress("a", "model", "loading", 0.5),)
     board.announce(address("a"))
     assert board.status().starting == ()
     assert board.status().num_replicas == 1

@@ -1,5 +1,6 @@
 """A replica's life without Serve: start, announce, health, drain, failure."""
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -10,11 +11,12 @@ import pytest
 from attention.hardware import H200
 from attention.roofline import HardwareLimits
 from attention.selection import DeviceFacts
+from service.channel.client import ReplicaLink
 from service.channel.server import ChannelServer
 from service.config import MetricsSettings, parse_config
 from service.replica import EXIT_ENGINE_FAILED, ReplicaHost, hardware_limits
 from tests.fakes.engine import FakeEngine
-from tests.fakes.replica import FAST
+from tests.fakes.replica import FAST, eventually
 from workers.config import EngineConfig
 from workers.engine_loop import EngineLoop
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
@@ -30,6 +32,7 @@ class Board:
         self.failures = []
         self.addresses = []
         self.snapshots = []
+        self.loads = []
         self.is_withdrawn = False
 
     def report_progress(self, stage, fraction):
@@ -40,6 +43,9 @@ class Board:
 
     def announce(self, address):
         self.addresses.append(address)
+
+    def report_load(self, load, model):
+        self.loads.append((load, model))
 
     def withdraw(self):
         self.is_withdrawn = True
@@ -62,12 +68,33 @@ class Hosted:
         self.board = Board()
         self.exits = []
         self.channel = ChannelServer("replica-1", "node-1", FAST, "127.0.0.1")
-        self.host = ReplicaHost("replica-1", config, self.channel, self.board, self.exits.append)
+        (model,) = config.served_models()
+        self.host = ReplicaHost(
+            "replica-1", model, config.metrics, self.channel, self.board, self.exits.append
+        )
 
     def create(self, config, hooks):
         hooks.on_progress("loading", 0.5)
+        self.fail = hooks.on_failure
         self.loop = EngineLoop(self.engine, hooks.on_outputs, hooks.on_failure)
         return self.loop
+
+
+class Sink:
+    """What an ingress hears of one request."""
+
+    def __init__(self):
+        self.num_tokens = 0
+        self.is_lost = False
+
+    def deliver(self, output, engine_s):
+        self.num_tokens += len(output.token_ids)
+
+    def lose(self):
+        self.is_lost = True
+
+    def refuse(self):
+        raise AssertionError("the request was sent")
 
 
 @contextlib.contextmanager
@@ -212,3 +239,62 @@ def test_a_cpu_has_none_and_nothing_is_said(caplog):
         config = EngineConfig(model="m", device="cpu")
         assert hardware_limits(MetricsSettings(), config) is None
     assert not caplog.records
+
+
+class HangingEngine(FakeEngine):
+    """Gives some tokens, then hangs in a step until release is set."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.release = threading.Event()
+
+    def step(self):
+        if self.num_steps >= 5:
+            self.release.wait(10)
+        return super().step()
+
+
+@pytest.mark.asyncio
+async def test_streams_of_a_hung_engine_end_and_the_process_exits_without_any_health_check():
+    engine = HangingEngine(step_s=0.002)
+    with hosted(engine, step_timeout_s=0.3) as made:
+        link = ReplicaLink(made.board.addresses[0], "ingress", "node-1", FAST, lambda: None)
+        sink = Sink()
+        link.start()
+        await eventually(lambda: link.is_connected)
+        link.submit(request(max_tokens=100), sink)
+        await eventually(lambda: sink.num_tokens)
+        started_s = time.monotonic()
+        await eventually(lambda: sink.is_lost)
+        assert time.monotonic() - started_s < 2
+        await eventually(lambda: made.exits == [EXIT_ENGINE_FAILED])
+        engine.release.set()
+        await link.aclose()
+
+
+def test_two_reports_of_one_failure_end_the_process_once():
+    with hosted(FakeEngine(step_s=0.002)) as made:
+        made.fail(EngineFailedError("rank 1 died"))
+        made.fail(EngineFailedError("no step"))
+        assert made.exits == [EXIT_ENGINE_FAILED]
+
+
+def test_a_replica_is_known_before_its_start_is_over():
+    with hosted() as made:
+        assert made.board.addresses
+
+
+@pytest.mark.asyncio
+async def test_a_stream_longer_than_the_drain_is_lost_and_counted(caplog):
+    with hosted(FakeEngine(step_s=0.005)) as made:
+        link = ReplicaLink(made.board.addresses[0], "ingress", "node-1", FAST, lambda: None)
+        sink = Sink()
+        link.start()
+        await eventually(lambda: link.is_connected)
+        link.submit(request(max_tokens=100_000), sink)
+        await eventually(lambda: sink.num_tokens)
+        with caplog.at_level(logging.WARNING, logger="service.replica"):
+            await asyncio.to_thread(made.host.shut_down, 0.2)
+        await eventually(lambda: sink.is_lost)
+        assert "1 requests under way" in caplog.text
+        await link.aclose()

@@ -44,7 +44,7 @@ def lines():
 @pytest.fixture
 def services(tmp_path):
     return ApiServices(
-        handler=make_bench(tmp_path).handler,
+        models=make_bench(tmp_path).models,
         authenticator=make_authenticator(
             make_callers(
                 [ApiKey(KEY, "team-a", KeyLimits())], time.monotonic, salt_prefix_cache=False
@@ -61,7 +61,10 @@ async def _post(services, body, request_id="req-1", key=KEY):
     transport = httpx.ASGITransport(app=build_http_app(services))
     headers = {"x-request-id": request_id, "authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://tessera") as client:
-        return await client.post("/v1/completions", json={"model": "tiny", **body}, headers=headers)
+        body = {"model": "tiny", **body}
+        response = await client.post("/v1/completions", json=body, headers=headers)
+    services.observer.flush()
+    return response
 
 
 def _parsed(lines):

@@ -1,11 +1,21 @@
 """The prefix index: exact on what it remembers, bounded, salted."""
 
+import math
 import random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.prefix_index import PrefixIndex
+from service.prefix_index import Evicted, PrefixIndex
+
+HELD = dict.fromkeys("abc", Evicted(0.0, 0.0))
+"""Nothing that was used since the replica's first token is evicted."""
+
+
+def at(unshared, b=None, shared=-math.inf):
+    """What replica "a" has evicted, and "b" where it is named."""
+    evicted = {"a": Evicted(unshared, shared)}
+    return evicted if b is None else {**evicted, "b": Evicted(b, shared)}
 
 
 def index(block_tokens=4, max_blocks=1000, max_match_tokens=400):
@@ -16,21 +26,30 @@ def test_the_longest_shared_prefix_is_matched_in_whole_blocks():
     prefixes = index()
     prefixes.insert(prefixes.keys(list(range(20)), ""), "a")
     prefixes.insert(prefixes.keys([*range(8), *range(100, 112)], ""), "b")
-    matched = prefixes.match(prefixes.keys([*range(14), 7, 7, 7], ""), ["a", "b", "c"])
+    matched = prefixes.match(prefixes.keys([*range(14), 7, 7, 7], ""), HELD)
     assert matched == {"a": 12, "b": 8}
 
 
 def test_different_salts_share_nothing():
     prefixes = index()
     prefixes.insert(prefixes.keys(list(range(20)), "tenant-1"), "a")
-    assert prefixes.match(prefixes.keys(list(range(20)), "tenant-2"), ["a"]) == {}
-    assert prefixes.match(prefixes.keys(list(range(20)), "tenant-1"), ["a"]) == {"a": 20}
+    assert prefixes.match(prefixes.keys(list(range(20)), "tenant-2"), HELD) == {}
+    assert prefixes.match(prefixes.keys(list(range(20)), "tenant-1"), HELD) == {"a": 20}
 
 
 def test_equal_blocks_after_different_beginnings_do_not_match():
     prefixes = index()
     prefixes.insert(prefixes.keys([1, 1, 1, 1, 5, 5, 5, 5], ""), "a")
-    assert prefixes.match(prefixes.keys([2, 2, 2, 2, 5, 5, 5, 5], ""), ["a"]) == {}
+    assert prefixes.match(prefixes.keys([2, 2, 2, 2, 5, 5, 5, 5], ""), HELD) == {}
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(0, 40))
+def test_keys_are_equal_exactly_as_far_as_prompts_are(tokens, num_kept):
+    prefixes = index()
+    other = [*tokens[:num_kept], *((t + 1) % 2**31 for t in tokens[num_kept:])]
+    pairs = list(zip(prefixes.keys(tokens, "s"), prefixes.keys(other, "s"), strict=True))
+    num_equal = min(num_kept, len(tokens)) // 4
+    assert [a == b for a, b in pairs] == [i < num_equal for i in range(len(pairs))]
 
 
 def test_prompts_shorter_than_a_block_have_no_keys():
@@ -46,8 +65,39 @@ def test_a_forgotten_replica_matches_nothing_and_takes_no_room():
     prefixes.insert(prefixes.keys(list(range(20)), ""), "a")
     prefixes.insert(prefixes.keys(list(range(8)), ""), "b")
     prefixes.forget("a")
-    assert prefixes.match(prefixes.keys(list(range(20)), ""), ["a", "b"]) == {"b": 8}
+    assert prefixes.match(prefixes.keys(list(range(20)), ""), HELD) == {"b": 8}
     assert len(prefixes) == 2
+
+
+def test_what_a_replica_has_written_over_since_its_last_use_does_not_match():
+    prefixes = index()
+    keys = prefixes.keys(list(range(20)), "")
+    use = prefixes.insert(keys, "a")
+    assert prefixes.match(keys, at(1e9)) == {"a": 20}  # in use
+    use.released_at = 1000
+    assert prefixes.match(keys, at(1000, b=0)) == {"a": 20}
+    assert prefixes.match(keys, at(1001, b=0)) == {}
+
+
+def test_a_later_use_keeps_the_part_that_it_shares():
+    prefixes = index()
+    first, second = (prefixes.keys([*range(8), n, n, n, n], "") for n in (100, 200))
+    prefixes.insert(first, "a").released_at = 10
+    prefixes.insert(second, "a").released_at = 20
+    assert prefixes.match(first, at(15)) == {"a": 8}
+    assert prefixes.match(second, at(15)) == {"a": 12}
+
+
+def test_what_requests_share_is_kept_longer_than_what_one_alone_used():
+    prefixes = index()
+    first, second = (prefixes.keys([*range(8), n, n, n, n], "") for n in (100, 200))
+    prefixes.insert(first, "a").released_at = 10
+    assert prefixes.match(first, at(15, shared=5)) == {}, "one alone went on from it"
+    prefixes.insert(first, "a").released_at = 10
+    assert prefixes.match(first, at(15, shared=5)) == {}, "in one way only"
+    prefixes.insert(second, "a").released_at = 12
+    assert prefixes.match(first, at(15, shared=5)) == {"a": 8}
+    assert prefixes.match(first, at(15, shared=13)) == {}
 
 
 def test_eviction_takes_leaves_before_ancestors_and_old_before_new():
@@ -55,8 +105,8 @@ def test_eviction_takes_leaves_before_ancestors_and_old_before_new():
     prefixes.insert(prefixes.keys(list(range(16)), ""), "a")
     prefixes.insert(prefixes.keys(list(range(100, 116)), ""), "a")
     assert len(prefixes) == 6
-    assert prefixes.match(prefixes.keys(list(range(100, 116)), ""), ["a"]) == {"a": 16}
-    assert prefixes.match(prefixes.keys(list(range(16)), ""), ["a"]) == {"a": 8}
+    assert prefixes.match(prefixes.keys(list(range(100, 116)), ""), HELD) == {"a": 16}
+    assert prefixes.match(prefixes.keys(list(range(16)), ""), HELD) == {"a": 8}
 
 
 prompt = st.lists(st.integers(0, 2), max_size=24)
@@ -75,7 +125,7 @@ def test_matches_equal_those_of_a_plain_list_of_prompts(history, query):
         blocks = num_common // 3 * 3
         if blocks:
             expected[replica_id] = max(expected.get(replica_id, 0), blocks)
-    assert prefixes.match(prefixes.keys(query, ""), "abc") == expected
+    assert prefixes.match(prefixes.keys(query, ""), HELD) == expected
 
 
 def test_the_index_never_exceeds_its_bound():

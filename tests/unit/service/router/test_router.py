@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from service.admission import AdmissionControl, AdmissionSettings
+from service.admission import AdmissionSettings, IngressAdmission
 from service.api.errors import ApiError, ApiErrorCode
 from service.router import Router
 from service.routing_policy import RouterSettings
+from service.session import make_session_key, set_session_key
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, FakeReplica, eventually
 from workers.errors import ErrorCode
@@ -25,6 +26,7 @@ class Metrics:
     def __init__(self):
         self.reasons: Counter[str] = Counter()
         self.overhead_s: list[float] = []
+        self.scale_up_waits_s: list[float] = []
 
     def on_routed(self, reason):
         self.reasons[reason.value] += 1
@@ -32,13 +34,17 @@ class Metrics:
     def on_overhead(self, seconds):
         self.overhead_s.append(seconds)
 
+    def on_scale_up_wait(self, seconds):
+        self.scale_up_waits_s.append(seconds)
+
 
 class Routed:
     """A router with its collaborators in reach."""
 
     def __init__(self, settings, channel, admission):
         self.metrics = Metrics()
-        self.admission = AdmissionControl(admission)
+        self.ingress = IngressAdmission(admission)
+        (self.admission,) = self.ingress.models
         self.router = Router("in-1", "node-1", settings, channel, self.admission, self.metrics)
 
 
@@ -214,13 +220,13 @@ async def test_a_draining_replica_gets_nothing_and_finishes_what_it_has():
     with FakeReplica(slow, replica_id="a") as a:
         async with routed(a) as r:
             stream = await r.router.submit(request(max_tokens=20))
-            await anext(stream)
+            first = await anext(stream)
             await asyncio.to_thread(a.server.drain)
             await eventually(lambda: not r.router.is_ready)
             with pytest.raises(ApiError) as caught:
                 await r.router.submit(request("late"))
             assert caught.value.code is ApiErrorCode.UNAVAILABLE
-            assert len(await collect(stream)) == 19
+            assert len(tokens([first, *await collect(stream)])) == 20
 
 
 async def test_a_full_replica_gets_nothing():
@@ -253,7 +259,7 @@ async def test_a_client_that_does_not_read_loses_its_own_request_only():
         async with routed(replica, channel=channel) as r:
             unread = await r.router.submit(request("unread", max_tokens=10_000))
             read = await r.router.submit(request("read", max_tokens=100))
-            assert len(await collect(read)) == 100
+            assert len(tokens(await collect(read))) == 100
             await eventually(lambda: not replica.engine.running)
             with pytest.raises(ApiError) as caught:
                 await collect(unread)
@@ -267,13 +273,13 @@ async def test_admission_refuses_when_full_and_when_draining():
             with pytest.raises(ApiError) as caught:
                 await r.router.submit(request("two"))
             assert caught.value.code is ApiErrorCode.OVERLOADED
-            r.admission.begin_drain()
+            r.ingress.begin_drain()
             assert not r.router.is_ready
             with pytest.raises(ApiError) as caught:
                 await r.router.submit(request("three"))
             assert caught.value.code is ApiErrorCode.DRAINING
             assert caught.value.retry_after_s
-            assert len(await collect(stream)) == 10
+            assert len(tokens(await collect(stream))) == 10
 
 
 async def test_a_refusal_is_known_before_a_prompt_is_tokenised():
@@ -286,7 +292,7 @@ async def test_a_refusal_is_known_before_a_prompt_is_tokenised():
             assert caught.value.code is ApiErrorCode.OVERLOADED
             await stream.aclose()
             r.router.check_admission()
-            r.admission.begin_drain()
+            r.ingress.begin_drain()
             with pytest.raises(ApiError) as caught:
                 r.router.check_admission()
             assert caught.value.code is ApiErrorCode.DRAINING
@@ -308,9 +314,47 @@ async def test_a_replica_no_longer_listed_stays_while_its_connection_lives():
     with FakeReplica(replica_id="a") as a:
         async with routed(a) as r:
             await r.router.update_replicas([])
-            assert len(await collect(await r.router.submit(request()))) == 8
+            assert len(tokens(await collect(await r.router.submit(request())))) == 8
             await asyncio.to_thread(a.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
             await r.router.update_replicas([])
             with pytest.raises(ApiError):
                 await r.router.submit(request("late"))
+
+
+async def test_ending_all_requests_gives_each_one_typed_error_and_frees_the_engine():
+    with FakeReplica(FakeEngine(step_s=0.005)) as replica:
+        async with routed(replica) as r:
+            streams = [await r.router.submit(request(f"r{i}", max_tokens=10_000)) for i in range(3)]
+            await anext(streams[0])
+            assert r.router.end_requests() == 3
+            for stream in streams:
+                with pytest.raises(ApiError) as caught:
+                    await collect(stream)
+                assert caught.value.code is ApiErrorCode.DRAINING
+            await eventually(lambda: not replica.engine.has_work)
+            assert r.admission.num_live_requests == r.admission.queued_tokens == 0
+            assert r.router.end_requests() == 0
+
+
+async def test_links_stand_when_all_replicas_that_were_named_are_connected():
+    with FakeReplica(replica_id="a") as a, FakeReplica(replica_id="b") as b:
+        async with routed(a) as r:
+            assert r.router.is_linked
+            await r.router.update_replicas([a.address, b.address])
+            assert not r.router.is_linked
+            await eventually(lambda: r.router.is_linked)
+
+
+async def test_two_ingresses_that_know_nothing_of_a_session_send_it_to_the_same_replica():
+    with FakeReplica(replica_id="a") as a, FakeReplica(replica_id="b") as b:
+        async with routed(a, b) as one, routed(a, b) as two:
+            for number in range(12):
+                before = a.engine.num_finished
+                set_session_key(make_session_key("caller", "", f"session {number}"))
+                for name, r in (("one", one), ("two", two)):
+                    prompt = [number] * 100 if r is one else [100 + number] * 100
+                    await collect(await r.router.submit(request(f"{name}{number}", prompt)))
+                assert a.engine.num_finished - before in (0, 2)
+            assert one.metrics.reasons == two.metrics.reasons == {"session": 12}
+            assert 0 < a.engine.num_finished < 24

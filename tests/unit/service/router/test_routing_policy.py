@@ -14,6 +14,7 @@ from service.routing_policy import (
     RouterSettings,
     RoutingPolicy,
     RoutingReason,
+    SessionHome,
     load_in_queued_tokens,
 )
 
@@ -91,7 +92,37 @@ def test_sequential_load_stays_balanced():
 
 
 def test_a_token_in_memory_weighs_less_than_one_to_compute():
-    assert load_in_queued_tokens(1000, 0) == load_in_queued_tokens(0, 16_000) == 1000
+    assert load_in_queued_tokens(1000, 0) == load_in_queued_tokens(0, 32_000) == 1000
+
+
+@given(st.integers(0, 20_000), st.integers(0, 20_000), st.integers(1, 500), st.booleans())
+def test_a_session_keeps_its_replica_until_the_load_rule_says_otherwise(
+    home_load, other_load, num_prompt_tokens, is_known
+):
+    policy = RoutingPolicy(SETTINGS, random.Random(0))
+    candidates = [Candidate("home", home_load, 0), Candidate("other", other_load, 0)]
+    session = SessionHome("home", is_known=is_known)
+    decision = policy.choose(candidates, num_prompt_tokens, session)
+    allowed = SPILL_FACTOR * num_prompt_tokens + SETTINGS.session_imbalance_tokens
+    if home_load - other_load <= allowed:
+        assert decision == ("home", RoutingReason.SESSION)
+    else:
+        assert decision == ("other", RoutingReason.LOAD)
+
+
+def test_a_known_home_beats_a_match_and_an_unknown_one_does_not():
+    candidates = [Candidate("home", 0, 0), Candidate("match", 0, 128)]
+    policy = RoutingPolicy(SETTINGS, random.Random(0))
+    known = policy.choose(candidates, 200, SessionHome("home", is_known=True))
+    unknown = policy.choose(candidates, 200, SessionHome("home", is_known=False))
+    assert known == ("home", RoutingReason.SESSION)
+    assert unknown == ("match", RoutingReason.PREFIX)
+
+
+@pytest.mark.parametrize("header", ["authorization", "X-Session", "x-session\n", "x-", "x_session"])
+def test_a_session_header_is_a_lower_case_name_of_its_own(header):
+    with pytest.raises(ValueError, match="session_header"):
+        RouterSettings(session_header=header)
 
 
 candidate = st.builds(Candidate, st.uuids().map(str), st.integers(0, 10**6), st.integers(0, 10**5))

@@ -28,7 +28,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def services(bench):
-    return ApiServices(bench.handler, OpenAuthenticator(), lambda: True, "0", 0, peek_s=0.2)
+    return ApiServices(bench.models, OpenAuthenticator(), lambda: True, "0", 0, peek_s=0.2)
 
 
 def keyed(services, *keys, **limits):

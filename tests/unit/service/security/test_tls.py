@@ -48,7 +48,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def services(tmp_path):
-    return ApiServices(make_bench(tmp_path).handler, OpenAuthenticator(), lambda: True, "0", 0)
+    return ApiServices(make_bench(tmp_path).models, OpenAuthenticator(), lambda: True, "0", 0)
 
 
 @pytest.fixture

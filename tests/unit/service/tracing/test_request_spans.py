@@ -43,7 +43,7 @@ class Traced:
         provider = make_provider(TracingSettings(sample_ratio=sample_ratio), "ingress-1")
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.services = ApiServices(
-            handler=self.bench.handler,
+            models=self.bench.models,
             authenticator=OpenAuthenticator(),
             is_ready=lambda: True,
             version="0.1.0",

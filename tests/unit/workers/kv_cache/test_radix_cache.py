@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.errors import IntegrityError
+from workers.kv_cache.eviction_order import SHARED_LIFETIME
 from workers.kv_cache.prefix_cache import InsertResult, NoPrefixCache, PrefixMatch
 from workers.kv_cache.radix_cache import RadixCache
 from workers.kv_cache.radix_node import RadixNode
@@ -262,3 +263,47 @@ def test_any_history_agrees_with_a_dict_of_prefixes(page_size: int, history: lis
         for node, held in locked:
             assert node.path_pages().tolist() == held
         cache.check_integrity([node for node, _ in locked])
+
+
+def shared_then_unshared(num_unshared: int) -> RadixCache:
+    """Page 7 leads on to 8 and to 9; then num_unshared pages from 100 on, used once each."""
+    cache = make_cache()
+    insert(cache, [1, 2, 3, 4], [7, 8])
+    insert(cache, [1, 2, 5, 6], [7, 9])
+    assert cache.evict(2).tolist() == [8, 9]
+    for number in range(num_unshared):
+        insert(cache, [50 + number, 0], [100 + number])
+    return cache
+
+
+def test_what_requests_went_on_from_in_different_ways_outlives_what_was_used_later():
+    assert shared_then_unshared(3).evict(3).tolist() == [100, 101, 102]
+
+
+def test_a_shared_prefix_that_fell_out_of_use_goes_before_what_is_recent():
+    cache = shared_then_unshared(1)
+    for number in range(SHARED_LIFETIME * 10):
+        cache.evict(1)
+        insert(cache, [200 + number, 0], [300 + number])
+    assert 7 not in cache.all_pages()
+
+
+def test_a_conversation_is_not_shared_however_many_turns_it_has():
+    cache = make_cache()
+    for num_pages in range(1, 6):
+        tokens = list(range(2 * num_pages))
+        match(cache, tokens)
+        insert(cache, tokens, list(range(1, num_pages + 1)))
+    insert(cache, [90, 91], [90])
+    assert cache.evict(5).tolist() == [5, 4, 3, 2, 1]
+    cache.check_integrity([])
+
+
+def test_a_prefix_whose_first_continuation_was_evicted_is_shared_with_the_next_one():
+    cache = make_cache()
+    insert(cache, [1, 2, 3, 4], [7, 8])
+    assert cache.evict(1).tolist() == [8]
+    insert(cache, [1, 2, 5, 6], [7, 9])
+    assert cache.evict(1).tolist() == [9]
+    insert(cache, [60, 61], [60])
+    assert cache.evict(1).tolist() == [60]

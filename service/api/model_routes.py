@@ -1,0 +1,168 @@
+"""The HTTP routes that concern models: generation, tokenisation, what there is.
+
+Each stands twice: at the root, where a request names its model, and under /models/{model_name},
+where the path does. Parses, calls the model's handler, renders.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from service.api.body import read_body
+from service.api.middleware import REQUEST_ID_KEY
+from service.api.openai.chat import ChatCompletionRequest
+from service.api.openai.completions import CompletionRequest
+from service.api.openai.responses import ChatRenderer, CompletionRenderer, Renderer
+from service.api.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from service.api.openai.wire import ModelList, model_card, token_text
+from service.api.openapi import PathParameters, describe, describe_body
+from service.api.responses import EventStream, EventStreamResponse, json_response, until_disconnect
+from service.api.services import ApiServices
+from service.handler.collect import collect
+from service.handler.directory import ModelDirectory
+from service.handler.generation import Generation
+
+_NAME = "model_name"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where routes stand. models: those that a request to them can reach; may raise ApiError."""
+
+    prefix: str
+    parameters: PathParameters
+    models: Callable[[Request], ModelDirectory]
+
+
+def add_model_routes(app: FastAPI, services: ApiServices) -> None:
+    everything = services.models
+    for place in (
+        _Place("", (), lambda request: everything),
+        # A name may have slashes, and the path behind it says where it ends.
+        _Place(
+            f"/models/{{{_NAME}:path}}",
+            (_NAME,),
+            lambda request: everything.only(request.path_params[_NAME]),
+        ),
+    ):
+        _add_generation_routes(app, services, place)
+        _add_tokenizer_routes(app, services, place)
+        _add_list_routes(app, services, place)
+
+
+def _add_generation_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
+    limits, counting_refusals = services.models.limits, services.models.counting_refusals
+
+    @app.post(
+        f"{place.prefix}/v1/completions",
+        openapi_extra=describe_body(CompletionRequest, place.parameters),
+    )
+    async def completions(request: Request) -> Response:
+        with counting_refusals():
+            models = place.models(request)
+            body = await read_body(request, CompletionRequest, limits)
+            neutral = _with_id(body, request).to_generation_request()
+            handler = models.pick(neutral.model).handler
+        generation = await until_disconnect(request, handler.start(neutral))
+        renderer = CompletionRenderer(body, generation.info)
+        return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
+
+    @app.post(
+        f"{place.prefix}/v1/chat/completions",
+        openapi_extra=describe_body(ChatCompletionRequest, place.parameters),
+    )
+    async def chat_completions(request: Request) -> Response:
+        with counting_refusals():
+            models = place.models(request)
+            body = await read_body(request, ChatCompletionRequest, limits)
+            neutral = _with_id(body, request).to_generation_request(limits)
+            handler = models.pick(neutral.model).handler
+        generation = await until_disconnect(request, handler.start(neutral))
+        renderer = ChatRenderer(body, generation.info)
+        return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
+
+
+G = TypeVar("G", CompletionRequest, ChatCompletionRequest)
+
+
+def _with_id(body: G, request: Request) -> G:
+    """A body without an id of its own is known by the id of its HTTP request."""
+    if body.request_id:
+        return body
+    return body.model_copy(update={"request_id": request.scope[REQUEST_ID_KEY]})
+
+
+async def _respond(
+    request: Request, generation: Generation, renderer: Renderer, is_stream: bool, peek_s: float
+) -> Response:
+    if is_stream:
+        stream = EventStream(generation)
+        try:
+            await stream.peek(peek_s)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return EventStreamResponse(stream, renderer)
+    async with generation:
+        results = await until_disconnect(request, collect(generation))
+        return Response(renderer.body(results, generation.usage), media_type="application/json")
+
+
+def _add_tokenizer_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
+    limits, counting_refusals = services.models.limits, services.models.counting_refusals
+
+    @app.post(
+        f"{place.prefix}/tokenize", openapi_extra=describe_body(TokenizeRequest, place.parameters)
+    )
+    async def tokenize(request: Request) -> Response:
+        with counting_refusals():
+            models = place.models(request)
+            body = await read_body(request, TokenizeRequest, limits)
+            handler = models.pick(body.model or "").handler
+            token_ids = await handler.tokenise(body.to_prompt(limits))
+        texts = [token_text(token) for token in handler.token_bytes(token_ids)]
+        return json_response(
+            TokenizeResponse(
+                len(token_ids),
+                handler.model_info.max_context_len,
+                token_ids,
+                texts if body.return_token_strs else None,
+            )
+        )
+
+    @app.post(
+        f"{place.prefix}/detokenize",
+        openapi_extra=describe_body(DetokenizeRequest, place.parameters),
+    )
+    async def detokenize(request: Request) -> Response:
+        with counting_refusals():
+            models = place.models(request)
+            body = await read_body(request, DetokenizeRequest, limits)
+            handler = models.pick(body.model or "").handler
+            return json_response(DetokenizeResponse(await handler.detokenise(body.tokens)))
+
+
+def _add_list_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
+    counting_refusals = services.models.counting_refusals
+
+    @app.get(f"{place.prefix}/v1/models", openapi_extra=describe(place.parameters))
+    async def models(request: Request) -> Response:
+        with counting_refusals():
+            found = place.models(request)
+        return json_response(ModelList([model_card(m, services.started_s) for m in found]))
+
+    @app.get(
+        f"{place.prefix}/v1/models/{{model_id:path}}", openapi_extra=describe(place.parameters)
+    )
+    async def model(request: Request, model_id: str) -> Response:
+        with counting_refusals():
+            found = place.models(request).find(model_id)
+        return json_response(model_card(found, services.started_s))

@@ -1,0 +1,1 @@
+"""How many engine replicas a model has, decided by its load; and waiting while it has none."""

@@ -1,0 +1,74 @@
+"""Settings of API keys, validated where the service's configuration is. Knows no request."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from service.security.api_keys import ApiKey, check_distinct, parse_key_file
+from service.security.quota import KeyLimits
+from workers.errors import ConfigError
+
+
+class AuthSettings(BaseModel):
+    """API keys that clients may present; none means no authentication.
+
+    api_key_file: one key a line, with limits of its own if it has any (service/security/api_keys).
+    api_keys: comma-separated when given by environment. limits: of every key, in each ingress
+    process, unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys
+    share no cached prefix, so none can tell from its latency what another has sent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api_key_file: Path | None = None
+    api_keys: tuple[SecretStr, ...] = ()
+    limits: KeyLimits = KeyLimits()
+    salt_prefix_cache_by_key: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(data.get("api_keys"), str):
+            keys = [key.strip() for key in data["api_keys"].split(",")]
+            return {**data, "api_keys": keys}
+        return data
+
+    @field_validator("api_keys")
+    @classmethod
+    def _refuse_empty_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        # An unset secret must not open the service, nor an empty key match an empty header.
+        if not all(key.get_secret_value().strip() for key in keys):
+            raise ValueError("an API key is empty")
+        return keys
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        has_keys = bool(self.api_keys) or self.api_key_file is not None
+        if not has_keys and (self.limits != KeyLimits() or self.salt_prefix_cache_by_key):
+            raise ValueError("limits and salts by key need API keys")
+        return self
+
+    def load_keys(self) -> tuple[ApiKey, ...]:
+        """All keys. Raises ConfigError if the file cannot be read or holds none."""
+        keys = [
+            ApiKey(key.get_secret_value().strip(), f"key-{number}", self.limits)
+            for number, key in enumerate(self.api_keys, 1)
+        ]
+        try:
+            if self.api_key_file is not None:
+                found = parse_key_file(self.api_key_file.read_text(), self.limits)
+                if not found:
+                    raise ConfigError(f"{self.api_key_file} holds no key")
+                keys += found
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"auth.api_key_file: {error}") from error
+        check_distinct(keys)
+        return tuple(keys)

@@ -1,0 +1,74 @@
+"""A rank that is stopped inside a step: rank 0 waits in a collective, and that is noticed."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import torch.distributed as dist
+
+from service.step_watch import StepWatch
+from tests.distributed.test_local_engine import Starter, config_for
+from workers.engine import Engine
+from workers.engine_loop import EngineLoop
+from workers.observer import NullObserver
+from workers.parallel.tp_engine import build_tp_engine
+from workers.protocol import GenerateRequest, StepOutput
+from workers.sampling.params import SamplingParams
+
+STEP_TIMEOUT_S = 1.5
+LATEST_S = 5.0
+
+
+@contextlib.contextmanager
+def engine_whose_rank_dies(lost: threading.Event) -> Iterator[Engine]:
+    engine = build_tp_engine(
+        config_for(2), Starter(), lambda rank: lost.set(), NullObserver(), lambda done, total: None
+    )
+    try:
+        yield engine
+    finally:
+        with contextlib.suppress(RuntimeError):  # of gloo, about the step that was under way
+            engine.close()
+        dist.destroy_process_group()
+
+
+def rank_process() -> psutil.Process:
+    (rank,) = (
+        child
+        for child in psutil.Process().children()
+        if "workers.parallel.local_rank" in child.cmdline()
+    )
+    return rank
+
+
+def test_a_stopped_rank_is_noticed_by_the_heartbeat_and_no_token_comes_after():
+    lost, has_token = threading.Event(), threading.Event()
+    is_hung, has_failed = threading.Event(), threading.Event()
+
+    def on_outputs(outputs: list[StepOutput]) -> None:
+        assert outputs[0].error is None
+        has_token.set()
+
+    with engine_whose_rank_dies(lost) as engine:
+        loop = EngineLoop(engine, on_outputs, lambda _: has_failed.set())
+        loop.start()
+        watch = StepWatch(loop, STEP_TIMEOUT_S, lambda _: is_hung.set())
+        watch.start()
+        params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+        loop.submit([GenerateRequest("r", [5, 17, 400], params)])
+        assert has_token.wait(60)
+        rank = rank_process()
+        rank.suspend()
+        try:
+            assert is_hung.wait(LATEST_S)
+            # A stopped process has closed nothing: it is the heartbeat alone that tells.
+            assert not lost.is_set()
+            num_tokens = loop.stats().num_output_tokens
+            assert 0 < num_tokens < 900
+            time.sleep(0.5)
+            assert loop.stats().num_output_tokens == num_tokens
+        finally:
+            rank.kill()
+        assert has_failed.wait(60)

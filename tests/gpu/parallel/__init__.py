@@ -1,0 +1,1 @@
+"""Tensor parallelism on GPUs: needs two of them."""

@@ -1,0 +1,49 @@
+"""One engine in a process of its own: `python -m tests.gpu.parallel.generate`, told by its stdin.
+
+A process belongs to one group of ranks and ends with any of them, so that tests run it from
+outside. Prints "ready", then the tokens of every round as a line of JSON. It and its ranks are one
+process group, which ends with the process that started it: nothing is left on a GPU.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+from workers.config import EngineConfig
+from workers.parallel.local_engine import build_local_engine
+from workers.sampling.params import SamplingParams
+
+PARENT_POLL_S = 0.5
+
+
+def end_with(parent: int) -> None:
+    """End this process group when the process that leads to it has gone."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    told = json.loads(sys.stdin.read())
+    faulthandler.dump_traceback_later(told["dump_s"])
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    engine = build_local_engine(EngineConfig(**told["config"]), lambda done, total: None)
+    while told["captures"] and engine.prepare_while_idle():
+        pass
+    print("ready", flush=True)
+    sampling = [SamplingParams(**one) for one in told["sampling"]]
+    for _ in range(told["rounds"]):
+        results = engine.generate(told["prompts"], sampling)
+        engine.check_integrity()
+        print(json.dumps([result.token_ids for result in results]), flush=True)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A Ray of our own with Serve, for tests and for programs beside them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OBJECT_STORE_BYTES = 100 << 20
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    """A started Ray with Serve, no proxy, no dashboard; ended at the end."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray import serve
+
+    # A cluster that died may have left its address behind: join none.
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        num_cpus=4,
+    )
+    serve.start(proxy_location="Disabled")
+    try:
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()

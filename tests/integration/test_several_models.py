@@ -1,0 +1,153 @@
+"""Two models in one application on a real Ray with real engines and stock clients."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.proto import inference_pb2_grpc
+from tests.integration.services import (
+    grpc_request,
+    is_ready,
+    replica_processes,
+    running_service,
+    wait_until,
+)
+
+APP = "several-models"
+MAIN, DRAFT = "main", "org/draft"
+PROMPT = "def __init__(self"
+ENGINE = {"kv_cache_bytes": 64 << 20, "num_cpu_threads": 1}
+MODELS = {
+    MAIN: {"engine": {**ENGINE, "model": "builtin", "max_context_len": 96}},
+    DRAFT: {
+        "engine": {**ENGINE, "model": "builtin-draft", "max_context_len": 256},
+        "replica": {"cpus_per_rank": 0.2},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def service(ray_session):
+    with running_service(APP, 18300, models=MODELS) as running:
+        yield running
+
+
+def client_at(service, path="/v1"):
+    return OpenAI(base_url=service.url + path, api_key="none", max_retries=0, timeout=60)
+
+
+def text_of(client, model, max_tokens=24):
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=max_tokens, temperature=0
+    )
+    assert answer.model == model
+    return answer.choices[0].text
+
+
+def grpc_text(service, model):
+    request = grpc_request(PROMPT, 24)
+    request.model = model
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        return inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60)
+
+
+def test_the_same_model_answers_by_field_by_route_and_over_grpc(service):
+    texts = {}
+    for model in (MAIN, DRAFT):
+        texts[model] = text_of(client_at(service), model)
+        assert text_of(client_at(service, f"/models/{model}/v1"), model) == texts[model]
+        answer = grpc_text(service, model)
+        assert (answer.model, answer.choices[0].text) == (model, texts[model])
+        unnamed = httpx.post(
+            f"{service.url}/models/{model}/v1/completions",
+            json={"prompt": PROMPT, "max_tokens": 24, "temperature": 0},
+            timeout=60,
+        )
+        assert unnamed.json()["choices"][0]["text"] == texts[model]
+    assert texts[MAIN] != texts[DRAFT]
+
+
+def test_each_engine_has_its_own_settings(service):
+    listed = {model.id: model for model in client_at(service).models.list().data}
+    assert {name: model.max_model_len for name, model in listed.items()} == {MAIN: 96, DRAFT: 256}
+    assert readiness(service) == {MAIN: True, DRAFT: True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        text_of(client_at(service), MAIN, max_tokens=200)
+    assert caught.value.code == "context_length_exceeded"
+    assert text_of(client_at(service), DRAFT, max_tokens=200)
+
+
+def test_unknown_models_and_no_model_are_typed_errors(service):
+    for client in (client_at(service), client_at(service, f"/models/{MAIN}/v1")):
+        with pytest.raises(openai.NotFoundError) as caught:
+            text_of(client, "builtin")
+        assert caught.value.code == "model_not_found"
+    for model, code in (
+        ("builtin", grpc.StatusCode.NOT_FOUND),
+        ("", grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            grpc_text(service, model)
+        assert refused.value.code() is code
+    assert httpx.post(f"{service.url}/v1/completions", json={"prompt": "x"}).status_code == 400
+
+
+def series(service, name):
+    """Values of a metric summed by their label `model`."""
+    sums = {}
+    for family in text_string_to_metric_families(httpx.get(service.metrics_url).text):
+        for sample in family.samples:
+            if sample.name == name:
+                model = sample.labels.get("model", "")
+                sums[model] = sums.get(model, 0.0) + sample.value
+    return sums
+
+
+def test_metrics_of_the_models_do_not_mix(service):
+    name = "tessera_requests_accepted_total"
+    wait_until(lambda: set(series(service, name)) == {MAIN, DRAFT})
+    before = series(service, name)
+    for _ in range(3):
+        text_of(client_at(service), DRAFT, max_tokens=1)
+    wait_until(lambda: series(service, name)[DRAFT] == before[DRAFT] + 3)
+    assert series(service, name)[MAIN] == before[MAIN]
+    for of_engine in ("tessera_output_tokens_total", "tessera_kv_pages"):
+        assert set(series(service, of_engine)) == {MAIN, DRAFT}
+
+
+def test_a_model_that_lost_its_replica_leaves_the_other_answering(service):
+    (main,) = replica_processes(APP, "Engine-main")
+    (draft,) = replica_processes(APP, "Engine-org_draft")
+
+    def ask_draft(_):
+        return text_of(client_at(service), DRAFT, max_tokens=16)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(ask_draft, range(40))
+        os.kill(main.pid, signal.SIGKILL)
+        wait_until(lambda: readiness(service) == {MAIN: False, DRAFT: True})
+        assert status_of(service, MAIN) == 503
+        assert is_ready(service.url)
+        assert len(set(answers)) == 1
+    wait_until(lambda: status_of(service, MAIN) == 200, timeout_s=60)
+    assert draft.is_running()
+    assert replica_processes(APP, "Engine-org_draft") == [draft]
+
+
+def readiness(service):
+    return {model.id: model.ready for model in client_at(service).models.list().data}
+
+
+def status_of(service, model):
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 1}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60)
+    if answer.status_code != 200:
+        assert answer.json()["error"]["code"] in ("unavailable", "replica_lost")
+    return answer.status_code

@@ -1,0 +1,1 @@
+"""Parts of the integration tests' tooling that run without Ray."""

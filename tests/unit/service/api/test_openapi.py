@@ -1,0 +1,64 @@
+"""The OpenAPI document describes what is really answered; its references lead somewhere."""
+
+import jsonschema
+import pytest
+
+REQUESTS = {
+    "/v1/completions": {"model": "tiny", "prompt": "hello", "max_tokens": 4, "logprobs": 2},
+    "/v1/chat/completions": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "logprobs": True,
+        "return_token_ids": True,
+    },
+    "/tokenize": {"prompt": "hello", "return_token_strs": True},
+    "/detokenize": {"tokens": [5, 6]},
+    "/v1/models": None,
+    "/v1/models/{model_id}": None,
+}
+
+
+def references(part):
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for value in part.values():
+            yield from references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)
+
+
+def test_every_reference_leads_to_a_schema(app):
+    document = app.openapi()
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) <= known
+
+
+def check(document, path, method, status, answer):
+    described = document["paths"][path][method]["responses"][status]
+    schema = described["content"]["application/json"]["schema"]
+    jsonschema.validate(answer, {**schema, "components": document["components"]})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", list(REQUESTS))
+async def test_answers_and_errors_are_as_described(app, client, path):
+    body = REQUESTS[path]
+    method = "get" if body is None else "post"
+    response = await client.request(method, path.replace("{model_id}", "tiny"), json=body)
+    assert response.status_code == 200
+    check(app.openapi(), path, method, "200", response.json())
+    wrong = path.replace("{model_id}", "other")
+    if body is not None or wrong != path:
+        refused = await client.request(method, wrong, json=body and {**body, "nonsense": 1})
+        assert refused.status_code >= 400
+        check(app.openapi(), path, method, "default", refused.json())
+
+
+def test_every_operation_describes_an_answer_and_an_error(app):
+    for path, operations in app.openapi()["paths"].items():
+        for operation in operations.values():
+            assert set(operation["responses"]) == {"200", "default"}, path
+    streamed = app.openapi()["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert "text/event-stream" in streamed

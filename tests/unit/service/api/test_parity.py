@@ -1,0 +1,60 @@
+"""Whatever HTTP takes, gRPC takes: a new parameter of one goes to the other or is explained."""
+
+import pytest
+
+from service.api.openai.chat import ChatCompletionRequest, ChatMessage
+from service.api.openai.completions import CompletionRequest
+from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from service.proto import inference_pb2 as pb
+
+# Names in the proto where they are others.
+RENAMED = {
+    "prompt": "text",
+    "messages": "chat",
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+    "chat_template_kwargs": "template_kwargs_json",
+    "return_token_ids": "return_prompt_token_ids",
+    "return_token_strs": "return_tokens",
+    "stream_options": "continuous_usage_stats",
+    "tokens": "token_ids",
+}
+NOT_IN_GRPC = {
+    "stream": "a method of its own",
+    "user": "changes nothing",
+    "safety_identifier": "changes nothing",
+    "prompt_cache_key": "changes nothing",
+    "session_id": "changes nothing in the body; metadata can carry what routing reads",
+    "metadata": "changes nothing; gRPC has metadata of its own",
+    "service_tier": "there is only one",
+    "spaces_between_special_tokens": "changes nothing",
+}
+
+
+def fields_of(descriptor):
+    """Names of a message's fields and of those inside it."""
+    for field in descriptor.fields:
+        yield field.name
+        if field.message_type is not None:
+            yield from fields_of(field.message_type)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (CompletionRequest, pb.GenerateRequest),
+        (ChatCompletionRequest, pb.GenerateRequest),
+        (ChatMessage, pb.Message),
+        (TokenizeRequest, pb.TokenizeRequest),
+        (DetokenizeRequest, pb.DetokenizeRequest),
+    ],
+    ids=lambda item: item.__name__,
+)
+def test_every_parameter_of_http_is_one_of_grpc_or_has_a_reason(schema, message):
+    wanted = {RENAMED.get(name, name) for name in schema.model_fields} - set(NOT_IN_GRPC)
+    assert wanted <= set(fields_of(message.DESCRIPTOR))
+
+
+def test_no_reason_outlives_its_parameter():
+    known = {*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
+    assert set(NOT_IN_GRPC) <= known

@@ -1,0 +1,55 @@
+"""The short way of outputs that are tokens and nothing else tells what the long way tells."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.handler.choice import ChoiceAssembler, ChoiceOptions
+from service.handler.requests import TextOptions
+from service.tokenizer.encoder import load_tokenizer
+from service.tokenizer.folder import read_tokenizer_files
+from service.tokenizer.stop_strings import StopStrings
+from workers.builtin import builtin_model_path
+from workers.protocol import FinishReason, StepOutput
+
+NEVER = "\x00never in any text\x00"
+
+
+@pytest.fixture(scope="module")
+def options():
+    _, pieces = load_tokenizer(read_tokenizer_files(builtin_model_path()))
+    return ChoiceOptions(pieces, TextOptions(), None, 0, frozenset())
+
+
+def told(assembler, steps):
+    deltas = [
+        assembler.push(StepOutput("r", list(step), FinishReason.LENGTH if last else None))
+        for last, step in ((index == len(steps) - 1, step) for index, step in enumerate(steps))
+    ]
+    shown = [delta for delta in deltas if delta is not None]
+    return (
+        "".join(delta.text for delta in shown),
+        [token for delta in shown for token in delta.token_ids],
+        shown[-1].finish_reason,
+        shown[-1].num_output_tokens,
+    )
+
+
+@given(steps=st.lists(st.lists(st.integers(0, 4095), max_size=4), min_size=1, max_size=12))
+def test_both_ways_tell_the_same(options, steps):
+    # A stop string, even one that never occurs, takes the long way.
+    long_way = replace(options, stop_strings=StopStrings((NEVER,)))
+    assert told(ChoiceAssembler(0, options), steps) == told(ChoiceAssembler(0, long_way), steps)
+
+
+def test_an_output_without_tokens_tells_nothing(options):
+    assert ChoiceAssembler(0, options).push(StepOutput("r", [])) is None
+
+
+def test_an_echo_is_told_with_the_first_output(options):
+    assembler = ChoiceAssembler(0, options, "echoed")
+    first = assembler.push(StepOutput("r", [100]))
+    second = assembler.push(StepOutput("r", [100]))
+    assert first.text == "echoed" + second.text
