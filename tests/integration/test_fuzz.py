@@ -18,7 +18,7 @@ from tests.integration.services import running_service
 
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 VALID = {"model": "builtin", "prompt": "def ", "max_tokens": 2, "temperature": 0}
-FUZZ_S = 25
+FUZZ_S = 15
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -96,5 +96,5 @@ def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
         check=False,
     )
     assert done.returncode == 1
-    assert "tessera serve: no attention backend named 'nope'; there are: " in done.stderr
+    assert "tessera serve: builtin: no attention backend named 'nope'; there are: " in done.stderr
     assert "Traceback" not in done.stderr
