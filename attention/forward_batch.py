@@ -80,6 +80,9 @@ class ForwardBatch:
     Invariant for row i: seq_lens[i] == extend_prefix_lens[i] + extend_seq_lens[i], and
     the pool's req_to_token[req_pool_indices[i], :seq_lens[i]] holds the cache index of every
     token of the row, the new ones included.
+
+    attention_out: (num_tokens, tp_q_head_num * v_head_dim) of the model's dtype, where a layer's
+    attention should leave its output. A backend may return a tensor of its own instead.
     """
 
     forward_mode: ForwardMode
@@ -96,3 +99,4 @@ class ForwardBatch:
     extend_seq_lens_cpu: npt.NDArray[np.int32]
     extend_prefix_lens_cpu: npt.NDArray[np.int32]
     attn_backend: AttentionDispatch
+    attention_out: torch.Tensor | None = None

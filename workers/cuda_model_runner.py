@@ -1,7 +1,8 @@
 """ModelRunner on a CUDA device: launches that wait for nothing, and graphs for decode steps.
 
-A step that a captured graph covers replays it; all others run eagerly and, while the device is
-busy with them, the host captures what is missing. An idle engine captures the rest.
+A decode step that a captured graph covers replays it; other steps of few tokens replay the graphs
+between their layers' attention, the rest run eagerly. While the device is busy with a step that
+lacked a graph, the host captures it. An idle engine captures the rest.
 """
 
 import time
@@ -20,13 +21,18 @@ from workers.cuda_executor import (
     StepEvents,
 )
 from workers.cuda_graph_runner import GraphedStep
-from workers.decode_graph_set import build_decode_graphs
+from workers.decode_graph_set import (
+    CudaGraphCapturer,
+    build_decode_graphs,
+    build_segment_graphs,
+)
 from workers.executor import PendingStep, StepExecutor, StepOutcome
 from workers.loading.weights import OnProgress
 from workers.model_runner import LaunchedStep, ModelRunner, attention_records
 from workers.observer import AttentionRecord
 from workers.parallel.group import TPGroup
 from workers.scheduler.plan import StepPlan
+from workers.step_inputs import StepInputs
 
 
 class CudaModelRunner(ModelRunner):
@@ -43,9 +49,11 @@ class CudaModelRunner(ModelRunner):
             self._timer = UntimedAttention(self._backend)
         self._clock = DeviceClock(time.perf_counter)
         padding_slot = config.max_running_requests
+        capturer = CudaGraphCapturer(device)
         self._graphs = build_decode_graphs(
-            config, self._model, self._backend, self._sampling, padding_slot, tp
+            config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
         )
+        self._segments = build_segment_graphs(config, self._model, self.dtype, capturer)
 
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)
@@ -80,17 +88,28 @@ class CudaModelRunner(ModelRunner):
         step = graphs.run(plan, self._sampling)
         return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download(), ())
 
+    def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        segments = self._segments
+        if wants_all or segments is None or not segments.covers(inputs.batch.num_tokens):
+            return super()._final_states(inputs, wants_all)
+        return segments.run(inputs.batch, inputs.sample_indices)
+
     def _capture_after(self, plan: StepPlan) -> None:
         if self._graphs is not None:
             self._graphs.capture_after(plan)
+        if self._segments is not None and not plan.is_decode:
+            self._segments.capture_after(plan.num_tokens)
 
     def prepare_while_idle(self) -> bool:
-        return self._graphs is not None and self._graphs.capture_next()
+        return (self._graphs is not None and self._graphs.capture_next()) or (
+            self._segments is not None and self._segments.capture_next()
+        )
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         # A communicator does not end while a graph holds calls of it.
         self._graphs = None
+        self._segments = None
 
     def _drain_attention(self) -> tuple[AttentionRecord, ...]:
         timings = self._timer.drain()

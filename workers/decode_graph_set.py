@@ -1,4 +1,8 @@
-"""Puts a rank's decode graphs together for its device. The only place that knows CUDA's capture."""
+"""Puts a rank's graphs together for its device. The only place that knows CUDA's capture."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
@@ -9,16 +13,19 @@ from workers.cuda_graph_runner import (
     AttentionTwins,
     DecodeGraphs,
     Replay,
-    RunStep,
     batch_size_ladder,
 )
 from workers.measured_turns import MeasuredTurns
 from workers.models.base import CausalLM, NativeCausalLM
+from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
+from workers.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
 from workers.staging import StagingRing
 
 MAX_GRAPH_BATCH_SIZE = 512
+
+Out = TypeVar("Out")
 
 
 class CudaGraphCapturer:
@@ -28,23 +35,37 @@ class CudaGraphCapturer:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def capture(self, run: RunStep) -> tuple[Replay, torch.Tensor]:
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
+    def capture(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
+        self.try_out(run)
+        return self.record(run)
+
+    def try_out(self, run: Callable[[], Out]) -> Out:
+        """Compiles kernels and lets libraries allocate their workspaces, which record cannot."""
+        with self._beside():
+            return run()
+
+    def record(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            # Compiles kernels and lets libraries allocate their workspaces, which a capture cannot.
-            run()
+        with self._beside():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 out = run()
             finally:
                 graph.capture_end()
-        current.wait_stream(self._stream)
         return graph.replay, out
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On the stream for captures, in the order of the current one."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
 
 
 def build_decode_graphs(
@@ -54,6 +75,7 @@ def build_decode_graphs(
     sampling: SamplingState,
     padding_slot: int,
     tp: TPGroup,
+    capturer: CudaGraphCapturer,
 ) -> DecodeGraphs | None:
     """None where steps cannot be captured: the backend or the model does not allow it, or a flag.
 
@@ -81,7 +103,7 @@ def build_decode_graphs(
             model.vocab_shard,
             sizes[-1],
         ),
-        CudaGraphCapturer(backend.config.device),
+        capturer,
         StagingRing.pinned(sizes[-1], backend.config.device),
         sizes,
         padding_slot,
@@ -90,3 +112,13 @@ def build_decode_graphs(
             lambda: GraphAttentionTimer(backend, new_graph_event, new_replay_mark),
         ),
     )
+
+
+def build_segment_graphs(
+    config: EngineConfig, model: CausalLM, dtype: torch.dtype, capturer: CudaGraphCapturer
+) -> SegmentGraphs | None:
+    """None where a flag forbids graphs or the model cannot be cut. Attention may be any."""
+    if not (config.enable_cuda_graphs and isinstance(model, SegmentedCausalLM)):
+        return None
+    sizes = token_count_ladder(min(config.max_step_tokens, MAX_SEGMENT_TOKENS))
+    return SegmentGraphs(model, capturer, sizes, dtype, capturer.device)

@@ -169,14 +169,18 @@ class ModelRunner:
         self._timer.begin_step(batch)
         try:
             self._backend.init_forward_metadata(batch)
-            tokens = batch.input_ids, batch.positions, batch
-            hidden: torch.Tensor = (
-                self._model(*tokens)
-                if wants_all
-                else self._model.forward_rows(*tokens, inputs.sample_indices)
-            )
+            return self._final_states(inputs, wants_all)
         finally:
             self._timer.end_step()
+
+    def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        batch = inputs.batch
+        tokens = batch.input_ids, batch.positions, batch
+        hidden: torch.Tensor = (
+            self._model(*tokens)
+            if wants_all
+            else self._model.forward_rows(*tokens, inputs.sample_indices)
+        )
         return hidden
 
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:

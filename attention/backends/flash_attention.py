@@ -196,9 +196,18 @@ class FlashAttentionBackend(GraphAttentionBackend):
         metadata = self._step_metadata(layer)
         self._save(k, v, layer, forward_batch, save_kv_cache)
         parts = self._cut(layer, metadata, forward_batch)
+        out = self._wanted_out(layer, forward_batch)
         if parts is None:
-            return self._attend(q, layer, metadata, None)
-        return self._attend_parts(q, layer, parts)
+            return self._attend(q, layer, metadata, None, out)
+        return self._attend_parts(q, layer, parts, out)
+
+    def _wanted_out(
+        self, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor | None:
+        """Where the step wants its output, if the kernels can write there."""
+        if forward_batch.attention_out is None or not self._kernels.takes_out:
+            return None
+        return forward_batch.attention_out.view(-1, layer.tp_q_head_num, layer.v_head_dim)
 
     def _cut(
         self, layer: AttentionLayer, metadata: FlashAttentionMetadata, forward_batch: ForwardBatch
@@ -222,11 +231,17 @@ class FlashAttentionBackend(GraphAttentionBackend):
         return is_mixed and num_prompt_tokens <= most
 
     def _attend_parts(
-        self, q: torch.Tensor, layer: AttentionLayer, parts: MixedParts
+        self,
+        q: torch.Tensor,
+        layer: AttentionLayer,
+        parts: MixedParts,
+        wanted_out: torch.Tensor | None,
     ) -> torch.Tensor:
         """As _attend, decode rows by the decode kernel, into one tensor."""
         shape = (q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         out = torch.empty(shape, dtype=self.config.dtype, device=q.device)
+        if wanted_out is not None:
+            out = wanted_out
         n = parts.num_decode_rows
         schedule = self._schedule(layer, parts.decode) if self.plans_splits_once else None
         self._attend(q[:n], layer, parts.decode, schedule, out[:n])

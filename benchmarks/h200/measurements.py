@@ -42,6 +42,12 @@ MEASUREMENTS = (
     Measurement("prefix_256x4096_warm_s", f"{_PREFIX}, prefix cached: s"),
     Measurement("prefix_8x64_cold_s", "8 requests with a prefix, unseen: s"),
     Measurement("prefix_8x64_warm_s", "8 requests with a prefix, cached: s"),
+    *(
+        Measurement(f"first_token_{length}_ms", f"first token of one prompt of {length}: ms")
+        for length in (16, 32, 128, 256, 512, 1024)
+    ),
+    Measurement("chat_8_s", "8 requests of mixed lengths: s"),
+    Measurement("chat_1024_s", "1024 requests, 32 to 512 in, 32 to 384 out: s"),
     Measurement("startup_s", "start to ready: s"),
 )
 

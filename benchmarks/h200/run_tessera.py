@@ -63,8 +63,10 @@ def main() -> None:
     with job.model_folder() as folder:
         engine = build_local_engine(engine_config(job, folder, arguments), lambda done, total: None)
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in max_tokens
+        ]
         return [len(result.token_ids) for result in engine.generate(prompts, params)]
 
     def settle() -> None:

@@ -2,8 +2,9 @@
 
     python3 -m benchmarks.h200.step_profile benchmarks/h200/models/llama-3.1-8b.json
 
-Prints, for each number of streams, microseconds a step by which every kernel moved the end of the
-work, idle time before it included, and the host's own time in each part of a step.
+Prints the time to the first token of single prompts and, for each number of streams, microseconds
+a step by which every kernel moved the end of the work, idle time before it included, and the host's
+own time in each part of a step.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from workers.config import EngineConfig
 from workers.engine import Engine
+from workers.parallel.local_engine import build_local_engine
 from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 
@@ -29,6 +33,12 @@ NUM_STEPS = 16
 NUM_SETTLING_STEPS = 8
 PREFILL_STEP_TOKENS = 8192
 MAX_NAME = 90
+SINGLE_PROMPTS = (128, 1024)
+STREAMS = ((1, 1024), (64, 1024), (256, 128))
+"""(streams, prompt tokens of each)"""
+MIXED_PROMPT_TOKENS = 300
+NUM_FREED = 8
+"""Slots that mixed steps take from the last streams."""
 
 
 class HostClock:
@@ -62,12 +72,12 @@ def start_streams(engine: Engine, num_streams: int, prompt_tokens: int) -> None:
         engine.step()
 
 
-def profile_steps(engine: Engine, num_steps: int) -> list[tuple[str, float, float]]:
-    """(name, start in us, duration in us) of every kernel of some steps."""
+def profile_calls(step: Callable[[], object], num_calls: int) -> list[tuple[str, float, float]]:
+    """(name, start in us, duration in us) of every kernel of some calls."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(num_steps):
-            engine.step()
+        for _ in range(num_calls):
+            step()
         torch.cuda.synchronize()
     return [
         (event.name, event.time_range.start, event.time_range.elapsed_us())
@@ -102,31 +112,77 @@ def report(what: str, num_steps: int, kernels: list[tuple[str, float, float]]) -
 
 
 def report_host(engine: Engine, num_streams: int) -> None:
-    clock = HostClock()
     executor, scheduler = engine._executor, engine._scheduler
-    for owner, name in ((scheduler, "schedule"), (scheduler, "commit"), (executor, "launch")):
+    parts = ((scheduler, "schedule"), (scheduler, "commit"), (executor, "launch"))
+    report_calls(f"{num_streams} streams", HostClock(), parts, engine.step)
+
+
+def report_mixed(engine: Engine, has_functions: bool) -> None:
+    """Steps in which a new prompt comes beside the streams that decode."""
+    for index in range(NUM_FREED):
+        engine.abort(f"{STREAMS[-1][0]}-{index}")
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    rng = random.Random(1)
+    numbers = count()
+
+    def step() -> None:
+        prompt = [rng.randrange(10, 100_000) for _ in range(MIXED_PROMPT_TOKENS)]
+        engine.submit(GenerateRequest(f"beside-{next(numbers)}", prompt, params))
+        engine.step()
+
+    for _ in range(NUM_SETTLING_STEPS):
+        step()
+    executor, scheduler = engine._executor, engine._scheduler
+    parts = ((scheduler, "schedule"), (scheduler, "commit"), (executor, "launch"))
+    report_calls(f"mixed with {MIXED_PROMPT_TOKENS}", HostClock(), parts, step)
+    report("mixed", NUM_STEPS, profile_calls(step, NUM_STEPS))
+    if has_functions:
+        report_functions(step)
+
+
+def report_calls(
+    what: str, clock: HostClock, parts: tuple[tuple[object, str], ...], step: Callable[[], object]
+) -> None:
+    """The host's time in some steps, and in each part of them."""
+    for owner, name in parts:
         clock.wrap(owner, name)
     start_s = time.perf_counter()
     for _ in range(NUM_STEPS):
-        engine.step()
+        step()
     whole_us = (time.perf_counter() - start_s) / NUM_STEPS * 1e6
-    parts = ", ".join(
+    told = ", ".join(
         f"{name} {statistics.median(calls) * 1e6:.0f} (most {max(calls) * 1e6:.0f})"
         for name, calls in clock.seconds.items()
     )
-    print(f"-- {num_streams} streams, host: step {whole_us:.0f} us, of which {parts}")
-    for owner, name in ((scheduler, "schedule"), (scheduler, "commit"), (executor, "launch")):
+    print(f"-- {what}, host: step {whole_us:.0f} us, of which {told}")
+    for owner, name in parts:
         delattr(owner, name)
 
 
-def report_functions(engine: Engine) -> None:
-    """The host's functions of some decode steps by their own time, slowed by the measurement."""
+def report_functions(run: Callable[[], object]) -> None:
+    """The host's functions of some calls by their own time, slowed by the measurement."""
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(NUM_STEPS):
-        engine.step()
+        run()
     profiler.disable()
     pstats.Stats(profiler).sort_stats("tottime").print_stats(18)
+
+
+def report_first_token(engine: Engine, prompt_tokens: int, has_functions: bool) -> None:
+    """Single prompts: the time to a token, and the host's to launch the step."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    rng = random.Random(prompt_tokens)
+
+    def first_token() -> None:
+        engine.generate([[rng.randrange(10, 100_000) for _ in range(prompt_tokens)]], params)
+
+    first_token()
+    parts = ((engine._executor, "launch"), (engine, "generate"))
+    report_calls(f"one prompt of {prompt_tokens}", HostClock(), parts, first_token)
+    report(f"one prompt of {prompt_tokens}", 1, profile_calls(first_token, 1))
+    if has_functions:
+        report_functions(first_token)
 
 
 def report_prefill(engine: Engine) -> None:
@@ -137,7 +193,7 @@ def report_prefill(engine: Engine) -> None:
         prompt = [rng.randrange(10, 100_000) for _ in range(1024)]
         engine.submit(GenerateRequest(f"prefill-{index}", prompt, params))
     engine.step()
-    report("prefill of 8 x 1024", 2, profile_steps(engine, 2))
+    report("prefill of 8 x 1024", 2, profile_calls(engine.step, 2))
     while engine.has_work:
         engine.step()
 
@@ -146,25 +202,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="a Hugging Face config.json")
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
+    parser.add_argument("--tp", type=int, default=1, help="rank 0 of so many")
+    parser.add_argument("--prompts-only", action="store_true", help="no decode steps")
     parser.add_argument("--functions", action="store_true", help="profile the host's functions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(arguments.config, Path(scratch) / "config.json")
-        engine = Engine.from_config(
+        engine = build_local_engine(
             EngineConfig(
                 model=scratch,
                 load_format="dummy",
+                tp_size=arguments.tp,
                 max_context_len=8192,
                 attention_backend=arguments.backend,
                 enable_prefix_cache=False,
-            )
+            ),
+            lambda done, total: None,
         )
-    for num_streams, prompt_tokens in ((1, 1024), (64, 1024), (256, 128)):
+    while engine.prepare_while_idle():
+        pass
+    for prompt_tokens in SINGLE_PROMPTS:
+        report_first_token(engine, prompt_tokens, arguments.functions)
+    for num_streams, prompt_tokens in () if arguments.prompts_only else STREAMS:
         start_streams(engine, num_streams, prompt_tokens)
         report_host(engine, num_streams)
-        report(f"{num_streams} streams", NUM_STEPS, profile_steps(engine, NUM_STEPS))
+        report(f"{num_streams} streams", NUM_STEPS, profile_calls(engine.step, NUM_STEPS))
         if arguments.functions:
-            report_functions(engine)
+            report_functions(engine.step)
+        if num_streams == STREAMS[-1][0]:
+            report_mixed(engine, arguments.functions)
         for index in range(num_streams):
             engine.abort(f"{num_streams}-{index}")
         while engine.has_work:

@@ -5,12 +5,13 @@ token is taken off the time for many, so that prompt processing cancels out. Kno
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-Generate = Callable[[list[list[int]], int], list[int]]
-"""(prompts, tokens for each) -> how many tokens each prompt got."""
+Generate = Callable[[list[list[int]], list[int]], list[int]]
+"""(prompts, how many tokens each is to get) -> how many each got."""
 
 LOWEST_TOKEN_ID = 10
 # Below the vocabulary of every model in models/.
@@ -47,7 +48,28 @@ class SharedPrefix:
     max_tokens: int
 
 
-Workload = Decode | Batch | SharedPrefix
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """One prompt at a time, nothing else to do: milliseconds to its token, the median of some."""
+
+    prompt_tokens: int
+    num_prompts: int = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Requests submitted at once, more than may run: seconds until the last has ended.
+
+    Prompts and outputs are short and of all lengths (both bounds included), so that requests come
+    and go step by step: nearly every step computes some prompt beside many decoding rows.
+    """
+
+    num_requests: int
+    prompt_tokens: tuple[int, int]
+    max_tokens: tuple[int, int]
+
+
+Workload = Decode | Batch | SharedPrefix | FirstToken | Chat
 
 WARM_UPS: tuple[Workload, ...] = (
     Batch("warm_up", 32, 128, 32),
@@ -62,8 +84,18 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "reduced": (*DECODES, Batch("256x1024_256_s", 256, 1024, 256), LONG),
     "decode": DECODES,
     "batches": (THROUGHPUT, LONG),
+    "chat": (
+        *(FirstToken(length) for length in (32, 128, 256, 512, 1024)),
+        Chat(1024, (32, 512), (32, 384)),
+    ),
     "prefix": (SharedPrefix(256, 4096, 128, 64),),
-    "smoke": (Decode(2, 64), Batch("8x64_8_s", 8, 64, 8), SharedPrefix(8, 64, 16, 8)),
+    "smoke": (
+        Decode(2, 64),
+        Batch("8x64_8_s", 8, 64, 8),
+        SharedPrefix(8, 64, 16, 8),
+        FirstToken(16),
+        Chat(8, (8, 32), (2, 9)),
+    ),
 }
 """By name. "prefix" is for engines with their prefix cache on, the others for engines without."""
 
@@ -98,6 +130,10 @@ class WorkloadRunner:
                 yield workload.name, round(self._seconds(prompts, workload.max_tokens), 3)
             case SharedPrefix():
                 yield from self._prefix_rows(workload)
+            case FirstToken():
+                yield self._first_token_row(workload)
+            case Chat():
+                yield self._chat_row(workload)
 
     def _prompts(
         self, num_requests: int, own_tokens: int, prefix: list[int] | None = None
@@ -107,13 +143,29 @@ class WorkloadRunner:
     def _tokens(self, number: int) -> list[int]:
         return [self._rng.randrange(LOWEST_TOKEN_ID, self._vocab_size) for _ in range(number)]
 
-    def _seconds(self, prompts: list[list[int]], max_tokens: int) -> float:
+    def _seconds(self, prompts: list[list[int]], max_tokens: int | list[int]) -> float:
+        """max_tokens: of all prompts, or of each."""
+        wanted = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
         start_s = time.perf_counter()
-        counts = self._generate(prompts, max_tokens)
+        counts = self._generate(prompts, wanted)
         elapsed_s = time.perf_counter() - start_s
-        if counts != [max_tokens] * len(prompts):
-            raise RuntimeError(f"{max_tokens} tokens each were asked for, got {counts[:4]} ...")
+        if counts != wanted:
+            raise RuntimeError(f"{wanted[:4]} ... tokens were asked for, got {counts[:4]} ...")
         return elapsed_s
+
+    def _first_token_row(self, first: FirstToken) -> tuple[str, float]:
+        seconds = [
+            self._seconds(self._prompts(1, first.prompt_tokens), 1)
+            for _ in range(first.num_prompts)
+        ]
+        name = f"first_token_{first.prompt_tokens}_ms"
+        return name, round(statistics.median(seconds) * 1e3, 2)
+
+    def _chat_row(self, chat: Chat) -> tuple[str, float]:
+        lengths = [self._rng.randint(*chat.prompt_tokens) for _ in range(chat.num_requests)]
+        max_tokens = [self._rng.randint(*chat.max_tokens) for _ in range(chat.num_requests)]
+        prompts = [self._tokens(length) for length in lengths]
+        return f"chat_{chat.num_requests}_s", round(self._seconds(prompts, max_tokens), 3)
 
     def _decode_rows(self, decode: Decode) -> Iterator[tuple[str, float]]:
         streams, prompt_tokens = decode.num_streams, decode.prompt_tokens

@@ -6,29 +6,24 @@ do it, the activation. With several ranks the sums over them are part of the add
 Knows no KV pages beyond the tensors they live in. Needs Triton.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from attention import ForwardBatch, RadixAttention
+from attention import ForwardBatch
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
 from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.cuda.new_tensor import NewTensor
 from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
-from workers.layers.cuda.rope import FusedRope, RopeShape
 from workers.layers.embedding import TiedLMHead
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
-from workers.models.llama import (
-    LlamaAttention,
-    LlamaDecoderLayer,
-    LlamaForCausalLM,
-    QKNormAttention,
-)
+from workers.models.cuda_attention import LayerAttention, layer_attention
+from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from workers.models.llama_family import LlamaFamilySpec
+from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 
 
 def has_fused_layers(spec: LlamaFamilySpec) -> bool:
@@ -38,70 +33,12 @@ def has_fused_layers(spec: LlamaFamilySpec) -> bool:
     return is_whole and is_power and not spec.has_o_bias and not spec.has_mlp_bias
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, ForwardBatch, torch.dtype], torch.Tensor]
-"""QKV partial products, positions, batch and the model's dtype -> (n, heads * head_dim)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PooledAttention:
-    """The rope kernel itself writes K and V to the layer's pages, or, in decode steps where the
-    backend can, the attention kernel does all of it."""
-
-    attention: RadixAttention
-    rope: FusedRope
-    k_pool: torch.Tensor
-    v_pool: torch.Tensor
-
-    def __call__(
-        self,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        batch: ForwardBatch,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        num_rows = batch.batch_size
-        if batch.forward_mode.is_decode and batch.attn_backend.fuses_decode_projection(num_rows):
-            projection = QKVProjection(qkv, self.rope.rotation, dtype)
-            finished: torch.Tensor = self.attention.forward_projected(projection, batch)
-            return finished
-        targets = batch.out_cache_loc, self.k_pool, self.v_pool
-        q = self.rope(qkv, positions, *targets, dtype)
-        # K and V are in the pool already: attention reads them there and ignores these views.
-        _, k, v = torch.split(qkv[0], self.rope.shape.split_sizes, dim=-1)
-        attended: torch.Tensor = self.attention(q, k, v, batch, save_kv_cache=False)
-        return attended
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedAttention:
-    """The backend writes K and V: the pool holds them in another form than the model's dtype."""
-
-    attention: RadixAttention
-    rope: FusedRope
-
-    def __call__(
-        self,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        batch: ForwardBatch,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        shape = self.rope.shape
-        num_tokens = qkv.shape[1]
-        kv_shape = (2, num_tokens, shape.num_kv_heads, shape.head_dim)
-        k, v = torch.empty(kv_shape, dtype=dtype, device=qkv.device)
-        rows = torch.arange(num_tokens, device=qkv.device)
-        q = self.rope(qkv, positions, rows, k, v, dtype)
-        attended: torch.Tensor = self.attention(q, k, v, batch)
-        return attended
-
-
 @dataclass(frozen=True, slots=True)
 class _FusedLayer:
     """One decoder layer."""
 
     qkv: PartialGemm
-    attend: Attend
+    attention: LayerAttention
     o: PartialGemm
     gate_up: GatedGemm
     down: PartialGemm
@@ -110,11 +47,19 @@ class _FusedLayer:
     mlp_norm: RMSNorm
     next_norm: RMSNorm
 
+    def attention_inputs(
+        self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> AttentionInputs:
+        """hidden: normalised input (n, hidden_size)."""
+        return self.attention.rotate(self.qkv(hidden), places, new)
+
     def attended(
-        self, hidden: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch
+        self, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
     ) -> torch.Tensor:
         """hidden: normalised input -> attention's output (n, heads * head_dim)."""
-        return self.attend(self.qkv(hidden), positions, batch, hidden.dtype)
+        if self.attention.takes_projected(batch):
+            return self.attention.attend_projected(self.qkv(hidden), batch)
+        return self.attention.attend(self.attention_inputs(hidden, places, torch.empty), batch)
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The rest of the layer, row by row -> the next layer's normalised input.
@@ -125,7 +70,7 @@ class _FusedLayer:
         return self.after_mlp(self.down, self.gate_up(hidden), residual, self.next_norm)
 
 
-class CudaLlamaForCausalLM(LlamaForCausalLM):
+class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
     """LlamaForCausalLM whose forward is fused. prepare must run before the first step."""
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
@@ -151,7 +96,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
         self._layers = [
             _FusedLayer(
                 qkv=qkv[index],
-                attend=_attend(layer.self_attn, token_to_kv_pool, self._shard.dtype),
+                attention=layer_attention(layer.self_attn, token_to_kv_pool, self._shard.dtype),
                 o=o[index],
                 gate_up=gate_up[index],
                 down=down[index],
@@ -183,22 +128,58 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
     ) -> torch.Tensor:
         """The last layer's keys and values are for everybody, the rest of it is for rows only."""
         attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self.finish_rows(attended, residual, rows)
+
+    def finish_rows(
+        self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
         if rows.shape[0] == 0:
             return residual[:0]
-        return self._layers[-1].finish(
-            attended.index_select(0, rows), residual.index_select(0, rows)
-        )
+        selected = self._prepared_ways().select_rows(residual, rows)
+        return self._layers[-1].finish(attended.index_select(0, rows), selected)
 
     def _up_to_last(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins."""
+        places = TokenPlaces(positions, forward_batch.out_cache_loc)
+        residual, hidden = self._begun(input_ids)
+        for layer in self._layers[:-1]:
+            hidden = layer.finish(layer.attended(hidden, places, forward_batch), residual)
+        return self._layers[-1].attended(hidden, places, forward_batch), residual
+
+    def _begun(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream and the first layer's normalised input."""
+        return self._prepared_ways().begin(input_ids, self._first_norm)
+
+    def _prepared_ways(self) -> StreamWays:
         if self._ways is None:
             raise RuntimeError("prepare must run before the first step")
-        residual, hidden = self._ways.begin(input_ids, self._first_norm)
-        for layer in self._layers[:-1]:
-            hidden = layer.finish(layer.attended(hidden, positions, forward_batch), residual)
-        return self._layers[-1].attended(hidden, positions, forward_batch), residual
+        return self._ways
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    def begin(
+        self, input_ids: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> tuple[AttentionInputs, torch.Tensor]:
+        residual, hidden = self._begun(input_ids)
+        return self._layers[0].attention_inputs(hidden, places, new), residual
+
+    def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
+        return self._layers[layer].attention.attend(inputs, batch)
+
+    def advance(
+        self,
+        layer: int,
+        attended: torch.Tensor,
+        residual: torch.Tensor,
+        places: TokenPlaces,
+        new: NewTensor,
+    ) -> AttentionInputs:
+        hidden = self._layers[layer].finish(attended, residual)
+        return self._layers[layer + 1].attention_inputs(hidden, places, new)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""
@@ -216,16 +197,3 @@ class CudaLlamaForCausalLM(LlamaForCausalLM):
 def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:
     owner = embedding if isinstance(head, TiedLMHead) else head
     return owner.get_parameter("weight")
-
-
-def _attend(module: LlamaAttention, token_to_kv_pool: TokenToKVPool, dtype: torch.dtype) -> Attend:
-    norm = None
-    if isinstance(module, QKNormAttention):
-        norm = HeadNorm(module.q_norm.weight, module.k_norm.weight, module.q_norm.eps)
-    qkv = module.qkv_proj
-    shape = RopeShape(qkv.tp_q_head_num, qkv.tp_k_head_num, module.head_dim)
-    rope = FusedRope(shape, Rotation(module.rotary.cos_sin, qkv.bias, norm))
-    k_pool, v_pool = token_to_kv_pool.get_kv_buffer(module.attn.layer_id)
-    if k_pool.dtype != dtype:
-        return _SavedAttention(module.attn, rope)
-    return _PooledAttention(module.attn, rope, k_pool, v_pool)

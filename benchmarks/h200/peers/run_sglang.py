@@ -49,8 +49,8 @@ def main() -> None:
             tp_size=job.tp_size,
         )
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
-        params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
+    def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
+        params = [{"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} for n in max_tokens]
         outputs = engine.generate(input_ids=prompts, sampling_params=params)
         return [len(output["output_ids"]) for output in outputs]
 

@@ -71,10 +71,11 @@ def main() -> None:
             **settings,
         )
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
+    def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+            for n in max_tokens
+        ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = llm.generate(requests, params, use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]

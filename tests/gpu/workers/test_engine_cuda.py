@@ -255,8 +255,8 @@ def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None
         pass
     observer.decode.clear()
     results += [engine.generate(prompts, GREEDY) for _ in range(2)]
-    engine.close()
     assert runner._graphs.timed_sizes == [8]
+    engine.close()
     timed = observer.decode
     assert len(timed) >= 2 * (NUM_TOKENS - 2) // 4
     assert {record.backend for record in timed} == {backend}

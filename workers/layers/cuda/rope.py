@@ -17,6 +17,7 @@ from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
 )
+from workers.layers.cuda.new_tensor import NewTensor
 
 _MAX_HEADS_PER_PROGRAM = 8
 _NUM_WARPS = 2
@@ -156,8 +157,10 @@ class FusedRope:
         k_target: torch.Tensor,
         v_target: torch.Tensor,
         dtype: torch.dtype,
+        new: NewTensor = torch.empty,
     ) -> torch.Tensor:
-        """Queries (n, num_q_heads, head_dim) of dtype; keys and values go to the targets.
+        """Queries (n, num_q_heads, head_dim) of dtype, in a tensor that new makes; keys and values
+        go to the targets.
 
         partials: (splits, n, (num_q_heads + 2 * num_kv_heads) * head_dim), contiguous.
         positions, target_indices: int64 (n,). k_target, v_target: contiguous, any shape whose
@@ -165,9 +168,8 @@ class FusedRope:
         """
         shape = self.shape
         num_splits, num_tokens, width = partials.shape
-        q_out = torch.empty(
-            (num_tokens, shape.num_q_heads, shape.head_dim), dtype=dtype, device=partials.device
-        )
+        q_shape = num_tokens, shape.num_q_heads, shape.head_dim
+        q_out = new(q_shape, dtype=dtype, device=partials.device)
         heads = shape.heads_per_program
         bias, norm = self.rotation.bias, self.rotation.head_norm
         is_dependent = dependent_launch(partials)

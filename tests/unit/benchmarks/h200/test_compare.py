@@ -21,9 +21,10 @@ class LLM:
         print("INFO {'noise': 1}")
         pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
     def generate(self, requests, params, use_tqdm):
-        time.sleep(params.max_tokens * 1e-4)
-        output = types.SimpleNamespace(token_ids=[0] * params.max_tokens)
-        return [types.SimpleNamespace(outputs=[output]) for _ in requests]
+        assert len(requests) == len(params)
+        time.sleep(max(one.max_tokens for one in params) * 1e-4)
+        tokens = [types.SimpleNamespace(token_ids=[0] * one.max_tokens) for one in params]
+        return [types.SimpleNamespace(outputs=[output]) for output in tokens]
 """
 SGLANG = """
 import json, pathlib, time
@@ -31,8 +32,10 @@ class Engine:
     def __init__(self, **settings):
         pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
     def generate(self, input_ids, sampling_params):
-        time.sleep(sampling_params["max_new_tokens"] * 1e-4)
-        return [{"output_ids": [0] * sampling_params["max_new_tokens"]} for _ in input_ids]
+        assert len(input_ids) == len(sampling_params)
+        numbers = [one["max_new_tokens"] for one in sampling_params]
+        time.sleep(max(numbers) * 1e-4)
+        return [{"output_ids": [0] * number} for number in numbers]
     def shutdown(self):
         pass
 """
