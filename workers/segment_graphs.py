@@ -180,9 +180,14 @@ class SegmentGraphs:
         return int(self._sizes[np.searchsorted(self._sizes, num_tokens)])
 
     def _fill_in(self, batch: ForwardBatch, size: int) -> None:
-        """The step's tokens, and padding up to size."""
+        """The step's tokens, and padding up to size.
+
+        Padding attends to nothing: what an earlier step left in its rows could be no numbers, and
+        kernels may load the dummy page, where padding writes, beside a row's own.
+        """
         num_tokens = batch.num_tokens
         fields = (batch.input_ids, batch.positions, batch.out_cache_loc)
         for row, values in zip(self._tokens, fields, strict=True):
             row[:num_tokens].copy_(values)
         self._tokens[:, num_tokens:size].zero_()
+        self._attended[num_tokens:size].zero_()

@@ -54,7 +54,10 @@ class AttentionBackend(ABC):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
-        """Dispatch by mode. Shapes as in forward_extend."""
+        """Dispatch by mode. Shapes as in forward_extend.
+
+        The result may lie in forward_batch.attention_out, if there is one.
+        """
         if forward_batch.forward_mode.is_decode:
             return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
         return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)

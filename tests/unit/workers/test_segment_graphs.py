@@ -144,6 +144,16 @@ def test_captures_and_padding_write_to_the_dummy_page_only(folder) -> None:
     assert int(used.sum()) == 10
 
 
+def test_what_is_no_number_in_an_earlier_step_does_not_reach_the_dummy_page(folder) -> None:
+    config = config_of(folder, enable_prefix_cache=False)
+    runner = segmented(config)
+    runner.segments._attended.fill_(float("nan"))
+    texts(config, runner, [list(range(3, 13))], SamplingParams(temperature=0.0, max_tokens=1))
+    for layer in range(runner._model.num_layers):
+        for pool in runner._backend.token_to_kv_pool.get_kv_buffer(layer):
+            assert pool.isfinite().all()
+
+
 def test_prompt_logprobs_come_from_whole_steps(folder) -> None:
     config = config_of(folder)
     runner = segmented(config)
