@@ -1,4 +1,7 @@
-"""LlamaForCausalLM cut at its attention, on any device: what segment graphs are tested with."""
+"""LlamaForCausalLM cut at its attention, on any device: what segment graphs are tested with.
+
+As the fused model does, it writes K and V before attention, those of padding included.
+"""
 
 import torch
 
@@ -7,6 +10,8 @@ from workers.models.segmented import SegmentedCausalLM
 
 
 class SegmentedLlama(SegmentedCausalLM, LlamaForCausalLM):
+    """pool: set by who makes a LlamaForCausalLM one of this class."""
+
     @property
     def num_layers(self):
         return len(self.model.layers)
@@ -17,7 +22,7 @@ class SegmentedLlama(SegmentedCausalLM, LlamaForCausalLM):
         return self._inputs(self.model.layers[0], hidden, places, new), residual
 
     def attend(self, layer, inputs, batch):
-        return self.model.layers[layer].self_attn.attn(*inputs, batch)
+        return self.model.layers[layer].self_attn.attn(*inputs, batch, save_kv_cache=False)
 
     def advance(self, layer, attended, residual, places, new):
         hidden = self._finish(layer, attended, residual)
@@ -41,6 +46,8 @@ class SegmentedLlama(SegmentedCausalLM, LlamaForCausalLM):
         q, k, v = attention.qkv_proj(hidden).split(attention.qkv_proj.split_sizes, dim=-1)
         heads = [x.unflatten(-1, (-1, attention.head_dim)) for x in (q, k, v)]
         q, k = attention.rotary(places.positions, *attention.normalise_heads(*heads[:2]))
+        layer_id = attention.attn.layer_id
+        self.pool.set_kv_buffer(layer_id, places.cache_loc, k, heads[2])
         return tuple(_kept(x, new) for x in (q, k, heads[2]))
 
 

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
     "--minutes 0.5 --streams 40 --real-streams 0 --nodes 2 --seed 11 --quiet-s 5 "
-    "--min-wait-s 2 --max-wait-s 5 --kinds ENGINE INGRESS CONTROLLER REGISTRY METRICS STOP"
+    "--min-wait-s 2 --max-wait-s 5 --kinds ENGINE INGRESS CONTROLLER REGISTRY METRICS STOP "
+    "STOP_START"
 )
 
 

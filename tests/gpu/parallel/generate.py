@@ -13,9 +13,13 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
+from tests.gpu.parallel.limited_ranks import limit_one_shot, limited_followers
 from workers.config import EngineConfig
+from workers.observer import NullObserver
 from workers.parallel.local_engine import build_local_engine
+from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams
 
 PARENT_POLL_S = 0.5
@@ -28,12 +32,22 @@ def end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def build_engine(config, one_shot_bytes):
+    """one_shot_bytes: see limited_ranks; None: as it is."""
+    if one_shot_bytes is None:
+        return build_local_engine(config, lambda done, total: None)
+    limit_one_shot(one_shot_bytes)
+    followers = limited_followers(one_shot_bytes)
+    lost = partial(print, "lost rank", file=sys.stderr)
+    return build_tp_engine(config, followers, lost, NullObserver(), lambda done, total: None)
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     told = json.loads(sys.stdin.read())
     faulthandler.dump_traceback_later(told["dump_s"])
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    engine = build_local_engine(EngineConfig(**told["config"]), lambda done, total: None)
+    engine = build_engine(EngineConfig(**told["config"]), told["one_shot_bytes"])
     while told["captures"] and engine.prepare_while_idle():
         pass
     print("ready", flush=True)

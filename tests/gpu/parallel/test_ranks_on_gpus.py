@@ -1,5 +1,4 @@
-"""Two ranks on two GPUs: the text of one, over peer memory and over NCCL; and no hang when one
-dies.
+"""Ranks on GPUs: the text of one, over peer memory and over NCCL; and no hang when one dies.
 
 Every engine has its GPUs for itself, however many tests run at once: ranks that wait for each other
 on the device take turns with other processes there, some milliseconds at every meeting.
@@ -47,20 +46,28 @@ both_ways = pytest.mark.parametrize("enable_peer_memory", [True, False], ids=["p
 
 
 @contextmanager
-def own_pair():
-    """CUDA_VISIBLE_DEVICES of two GPUs that no other test of this machine computes on meanwhile."""
-    pairs = range(torch.cuda.device_count() // 2)
+def own_gpus(num_gpus):
+    """CUDA_VISIBLE_DEVICES of GPUs that no other test of this machine computes on meanwhile."""
+    num_pairs = -(-num_gpus // 2)
     while True:
-        for pair in pairs:
-            path = Path(tempfile.gettempdir()) / f"tessera-test-gpus-{os.getuid()}-{pair}.lock"
-            with path.open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield f"{2 * pair},{2 * pair + 1}"
+        with ExitStack() as stack:
+            locks = (_lock(pair, stack) for pair in range(torch.cuda.device_count() // 2))
+            pairs = [pair for pair, is_ours in enumerate(locks) if is_ours][:num_pairs]
+            if len(pairs) == num_pairs:
+                yield ",".join(f"{2 * pair},{2 * pair + 1}" for pair in pairs)
                 return
         time.sleep(PAIR_POLL_S)
+
+
+def _lock(pair, stack):
+    """Whether the pair is this test's until the stack ends."""
+    path = Path(tempfile.gettempdir()) / f"tessera-test-gpus-{os.getuid()}-{pair}.lock"
+    lock = stack.enter_context(path.open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

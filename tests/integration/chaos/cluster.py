@@ -24,6 +24,8 @@ from tests.integration.chaos.kills import Kill, KillKind
 OBJECT_STORE_BYTES = 80 << 20
 CPUS_PER_NODE = 2
 _NEVER_LEAVES_S = 15.0
+_SUCCESSOR_COMES_S = 60.0
+_LOOK_S = 0.05
 _TITLES = {
     KillKind.CONTROLLER: "ServeController",
     KillKind.REGISTRY: "RegistryActor",
@@ -31,6 +33,7 @@ _TITLES = {
     KillKind.RANK: "RankProcess",
     KillKind.STOP_RANK: "RankProcess",
 }
+_STOPS = (KillKind.STOP, KillKind.STOP_START, KillKind.STOP_RANK)
 
 
 class ChaosCluster:
@@ -75,34 +78,59 @@ class ChaosCluster:
         """None if there is nothing of that kind right now. on_kill comes before the harm."""
         if kind is KillKind.RAYLET:
             return self._kill_node(rng, on_kill)
+        if kind is KillKind.STOP_START:
+            return self._kill_and_stop_successor(rng, on_kill)
         victims = self._candidates(kind)
-        if not victims:
-            return None
-        victim = rng.choice(victims)
+        return self._harm(rng.choice(victims), kind, on_kill) if victims else None
+
+    def _harm(
+        self, victim: psutil.Process, kind: KillKind, on_kill: Callable[[Kill], None]
+    ) -> Kill:
         record = Kill(kind, time.monotonic(), _title(victim))
         self._count(record, victim)
         on_kill(record)
-        if kind in (KillKind.STOP, KillKind.STOP_RANK):
+        if kind in _STOPS:
             self._stopped.add(victim.pid)
             victim.send_signal(signal.SIGSTOP)
         else:
             victim.kill()
         return record
 
+    def _kill_and_stop_successor(
+        self, rng: random.Random, on_kill: Callable[[Kill], None]
+    ) -> Kill | None:
+        """None if no engine was there, or no other came for it."""
+        known = {process.pid for process in self._candidates(KillKind.STOP)}
+        if self.kill(KillKind.ENGINE, rng, on_kill) is None:
+            return None
+        end_s = time.monotonic() + _SUCCESSOR_COMES_S
+        while time.monotonic() < end_s:
+            for process in self._candidates(KillKind.STOP):
+                if process.pid not in known:
+                    return self._harm(process, KillKind.STOP_START, on_kill)
+            time.sleep(_LOOK_S)
+        return None
+
     def num_engines(self, application: Application) -> int:
         """Live engine replicas, without those that were stopped."""
         wanted = f"ServeReplica:{application.name}:Engine"
         return sum(wanted in _title(one) for one in self._processes() if not self._is_out(one))
 
-    def has_stopped(self) -> bool:
-        """Whether a process that was stopped is still there."""
-        return any(_is_running(self._seen[pid]) for pid in self._stopped)
+    def stopped(self) -> list[str]:
+        """Processes that were stopped and are still there."""
+        left = [self._seen[pid] for pid in sorted(self._stopped) if _is_running(self._seen[pid])]
+        return [f"{one.pid} {_title(one)}" for one in left]
 
     def orphans(self) -> list[str]:
         """Processes that the cluster had and that no raylet holds any longer, stopped or not."""
         held = {process.pid for process in self._processes()}
         lost = [one for pid, one in self._seen.items() if pid not in held and _is_running(one)]
         return [f"{one.pid} {_title(one)}" for one in lost]
+
+    def unwatched(self) -> list[str]:
+        """Engines and ingresses that nobody would kill if they stood still."""
+        replicas = [one for one in self._processes() if "ServeReplica:" in _title(one)]
+        return [f"{one.pid} {_title(one)}" for one in replicas if not _is_watched(one)]
 
     def survivors(self) -> list[str]:
         """After shut_down(): what did not go, and is ended now."""
@@ -132,7 +160,9 @@ class ChaosCluster:
         return [
             process
             for process in self._processes()
-            if any(part in _title(process) for part in wanted) and not self._is_out(process)
+            if any(part in _title(process) for part in wanted)
+            and not self._is_out(process)
+            and (kind is not KillKind.STOP or _is_watched(process))
         ]
 
     def _add_node(self) -> None:
@@ -175,6 +205,14 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def _is_watched(process: psutil.Process) -> bool:
+    """Whether it runs code of ours; docs/operations.md says what stops before that comes to."""
+    try:
+        return any("silence_watch" in _title(child) for child in process.children())
+    except psutil.Error:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:

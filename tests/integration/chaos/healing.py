@@ -1,9 +1,10 @@
 """Whether every application is whole, by its metrics and its processes; when each kill was healed.
 
-Knows no request.
+Says what is missing. Knows no request.
 """
 
 import time
+from collections.abc import Iterator
 
 import httpx
 
@@ -16,7 +17,7 @@ _STILL_S = 1.0
 
 
 class Healing:
-    """look() as often as you like, from one thread."""
+    """look() as often as you like, from one thread. missing: what it found, "" if all is whole."""
 
     def __init__(
         self, cluster: ChaosCluster, applications: list[Application], kills: list[Kill]
@@ -25,11 +26,13 @@ class Healing:
         self._applications = applications
         self._kills = kills
         self._whole_since_s: float | None = None
+        self.missing = ""
 
     def look(self) -> bool:
         """Whether all is whole, and has been for a moment; notes it with the kills before."""
         now_s = time.monotonic()
-        if self._cluster.has_stopped() or not all(map(self._is_whole, self._applications)):
+        self.missing = "; ".join(self._look_for_missing())
+        if self.missing:
             self._whole_since_s = None
             return False
         if self._whole_since_s is None:
@@ -40,11 +43,16 @@ class Healing:
                 kill.healed_s = self._whole_since_s
         return now_s - self._whole_since_s >= _STILL_S
 
-    def _is_whole(self, application: Application) -> bool:
-        if self._cluster.num_engines(application) != application.num_replicas:
-            return False
-        connected = read_metric(application, "tessera_connected_replicas")
-        return connected == [float(application.num_replicas)] * application.num_ingresses
+    def _look_for_missing(self) -> Iterator[str]:
+        for stopped in self._cluster.stopped():
+            yield f"{stopped} was stopped and is still there"
+        for application in self._applications:
+            num_engines = self._cluster.num_engines(application)
+            if num_engines != application.num_replicas:
+                yield f"{application.name} has {num_engines} engines"
+            connected = read_metric(application, "tessera_connected_replicas")
+            if connected != [float(application.num_replicas)] * application.num_ingresses:
+                yield f"ingresses of {application.name} are connected to {connected} engines"
 
 
 def read_metric(application: Application, name: str) -> list[float]:

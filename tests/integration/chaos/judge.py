@@ -17,6 +17,7 @@ from tests.integration.chaos.kills import Kill, KillKind
 # From the harm until every client has been told. Half a second of it is the measuring itself.
 NOTICE_S = {
     KillKind.STOP: HEARTBEAT_TIMEOUT_S + 5.0,
+    KillKind.STOP_START: HEARTBEAT_TIMEOUT_S + 5.0,
     KillKind.STOP_RANK: STEP_TIMEOUT_S + 8.0,
 }
 KILL_NOTICE_S = 8.0

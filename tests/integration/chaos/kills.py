@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class KillKind(StrEnum):
-    """STOP and STOP_RANK are SIGSTOP, never followed by SIGCONT; the others are SIGKILL."""
+    """STOP... are SIGSTOP, never followed by SIGCONT; the others are SIGKILL.
+
+    STOP_START kills an engine and stops the one that Serve starts in its place.
+    """
 
     ENGINE = "engine replica"
     RANK = "rank"
@@ -17,6 +20,7 @@ class KillKind(StrEnum):
     METRICS = "metrics actor"
     RAYLET = "raylet and all on it"
     STOP = "engine stopped (hung)"
+    STOP_START = "engine stopped as it starts"
     STOP_RANK = "rank stopped (hung)"
 
 
@@ -29,6 +33,7 @@ WEIGHTS = {
     KillKind.METRICS: 1,
     KillKind.RAYLET: 2,
     KillKind.STOP: 2,
+    KillKind.STOP_START: 1,
     KillKind.STOP_RANK: 1,
 }
 

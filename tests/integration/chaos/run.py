@@ -104,7 +104,8 @@ class ChaosRun:
 
     async def _run(self) -> None:
         started_s = time.monotonic()
-        await self._wait_until_whole("at the start")
+        if not await self._becomes_whole():
+            raise TimeoutError(f"not whole at the start: {self._healing.missing}")
         self.result.start_s = time.monotonic() - started_s
         async with AsyncExitStack() as stack:
             for application in self._applications:
@@ -133,9 +134,14 @@ class ChaosRun:
         self._is_storming.set()
         while not self._are_kills_over.is_set():
             await asyncio.sleep(_LOOK_S)
-        healed = asyncio.create_task(self._wait_until_whole("after the last kill"))
+        healed = asyncio.create_task(self._becomes_whole())
         await asyncio.sleep(settings.quiet_s)
-        await healed
+        if not await healed:
+            # No reason to stop: who is cut off by the end of this run has lost no connection.
+            self._break(
+                f"not whole {settings.heal_timeout_s:.0f} s after the last kill: "
+                f"{self._healing.missing}"
+            )
         self._is_loading = False
         await asyncio.gather(*load)
 
@@ -161,12 +167,15 @@ class ChaosRun:
         broken = self._judge.broken_promise(outcome)
         if broken is not None:
             at_s = outcome.ended_s - self._begun_s
-            self.result.broken.append(
+            self._break(
                 f"{at_s:6.1f} s {name} {outcome.protocol.value}, {len(outcome.token_ids)} of "
                 f"{outcome.request.max_tokens} tokens in {outcome.ended_s - outcome.started_s:.1f}"
                 f" s: {broken}"
             )
-            print(f"  BROKEN {self.result.broken[-1]}", flush=True)
+
+    def _break(self, promise: str) -> None:
+        self.result.broken.append(promise)
+        print(f"  BROKEN {promise}", flush=True)
 
     def _kill_and_watch(self) -> None:
         settings = self._settings
@@ -189,12 +198,14 @@ class ChaosRun:
             self._healing.look()
             time.sleep(min(_LOOK_S, max(0.0, end_s - time.monotonic())))
 
-    async def _wait_until_whole(self, when: str) -> None:
+    async def _becomes_whole(self) -> bool:
+        """False if something is missing still after the time to heal."""
         end_s = time.monotonic() + self._settings.heal_timeout_s
         while not await asyncio.to_thread(self._healing.look):
             if time.monotonic() > end_s:
-                raise TimeoutError(f"not whole {when}")
+                return False
             await asyncio.sleep(_LOOK_S)
+        return True
 
     async def _last_round(self) -> None:
         """Nothing is killed any more: everything must be whole, and nothing left over."""
@@ -216,3 +227,4 @@ class ChaosRun:
                 if not values or any(values):
                     self.result.broken.append(f"{application.name} {name} at the end: {values}")
         self.result.broken += [f"orphan: {one}" for one in self._cluster.orphans()]
+        self.result.broken += [f"unwatched: {one}" for one in self._cluster.unwatched()]

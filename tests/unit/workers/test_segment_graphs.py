@@ -52,6 +52,7 @@ class SegmentedRunner(ModelRunner):
 
     def use_segments(self, is_ready):
         self._model.__class__ = SegmentedLlama
+        self._model.pool = self._backend.token_to_kv_pool
         self.capturer = ClosureCapturer()
         self.segments = SegmentGraphs(self._model, self.capturer, SIZES, self.dtype, CPU)
         self.steps = []

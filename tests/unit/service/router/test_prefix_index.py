@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from service.prefix_index import Evicted, PrefixIndex
 
-HELD = dict.fromkeys("abc", Evicted(0.0, 0.0))
-"""Nothing that was used since the replica's first token is evicted."""
+HELD = dict.fromkeys("abc", Evicted(-1, -1))
+"""Nothing is evicted."""
 
 
-def at(unshared, b=None, shared=-math.inf):
+def at(ordinary, b=None, shared=-math.inf):
     """What replica "a" has evicted, and "b" where it is named."""
-    evicted = {"a": Evicted(unshared, shared)}
+    evicted = {"a": Evicted(ordinary, shared)}
     return evicted if b is None else {**evicted, "b": Evicted(b, shared)}
 
 
@@ -24,8 +24,8 @@ def index(block_tokens=4, max_blocks=1000, max_match_tokens=400):
 
 def test_the_longest_shared_prefix_is_matched_in_whole_blocks():
     prefixes = index()
-    prefixes.insert(prefixes.keys(list(range(20)), ""), "a")
-    prefixes.insert(prefixes.keys([*range(8), *range(100, 112)], ""), "b")
+    prefixes.insert(prefixes.keys(list(range(20)), ""), "a", 0)
+    prefixes.insert(prefixes.keys([*range(8), *range(100, 112)], ""), "b", 0)
     matched = prefixes.match(prefixes.keys([*range(14), 7, 7, 7], ""), HELD)
     assert matched == {"a": 12, "b": 8}
 
@@ -39,7 +39,7 @@ def test_different_salts_share_nothing():
 
 def test_equal_blocks_after_different_beginnings_do_not_match():
     prefixes = index()
-    prefixes.insert(prefixes.keys([1, 1, 1, 1, 5, 5, 5, 5], ""), "a")
+    prefixes.insert(prefixes.keys([1, 1, 1, 1, 5, 5, 5, 5], ""), "a", 0)
     assert prefixes.match(prefixes.keys([2, 2, 2, 2, 5, 5, 5, 5], ""), HELD) == {}
 
 
@@ -62,48 +62,73 @@ def test_only_the_first_tokens_of_a_long_prompt_are_looked_at():
 
 def test_a_forgotten_replica_matches_nothing_and_takes_no_room():
     prefixes = index()
-    prefixes.insert(prefixes.keys(list(range(20)), ""), "a")
-    prefixes.insert(prefixes.keys(list(range(8)), ""), "b")
+    prefixes.insert(prefixes.keys(list(range(20)), ""), "a", 0)
+    prefixes.insert(prefixes.keys(list(range(8)), ""), "b", 0)
     prefixes.forget("a")
     assert prefixes.match(prefixes.keys(list(range(20)), ""), HELD) == {"b": 8}
     assert len(prefixes) == 2
 
 
-def test_what_a_replica_has_written_over_since_its_last_use_does_not_match():
+def test_what_was_last_used_no_later_than_what_a_replica_evicted_does_not_match():
     prefixes = index()
     keys = prefixes.keys(list(range(20)), "")
-    use = prefixes.insert(keys, "a")
+    use = prefixes.insert(keys, "a", 0)
     assert prefixes.match(keys, at(1e9)) == {"a": 20}  # in use
     use.released_at = 1000
-    assert prefixes.match(keys, at(1000, b=0)) == {"a": 20}
-    assert prefixes.match(keys, at(1001, b=0)) == {}
+    assert prefixes.match(keys, at(999, b=0)) == {"a": 20}
+    assert prefixes.match(keys, at(1000, b=0)) == {}
 
 
 def test_a_later_use_keeps_the_part_that_it_shares():
     prefixes = index()
     first, second = (prefixes.keys([*range(8), n, n, n, n], "") for n in (100, 200))
-    prefixes.insert(first, "a").released_at = 10
-    prefixes.insert(second, "a").released_at = 20
+    prefixes.insert(first, "a", 0).released_at = 10
+    prefixes.insert(second, "a", 0).released_at = 20
     assert prefixes.match(first, at(15)) == {"a": 8}
     assert prefixes.match(second, at(15)) == {"a": 12}
 
 
-def test_what_requests_share_is_kept_longer_than_what_one_alone_used():
-    prefixes = index()
+def shared_at_a(prefixes):
+    """Two requests that go on differently from the same 8 tokens, the later one released at 12."""
     first, second = (prefixes.keys([*range(8), n, n, n, n], "") for n in (100, 200))
-    prefixes.insert(first, "a").released_at = 10
+    prefixes.insert(first, "a", 0).released_at = 10
+    prefixes.insert(second, "a", 8).released_at = 12
+    return first
+
+
+def test_what_requests_share_is_evicted_by_another_horizon_than_what_one_alone_used():
+    prefixes = index()
+    first = prefixes.keys([*range(8), 100, 100, 100, 100], "")
+    prefixes.insert(first, "a", 0).released_at = 10
     assert prefixes.match(first, at(15, shared=5)) == {}, "one alone went on from it"
-    prefixes.insert(first, "a").released_at = 10
+    prefixes.insert(first, "a", 12).released_at = 10
     assert prefixes.match(first, at(15, shared=5)) == {}, "in one way only"
-    prefixes.insert(second, "a").released_at = 12
+    shared_at_a(prefixes)
     assert prefixes.match(first, at(15, shared=5)) == {"a": 8}
-    assert prefixes.match(first, at(15, shared=13)) == {}
+    assert prefixes.match(first, at(15, shared=12)) == {}
+
+
+def test_what_is_shared_at_one_replica_is_not_shared_at_another():
+    prefixes = index()
+    first = shared_at_a(prefixes)
+    prefixes.insert(first, "b", 0).released_at = 10
+    matched = prefixes.match(first, {"a": Evicted(11, 5), "b": Evicted(11, 5)})
+    assert matched == {"a": 8}
+
+
+def test_what_is_written_again_after_its_eviction_is_not_shared_any_more():
+    prefixes = index()
+    first = shared_at_a(prefixes)
+    prefixes.insert(first, "a", 0).released_at = 20
+    assert prefixes.match(first, at(25, shared=15)) == {}
+    prefixes.insert(prefixes.keys([*range(8), 7, 7, 7, 7], ""), "a", 8).released_at = 20
+    assert prefixes.match(first, at(25, shared=15)) == {"a": 8}
 
 
 def test_eviction_takes_leaves_before_ancestors_and_old_before_new():
     prefixes = index(max_blocks=6)
-    prefixes.insert(prefixes.keys(list(range(16)), ""), "a")
-    prefixes.insert(prefixes.keys(list(range(100, 116)), ""), "a")
+    prefixes.insert(prefixes.keys(list(range(16)), ""), "a", 0)
+    prefixes.insert(prefixes.keys(list(range(100, 116)), ""), "a", 0)
     assert len(prefixes) == 6
     assert prefixes.match(prefixes.keys(list(range(100, 116)), ""), HELD) == {"a": 16}
     assert prefixes.match(prefixes.keys(list(range(16)), ""), HELD) == {"a": 8}
@@ -116,7 +141,7 @@ prompt = st.lists(st.integers(0, 2), max_size=24)
 def test_matches_equal_those_of_a_plain_list_of_prompts(history, query):
     prefixes = index(block_tokens=3, max_blocks=10_000)
     for tokens, replica_id in history:
-        prefixes.insert(prefixes.keys(tokens, ""), replica_id)
+        prefixes.insert(prefixes.keys(tokens, ""), replica_id, 0)
     expected = {}
     for tokens, replica_id in history:
         num_common = 0
@@ -133,5 +158,5 @@ def test_the_index_never_exceeds_its_bound():
     prefixes = index(max_blocks=50)
     for _ in range(200):
         tokens = [rng.randrange(3) for _ in range(rng.randrange(60))]
-        prefixes.insert(prefixes.keys(tokens, ""), "a")
+        prefixes.insert(prefixes.keys(tokens, ""), "a", 0)
         assert len(prefixes) <= 50
