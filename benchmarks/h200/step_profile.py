@@ -219,8 +219,11 @@ def main() -> None:
             ),
             lambda done, total: None,
         )
+    start_s = time.perf_counter()
+    num_turns = 0
     while engine.prepare_while_idle():
-        pass
+        num_turns += 1
+    print(f"-- prepared in {num_turns} turns, {time.perf_counter() - start_s:.1f} s")
     for prompt_tokens in SINGLE_PROMPTS:
         report_first_token(engine, prompt_tokens, arguments.functions)
     for num_streams, prompt_tokens in () if arguments.prompts_only else STREAMS:

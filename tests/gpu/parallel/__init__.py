@@ -1,1 +1,1 @@
-"""Tensor parallelism on GPUs: needs two of them."""
+"""Tensor parallelism on GPUs: needs two of them, some tests four."""

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,10 @@ GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 SEEDED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 TINY = {"dtype": "float32", "attention_backend": "torch_native", "num_pages": 400, "page_size": 4}
 BUILTIN = {"model": "builtin", "num_pages": 400}
+TINY_ROW_BYTES = 64 * 4
+BUILTIN_ROW_BYTES = 256 * 2
+"""Of a token's hidden state."""
+needs_four = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="fewer than four NVIDIA GPUs")
 both_ways = pytest.mark.parametrize("enable_peer_memory", [True, False], ids=["peer", "nccl"])
 
 
@@ -51,8 +56,8 @@ def own_gpus(num_gpus):
     num_pairs = -(-num_gpus // 2)
     while True:
         with ExitStack() as stack:
-            locks = (_lock(pair, stack) for pair in range(torch.cuda.device_count() // 2))
-            pairs = [pair for pair, is_ours in enumerate(locks) if is_ours][:num_pairs]
+            free = (p for p in range(torch.cuda.device_count() // 2) if _lock(p, stack))
+            pairs = list(islice(free, num_pairs))
             if len(pairs) == num_pairs:
                 yield ",".join(f"{2 * pair},{2 * pair + 1}" for pair in pairs)
                 return
@@ -71,12 +76,13 @@ def _lock(pair, stack):
 
 
 @contextmanager
-def running(config, prompts, sampling, rounds=1, captures=False):
+def running(config, prompts, sampling, rounds=1, captures=False, one_shot_bytes=None):
     """The process; whatever becomes of it, it is killed with all its ranks after RUN_S. What it
-    says on standard error is this test's, and shown if the test fails."""
+    says on standard error is this test's, and shown if the test fails. one_shot_bytes: see
+    limited_ranks."""
     told = {"config": config, "prompts": prompts, "sampling": sampling, "rounds": rounds}
-    told |= {"captures": captures, "dump_s": RUN_S - 10.0}
-    with own_pair() as gpus, tempfile.TemporaryFile("w+") as errors:
+    told |= {"captures": captures, "dump_s": RUN_S - 10.0, "one_shot_bytes": one_shot_bytes}
+    with own_gpus(config["tp_size"]) as gpus, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.parallel.generate"],
             stdin=subprocess.PIPE,
@@ -109,9 +115,9 @@ def kill_group(group):
         return
 
 
-def generate(config, prompts, sampling, rounds=1, captures=False):
+def generate(config, prompts, sampling, rounds=1, captures=False, one_shot_bytes=None):
     """The tokens of every round."""
-    with running(config, prompts, sampling, rounds, captures) as process:
+    with running(config, prompts, sampling, rounds, captures, one_shot_bytes) as process:
         lines = list(process.stdout)
         assert process.wait(END_S) == 0
     assert lines[0] == "ready\n"
@@ -128,6 +134,41 @@ def test_float32_text_of_two_ranks_equals_that_of_one(name, enable_peer_memory, 
     (alone,) = generate({**config, "tp_size": 1}, prompts, sampling)
     (together,) = generate({**config, "tp_size": 2}, prompts, sampling)
     assert together == alone
+
+
+@needs_four
+@pytest.mark.parametrize("one_shot_rows", [1, 8])
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_float32_text_of_four_ranks_that_share_rows_equals_that_of_one(
+    name, one_shot_rows, tmp_path
+) -> None:
+    """one_shot_rows: 1: rows are shared in all steps, selected ones and those of decode steps
+    included, and the last rank has none of six; 8: while prompts are computed only."""
+    folder = save_tiny_model(NATIVE[name], tmp_path)
+    prompts = prompts_of(6, VOCAB_SIZE, longest=60)
+    config = {**TINY, "model": str(folder)}
+    sampling = [GREEDY, SEEDED] * 3
+    (alone,) = generate({**config, "tp_size": 1}, prompts, sampling)
+    one_shot_bytes = one_shot_rows * TINY_ROW_BYTES
+    (together,) = generate(
+        {**config, "tp_size": 4}, prompts, sampling, one_shot_bytes=one_shot_bytes
+    )
+    assert together == alone
+
+
+@needs_fa3
+@needs_four
+@pytest.mark.parametrize("one_shot_rows", [1, 16])
+def test_four_ranks_that_share_rows_choose_likeliest_tokens_over_graphs(one_shot_rows) -> None:
+    """one_shot_rows: 16: fewer rows than requests, so that batches that end go both ways."""
+    prompts = prompts_of(21, 4000)
+    config = {**BUILTIN, "tp_size": 4}
+    one_shot_bytes = one_shot_rows * BUILTIN_ROW_BYTES
+    rounds = generate(config, prompts, [GREEDY] * len(prompts), 3, True, one_shot_bytes)
+    gaps = gaps_to_likeliest(prompts, rounds[-1])
+    assert gaps.max() < NEAR_TIE
+    assert (gaps == 0).mean() > 0.95
+    assert share_equal(rounds[1], rounds[2]) > 0.95
 
 
 @needs_fa3

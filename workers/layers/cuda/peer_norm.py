@@ -22,6 +22,58 @@ from workers.parallel.peer_memory import PeerArena
 
 _ELEMENTS_PER_WARP = 256
 _MAX_WARPS = 16
+_MAX_LONE_PROGRAMS = MAX_PROGRAMS // 2
+_LONE_REGISTERS = 128
+"""A thread's, of programs that have a multiprocessor each: enough to wait for all parts at once."""
+
+
+def row_warps(block: int) -> int:
+    """How many warps take a row of block elements: the order of a norm's sum depends on it."""
+    return min(_MAX_WARPS, max(1, block // _ELEMENTS_PER_WARP))
+
+
+def row_registers(num_programs: int) -> int | None:
+    """The most registers of a thread. None: as few as the compiler likes, so that two programs fit
+    on a multiprocessor."""
+    return _LONE_REGISTERS if num_programs <= _MAX_LONE_PROGRAMS else None
+
+
+def _run_add_parts(
+    stream: tl.tensor,
+    parts: tl.tuple,
+    at: tl.tensor,
+    is_real: tl.tensor,
+    RANK: tl.constexpr,  # noqa: N803
+    NUM_RANKS: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """stream, float32, with the parts of all ranks added in the order of the ranks.
+
+    All are asked for before one is added, by each rank in another order, its own first.
+    """
+    found: tl.tuple = ()
+    for turn in tl.static_range(NUM_RANKS):
+        # Past the first cache, which may hold what lay there before.
+        part = tl.load(
+            parts[(RANK + turn) % NUM_RANKS] + at, mask=is_real, other=0.0, cache_modifier=".cg"
+        )
+        found += (part,)
+    for rank in tl.static_range(NUM_RANKS):
+        stream += found[(rank + NUM_RANKS - RANK) % NUM_RANKS].to(tl.float32)
+    return stream
+
+
+def _run_norm_row(
+    rounded: tl.tensor, scale: tl.tensor, hidden_size: tl.tensor, eps: tl.tensor
+) -> tl.tensor:
+    """The RMSNorm of one row of the stream, as it is kept, in the stream's dtype."""
+    stream = rounded.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(stream * stream, axis=0) / hidden_size + eps)
+    normed = (stream * inverse_rms).to(rounded.dtype).to(tl.float32)
+    return (normed * scale).to(rounded.dtype)
+
+
+add_parts = triton.jit(_run_add_parts)
+norm_row = triton.jit(_run_norm_row)
 
 
 def _peer_add_norm(  # noqa: PLR0913
@@ -62,16 +114,10 @@ def _peer_add_norm(  # noqa: PLR0913
             stream = tl.zeros((BLOCK,), dtype=tl.float32)
         else:
             stream = tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
-        for rank in tl.static_range(NUM_RANKS):
-            # Past the first cache, which may hold what lay there before.
-            part = tl.load(parts[rank] + at, mask=is_real, other=0.0, cache_modifier=".cg")
-            stream += part.to(tl.float32)
+        stream = add_parts(stream, parts, at, is_real, RANK, NUM_RANKS)
         rounded = stream.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=is_real)
-        stream = rounded.to(tl.float32)
-        inverse_rms = tl.rsqrt(tl.sum(stream * stream, axis=0) / hidden_size + eps)
-        normed = (stream * inverse_rms).to(hidden.dtype.element_ty).to(tl.float32)
-        tl.store(hidden + at, (normed * scale).to(hidden.dtype.element_ty), mask=is_real)
+        tl.store(hidden + at, norm_row(rounded, scale, hidden_size, eps), mask=is_real)
     if BEGINS_STREAM:
         tl.debug_barrier()
         again = flags_offset + PLACE_BYTES
@@ -141,7 +187,8 @@ class PeerNorm:
         hidden = torch.empty_like(residual)
         block = next_power_of_2(hidden_size)
         is_dependent = dependent_launch(residual)
-        _peer_add_norm_kernel[(min(num_tokens, MAX_PROGRAMS),)](
+        num_programs = min(num_tokens, MAX_PROGRAMS)
+        _peer_add_norm_kernel[(num_programs,)](
             self._addresses,
             self._parts,
             residual,
@@ -161,7 +208,8 @@ class PeerNorm:
             BLOCK=block,
             BEGINS_STREAM=begins_stream,
             IS_DEPENDENT=is_dependent,
-            num_warps=min(_MAX_WARPS, max(1, block // _ELEMENTS_PER_WARP)),
+            num_warps=row_warps(block),
+            maxnreg=row_registers(num_programs),
             launch_pdl=is_dependent,
         )
         return hidden

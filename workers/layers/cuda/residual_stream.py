@@ -1,6 +1,7 @@
 """How a layer's output joins the residual stream: alone, over a collective, over peer memory.
 
-A way is chosen once for a model; all ranks of a group choose alike. Knows no layer.
+A way is chosen once for a model, or by the number of tokens; all ranks of a group choose alike.
+Knows no layer.
 """
 
 from dataclasses import dataclass
@@ -12,36 +13,44 @@ from workers.layers.cuda.embedding import lookup
 from workers.layers.cuda.linear import PartialGemm
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.peer_norm import PeerNorm
+from workers.layers.cuda.row_shards import StreamLimits
+from workers.layers.cuda.two_shot_norm import TwoShotNorm
 from workers.layers.embedding import VocabParallelEmbedding
 from workers.layers.norm import RMSNorm
 from workers.parallel.group import TPGroup
 from workers.parallel.peer_memory import PeerArena
-
-_MAX_PEER_BYTES = {2: 64 << 20}
-_MAX_PEER_BYTES_OF_MORE_RANKS = 2 << 20
-"""Of one sum, by ranks: with two, reading the other's is all that any way has to move; with more,
-a collective moves less."""
 
 
 class Join(Protocol):
     def __call__(
         self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
-        """residual (n, hidden_size) += gemm(x), summed over ranks, in place -> its RMSNorm."""
+        """residual += gemm(x), summed over ranks, in place -> its RMSNorm (n, hidden_size), valid
+        up to the next join. residual: as begin or select_rows made it."""
 
 
 class Begin(Protocol):
     def __call__(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids int64 (n,) -> the stream's beginning (n, hidden_size) and its RMSNorm."""
+        """Token ids int64 (n,) -> the stream's beginning and its RMSNorm, both (n, hidden_size).
+
+        Of the stream this rank may have only some rows: joins and select_rows know which.
+        """
+
+
+class SelectRows(Protocol):
+    def __call__(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Rows int64 (m,) of the stream begun last -> (m, hidden_size), all there on every rank:
+        a stream that any join may go on with. residual: the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWays:
-    """By place in the model. Neighbouring places must not be one and the same peer memory."""
+    """By place in the model. Neighbouring places must not be one and the same PeerNorm."""
 
     begin: Begin
     after_attention: Join
     after_mlp: Join
+    select_rows: SelectRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +116,105 @@ class _PeerJoin:
         return self.peers.add_norm_(residual, norm.weight, norm.eps)
 
 
+@dataclass(frozen=True, slots=True)
+class _WholeRows:
+    """Of a stream that every rank keeps whole."""
+
+    def __call__(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return residual.index_select(0, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardedLookUp:
+    """otherwise: for more tokens than the ranks share."""
+
+    embedding: VocabParallelEmbedding
+    peers: TwoShotNorm
+    otherwise: Begin
+
+    def __call__(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        num_tokens = input_ids.shape[0]
+        if num_tokens > self.peers.max_tokens:
+            return self.otherwise(input_ids, norm)
+        weight = self.embedding.weight
+        size = (num_tokens, weight.shape[1])
+        own = self.peers.new(size, dtype=weight.dtype, device=weight.device)
+        lookup(input_ids, weight, self.embedding.rows.first_row, own)
+        return self.peers.begin_stream(num_tokens, norm.weight, norm.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardedJoin:
+    """otherwise: for more tokens than the ranks share."""
+
+    peers: TwoShotNorm
+    otherwise: Join
+
+    def __call__(
+        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> torch.Tensor:
+        if x.shape[0] > self.peers.max_tokens:
+            return self.otherwise(gemm, x, residual, norm)
+        gemm.into(self.peers.new, x)
+        return self.peers.add_norm_(residual, norm.weight, norm.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardedRows:
+    """Of a stream that the ranks share, or not, as its number of tokens says."""
+
+    peers: TwoShotNorm
+    limits: StreamLimits
+
+    def __call__(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        num_tokens = residual.shape[0]
+        if not self.limits.is_sharded(num_tokens):
+            return residual.index_select(0, rows)
+        return self.peers.read_rows(rows, num_tokens)
+
+
 def stream_ways(tp: TPGroup, embedding: VocabParallelEmbedding) -> StreamWays:
     """The ways of a group's ranks, for the stream that begins with embedding.
 
     A collective of the group: allocates peer memory where there is any.
     """
-    look_up = _LookUp(embedding)
+    begin, join, select = _LookUp(embedding), _CollectiveJoin(tp), _WholeRows()
     if tp.size == 1:
-        return StreamWays(look_up, _LocalJoin(), _LocalJoin())
-    join = _CollectiveJoin(tp)
+        return StreamWays(begin, _LocalJoin(), _LocalJoin(), select)
     hidden_size, dtype = embedding.weight.shape[1], embedding.weight.dtype
-    max_bytes = _MAX_PEER_BYTES.get(tp.size, _MAX_PEER_BYTES_OF_MORE_RANKS)
-    max_tokens = max(1, max_bytes // (hidden_size * dtype.itemsize))
-    memory = tp.share_memory(3 * PeerNorm.num_bytes(max_tokens, hidden_size, dtype))
+    limits = StreamLimits.of_ranks(tp.size, hidden_size * dtype.itemsize)
+    num_bytes = 3 * PeerNorm.num_bytes(limits.one_shot_tokens, hidden_size, dtype)
+    if limits.has_two_shot:
+        num_bytes += TwoShotNorm.num_bytes(limits.two_shot_tokens, hidden_size, dtype)
+    memory = tp.share_memory(num_bytes)
     if memory is None:
-        return StreamWays(look_up, join, join)
+        return StreamWays(begin, join, join, select)
     arena = PeerArena(memory)
-    begin, attention, mlp = (PeerNorm(arena, max_tokens, hidden_size, dtype) for _ in range(3))
+    ways = StreamWays(begin, join, join, select)
+    if limits.has_two_shot:
+        peers = TwoShotNorm(arena, limits.two_shot_tokens, hidden_size, dtype)
+        ways = _two_shot_or(ways, embedding, peers, limits)
+    first, attention, mlp = (
+        PeerNorm(arena, limits.one_shot_tokens, hidden_size, dtype) for _ in range(3)
+    )
     return StreamWays(
-        _PeerLookUp(embedding, begin, look_up), _PeerJoin(attention, join), _PeerJoin(mlp, join)
+        _PeerLookUp(embedding, first, ways.begin),
+        _PeerJoin(attention, ways.after_attention),
+        _PeerJoin(mlp, ways.after_mlp),
+        ways.select_rows,
+    )
+
+
+def _two_shot_or(
+    otherwise: StreamWays,
+    embedding: VocabParallelEmbedding,
+    peers: TwoShotNorm,
+    limits: StreamLimits,
+) -> StreamWays:
+    """One place serves all joins: see two_shot_norm."""
+    return StreamWays(
+        _ShardedLookUp(embedding, peers, otherwise.begin),
+        _ShardedJoin(peers, otherwise.after_attention),
+        _ShardedJoin(peers, otherwise.after_mlp),
+        _ShardedRows(peers, limits),
     )
