@@ -142,7 +142,8 @@ class ReplicaSettings(_Settings):
     """What one engine replica asks of Ray and how it is watched.
 
     gpus_per_rank: None takes one where the engine runs on CUDA. step_timeout_s: a loop that does
-    not turn for so long is dead. startup_timeout_s: for `tessera serve` to give up.
+    not turn for so long is dead, and so is a process that runs no Python for so long.
+    startup_timeout_s: for `tessera serve` to give up.
     """
 
     cpus_per_rank: float = Field(default=1.0, ge=0)

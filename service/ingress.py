@@ -37,6 +37,7 @@ from service.registry import IngressReport, RegistryView, StartFailure
 from service.request_log.formatting import configure_logging
 from service.request_log.observer import SILENT, RequestObserver
 from service.security.callers import Caller, make_callers
+from service.silence_watch import SilenceWatch
 from service.tracing.tracer import make_tracer
 from workers.errors import ConfigError, ModelLoadError
 
@@ -235,6 +236,7 @@ class Ingress:
         *engines: DeploymentHandle[Any],
     ) -> None:
         configure_logging(config.logging)
+        SilenceWatch(config.replica.step_timeout_s).start()
         self._service = IngressService(
             serve.get_replica_context().replica_id.unique_id,
             ray.get_runtime_context().get_node_id(),

@@ -25,6 +25,7 @@ from service.exporter import take_snapshot
 from service.metrics import EngineMetrics, EngineStatsCollector
 from service.registry import StartFailure, StartProgress
 from service.request_log.formatting import configure_logging
+from service.silence_watch import SilenceWatch
 from service.step_watch import StepWatch, ailment
 from workers.config import EngineConfig
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
@@ -232,6 +233,7 @@ class EngineReplica:
         self, config: ServeConfig, model: ModelConfig, create_engine: EngineFactory
     ) -> None:
         configure_logging(config.logging)
+        SilenceWatch(model.replica.step_timeout_s).start()
         replica_id = serve.get_replica_context().replica_id.unique_id
         board = RayNoticeBoard(
             replica_id,

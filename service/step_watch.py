@@ -3,7 +3,7 @@
 A thread beside the engine's. It needs no controller and no request, so it works while Serve's
 controller is down and never waits behind the engine it watches. A process that is stopped, or whose
 interpreter lock is held by the hung step, cannot run this thread: its ingresses miss its heartbeats
-instead, and Serve's health check times out. Knows no Ray and no channel.
+instead, and Serve's health check or SilenceWatch has it killed. Knows no Ray and no channel.
 """
 
 import threading

@@ -25,6 +25,7 @@ from service.channel.messages import (
     encode,
 )
 from service.channel.settings import ChannelSettings
+from service.channel.silence import Silence
 from workers.protocol import GenerateRequest, ModelInfo, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class ReplicaLink:
         self._to_abort: list[str] = []
         self._is_flush_scheduled = False
         self._sequence = 0
-        self._last_received_s = 0.0
+        self._silence = Silence(settings.look_interval_s, 0.0)
         self._last_sent_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -190,7 +191,8 @@ class ReplicaLink:
         self.model = welcome.model
         self._sequence = 0
         self.load.clear()
-        self._last_received_s = self._last_sent_s = time.monotonic()
+        self._last_sent_s = time.monotonic()
+        self._silence.on_heard(self._last_sent_s)
         self._writer = writer
         self._on_change()
         return reader
@@ -211,7 +213,7 @@ class ReplicaLink:
         try:
             while True:
                 body = await read_frame(reader, self._settings.max_frame_bytes)
-                self._last_received_s = time.monotonic()
+                self._silence.on_heard(time.monotonic())
                 self._receive(body)
         finally:
             watch.cancel()
@@ -237,9 +239,9 @@ class ReplicaLink:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_interval_s / 2)
+            await asyncio.sleep(self._settings.look_interval_s)
             now = time.monotonic()
-            if now - self._last_received_s > self._settings.heartbeat_timeout_s:
+            if self._silence.look(now) > self._settings.heartbeat_timeout_s:
                 logger.warning("replica %s is silent: disconnected", self.replica_id)
                 if self._writer is not None:
                     self._writer.transport.abort()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from service.channel.framing import LENGTH_BYTES, write_frame
 from service.channel.messages import ReplicaLoad, StepFrame, encode
 from service.channel.settings import ChannelSettings
+from service.channel.silence import Silence
 from workers.errors import ErrorCode
 from workers.protocol import EngineStats, FinishReason, OutputError, StepOutput
 
@@ -33,7 +34,7 @@ class IngressConnection:
         self.ingress_id = ingress_id
         self.live: dict[str, LiveRequest] = {}
         self.seen_sequence = 0
-        self.last_received_s = time.monotonic()
+        self._silence = Silence(settings.look_interval_s, time.monotonic())
         self._writer = writer
         self._settings = settings
         self._last_load_s = 0.0
@@ -44,11 +45,13 @@ class IngressConnection:
         """True when the ingress leaves more unread than it may."""
         return self._writer.transport.get_write_buffer_size() > self._settings.max_outbox_bytes
 
-    @property
-    def is_silent(self) -> bool:
-        """True when the ingress has said nothing for the heartbeat timeout."""
-        silence_s = time.monotonic() - self.last_received_s
-        return silence_s > self._settings.heartbeat_timeout_s
+    def on_heard(self) -> None:
+        """The ingress has said something."""
+        self._silence.on_heard(time.monotonic())
+
+    def look_if_silent(self) -> bool:
+        """True when the ingress has said nothing for the heartbeat timeout. See Silence."""
+        return self._silence.look(time.monotonic()) > self._settings.heartbeat_timeout_s
 
     def send(
         self,

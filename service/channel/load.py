@@ -30,14 +30,17 @@ class LoadView:
     @property
     def written_tokens(self) -> int:
         """Tokens that the replica has ever written to its KV memory."""
-        stats = self._stats
-        return stats.num_prompt_tokens - stats.num_cached_prompt_tokens + stats.num_output_tokens
+        return self._stats.num_written_tokens
 
     @property
-    def reclaimable_pages(self) -> int | None:
-        """KV pages that no request uses, cached or free; None before the first report."""
-        stats = self._stats
-        return stats.num_pages - stats.num_used_pages if stats.num_pages else None
+    def evicted_ordinary(self) -> int:
+        """Prefixes that the replica last used with no more written_tokens than these are gone."""
+        return self._stats.evicted_ordinary
+
+    @property
+    def evicted_shared(self) -> int:
+        """The same for what requests went on from in different ways."""
+        return self._stats.evicted_shared
 
     @property
     def total_tokens(self) -> int:

@@ -182,7 +182,7 @@ class ChannelServer:
         return IngressConnection(ingress_id, writer, self._settings)
 
     def _receive(self, connection: IngressConnection, body: bytes) -> None:
-        connection.last_received_s = time.monotonic()
+        connection.on_heard()
         message = decode_ingress_message(body)
         if isinstance(message, Submit):
             self._submit(connection, message)
@@ -259,9 +259,9 @@ class ChannelServer:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_interval_s / 2)
+            await asyncio.sleep(self._settings.look_interval_s)
             for connection in list(self._connections):
-                if connection.is_silent:
+                if connection.look_if_silent():
                     logger.warning("ingress %s is silent: dropped", connection.ingress_id)
                     self._drop(connection)
                 elif connection.is_load_due(time.monotonic()):

@@ -12,9 +12,10 @@ class ChannelSettings(BaseModel):
     node's address, which ingresses of other nodes need; every connection proves the channel key.
     max_outbox_bytes: a peer that lets more than this pile up unread is dropped and its requests are
     aborted. max_stream_bytes: a client that lets more than this pile up unread loses its request.
-    heartbeat_timeout_s: silence after which a peer counts as dead; idle peers beat every
-    heartbeat_interval_s. stall_timeout_s: a replica that has work but finishes no step for so long
-    gets no new requests. load_interval_s: least time between two load reports to one ingress.
+    heartbeat_timeout_s: silence after which a peer counts as dead, without our own standing still;
+    idle peers beat every heartbeat_interval_s. stall_timeout_s: a replica that has work but
+    finishes no step for so long gets no new requests. load_interval_s: least time between two load
+    reports to one ingress.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +31,11 @@ class ChannelSettings(BaseModel):
     handshake_timeout_s: float = Field(default=5.0, gt=0)
     reconnect_initial_s: float = Field(default=0.05, gt=0)
     reconnect_max_s: float = Field(default=1.0, gt=0)
+
+    @property
+    def look_interval_s(self) -> float:
+        """How often either end looks whether its peer is silent, and whether a beat is due."""
+        return self.heartbeat_interval_s / 2
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
