@@ -45,7 +45,7 @@ class Tessera:
         self._num_sent = dict.fromkeys(replica_ids, 0)
 
     def choose(self, request: GenerateRequest) -> str:
-        choice = self._chooser.choose(request, self._loads, PAGE_SIZE)
+        choice = self._chooser.choose(request, self._loads)
         replica_id = choice.decision.replica_id
         self._num_sent[replica_id] += 1
         num_tokens = len(request.prompt_token_ids)

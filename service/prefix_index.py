@@ -2,10 +2,10 @@
 
 A prefix is a chain of fixed-size token blocks; each block is known by a keyed hash of everything up
 to its end, so equal hashes mean equal prefixes and nobody outside can predict them. Approximate,
-because replicas evict without telling: what a replica last used before it wrote a whole cache full
-of other tokens counts as evicted, several caches full for what requests share, which replicas keep
-longer (workers/kv_cache/eviction_order.py). Bounded: the least recently used blocks go first,
-leaves before their ancestors. Knows neither loads nor sockets.
+because replicas do not tell what they evict, only how recently used it was: two times, one for what
+requests share, which they keep longer (workers/kv_cache/eviction_order.py). Whether a prefix is
+shared is decided for each replica by what went there, as the replica itself decides. Bounded: the
+least recently used blocks go first, leaves before their ancestors. Knows neither loads nor sockets.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import secrets
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 HASH_BYTES = 16
@@ -35,21 +35,25 @@ class PrefixUse:
 
 
 class Evicted(NamedTuple):
-    """What a replica has evicted: uses with a PrefixUse.released_at below these. shared: of blocks
-    from which requests went on in different ways, unshared: of all others."""
+    """What a replica has evicted: uses with a PrefixUse.released_at of these or less. shared: of
+    blocks from which requests went on in different ways, ordinary: of all others."""
 
-    unshared: float
+    ordinary: float
     shared: float
 
 
 @dataclass(slots=True)
-class _Block:
-    """uses: the last one at each replica that was sent it. next_key: the block that first followed,
+class _Copy:
+    """A block at one replica. use: the last one. next_key: the block that first followed there,
     empty while none has. is_shared: another one has followed too, here or further on."""
 
-    uses: dict[str, PrefixUse] = field(default_factory=dict)
+    use: PrefixUse
     next_key: bytes = b""
     is_shared: bool = False
+
+
+_Block = dict[str, _Copy]
+"""By replica."""
 
 
 class PrefixIndex:
@@ -91,11 +95,10 @@ class PrefixIndex:
             block = self._blocks.get(key)
             if block is None:
                 break
-            uses, is_shared = block.uses, block.is_shared
             remaining = [
                 (replica_id, before)
                 for replica_id, before in remaining
-                if replica_id in uses and uses[replica_id].released_at >= before[is_shared]
+                if (copy := block.get(replica_id)) and copy.use.released_at > before[copy.is_shared]
             ]
             if not remaining:
                 break
@@ -103,16 +106,26 @@ class PrefixIndex:
                 matched[replica_id] = num_blocks * self._block_tokens
         return matched
 
-    def insert(self, keys: Sequence[bytes], replica_id: str) -> PrefixUse:
-        """Remember that the replica is about to hold this prefix; its user releases the use."""
+    def insert(self, keys: Sequence[bytes], replica_id: str, num_held_tokens: int) -> PrefixUse:
+        """Remember that the replica is about to hold this prefix; its user releases the use.
+
+        num_held_tokens: of the prefix, that match() found there. What follows them is written anew,
+        and whatever shared it before does not count.
+        """
         use = PrefixUse()
         next_key, is_shared = b"", False
-        for key in reversed(keys):  # ancestors end up more recent than their descendants
-            block = self._blocks.setdefault(key, _Block())
-            block.uses[replica_id] = use
-            block.next_key = block.next_key or next_key
-            is_shared = is_shared or bool(next_key and block.next_key != next_key)
-            block.is_shared = is_shared = is_shared or block.is_shared
+        num_held_blocks = num_held_tokens // self._block_tokens
+        for number in range(len(keys) - 1, -1, -1):  # ancestors end up more recent
+            key = keys[number]
+            block = self._blocks.setdefault(key, {})
+            copy = block.get(replica_id)
+            if copy is None or number >= num_held_blocks:
+                block[replica_id] = _Copy(use, next_key)
+            else:
+                copy.use = use
+                copy.next_key = copy.next_key or next_key
+                is_shared = is_shared or bool(next_key and copy.next_key != next_key)
+                copy.is_shared = is_shared = is_shared or copy.is_shared
             self._blocks.move_to_end(key)
             next_key = key
         while len(self._blocks) > self._max_blocks:
@@ -123,8 +136,8 @@ class PrefixIndex:
         """The replica is gone, and its cache with it."""
         orphaned = []
         for key, block in self._blocks.items():
-            block.uses.pop(replica_id, None)
-            if not block.uses:
+            block.pop(replica_id, None)
+            if not block:
                 orphaned.append(key)
         for key in orphaned:
             del self._blocks[key]

@@ -3,7 +3,6 @@
 Runs on the ingress's event loop. Knows no links: the router sends, and tells what became of it.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -25,16 +24,14 @@ from service.session import NO_SESSION
 from service.session_table import SessionTable, rendezvous
 from workers.protocol import GenerateRequest
 
-SHARED_ROOMS = 3
-"""A shared prefix counts as evicted after this many times the tokens that evict another one."""
-
 
 class Choice(NamedTuple):
-    """A decision and what to remember if it is carried out. uncached_tokens: prompt tokens that
-    the replica probably has to compute."""
+    """A decision and what to remember if it is carried out. matched_tokens: of the prompt, that
+    the replica probably holds. uncached_tokens: the others."""
 
     decision: Decision
     keys: list[bytes]
+    matched_tokens: int
     uncached_tokens: int
     session_key: bytes
 
@@ -73,12 +70,14 @@ class ReplicaChooser:
         self,
         request: GenerateRequest,
         loads: Mapping[str, LoadView],
-        page_size: int,
         session_key: bytes = NO_SESSION,
     ) -> Choice:
-        """loads, by replica, must not be empty. page_size: tokens per KV page of the replicas."""
+        """loads, by replica, must not be empty."""
         keys = self._index.keys(request.prompt_token_ids, request.cache_salt)
-        evicted = {name: _evicted(load, page_size) for name, load in loads.items()}
+        evicted = {
+            name: Evicted(load.evicted_ordinary, load.evicted_shared)
+            for name, load in loads.items()
+        }
         matched = self._index.match(keys, evicted)
         num_prompt_tokens = len(request.prompt_token_ids)
         decision = self._policy.choose(
@@ -91,14 +90,16 @@ class ReplicaChooser:
             num_prompt_tokens,
             self._home(session_key, loads),
         )
-        uncached_tokens = num_prompt_tokens - matched.get(decision.replica_id, 0)
-        return Choice(decision, keys, uncached_tokens, session_key)
+        matched_tokens = matched.get(decision.replica_id, 0)
+        return Choice(
+            decision, keys, matched_tokens, num_prompt_tokens - matched_tokens, session_key
+        )
 
     def on_sent(self, request_id: str, choice: Choice) -> None:
         """A request sent again, elsewhere, counts there only."""
         self.on_end(request_id, 0)
         replica_id = choice.decision.replica_id
-        use = self._index.insert(choice.keys, replica_id)
+        use = self._index.insert(choice.keys, replica_id, choice.matched_tokens)
         self._sent[request_id] = _Sent(replica_id, choice.uncached_tokens, use)
         self._add(replica_id, choice.uncached_tokens)
         if choice.session_key:
@@ -140,14 +141,3 @@ class ReplicaChooser:
             self._pending_tokens[replica_id] = total
         else:
             self._pending_tokens.pop(replica_id, None)
-
-
-def _evicted(load: LoadView, page_size: int) -> Evicted:
-    """Least recently used pages go first: a prefix goes when as much was written since its last
-    use as there are pages that no request holds, a shared one later."""
-    if load.reclaimable_pages is None:
-        return Evicted(-math.inf, -math.inf)
-    room_tokens = load.reclaimable_pages * page_size
-    return Evicted(
-        load.written_tokens - room_tokens, load.written_tokens - SHARED_ROOMS * room_tokens
-    )

@@ -225,7 +225,7 @@ class Router:
         links = self._usable_links(exclude)
         request = stream.request
         loads = {replica_id: link.load for replica_id, link in links.items()}
-        choice = self._chooser.choose(request, loads, self.info.page_size, stream.session_key)
+        choice = self._chooser.choose(request, loads, stream.session_key)
         replica_id, reason = choice.decision
         stream.replica_id = replica_id
         links[replica_id].submit(request, stream)

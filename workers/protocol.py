@@ -79,7 +79,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
     queued_tokens: prompt tokens not yet computed, waiting or half prefilled. running_tokens: tokens
     in the KV pool that belong to running requests. evictable pages hold cached prefixes that
-    nobody uses now; used pages are those of running requests.
+    nobody uses now; used pages are those of running requests. evicted_ordinary, evicted_shared:
+    cached prefixes whose last use ended when no more tokens than these had been written to KV
+    memory are gone, those that requests shared by the second; -1: none is.
     """
 
     num_running: int = 0
@@ -95,6 +97,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_cached_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_finished: int = 0
+    evicted_ordinary: int = -1
+    evicted_shared: int = -1
+
+    @property
+    def num_written_tokens(self) -> int:
+        """Tokens ever written to KV memory."""
+        return self.num_prompt_tokens - self.num_cached_prompt_tokens + self.num_output_tokens
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from workers.errors import IntegrityError
+from workers.kv_cache.eviction_order import EvictionHorizon
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 
 
@@ -37,6 +38,11 @@ class PrefixCache(Protocol):
     @property
     def num_protected_pages(self) -> int:
         """Cached pages on a locked path."""
+        ...
+
+    @property
+    def eviction_horizon(self) -> EvictionHorizon:
+        """How recently used the prefixes are that have been evicted, in the cache's time."""
         ...
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
@@ -81,6 +87,10 @@ class NoPrefixCache:
     @property
     def num_protected_pages(self) -> int:
         return 0
+
+    @property
+    def eviction_horizon(self) -> EvictionHorizon:
+        return EvictionHorizon()
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
         return PrefixMatch(EMPTY, self._root)

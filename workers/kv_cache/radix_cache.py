@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from workers.errors import IntegrityError
-from workers.kv_cache.eviction_order import EvictionOrder
+from workers.kv_cache.eviction_order import EvictionHorizon, EvictionOrder
 from workers.kv_cache.prefix_cache import InsertResult, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 
@@ -42,6 +42,10 @@ class RadixCache:
         return self._num_protected
 
     @property
+    def eviction_horizon(self) -> EvictionHorizon:
+        return self._eviction_order.horizon
+
+    @property
     def num_salts(self) -> int:
         return len(self._roots)
 
@@ -54,6 +58,10 @@ class RadixCache:
         if root is None:
             return PrefixMatch(EMPTY, self._nothing)
         node, parts = self._descend(root, token_ids)
+        above = node.parent
+        while above is not None:
+            above.num_returns += 1
+            above = above.parent
         return PrefixMatch(np.concatenate(parts) if parts else EMPTY, node)
 
     def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
@@ -104,7 +112,7 @@ class RadixCache:
         freed: list[IntArray] = []
         missing = num_pages
         while missing > 0:
-            leaf = self._eviction_order.first()
+            leaf = self._eviction_order.take()
             if leaf is None:
                 break
             freed.append(self._cut_tail(leaf, missing))

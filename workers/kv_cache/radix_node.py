@@ -21,7 +21,8 @@ class RadixNode:
     and no lock. lock_count counts the users of this node or of any node below, so that a locked
     node never hangs under an unlocked one. is_queued: the eviction order has an entry for it.
     num_continuations: texts that ever went on from here, evicted ones among them; one that comes
-    back after its eviction counts again.
+    back after its eviction counts again. num_returns: requests that found more than this node, one
+    of its continuations at least in part.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class RadixNode:
         "last_access",
         "lock_count",
         "num_continuations",
+        "num_returns",
         "pages",
         "parent",
         "salt",
@@ -43,6 +45,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}
         self.lock_count = 0
         self.num_continuations = 0
+        self.num_returns = 0
         self.last_access = 0
         self.is_queued = False
         self.salt: str = "" if parent is None else parent.salt

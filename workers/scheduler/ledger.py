@@ -17,6 +17,11 @@ class Counters:
     num_output_tokens: int = 0
     num_finished: int = 0
 
+    @property
+    def num_written_tokens(self) -> int:
+        """Tokens ever written to KV memory; what a prompt needs counts once it is admitted."""
+        return self.num_prompt_tokens - self.num_cached_prompt_tokens + self.num_output_tokens
+
 
 class Ledger:
     """Every accepted request is here until its final output has been handed out, exactly once."""

@@ -4,7 +4,6 @@ Knows requests, slots and page numbers; no tensors, no device, no text. Not thre
 owns it.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,7 +55,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._submission = Submission(config, self._waiting)
         self._table = RunningTable(config.max_slots, config.max_pages_per_request, config.page_size)
-        self._cache = _build_cache(config)
+        self._cache = _build_cache(config, self._num_written_tokens)
         self._pool = PagePool(PageAllocator(config.num_pages, config.page_size), self._cache)
         self._memory = RequestMemory(self._table, self._pool, self._cache)
         self._forecast = OutputForecast()
@@ -142,7 +141,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """num_pages counts the pages that can be handed out: used, evictable and free ones."""
-        counters = self._ledger.counters
+        counters, horizon = self._ledger.counters, self._cache.eviction_horizon
         return EngineStats(
             num_running=self._table.num_running,
             num_waiting=len(self._waiting),
@@ -157,7 +156,12 @@ class Scheduler:
             num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
             num_output_tokens=counters.num_output_tokens,
             num_finished=counters.num_finished,
+            evicted_ordinary=horizon.ordinary,
+            evicted_shared=horizon.shared,
         )
+
+    def _num_written_tokens(self) -> int:
+        return self._ledger.counters.num_written_tokens
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pages, locks, slots and requests fit together exactly."""
@@ -209,7 +213,7 @@ class Scheduler:
         return AlternatingBatches(decode, prefill)
 
 
-def _build_cache(config: SchedulerConfig) -> PrefixCache:
+def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCache:
     if config.enable_prefix_cache:
-        return RadixCache(config.page_size, clock=itertools.count(1).__next__)
+        return RadixCache(config.page_size, clock)
     return NoPrefixCache()

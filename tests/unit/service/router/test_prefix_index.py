@@ -32,7 +32,7 @@ def test_the_longest_shared_prefix_is_matched_in_whole_blocks():
 
 def test_different_salts_share_nothing():
     prefixes = index()
-    prefixes.insert(prefixes.keys(list(range(20)), "tenant-1"), "a")
+    prefixes.insert(prefixes.keys(list(range(20)), "tenant-1"), "a", 0)
     assert prefixes.match(prefixes.keys(list(range(20)), "tenant-2"), HELD) == {}
     assert prefixes.match(prefixes.keys(list(range(20)), "tenant-1"), HELD) == {"a": 20}
 

@@ -12,7 +12,6 @@ from service.session import NO_SESSION, make_session_key
 from workers.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
-PAGE_SIZE = 16
 SETTINGS = RouterSettings()
 
 
@@ -33,7 +32,7 @@ def session(number=0):
 
 
 def choose(chooser, loads, name, prompt, session_key=NO_SESSION):
-    return chooser.choose(request(name, prompt), loads, PAGE_SIZE, session_key)
+    return chooser.choose(request(name, prompt), loads, session_key)
 
 
 def send(chooser, loads, name, prompt, session_key=NO_SESSION):
@@ -80,28 +79,31 @@ def test_the_prefix_of_a_sent_request_brings_the_next_one_there_and_is_not_compu
     assert second.decision == (first.decision.replica_id, RoutingReason.PREFIX)
 
 
-def test_a_prefix_counts_as_evicted_once_the_free_memory_was_written_over():
+def test_a_prefix_is_there_until_the_replica_reports_that_it_evicted_what_was_used_as_late():
     chooser, loads = made()
     home = send(chooser, loads, "r1", range(256)).decision.replica_id
-    report(loads[home], num_pages=100, num_used_pages=40, num_prompt_tokens=256)
+    report(loads[home], num_prompt_tokens=256)
     chooser.on_end("r1", loads[home].written_tokens)
-    room = (100 - 40) * PAGE_SIZE
-    for num_written, expected in ((room, RoutingReason.PREFIX), (room + 1, RoutingReason.LOAD)):
-        report(
-            loads[home],
-            num_pages=100,
-            num_used_pages=40,
-            num_prompt_tokens=5256,
-            num_cached_prompt_tokens=5000,
-            num_output_tokens=num_written,
-        )
+    for evicted, expected in ((255, RoutingReason.PREFIX), (256, RoutingReason.LOAD)):
+        report(loads[home], num_prompt_tokens=10**6, evicted_ordinary=evicted)
         assert choose(chooser, loads, "r2", range(300)).decision.reason is expected
 
 
-def test_a_prefix_in_use_is_not_evicted_whatever_was_written():
+def test_a_shared_prefix_is_there_until_the_replica_reports_that_it_evicted_shared_ones():
     chooser, loads = made()
     home = send(chooser, loads, "r1", range(256)).decision.replica_id
-    report(loads[home], num_pages=10, num_used_pages=5, num_output_tokens=10**9)
+    assert send(chooser, loads, "r2", [*range(192), *range(500, 564)]).decision.replica_id == home
+    for name in ("r1", "r2"):
+        chooser.on_end(name, 256)
+    for evicted, expected in ((255, RoutingReason.PREFIX), (256, RoutingReason.LOAD)):
+        report(loads[home], evicted_ordinary=10**6, evicted_shared=evicted)
+        assert choose(chooser, loads, "r3", range(256)).decision.reason is expected
+
+
+def test_a_prefix_in_use_is_not_evicted_whatever_was():
+    chooser, loads = made()
+    home = send(chooser, loads, "r1", range(256)).decision.replica_id
+    report(loads[home], evicted_ordinary=10**9, evicted_shared=10**9)
     assert choose(chooser, loads, "r2", range(300)).decision.reason is RoutingReason.PREFIX
 
 

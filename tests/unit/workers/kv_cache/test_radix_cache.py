@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.errors import IntegrityError
-from workers.kv_cache.eviction_order import SHARED_LIFETIME
+from workers.kv_cache import eviction_order
+from workers.kv_cache.eviction_order import LIFETIME_RATIO
 from workers.kv_cache.prefix_cache import InsertResult, NoPrefixCache, PrefixMatch
 from workers.kv_cache.radix_cache import RadixCache
 from workers.kv_cache.radix_node import RadixNode
@@ -229,9 +230,17 @@ operations = st.one_of(
 )
 
 
+@pytest.mark.parametrize("ratio", [0, 1, LIFETIME_RATIO])
+def test_any_history_agrees_with_a_dict_of_prefixes(
+    ratio: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction_order, "LIFETIME_RATIO", ratio)
+    check_any_history()
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3), st.lists(operations, max_size=60))
-def test_any_history_agrees_with_a_dict_of_prefixes(page_size: int, history: list) -> None:
+def check_any_history(page_size: int, history: list) -> None:
     cache, model = make_cache(page_size), Model(page_size)
     pages = itertools.count(1)
     locked: list[tuple[RadixNode, list[int]]] = []
@@ -282,7 +291,7 @@ def test_what_requests_went_on_from_in_different_ways_outlives_what_was_used_lat
 
 def test_a_shared_prefix_that_fell_out_of_use_goes_before_what_is_recent():
     cache = shared_then_unshared(1)
-    for number in range(SHARED_LIFETIME * 10):
+    for number in range(LIFETIME_RATIO * 10):
         cache.evict(1)
         insert(cache, [200 + number, 0], [300 + number])
     assert 7 not in cache.all_pages()
@@ -307,3 +316,69 @@ def test_a_prefix_whose_first_continuation_was_evicted_is_shared_with_the_next_o
     assert cache.evict(1).tolist() == [9]
     insert(cache, [60, 61], [60])
     assert cache.evict(1).tolist() == [60]
+
+
+def instruction_with_questions(num_questions: int, num_returns: int) -> RadixCache:
+    """Page 7 leads on to as many pages from 100 on; the first question is asked again."""
+    cache = make_cache()
+    for number in range(num_questions):
+        insert(cache, [1, 2, 50 + number, 0], [7, 100 + number])
+    for _ in range(num_returns):
+        match(cache, [1, 2, 50, 0, 0, 0])
+    return cache
+
+
+def test_continuations_of_what_never_had_one_come_back_go_before_an_older_text_seen_once():
+    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=0)
+    cache.evict(LIFETIME_RATIO + 1)
+    insert(cache, [90, 91], [90])
+    for number in range(5):
+        insert(cache, [1, 2, 80 + number, 0], [7, 200 + number])
+    assert cache.evict(5).tolist() == [200, 201, 202, 203, 204]
+    cache.check_integrity([])
+
+
+def test_leaves_that_have_become_barren_since_they_were_queued_are_found():
+    cache = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
+    cache.lock(insert(cache, [1, 2, 80, 0], [7, 200]).node)
+    assert len(cache.evict(LIFETIME_RATIO)) == LIFETIME_RATIO
+
+
+def test_an_old_text_seen_once_does_go_before_barren_ones_just_written():
+    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=0)
+    insert(cache, [90, 91], [90])
+    for number in range(10 * LIFETIME_RATIO):
+        cache.evict(1)
+        insert(cache, [1, 2, 80 + number, 0], [7, 200 + number])
+    assert 90 not in cache.all_pages()
+
+
+def test_continuations_of_which_enough_come_back_wait_for_their_turn():
+    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=1)
+    insert(cache, [90, 91], [90])
+    assert cache.evict(1).tolist() == [101], "the oldest that was not asked again"
+    few = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
+    assert few.evict(1).tolist() == [100], "the oldest of too few to tell"
+
+
+def test_nothing_is_barren_only_because_it_begins_unlike_all_else():
+    cache = make_cache()
+    for number in range(5 * LIFETIME_RATIO):
+        insert(cache, [50 + number, 0], [100 + number])
+    instruction = instruction_with_questions(0, 0)
+    assert instruction.evict(1).tolist() == []
+    assert cache.evict(2).tolist() == [100, 101]
+
+
+def test_the_horizon_says_what_was_evicted_by_last_use_and_shared_texts_apart():
+    cache = shared_then_unshared(3)
+    before = cache.eviction_horizon
+    cache.evict(1)
+    first = cache.eviction_horizon
+    cache.evict(1)
+    second = cache.eviction_horizon
+    assert before.ordinary < first.ordinary < second.ordinary
+    assert before.shared == second.shared == -1, "none is gone yet"
+    cache.evict(2)
+    assert cache.eviction_horizon.shared > -1
+    assert make_cache().eviction_horizon == (-1, -1)
