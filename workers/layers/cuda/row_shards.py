@@ -6,7 +6,7 @@ Arithmetic alone: every rank of a group comes to the same answers. Knows no kern
 from dataclasses import dataclass
 
 ONE_SHOT_BYTES_OF_TWO_RANKS = 64 << 20
-ONE_SHOT_BYTES_OF_MORE_RANKS = 2 << 20
+ONE_SHOT_BYTES_OF_MORE_RANKS = 256 << 10
 """Of one sum that every rank reads whole: with two ranks no way moves less; with more, ranks that
 share the rows among them do."""
 TWO_SHOT_BYTES = 128 << 20
