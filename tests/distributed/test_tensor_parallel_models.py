@@ -35,6 +35,11 @@ def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
     return torch.cat(outputs)
 
 
+def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """As a kernel reads it that knows no strides."""
+    return tensor.as_strided(tensor.shape, (tensor.shape[1], 1)).clone()
+
+
 def check_collectives(tp: TPGroup) -> dict[str, torch.Tensor]:
     mine = torch.tensor([[tp.rank, 10.0], [tp.rank + 0.5, 20.0]])
     shared = torch.full((3,), float(tp.rank))
@@ -44,6 +49,7 @@ def check_collectives(tp: TPGroup) -> dict[str, torch.Tensor]:
         "sum": tp.all_reduce(mine.clone()),
         "joined": tp.all_gather_last_dim(mine),
         "joined_strided": tp.all_gather_last_dim(mine.t()),
+        "joined_columns": as_it_lies(tp.all_gather_last_dim(mine[:, :1])),
         "shared": shared,
         "min": torch.tensor(tp.all_reduce_min(100 - tp.rank)),
     }
@@ -109,5 +115,7 @@ def test_collectives_do_what_they_say(ranks: Ranks) -> None:
         assert torch.equal(
             output["collective/joined_strided"], torch.cat([part.t() for part in parts], -1)
         )
+        columns = [part[:, :1] for part in parts]
+        assert torch.equal(output["collective/joined_columns"], torch.cat(columns, -1))
         assert output["collective/shared"].tolist() == [1.0] * 3
         assert output["collective/min"].item() == 100 - (size - 1)

@@ -31,7 +31,7 @@ class TPGroup(Protocol):
         """Sum over ranks, any shape. May reduce in place: the caller gives the argument up."""
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(..., d) on each rank -> (..., size * d), rank 0's elements first."""
+        """(..., d) on each rank -> (..., size * d), contiguous, rank 0's elements first."""
 
     def broadcast(self, tensor: torch.Tensor, source_rank: int) -> None:
         """Overwrite tensor with source_rank's, which has the same shape and dtype."""
@@ -110,7 +110,8 @@ class TorchDistributedGroup:
         stacked = tensor.new_empty((self._size * tensor.shape[0], *tensor.shape[1:]))
         dist.all_gather_into_tensor(stacked, tensor, group=self._process_group)
         by_rank = stacked.view(self._size, *tensor.shape).movedim(0, -2)
-        return by_rank.reshape(*tensor.shape[:-1], self._size * tensor.shape[-1])
+        # Where d is 1 the reshape would be a view across rows.
+        return by_rank.contiguous().view(*tensor.shape[:-1], self._size * tensor.shape[-1])
 
     def broadcast(self, tensor: torch.Tensor, source_rank: int) -> None:
         dist.broadcast(tensor, group=self._process_group, group_src=source_rank)
