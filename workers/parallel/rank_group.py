@@ -6,6 +6,7 @@ Knows nothing of how a follower's process came to be: ray_followers.py and local
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ import torch
 from workers.config import EngineConfig
 from workers.errors import EngineFailedError
 from workers.executor import PendingStep, StepExecutor
-from workers.parallel.meeting import connect_rank, plan_socket_path
+from workers.parallel.meeting import COLLECTIVE_TIMEOUT_S, connect_rank, plan_socket_path
 from workers.parallel.plan_channel import PlanSender, make_auth_key
 from workers.scheduler.plan import StepPlan
 
@@ -38,6 +39,7 @@ class RankGroup:
     """The followers of one engine and the channel to them.
 
     on_lost(rank) is called once, from a watcher thread, when a follower's process goes away.
+    Raises EngineFailedError where followers do not come: one ended, or meet_timeout_s passed.
     """
 
     def __init__(
@@ -46,23 +48,33 @@ class RankGroup:
         device: torch.device,
         start_followers: StartFollowers,
         on_lost: Callable[[int], None],
+        meet_timeout_s: float = COLLECTIVE_TIMEOUT_S,
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="tessera-ranks-"))
         auth_key = make_auth_key()
         self.sender = PlanSender(plan_socket_path(self._directory), auth_key)
         self._followers = start_followers(config, self._directory, auth_key)
-        self._meet(config.tp_size - 1, on_lost)
-        self.tp = connect_rank(config, self._directory, 0, device)
+        try:
+            self._meet(config.tp_size - 1, on_lost, meet_timeout_s)
+            self.tp = connect_rank(config, self._directory, 0, device)
+        except BaseException:
+            # Followers end with the channel.
+            self.sender.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
 
-    def _meet(self, num_followers: int, on_lost: Callable[[int], None]) -> None:
-        """Wait until every follower has connected. Raises EngineFailedError if one ends first."""
+    def _meet(self, num_followers: int, on_lost: Callable[[int], None], timeout_s: float) -> None:
+        """Wait until every follower has connected."""
         accepting = threading.Thread(
             target=self.sender.accept, args=(num_followers, on_lost), daemon=True
         )
         accepting.start()
+        deadline_s = time.monotonic() + timeout_s
         while accepting.is_alive():
             if self._followers.wait_for_end(MEET_POLL_S) and accepting.is_alive():
                 raise EngineFailedError("a rank process ended before it joined its engine")
+            if time.monotonic() > deadline_s and accepting.is_alive():
+                raise EngineFailedError(f"a rank did not join its engine within {timeout_s:g} s")
 
     def close(self) -> None:
         """Close the plan channel: followers finish their step, leave the group with this rank and
