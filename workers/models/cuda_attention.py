@@ -11,8 +11,8 @@ import torch
 from attention import ForwardBatch, RadixAttention
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
-from workers.layers.cuda.new_tensor import NewTensor
 from workers.layers.cuda.rope import FusedRope, RopeShape
+from workers.layers.new_tensor import NewTensor
 from workers.models.llama import LlamaAttention, QKNormAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
 

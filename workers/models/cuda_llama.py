@@ -15,9 +15,9 @@ from attention import ForwardBatch
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
-from workers.layers.cuda.new_tensor import NewTensor
 from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
 from workers.layers.embedding import TiedLMHead
+from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_attention import LayerAttention, layer_attention

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from attention import ForwardBatch
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 from workers.models.base import NativeCausalLM
 
 AttentionInputs = tuple[torch.Tensor, ...]

@@ -13,8 +13,8 @@ from workers.layers.cuda.gated_gemm import triton_gated_gemm
 from workers.layers.cuda.gemm import GemmConfig, triton_gemm
 from workers.layers.cuda.gemm_candidates import Role
 from workers.layers.cuda.lt_gemm import LtConfig, LtGemm
-from workers.layers.cuda.new_tensor import NewTensor
 from workers.layers.cuda.tiled_gemm import triton_gated_tiled_gemm, triton_tiled_gemm
+from workers.layers.new_tensor import NewTensor
 
 Config = GemmConfig | LtConfig | None
 """None: cuBLAS by its own choice."""

@@ -21,7 +21,7 @@ from workers.layers.cuda.launch import (
     prefetch_chunks,
     prefetch_lines,
 )
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 
 MAX_TOKENS = 256
 MAX_TILED_TOKENS = 512

@@ -8,7 +8,7 @@ import torch
 from workers.layers.cuda.chosen_gemm import Activate, Multiply
 from workers.layers.cuda.gemm_candidates import GemmShape, Role
 from workers.layers.cuda.gemm_choice import GemmChooser
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 
 
 class PartialGemm:

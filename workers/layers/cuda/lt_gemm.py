@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from workers.layers.cuda.cublaslt import Algorithm, CublasLt, Layouts, Product
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
 )
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 
 _MAX_HEADS_PER_PROGRAM = 8
 _NUM_WARPS = 2

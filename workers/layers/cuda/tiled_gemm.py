@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from workers.layers.cuda.gated_gemm import activate
 from workers.layers.cuda.gemm import GemmConfig, prefetch_row_lines, tile_tokens
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
-from workers.layers.cuda.new_tensor import NewTensor
+from workers.layers.new_tensor import NewTensor
 
 _PREFETCH_BYTES = 1024
 

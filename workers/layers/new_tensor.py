@@ -1,4 +1,4 @@
-"""Where a GEMM's product goes: what makes the tensor is an argument. Knows no GEMM."""
+"""Where a result goes: what makes its tensor is an argument. Knows no kernel."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ import torch
 
 
 class NewTensor(Protocol):
-    """torch.empty, or what hands out memory that other ranks read."""
+    """torch.empty, or what hands out memory that is there: other ranks read it, or graphs."""
 
     def __call__(
         self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
