@@ -5,17 +5,21 @@ An empty frame asks for one piece of preparation.
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import select
 import socket
 import threading
 from collections.abc import Callable
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
 from workers.errors import EngineFailedError
 from workers.scheduler.plan import StepPlan, make_plan_decoder, make_plan_encoder
+
+logger = logging.getLogger(__name__)
 
 AUTH_KEY_BYTES = 32
 _PREPARE = b""
@@ -33,17 +37,24 @@ class PlanSender:
     """
 
     def __init__(self, socket_path: Path, auth_key: bytes) -> None:
-        self._listener = Listener(str(socket_path), family="AF_UNIX", authkey=auth_key)
+        self._address = str(socket_path)
+        self._listener = Listener(self._address, family="AF_UNIX", authkey=auth_key)
         self._connections: dict[int, Connection[bytes, bytes]] = {}
         self._encoder = make_plan_encoder()
         self._is_closing = False
         self._lost = threading.Lock()
 
     def accept(self, num_followers: int, on_lost: Callable[[int], None]) -> None:
-        """Wait for every follower, then watch them."""
+        """Wait for every follower, then watch them; or return when this end is closed."""
         while len(self._connections) < num_followers:
-            connection = self._listener.accept()
-            rank = int.from_bytes(connection.recv_bytes(4), "little")
+            try:
+                connection = self._listener.accept()
+                rank = int.from_bytes(connection.recv_bytes(4), "little")
+            except (AuthenticationError, EOFError, OSError) as error:
+                if self._is_closing:
+                    return
+                logger.warning("somebody came to the plan channel who is no rank: %s", error)
+                continue
             self._connections[rank] = connection
         for rank, connection in self._connections.items():
             threading.Thread(
@@ -78,6 +89,9 @@ class PlanSender:
             ):
                 s.shutdown(socket.SHUT_RDWR)
             connection.close()
+        # An accept under way in another thread does not notice that its socket is closed.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(self._address)
         self._listener.close()
 
     def _watch(

@@ -1,5 +1,6 @@
 """How rank 0 waits for its followers, and what becomes of the engine if they do not come."""
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -50,6 +51,19 @@ class OneComes(SilentFollowers):
         self.ended.set()
 
 
+class Visited(SilentFollowers):
+    """Somebody without the key connects and leaves."""
+
+    has_called = False
+
+    def wait_for_end(self, timeout_s):
+        if not self.has_called:
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(str(plan_socket_path(self.directory)))
+            self.has_called = True
+        return super().wait_for_end(timeout_s)
+
+
 def lost(rank):
     raise AssertionError(f"rank {rank} was never there")
 
@@ -59,6 +73,23 @@ def test_a_rank_that_never_comes_ends_the_start() -> None:
     with pytest.raises(EngineFailedError, match="within 0.5 s"):
         RankGroup(CONFIG, CPU, followers, lost, meet_timeout_s=0.5)
     assert not followers.directory.exists()
+
+
+def test_nobody_waits_for_ranks_after_the_start_has_failed() -> None:
+    before = threading.active_count()
+    with pytest.raises(EngineFailedError, match="within 0.5 s"):
+        RankGroup(CONFIG, CPU, SilentFollowers(), lost, meet_timeout_s=0.5)
+    deadline_s = time.monotonic() + 10.0
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_stranger_does_not_count_as_a_rank() -> None:
+    followers = Visited()
+    with pytest.raises(EngineFailedError, match="within 1 s"):
+        RankGroup(CONFIG, CPU, followers, lost, meet_timeout_s=1.0)
+    assert followers.has_called
 
 
 def test_a_rank_that_ends_before_it_comes_ends_the_start() -> None:
