@@ -105,6 +105,7 @@ class IngressService:
         await self._wait_for_replicas()
         await self._listen(app, services)
         self._follow(self._report())
+        self._follow(self._push_metrics())
         for model in self._models:
             self._follow(model.report_demand(self._send_demand))
         return app
@@ -195,13 +196,23 @@ class IngressService:
     async def _report(self) -> None:
         while True:
             await self._tell_registry()
+            await asyncio.sleep(self._report_interval_s)
+
+    async def _push_metrics(self) -> None:
+        """Apart from _report(): a call of an actor on a lost node may last until Ray's head is
+        back, and only that actor's callers may wait for it."""
+        while True:
             try:
                 for snapshot in self._snapshots():
                     await self._exporter.push.remote(snapshot)
             except ray.exceptions.RayError as error:
                 logger.warning("metrics exporter: %s", error)
-            is_draining = self._admission.is_draining
-            await asyncio.sleep(_RETRY_S if is_draining else self._config.metrics.push_interval_s)
+            await asyncio.sleep(self._report_interval_s)
+
+    @property
+    def _report_interval_s(self) -> float:
+        is_draining = self._admission.is_draining
+        return _RETRY_S if is_draining else self._config.metrics.push_interval_s
 
     async def _tell_registry(self) -> None:
         num_live = self._admission.num_live_requests

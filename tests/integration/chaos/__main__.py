@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import random
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+STEP_S = 0.1
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,24 +37,26 @@ def main() -> int:
     arguments = parse_arguments()
     os.environ.update(ENVIRONMENT)
     # Ray reads its variables when it is imported.
-    from tests.integration.chaos.kills import KillKind
+    from tests.integration.chaos.applications import FAKE, REAL
+    from tests.integration.chaos.cluster import ChaosCluster
+    from tests.integration.chaos.kills import WEIGHTS, KillKind, plan_kills
     from tests.integration.chaos.report import describe
     from tests.integration.chaos.run import ChaosRun, Settings
 
-    kinds = [KillKind[name] for name in arguments.kinds or KillKind.__members__]
+    kinds = [KillKind[name] for name in arguments.kinds] if arguments.kinds else list(WEIGHTS)
     settings = Settings(
         kills_s=60 * arguments.minutes,
         num_streams=arguments.streams,
         num_real_streams=arguments.real_streams,
         seed=arguments.seed,
-        kinds=tuple(kinds),
-        num_nodes=arguments.nodes,
-        min_wait_s=arguments.min_wait_s,
-        max_wait_s=arguments.max_wait_s,
         quiet_s=arguments.quiet_s,
     )
     print(f"seed {settings.seed}", flush=True)
-    run = ChaosRun(settings)
+    applications = [FAKE, REAL] if settings.num_real_streams else [FAKE]
+    plan = plan_kills(
+        random.Random(settings.seed), kinds, arguments.min_wait_s, arguments.max_wait_s
+    )
+    run = ChaosRun(settings, ChaosCluster(applications, arguments.nodes, STEP_S), plan)
     try:
         run.run()
     finally:

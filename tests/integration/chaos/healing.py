@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 
 from tests.integration.chaos.applications import Application
-from tests.integration.chaos.cluster import ChaosCluster
 from tests.integration.chaos.kills import Kill
+from tests.integration.chaos.processes import ClusterProcesses
 
 _TIMEOUT_S = 2.0
 _STILL_S = 1.0
@@ -19,11 +19,8 @@ _STILL_S = 1.0
 class Healing:
     """look() as often as you like, from one thread. missing: what it found, "" if all is whole."""
 
-    def __init__(
-        self, cluster: ChaosCluster, applications: list[Application], kills: list[Kill]
-    ) -> None:
+    def __init__(self, cluster: ClusterProcesses, kills: list[Kill]) -> None:
         self._cluster = cluster
-        self._applications = applications
         self._kills = kills
         self._whole_since_s: float | None = None
         self.missing = ""
@@ -46,7 +43,8 @@ class Healing:
     def _look_for_missing(self) -> Iterator[str]:
         for stopped in self._cluster.stopped():
             yield f"{stopped} was stopped and is still there"
-        for application in self._applications:
+        yield from self._cluster.missing()
+        for application in self._cluster.applications:
             num_engines = self._cluster.num_engines(application)
             if num_engines != application.num_replicas:
                 yield f"{application.name} has {num_engines} engines"

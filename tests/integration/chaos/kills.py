@@ -9,7 +9,8 @@ from enum import StrEnum
 class KillKind(StrEnum):
     """STOP... are SIGSTOP, never followed by SIGCONT; the others are SIGKILL.
 
-    STOP_START kills an engine and stops the one that Serve starts in its place.
+    STOP_START kills an engine and stops the one that Serve starts in its place. HEAD is the node
+    with Ray's and Serve's control plane; only clusters that keep its state can lose it.
     """
 
     ENGINE = "engine replica"
@@ -22,8 +23,10 @@ class KillKind(StrEnum):
     STOP = "engine stopped (hung)"
     STOP_START = "engine stopped as it starts"
     STOP_RANK = "rank stopped (hung)"
+    HEAD = "head node and all on it"
 
 
+# Of those that chance may choose.
 WEIGHTS = {
     KillKind.ENGINE: 4,
     KillKind.RANK: 3,

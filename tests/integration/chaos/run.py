@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from tests.integration.chaos.applications import (
     recorded_prompt,
 )
 from tests.integration.chaos.clients import Clients, End, Outcome, Protocol
-from tests.integration.chaos.cluster import ChaosCluster
 from tests.integration.chaos.healing import Healing, read_metric
 from tests.integration.chaos.judge import Judge
-from tests.integration.chaos.kills import Kill, KillKind, plan_kills
+from tests.integration.chaos.kills import Kill, KillKind
+from tests.integration.chaos.processes import ClusterProcesses
 
 LEAVES_EARLY_SHARE = 0.05
 _PAUSE_AFTER_FAILURE_S = 0.3
@@ -34,17 +35,12 @@ _IDLE_METRICS = ("tessera_kv_pages_used", "tessera_running_requests", "tessera_w
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long, how many, how fast. step_s: pace of the fake engine, seconds a token."""
+    """How long, how many. kills_s: seconds after which nothing more is killed."""
 
     kills_s: float
     num_streams: int
     num_real_streams: int
     seed: int
-    kinds: tuple[KillKind, ...] = tuple(KillKind)
-    step_s: float = 0.1
-    num_nodes: int = 4
-    min_wait_s: float = 5.0
-    max_wait_s: float = 15.0
     quiet_s: float = 20.0
     deadline_s: float = 120.0
     heal_timeout_s: float = 150.0
@@ -63,17 +59,23 @@ class Result:
 
 
 class ChaosRun:
-    """One run on one cluster; run() once."""
+    """One run on one cluster; run() once. plan: seconds to wait and what to kill then."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: ClusterProcesses,
+        plan: Iterable[tuple[float, KillKind]],
+    ) -> None:
         self._settings = settings
         self._rng = random.Random(settings.seed)
-        self._applications = [FAKE, REAL] if settings.num_real_streams else [FAKE]
-        self._cluster = ChaosCluster(self._applications, settings.num_nodes, settings.step_s)
+        self._applications = cluster.applications
+        self._cluster = cluster
+        self._plan = plan
         self.result = Result()
         self._answers = Answers()
         self._judge = Judge(self._answers, self.result.kills)
-        self._healing = Healing(self._cluster, self._applications, self.result.kills)
+        self._healing = Healing(self._cluster, self.result.kills)
         self._clients: dict[str, Clients] = {}
         self._is_loading = True
         self._is_storming = threading.Event()
@@ -178,11 +180,9 @@ class ChaosRun:
         print(f"  BROKEN {promise}", flush=True)
 
     def _kill_and_watch(self) -> None:
-        settings = self._settings
-        plan = plan_kills(self._rng, settings.kinds, settings.min_wait_s, settings.max_wait_s)
-        for wait_s, kind in plan:
+        for wait_s, kind in self._plan:
             self._watch_until(time.monotonic() + wait_s)
-            if time.monotonic() - self._begun_s > settings.kills_s:
+            if time.monotonic() - self._begun_s > self._settings.kills_s:
                 return
             self._kill(kind)
 

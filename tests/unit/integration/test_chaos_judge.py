@@ -7,7 +7,7 @@ import pytest
 from tests.integration.chaos.applications import FAKE, Answers, Request, draw_request
 from tests.integration.chaos.clients import End, Outcome, Protocol
 from tests.integration.chaos.judge import HEAL_S, Judge
-from tests.integration.chaos.kills import Kill, KillKind, plan_kills
+from tests.integration.chaos.kills import WEIGHTS, Kill, KillKind, plan_kills
 
 REQUEST = Request(0, [10], 4)
 TOKENS = [11, 12, 13, 14]
@@ -87,8 +87,15 @@ def test_nobody_listens_only_while_every_ingress_is_dead():
     assert verdict(refused, ingresses(1), ingresses(1, at_s=80.0)) is None
 
 
+@pytest.mark.parametrize("end", [End.ERROR, End.CONNECTION, End.REFUSED])
+@pytest.mark.parametrize("code", ["replica_lost", "unavailable"])
+def test_the_loss_of_the_head_excuses_nothing(end, code):
+    head = Kill(KillKind.HEAD, 99.0, "")
+    assert verdict(outcome(end, [], code), head) is not None
+
+
 def test_a_plan_has_every_kind_first_and_repeats_with_its_seed():
-    kinds = tuple(KillKind)
+    kinds = tuple(WEIGHTS)
     plans = [plan_kills(random.Random(5), kinds, 5.0, 15.0) for _ in range(2)]
     steps = [[next(plan) for _ in range(40)] for plan in plans]
     assert steps[0] == steps[1]
