@@ -15,7 +15,8 @@ from service.listeners import LINGER_S, HttpServer
 
 logger = logging.getLogger(__name__)
 
-LAST_BYTES_S = 1.0
+LAST_BYTES_S = 3.0
+"""For answers that are still being written. Only calls that never end make it last so long."""
 _POLL_S = 0.05
 
 

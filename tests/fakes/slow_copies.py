@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from workers.loading import file_copy, weights_cache
 from workers.loading.weights_cache import WeightsCache
@@ -40,7 +41,14 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, byte_s: float) -> None:
 def start_process(work: Callable[[Connection], None]) -> tuple[BaseProcess, Connection]:
     """A fork of this process that does the work, and the end of its pipe."""
     here, there = FORK.Pipe()
-    process = FORK.Process(target=work, args=(there,), daemon=True)
+
+    def run() -> None:
+        # A fork makes torch's threads anew; threads of its own that came to do so at once would
+        # find none.
+        torch.set_num_threads(1)
+        work(there)
+
+    process = FORK.Process(target=run, daemon=True)
     process.start()
     return process, here
 

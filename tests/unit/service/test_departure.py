@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.departure import Departure
+from service.departure import LAST_BYTES_S, Departure
 from service.listeners import LINGER_S
 
 pytestmark = pytest.mark.asyncio
@@ -32,7 +32,7 @@ class Parts:
         self.done.append("stop http")
 
     async def stop(self, grace_s):
-        self.done.append("go away" if grace_s > 1 else "stop grpc")
+        self.done.append("go away" if grace_s > LAST_BYTES_S else "stop grpc")
 
     def end_requests(self):
         ended, self.num_live_requests = self.num_live_requests, 0
