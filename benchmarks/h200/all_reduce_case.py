@@ -72,14 +72,17 @@ class Case:
 
     def one_shot_pass(self, places: Places, pause: Callable[[], None]) -> PassResult:
         """A step of one layer. pause: called wherever a rank may be late."""
-        residual = torch.empty_like(self.residual)
-        norms = []
-        for index, place in enumerate(places.one_shot):
+        first, *others = places.one_shot
+        pause()
+        self.write(first, 0)
+        pause()
+        residual, norm = first.begin_stream(self.num_tokens, self.weight, EPS)
+        norms = [norm]
+        for index, place in enumerate(others, start=1):
             pause()
             self.write(place, index)
             pause()
-            join = place.add_norm_ if index else place.begin_stream
-            norms.append(join(residual, self.weight, EPS))
+            norms.append(place.add_norm_(residual, self.weight, EPS))
         pause()
         return *norms, residual.index_select(0, self.rows)
 

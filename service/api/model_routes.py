@@ -6,7 +6,7 @@ where the path does. Parses, calls the model's handler, renders.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -28,9 +28,12 @@ from service.api.responses import EventStream, EventStreamResponse, json_respons
 from service.api.services import ApiServices
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
-from service.handler.generation import Generation
+from service.handler.generation import Generation, GenerationInfo
+from service.handler.requests import GenerationRequest
+from service.limits import Limits
 
 _NAME = "model_name"
+G = TypeVar("G", CompletionRequest, ChatCompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +56,58 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
             lambda request: everything.only(request.path_params[_NAME]),
         ),
     ):
-        _add_generation_routes(app, services, place)
+        _add_generation_route(app, services, place, _COMPLETIONS)
+        _add_generation_route(app, services, place, _CHAT)
         _add_tokenizer_routes(app, services, place)
         _add_list_routes(app, services, place)
 
 
-def _add_generation_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[G]):
+    """Of generation. name: of its route. neutral: the body as every front end says it."""
+
+    path: str
+    name: str
+    body_type: type[G]
+    neutral: Callable[[G, Limits], GenerationRequest]
+    renderer: Callable[[G, GenerationInfo], Renderer]
+
+
+_COMPLETIONS = _Kind(
+    "/v1/completions",
+    "completions",
+    CompletionRequest,
+    lambda body, limits: body.to_generation_request(),
+    CompletionRenderer,
+)
+_CHAT = _Kind(
+    "/v1/chat/completions",
+    "chat_completions",
+    ChatCompletionRequest,
+    ChatCompletionRequest.to_generation_request,
+    ChatRenderer,
+)
+
+
+def _add_generation_route(
+    app: FastAPI, services: ApiServices, place: _Place, kind: _Kind[G]
+) -> None:
     limits, counting_refusals = services.models.limits, services.models.counting_refusals
 
     @app.post(
-        f"{place.prefix}/v1/completions",
-        openapi_extra=describe_body(CompletionRequest, place.parameters),
+        f"{place.prefix}{kind.path}",
+        name=kind.name,
+        openapi_extra=describe_body(kind.body_type, place.parameters),
     )
-    async def completions(request: Request) -> Response:
+    async def generate(request: Request) -> Response:
         with counting_refusals():
             models = place.models(request)
-            body = await read_body(request, CompletionRequest, limits)
-            neutral = _with_id(body, request).to_generation_request()
+            body = await read_body(request, kind.body_type, limits)
+            neutral = kind.neutral(_with_id(body, request), limits)
             handler = models.pick(neutral.model).handler
         generation = await until_disconnect(request, handler.start(neutral))
-        renderer = CompletionRenderer(body, generation.info)
+        renderer = kind.renderer(body, generation.info)
         return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
-
-    @app.post(
-        f"{place.prefix}/v1/chat/completions",
-        openapi_extra=describe_body(ChatCompletionRequest, place.parameters),
-    )
-    async def chat_completions(request: Request) -> Response:
-        with counting_refusals():
-            models = place.models(request)
-            body = await read_body(request, ChatCompletionRequest, limits)
-            neutral = _with_id(body, request).to_generation_request(limits)
-            handler = models.pick(neutral.model).handler
-        generation = await until_disconnect(request, handler.start(neutral))
-        renderer = ChatRenderer(body, generation.info)
-        return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
-
-
-G = TypeVar("G", CompletionRequest, ChatCompletionRequest)
 
 
 def _with_id(body: G, request: Request) -> G:

@@ -53,6 +53,8 @@ class PlanSender:
             except (AuthenticationError, EOFError, OSError) as error:
                 if self._is_closing:
                     return
+                if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                    raise
                 logger.warning("somebody came to the plan channel who is no rank: %s", error)
                 continue
             self._connections[rank] = connection
@@ -63,6 +65,11 @@ class PlanSender:
                 name=f"tessera-rank-{rank}-watch",
                 daemon=True,
             ).start()
+
+    @property
+    def num_followers(self) -> int:
+        """How many have come."""
+        return len(self._connections)
 
     def send(self, plan: StepPlan) -> None:
         """Send one plan to every follower. Raises EngineFailedError if one is gone."""

@@ -75,6 +75,8 @@ class RankGroup:
                 raise EngineFailedError("a rank process ended before it joined its engine")
             if time.monotonic() > deadline_s and accepting.is_alive():
                 raise EngineFailedError(f"a rank did not join its engine within {timeout_s:g} s")
+        if self.sender.num_followers < num_followers:
+            raise EngineFailedError("the plan channel failed before all ranks had joined")
 
     def close(self) -> None:
         """Close the plan channel: followers finish their step, leave the group with this rank and

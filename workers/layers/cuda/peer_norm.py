@@ -175,10 +175,14 @@ class PeerNorm:
         return self._launch(residual, weight, eps, False)
 
     def begin_stream(
-        self, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """residual = what all ranks wrote; returns its RMSNorm. May be called twice in a row."""
-        return self._launch(residual, weight, eps, True)
+        self, num_tokens: int, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What all ranks wrote -> the stream and its RMSNorm, both (num_tokens, hidden_size).
+
+        May be called twice in a row.
+        """
+        residual = self._parts[self._rank].new_empty((num_tokens, weight.shape[0]))
+        return residual, self._launch(residual, weight, eps, True)
 
     def _launch(
         self, residual: torch.Tensor, weight: torch.Tensor, eps: float, begins_stream: bool

@@ -80,12 +80,31 @@ class _CollectiveJoin:
         return add_rms_norm_(self.tp.all_reduce(gemm(x)), residual, norm.weight, norm.eps)
 
 
+class PeerSums(Protocol):
+    """Sums over peer memory of up to max_tokens rows: PeerNorm, TwoShotNorm."""
+
+    max_tokens: int
+
+    def new(
+        self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """This rank's partial sums, to be written before the next call."""
+
+    def begin_stream(
+        self, num_tokens: int, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What all ranks wrote -> the stream and its RMSNorm."""
+
+    def add_norm_(self, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """residual += what all ranks wrote, in place; returns the new stream's RMSNorm."""
+
+
 @dataclass(frozen=True, slots=True)
 class _PeerLookUp:
-    """otherwise: for more tokens than peer memory holds."""
+    """otherwise: for more tokens than peers take."""
 
     embedding: VocabParallelEmbedding
-    peers: PeerNorm
+    peers: PeerSums
     otherwise: Begin
 
     def __call__(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,15 +115,14 @@ class _PeerLookUp:
         size = (num_tokens, weight.shape[1])
         own = self.peers.new(size, dtype=weight.dtype, device=weight.device)
         lookup(input_ids, weight, self.embedding.rows.first_row, own)
-        residual = torch.empty(size, dtype=weight.dtype, device=weight.device)
-        return residual, self.peers.begin_stream(residual, norm.weight, norm.eps)
+        return self.peers.begin_stream(num_tokens, norm.weight, norm.eps)
 
 
 @dataclass(frozen=True, slots=True)
 class _PeerJoin:
-    """otherwise: for more tokens than peer memory holds."""
+    """otherwise: for more tokens than peers take."""
 
-    peers: PeerNorm
+    peers: PeerSums
     otherwise: Join
 
     def __call__(
@@ -122,41 +140,6 @@ class _WholeRows:
 
     def __call__(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return residual.index_select(0, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _ShardedLookUp:
-    """otherwise: for more tokens than the ranks share."""
-
-    embedding: VocabParallelEmbedding
-    peers: TwoShotNorm
-    otherwise: Begin
-
-    def __call__(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-        num_tokens = input_ids.shape[0]
-        if num_tokens > self.peers.max_tokens:
-            return self.otherwise(input_ids, norm)
-        weight = self.embedding.weight
-        size = (num_tokens, weight.shape[1])
-        own = self.peers.new(size, dtype=weight.dtype, device=weight.device)
-        lookup(input_ids, weight, self.embedding.rows.first_row, own)
-        return self.peers.begin_stream(num_tokens, norm.weight, norm.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class _ShardedJoin:
-    """otherwise: for more tokens than the ranks share."""
-
-    peers: TwoShotNorm
-    otherwise: Join
-
-    def __call__(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
-    ) -> torch.Tensor:
-        if x.shape[0] > self.peers.max_tokens:
-            return self.otherwise(gemm, x, residual, norm)
-        gemm.into(self.peers.new, x)
-        return self.peers.add_norm_(residual, norm.weight, norm.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +196,8 @@ def _two_shot_or(
 ) -> StreamWays:
     """One place serves all joins: see two_shot_norm."""
     return StreamWays(
-        _ShardedLookUp(embedding, peers, otherwise.begin),
-        _ShardedJoin(peers, otherwise.after_attention),
-        _ShardedJoin(peers, otherwise.after_mlp),
+        _PeerLookUp(embedding, peers, otherwise.begin),
+        _PeerJoin(peers, otherwise.after_attention),
+        _PeerJoin(peers, otherwise.after_mlp),
         _ShardedRows(peers, limits),
     )

@@ -11,7 +11,7 @@ import torch
 from workers.config import EngineConfig
 from workers.errors import EngineFailedError
 from workers.parallel.meeting import plan_socket_path
-from workers.parallel.plan_channel import PlanReceiver
+from workers.parallel.plan_channel import PlanReceiver, PlanSender
 from workers.parallel.rank_group import RankGroup
 
 CPU = torch.device("cpu")
@@ -90,6 +90,12 @@ def test_a_stranger_does_not_count_as_a_rank() -> None:
     with pytest.raises(EngineFailedError, match="within 1 s"):
         RankGroup(CONFIG, CPU, followers, lost, meet_timeout_s=1.0)
     assert followers.has_called
+
+
+def test_a_channel_that_fails_ends_the_start(monkeypatch) -> None:
+    monkeypatch.setattr(PlanSender, "accept", lambda *arguments: None)
+    with pytest.raises(EngineFailedError, match="before all ranks had joined"):
+        RankGroup(CONFIG, CPU, SilentFollowers(), lost, meet_timeout_s=30.0)
 
 
 def test_a_rank_that_ends_before_it_comes_ends_the_start() -> None:
