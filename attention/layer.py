@@ -34,7 +34,6 @@ class RadixAttention(nn.Module):
         super().__init__()
         self.tp_q_head_num = num_heads
         self.tp_k_head_num = num_kv_heads
-        self.tp_v_head_num = num_kv_heads
         self.head_dim = head_dim
         self.v_head_dim = head_dim if v_head_dim == -1 else v_head_dim
         self.scaling = scaling
@@ -54,14 +53,14 @@ class RadixAttention(nn.Module):
         """Attend the new tokens to their rows' cached and new keys.
 
         q: (num_tokens, tp_q_head_num * head_dim); k: (num_tokens, tp_k_head_num * head_dim);
-        v: (num_tokens, tp_v_head_num * v_head_dim); any view with these element counts will do.
+        v: (num_tokens, tp_k_head_num * v_head_dim); any view with these element counts will do.
         Returns (num_tokens, tp_q_head_num * v_head_dim) in q's dtype. Writes k and v to the pool
         at forward_batch.out_cache_loc first unless save_kv_cache is false.
         """
         num_tokens = forward_batch.num_tokens
         q = q.view(num_tokens, self.tp_q_head_num, self.head_dim)
         k = k.view(num_tokens, self.tp_k_head_num, self.head_dim)
-        v = v.view(num_tokens, self.tp_v_head_num, self.v_head_dim)
+        v = v.view(num_tokens, self.tp_k_head_num, self.v_head_dim)
         out = forward_batch.attn_backend.forward(q, k, v, self, forward_batch, save_kv_cache)
         return out.view(num_tokens, self.tp_q_head_num * self.v_head_dim)
 

@@ -28,7 +28,7 @@ _CHOICE = """\
 ## How one is chosen
 
 A backend asked for by name is taken, or fails with what is missing. Without a name, the first of
-these that this version has, that loads and that can do what the model needs is taken and logged.
+these that loads and that can do what the model needs is taken and logged.
 """
 
 

@@ -40,9 +40,6 @@ class BackendRegistry:
     def __iter__(self) -> Iterator[type[AttentionBackend]]:
         return iter(self._classes.values())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._classes
-
 
 ATTENTION_BACKENDS = BackendRegistry()
 

@@ -3,8 +3,8 @@
 An asked-for backend that cannot work is an error, never a silent second choice. The automatic
 choice walks a list of preferences by GPU generation and attention kind (the rules of SGLang's
 _get_default_attn_backend, as its published description gives them; on Hopper this repository's own
-decode kernel comes first, docs/performance.md says why), over the registered backends only. Knows
-no engine flags and no model files.
+decode kernel comes first, docs/performance.md says why), as far as there are backends of ours for
+them. Knows no engine flags and no model files.
 """
 
 from __future__ import annotations
@@ -48,24 +48,14 @@ class Preference:
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=(
-            "fa3_triton",
-            "fa3",
-            "fa3_fp8",
-            "flashinfer",
-            "triton",
-            "torch_native",
-            "torch_native_fp8",
-        ),
-        mla=("fa3", "flashmla", "flashinfer", "triton", "torch_native"),
+        mha=("fa3_triton", "fa3", "fa3_fp8", "torch_native", "torch_native_fp8"),
+        mla=("fa3", "torch_native"),
     ),
     DeviceGeneration.BLACKWELL: Preference(
-        mha=("trtllm_mha", "flashinfer", "triton", "torch_native", "torch_native_fp8"),
-        mla=("flashinfer", "trtllm_mla", "cutlass_mla", "triton", "torch_native"),
+        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
     ),
     DeviceGeneration.OTHER_GPU: Preference(
-        mha=("flashinfer", "triton", "torch_native", "torch_native_fp8"),
-        mla=("triton", "torch_native"),
+        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
     ),
     DeviceGeneration.NO_GPU: Preference(
         mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
@@ -162,8 +152,6 @@ def select_attention_backend(
     names = preference.mla if needs.needs_mla else preference.mha
     rejected: list[tuple[str, str]] = []
     for name in names:
-        if name not in registry:
-            continue
         backend = registry.get(name)
         obstacle = _obstacle(backend, device, needs)
         if obstacle is None:
@@ -174,7 +162,7 @@ def select_attention_backend(
             logger.info("%s", choice)
             return choice
         rejected.append((name, obstacle))
-    tried = "; ".join(f"{name}: {why}" for name, why in rejected) or "none is registered for it"
+    tried = "; ".join(f"{name}: {why}" for name, why in rejected)
     raise AttentionBackendError(f"no attention backend works on {device}: {tried}")
 
 

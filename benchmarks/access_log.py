@@ -26,10 +26,10 @@ from rich.table import Table
 from service.api.auth import OpenAuthenticator
 from service.api.http import build_http_app
 from service.api.services import ApiServices
-from service.listeners import HttpServer, bind_shared
-from service.request_log.formatting import configure_logging
-from service.request_log.observer import NoTracing, RequestObserver
-from service.request_log.settings import LoggingSettings
+from service.deployments.listeners import HttpServer, bind_shared
+from service.observability.request_log.formatting import configure_logging
+from service.observability.request_log.observer import NoTracing, RequestObserver
+from service.observability.request_log.settings import LoggingSettings
 from tests.fakes.backend import make_outputs
 from tests.fakes.text import make_bench
 

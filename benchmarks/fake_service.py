@@ -10,9 +10,9 @@ import sys
 
 from rich.console import Console
 
+from service.command.launcher import RayTarget
+from service.command.serve import run_service
 from service.config import load_config
-from service.launcher import RayTarget
-from service.serve_command import run_service
 from tests.fakes.engine_factory import FakeEngineFactory
 
 

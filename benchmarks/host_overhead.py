@@ -22,6 +22,7 @@ import torch
 from attention.backends.base import GraphAttentionBackend
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from benchmarks.pretended_steps import result_of
 from service.channel.messages import StepFrame, encode
 from workers.cuda_graph_runner import AttentionTwins, DecodeGraphs, GraphedStep, batch_size_ladder
 from workers.decode_step import HOST_ROW_FIELDS, StepRing, StepRows
@@ -117,6 +118,12 @@ class _PretendedStep:
         return StepOutcome(self.read(), self.started_s, self.ended_s, ())
 
 
+class _StubPool:
+    """No plan here clears tokens, which is all that the builder does to a pool."""
+
+    page_size = PAGE_SIZE
+
+
 class StubExecutor(StepExecutor):
     """The host's side of graphed steps over a pretended device. Prefills cost nothing."""
 
@@ -124,8 +131,7 @@ class StubExecutor(StepExecutor):
         num_slots = MAX_REQUESTS + 1
         self._device = device
         table = ReqToTokenPool(num_slots, MAX_CONTEXT_LEN, CPU)
-        # No plan here clears tokens, which is all that the builder does to the pool.
-        self._inputs = StepInputBuilder(table, cast(TokenToKVPool, None), CPU)
+        self._inputs = StepInputBuilder(table, cast(TokenToKVPool, _StubPool()), CPU)
         self._sampling = SamplingState(num_slots, VOCAB_SIZE, (), CPU)
         sizes = batch_size_ladder(MAX_REQUESTS)
         staging = StagingRing.on_host(sizes[-1])
@@ -167,8 +173,7 @@ def _no_timer() -> Any:
 
 
 def _zeros(plan: StepPlan) -> Callable[[], StepResult]:
-    num_sampled = int(np.count_nonzero(plan.samples))
-    return lambda: StepResult(token_ids=np.zeros(num_sampled, dtype=np.int32))
+    return lambda: result_of(plan, token_id=0)
 
 
 def scheduler_config() -> SchedulerConfig:
@@ -178,6 +183,7 @@ def scheduler_config() -> SchedulerConfig:
         max_running_requests=MAX_REQUESTS,
         max_context_len=MAX_CONTEXT_LEN,
         max_step_tokens=8192,
+        target_inter_token_s=None,
         max_waiting_requests=4096,
         max_waiting_tokens=1 << 22,
         enable_prefix_cache=True,
@@ -229,7 +235,9 @@ def measure(num_requests: int, num_steps: int, device_s: float) -> HostTimes:
     """Decode steps of num_requests requests that all run, after their prefill."""
     scheduler = Scheduler(scheduler_config())
     executor = StubExecutor(PretendedDevice(device_s))
-    info = ModelInfo("stub", VOCAB_SIZE, MAX_CONTEXT_LEN, (), "none", PAGE_SIZE, 1, 1, "none")
+    info = ModelInfo(
+        "stub", VOCAB_SIZE, MAX_CONTEXT_LEN, (), "none", PAGE_SIZE, 1, 1, "none", MAX_CONTEXT_LEN
+    )
     engine = Engine(info, scheduler, executor)
     rng = random.Random(num_requests)
     greedy = SamplingParams(temperature=0.0, max_tokens=num_steps + 64, ignore_eos=True)

@@ -1,9 +1,9 @@
 """CPU time that an ingress process spends on a token and on a request, without Ray and models.
 
-    python -m benchmarks.ingress_cost [--streams 128] [--step-ms 10] [--profile]
+    python -m benchmarks.ingress_cost [--protocol http] [--streams 128] [--step-ms 10] [--profile]
 
 Three processes: a fake engine behind the real channel, an ingress as the service puts it together
-(router, handler, HTTP application, uvicorn on uvloop), and a client of benchmarks.serve_overhead.
+(router, handler, HTTP on uvicorn or gRPC, on uvloop), and a client of benchmarks.serve_overhead.
 Two runs, short outputs and long ones; the ingress's own CPU time in both gives the cost of a
 request and of a token. --profile prints where the ingress spends it.
 """
@@ -17,6 +17,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,22 +30,23 @@ from prometheus_client import CollectorRegistry
 from benchmarks.end_to_end import free_ports
 from benchmarks.overhead_levels import Level, RunRecord, Share, merge_records
 from benchmarks.overhead_process import READY, Plan
-from service.admission import AdmissionSettings, IngressAdmission
 from service.api.auth import make_authenticator
+from service.api.grpc import build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
 from service.bench.statistics import summarize
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
 from service.channel.settings import ChannelSettings
+from service.deployments.listeners import HttpServer, bind_shared
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
-from service.listeners import HttpServer, bind_shared
-from service.metrics import IngressMetrics, RefusalMetrics
-from service.request_log.observer import NoTracing, RequestObserver
-from service.router import Router
-from service.routing_policy import RouterSettings
+from service.observability.metrics import IngressMetrics, RefusalMetrics
+from service.observability.request_log.observer import NoTracing, RequestObserver
+from service.routing.admission import AdmissionSettings, IngressAdmission
+from service.routing.policy import RouterSettings
+from service.routing.router import Router
 from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
@@ -87,6 +90,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--protocol", choices=("http", "grpc"), default="http")
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--output-len", type=int, default=256)
@@ -124,7 +128,7 @@ async def measure(
     _, pieces = load_tokenizer(read_tokenizer_files(folder))
     limits = Limits.model_validate({})
     handler = Handler(router, tokenizer, pieces, limits, metrics)
-    served = ServedModel("builtin", handler, lambda: router.is_ready)
+    served = ServedModel("builtin", handler, lambda: router.is_ready, "builtin")
     observer = RequestObserver(NoTracing(), is_access_log_enabled=True)
     services = ApiServices(
         ModelDirectory([served], limits, RefusalMetrics(CollectorRegistry())),
@@ -134,18 +138,31 @@ async def measure(
         started_s=0,
         observer=observer,
     )
-    (port,) = free_ports(1)
-    http = HttpServer(build_http_app(services), 90, 5.0)
-    await http.start(bind_shared("127.0.0.1", port))
     await router.update_replicas([address])
     while not router.is_ready:
         await asyncio.sleep(0.01)
     try:
-        return await run_all(f"http://127.0.0.1:{port}", arguments, profiler)
+        async with listening(services, arguments.protocol) as url:
+            return await run_all(url, arguments, profiler)
     finally:
-        await http.stop()
         await router.aclose()
         await tokenizer.aclose()
+
+
+@asynccontextmanager
+async def listening(services: ApiServices, protocol: str) -> AsyncIterator[str]:
+    """The address of a server of that protocol."""
+    if protocol == "grpc":
+        server, port = build_grpc_server(services, "127.0.0.1:0")
+        await server.start()
+        yield f"127.0.0.1:{port}"
+        await server.stop(None)
+        return
+    (port,) = free_ports(1)
+    http = HttpServer(build_http_app(services), 90, 5.0)
+    await http.start(bind_shared("127.0.0.1", port))
+    yield f"http://127.0.0.1:{port}"
+    await http.stop()
 
 
 async def run_all(
@@ -159,7 +176,7 @@ async def run_all(
             ("long", arguments.streams, 2, arguments.output_len),
         )
     ]
-    plan = Plan(way="http", levels=levels, vocab_size=4096, address=url, share=Share())
+    plan = Plan(way=arguments.protocol, levels=levels, vocab_size=4096, address=url, share=Share())
     client = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.overhead_process"),
         stdin=subprocess.PIPE,

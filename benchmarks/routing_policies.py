@@ -10,8 +10,9 @@ from typing import Protocol
 
 from service.channel.load import LoadView
 from service.channel.messages import ReplicaLoad
-from service.replica_chooser import ReplicaChooser
-from service.routing_policy import RouterSettings
+from service.routing.policy import RouterSettings
+from service.routing.replica_chooser import ReplicaChooser
+from service.routing.token_ledger import TokenLedger
 from workers.protocol import GenerateRequest
 
 PAGE_SIZE = 64
@@ -37,10 +38,11 @@ class Policy(Protocol):
 
 
 class Tessera:
-    """service.router's decision, by its own chooser, settings and view of the loads."""
+    """service.routing.router's decision, by its own chooser, settings and view of the loads."""
 
     def __init__(self, replica_ids: list[str], seed: int, clock: Clock) -> None:
-        self._chooser = ReplicaChooser(RouterSettings(), random.Random(seed))
+        self._ledger = TokenLedger()
+        self._chooser = ReplicaChooser(RouterSettings(), self._ledger, random.Random(seed))
         self._loads = {replica_id: LoadView(float("inf"), clock) for replica_id in replica_ids}
         self._num_sent = dict.fromkeys(replica_ids, 0)
 
@@ -49,20 +51,27 @@ class Tessera:
         replica_id = choice.decision.replica_id
         self._num_sent[replica_id] += 1
         num_tokens = len(request.prompt_token_ids)
-        self._loads[replica_id].add(request.request_id, num_tokens, self._num_sent[replica_id])
+        self._ledger.open(request.request_id, num_tokens)
+        self._ledger.send(
+            request.request_id,
+            replica_id,
+            num_tokens,
+            choice.uncached_tokens,
+            self._num_sent[replica_id],
+        )
         self._chooser.on_sent(request.request_id, choice)
         return replica_id
 
     def on_load(self, replica_id: str, load: ReplicaLoad) -> None:
         self._loads[replica_id].update(load)
+        self._ledger.on_report(replica_id, load.seen_sequence)
 
     def on_first_output(self, replica_id: str, request_id: str) -> None:
-        self._chooser.on_first_output(request_id)
+        self._ledger.start(request_id)
 
     def on_end(self, replica_id: str, request_id: str) -> None:
-        load = self._loads[replica_id]
-        load.remove(request_id)
-        self._chooser.on_end(request_id, load.written_tokens)
+        self._ledger.close(request_id)
+        self._chooser.on_end(request_id, self._loads[replica_id].written_tokens)
 
 
 class RoundRobin:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.pretended_steps import result_with
 from benchmarks.routing_policies import PAGE_SIZE, Policy
 from benchmarks.routing_traffic import VOCAB_SIZE, Conversation
 from benchmarks.schedule_cost import Step
@@ -21,7 +22,7 @@ from service.channel.settings import ChannelSettings
 from workers.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
-from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 
 LOAD_INTERVAL_S = ChannelSettings().load_interval_s
@@ -77,7 +78,7 @@ class Replica:
         if plan is None:
             raise RuntimeError("no step runs")
         sampled = self._rng.integers(1, VOCAB_SIZE, size=int(plan.samples.sum()), dtype=np.int32)
-        return self._scheduler.commit(plan, StepResult(sampled))
+        return self._scheduler.commit(plan, result_with(plan, sampled))
 
     def report(self) -> ReplicaLoad | None:
         """The load, if a report is due."""
@@ -183,6 +184,7 @@ def _config(pool_tokens: int) -> SchedulerConfig:
         max_running_requests=256,
         max_context_len=16384,
         max_step_tokens=8192,
+        target_inter_token_s=None,
         max_waiting_requests=1 << 20,
         max_waiting_tokens=1 << 30,
         enable_prefix_cache=True,

@@ -19,10 +19,10 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
+from service.command.launcher import Launcher, RayTarget
 from service.config import ServeConfig, parse_config
-from service.control import get_registry
-from service.engine_factory import EngineFactory, create_engine
-from service.launcher import Launcher, RayTarget
+from service.deployments.control_plane import get_registry
+from service.deployments.engine_factory import EngineFactory, create_engine
 from tests.fakes.engine_factory import FakeEngineFactory
 
 PORTS = {"http": 18800, "grpc": 18801, "metrics": 18802}

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.pretended_steps import result_of
 from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 from workers.scheduler.batch_policy import BatchPolicy
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
-from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan import StepPlan
 from workers.scheduler.plan_draft import PlanDraft
 from workers.scheduler.prefill_batch import PrefillBatcher
 from workers.scheduler.scheduler import Scheduler
@@ -109,8 +110,7 @@ def run(is_mixed: bool, wrap: Wrap | None, max_running: int) -> list[Step]:
     while scheduler.has_work:
         plan = scheduler.schedule()
         if launched is not None:
-            sampled = np.full(int(launched.samples.sum()), 7, dtype=np.int32)
-            scheduler.commit(launched, StepResult(sampled))
+            scheduler.commit(launched, result_of(launched))
         if plan is not None:
             steps.append(Step.of(plan))
         launched = plan
@@ -124,6 +124,7 @@ def _config(is_mixed: bool, max_running: int) -> SchedulerConfig:
         max_running_requests=max_running,
         max_context_len=8192,
         max_step_tokens=8192,
+        target_inter_token_s=None,
         max_waiting_requests=NUM_REQUESTS,
         max_waiting_tokens=1 << 22,
         enable_prefix_cache=False,

@@ -2,8 +2,9 @@
 
     python -m benchmarks.token_way [--json FILE]
 
-Streams paced at 20 ms: produce-to-ingress latency (both ends read the same machine's monotonic
-clock) and whether the rate is kept. At maximum rate: tokens per second. Needs no model and no GPU,
+Streams paced at 20 ms: produce-to-ingress latency of every token (both ends read the same machine's
+monotonic clock) and whether the rate is kept. At maximum rate: tokens per second. Tokens are what
+is counted, by their ids: outputs that piled up arrive merged. Needs no model and no GPU,
 so it shows the transport alone. Floor: a frame crosses a UNIX socket in about 0.1 ms. Peers:
 Serve's default streaming, one generator per request through the object store, and the same by value
 (gRPC between replicas). Bars: 256 streams kept with a median under 3 ms; 100 times the ceiling of
@@ -18,7 +19,7 @@ import statistics
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,22 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
-from service.admission import AdmissionSettings, IngressAdmission
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
 from service.channel.settings import ChannelSettings
-from service.metrics import IngressMetrics
-from service.router import Router
-from service.routing_policy import RouterSettings
+from service.observability.metrics import IngressMetrics
+from service.request_context import RequestContext
+from service.routing.admission import AdmissionSettings, IngressAdmission
+from service.routing.policy import RouterSettings
+from service.routing.router import Router
 from tests.fakes.engine import FakeEngine
 from workers.engine_loop import EngineLoop
 from workers.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 WARM_UP_S = 1.0
-# When each token of one stream was produced and when it arrived, in monotonic seconds.
-Stamps = tuple["array[float]", "array[float]"]
+# When each token of one stream was produced, or arrived: monotonic seconds.
+Stamps = "array[float]"
 CHANNEL = ChannelSettings(heartbeat_timeout_s=60.0, max_stream_bytes=1 << 30)
 ACTOR = {"num_cpus": 0}
 
@@ -81,12 +83,16 @@ class Row:
 
 
 class StampingEngine(FakeEngine):
-    """Stamps each output with the time of its production, in a field that nothing else uses."""
+    """Notes when it produced each token. produced: by the first token of the stream's prompt."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(step_s=step_s)
+        self.produced: dict[int, array[float]] = {}
 
     def _advance(self, running: Any) -> StepOutput:
-        output = super()._advance(running)
-        output.prefill_s = time.monotonic()
-        return output
+        stamps = self.produced.setdefault(running.request.prompt_token_ids[0], array("d"))
+        stamps.append(time.monotonic())
+        return super()._advance(running)
 
 
 @serve.deployment(ray_actor_options=ACTOR, max_ongoing_requests=10_000)
@@ -100,17 +106,22 @@ class ChannelEngine:
         for stop in self._stop:
             await asyncio.to_thread(stop)
         server = ChannelServer(f"replica-{time.time_ns()}", "node", CHANNEL, "127.0.0.1")
-        loop = EngineLoop(StampingEngine(step_s=step_s), server.publish, _raise)
+        self._engine = StampingEngine(step_s)
+        loop = EngineLoop(self._engine, server.publish, _raise)
         self._stop = [server.close, loop.stop]
         loop.start()
         return server.start(loop)
+
+    async def produced(self) -> "dict[int, array[float]]":
+        return self._engine.produced
 
 
 @serve.deployment(ray_actor_options=ACTOR, max_ongoing_requests=10_000)
 class ChannelIngress:
     """Routes requests to the replica as the product does and consumes the streams."""
 
-    async def measure(self, address: ReplicaAddress, load: Load) -> Arrivals:
+    async def measure(self, address: ReplicaAddress, load: Load) -> "list[array[float]]":
+        """When each token of stream i arrived, whose prompt is [i + 1]."""
         metrics = IngressMetrics(CollectorRegistry())
         (admission,) = IngressAdmission(AdmissionSettings()).models
         router = Router("ingress", "node", RouterSettings(), CHANNEL, admission, metrics)
@@ -121,15 +132,14 @@ class ChannelIngress:
         requests = [GenerateRequest(str(i), [i + 1], sampling) for i in range(load.num_streams)]
 
         async def consume(request: GenerateRequest) -> Stamps:
-            produced, arrived = array("d"), array("d")
-            async for output in await router.submit(request):
-                produced.append(output.prefill_s)
-                arrived.append(time.monotonic())
-            return produced, arrived
+            arrived = array("d")
+            async for output in await router.submit(request, RequestContext()):
+                arrived.extend([time.monotonic()] * len(output.token_ids))
+            return arrived
 
-        arrivals = await _gather([consume(request) for request in requests])
+        arrived = await asyncio.gather(*map(consume, requests))
         await router.aclose()
-        return arrivals
+        return arrived
 
 
 @serve.deployment(ray_actor_options=ACTOR, max_ongoing_requests=10_000)
@@ -159,14 +169,15 @@ class GeneratorIngress:
         self._engine = engine.options(stream=True, _by_reference=is_by_reference)
 
     async def measure(self, load: Load) -> Arrivals:
-        async def consume(index: int) -> Stamps:
+        async def consume(index: int) -> tuple[Stamps, Stamps]:
             produced, arrived = array("d"), array("d")
             async for produced_s in self._engine.generate.remote(load, index):
                 produced.append(produced_s)
                 arrived.append(time.monotonic())
             return produced, arrived
 
-        return await _gather([consume(index) for index in range(load.num_streams)])
+        stamps = await asyncio.gather(*map(consume, range(load.num_streams)))
+        return arrivals_of(load, [p for p, _ in stamps], [a for _, a in stamps])
 
 
 def _step(load: Load, queues: list[asyncio.Queue[float]], loop: Any) -> None:
@@ -182,17 +193,19 @@ def _put_all(queues: list[asyncio.Queue[float]], produced_s: float) -> None:
         queue.put_nowait(produced_s)
 
 
-async def _gather(streams: list[Coroutine[Any, Any, Stamps]]) -> Arrivals:
-    """Of a run of more than two seconds the first is warm-up and does not count."""
-    started_s = time.monotonic()
-    stamps = await asyncio.gather(*streams)
-    produced = np.concatenate([np.asarray(p) for p, _ in stamps])
-    arrived = np.concatenate([np.asarray(a) for _, a in stamps])
-    if produced.max() > started_s + 2 * WARM_UP_S:
-        is_counted = produced >= started_s + WARM_UP_S
-        produced, arrived = produced[is_counted], arrived[is_counted]
-    elapsed_s = float(arrived.max() - produced.min())
-    return Arrivals(list(arrived - produced), len(arrived), elapsed_s)
+def arrivals_of(load: Load, produced: Sequence[Stamps], arrived: Sequence[Stamps]) -> Arrivals:
+    """Joined token by token. Raises ValueError unless every stream brought all its tokens.
+
+    Of a run of more than two seconds the first is warm-up and does not count.
+    """
+    for one in (*produced, *arrived):
+        if len(one) != load.num_tokens:
+            raise ValueError(f"a stream of {load.num_tokens} tokens has {len(one)}")
+    came, went = np.concatenate(produced), np.concatenate(arrived)
+    if came.max() > came.min() + 2 * WARM_UP_S:
+        is_counted = came >= came.min() + WARM_UP_S
+        came, went = came[is_counted], went[is_counted]
+    return Arrivals(list(went - came), len(went), float(went.max() - came.min()))
 
 
 def _raise(failure: BaseException) -> None:
@@ -203,12 +216,11 @@ def _measure_channel(load: Load) -> Arrivals:
     engine = serve.run(ChannelEngine.bind(), name="channel-engine", route_prefix=None)
     ingress = serve.run(ChannelIngress.bind(), name="channel-ingress", route_prefix=None)
     ingress.measure.remote(engine.restart.remote(0.02).result(), Load(8, 20, 0.02)).result()
-    arrivals: Arrivals = ingress.measure.remote(
-        engine.restart.remote(load.step_s).result(), load
-    ).result()
+    arrived = ingress.measure.remote(engine.restart.remote(load.step_s).result(), load).result()
+    produced = engine.produced.remote().result()
     for name in ("channel-ingress", "channel-engine"):
         serve.delete(name)
-    return arrivals
+    return arrivals_of(load, [produced[i + 1] for i in range(load.num_streams)], arrived)
 
 
 def _measure_generators(load: Load, is_by_reference: bool) -> Arrivals:

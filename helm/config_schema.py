@@ -41,7 +41,8 @@ OWNED_BY_CHART = frozenset(
         "engine.weights_cache_bytes",
         "replica.cpus_per_rank",
         "replica.gpus_per_rank",
-        "auth",
+        "auth.api_key_file",
+        "auth.api_keys",
     }
 )
 _KEPT = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",

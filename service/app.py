@@ -14,10 +14,10 @@ from ray import serve
 
 from service.autoscaling.serve_options import scaling_options
 from service.config import ModelConfig, ReplicaSettings, ServeConfig, load_config
-from service.engine_factory import EngineFactory, create_engine
-from service.ingress import Ingress
-from service.ingress_processes import ingress_actor_options, num_ingresses
-from service.replica import EngineReplica
+from service.deployments.engine_factory import EngineFactory, create_engine
+from service.deployments.ingress import Ingress
+from service.deployments.ingress_processes import ingress_actor_options, num_ingresses
+from service.deployments.replica import EngineReplica
 
 # Serve's own limits must never be met before ours: its refusals are plain text.
 UNLIMITED_REQUESTS = 1_000_000

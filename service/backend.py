@@ -1,11 +1,12 @@
 """The seam between the protocol-neutral handler and whatever generates tokens.
 
-Knows neither Ray nor sockets: service.router implements it over channels to replicas, tests
+Knows neither Ray nor sockets: service.routing.router implements it over channels to replicas, tests
 implement it in memory.
 """
 
 from typing import Protocol, Self
 
+from service.request_context import RequestContext
 from workers.protocol import GenerateRequest, ModelInfo, StepOutput
 
 
@@ -14,7 +15,7 @@ class TokenStream(Protocol):
 
     Iteration ends after the output that carries a finish_reason; a request that the engine fails
     ends with finish_reason ERROR and an OutputError. What goes wrong outside the engine raises
-    service.api.errors.ApiError from the iteration instead: REPLICA_LOST, or TIMEOUT for a reader
+    service.errors.ApiError from the iteration instead: REPLICA_LOST, or TIMEOUT for a reader
     that left more unread than it may. Outputs that piled up while the reader was away may arrive
     merged into one, in order and never lost.
     """
@@ -43,11 +44,12 @@ class GenerationBackend(Protocol):
         """
         ...
 
-    async def submit(self, request: GenerateRequest) -> TokenStream:
+    async def submit(self, request: GenerateRequest, context: RequestContext) -> TokenStream:
         """Send a request to a replica and return its stream.
 
-        request.request_id must be unique among the requests that are live in this process. Raises
-        service.api.errors.ApiError when no replica can take the request: unavailable when there is
+        request.request_id must be unique among the requests that are live in this process. context:
+        of the client's request, which may have several choices. Raises
+        service.errors.ApiError when no replica can take the request: unavailable when there is
         none, overloaded when all are full.
         """
         ...

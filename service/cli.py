@@ -11,10 +11,11 @@ import typer.core
 import typer.main
 
 COMMANDS = {
-    "serve": "service.serve_command:serve",
-    "generate": "service.generate:generate",
+    "serve": "service.command.serve:serve",
+    "fetch": "service.command.fetch:fetch",
+    "generate": "service.command.generate:generate",
     "bench": "service.bench.cli:bench",
-    "backends": "service.backends_command:backends",
+    "backends": "service.command.backends:backends",
 }
 
 

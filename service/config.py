@@ -19,16 +19,17 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from service.admission import AdmissionSettings
 from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
 from service.limits import Limits
-from service.model_names import model_name
-from service.request_log.settings import LoggingSettings
-from service.routing_policy import RouterSettings
+from service.model_names import is_hub_id, model_name
+from service.observability.request_log.settings import LoggingSettings
+from service.observability.tracing.settings import TracingSettings
+from service.routing.admission import AdmissionSettings
+from service.routing.policy import RouterSettings
+from service.security.connections import GrpcConnectionLimits, HttpConnectionLimits
 from service.security.settings import AuthSettings
 from service.security.tls import TlsSettings
-from service.tracing.settings import TracingSettings
 from workers.config import DType, EngineConfig, KVCacheDType, LoadFormat, ModelImpl
 from workers.errors import ConfigError
 
@@ -45,9 +46,14 @@ ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 
 
 class EngineSettings(_Settings):
-    """The fields of workers.config.EngineConfig, which says what they mean."""
+    """The fields of workers.config.EngineConfig, which says what they mean.
+
+    model: an id of the Hugging Face hub too. revision: of such a model, a branch, tag or commit.
+    target_inter_token_ms: what a service promises its streams; an engine without clients has none.
+    """
 
     model: str = "builtin"
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")] | None = None
     served_model_name: ServedName | None = None
     model_impl: ModelImpl = "auto"
     device: str = "auto"
@@ -66,6 +72,7 @@ class EngineSettings(_Settings):
     max_context_len: int | None = None
     max_running_requests: int = 256
     max_step_tokens: int = 8192
+    target_inter_token_ms: float | None = 50.0
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 22
     enable_prefix_cache: bool = True
@@ -75,16 +82,19 @@ class EngineSettings(_Settings):
     enable_peer_memory: bool = True
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
-    seed: int = 0
+    seed: int | None = None
+    dummy_weights_seed: int = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.to_engine_config()
+        if self.revision is not None and not is_hub_id(self.model):
+            raise ValueError(f"revision is for models of the hub; {self.model!r} is a folder")
         return self
 
     def to_engine_config(self) -> EngineConfig:
-        """Raises ConfigError if a value is out of range."""
-        return EngineConfig(**self.model_dump())
+        """Raises ConfigError if a value is out of range. See service.hub.resolve for ids."""
+        return EngineConfig(**self.model_dump(exclude={"revision"}))
 
 
 class HttpSettings(_Settings):
@@ -92,14 +102,15 @@ class HttpSettings(_Settings):
 
     proxy "direct": each ingress replica listens itself, sharing the port. "serve": Ray Serve's
     Python proxy. "haproxy": Ray Serve's HAProxy mode, which also opens its statistics and metrics
-    ports on every interface (docs/decisions/0020-http-proxy.md). tls: of the ingress's own
-    listeners, so for "direct" only.
+    ports on every interface (docs/decisions/0020-http-proxy.md). connections, tls: of the ingress's
+    own listeners, so for "direct" only.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     proxy: Literal["direct", "serve", "haproxy"] = "direct"
     keep_alive_timeout_s: int = Field(default=90, ge=1)
+    connections: HttpConnectionLimits = HttpConnectionLimits()
     tls: TlsSettings | None = None
 
     @model_validator(mode="after")
@@ -114,6 +125,7 @@ class GrpcSettings(_Settings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=9000, ge=1, le=65535)
+    connections: GrpcConnectionLimits = GrpcConnectionLimits()
     tls: TlsSettings | None = None
 
 
@@ -197,8 +209,8 @@ class ServeConfig(_Settings):
     engine, num_replicas, autoscaling: of the only model; models: of several, by the name that
     clients call each. One form excludes the other; served_models() is the same view of both.
     drain_timeout_s: how long streams under way may go on after a shutdown began.
-    num_ingresses: None chooses by the cluster's CPUs (service/ingress_processes.py).
-    num_tokenizer_processes: per ingress.
+    num_ingresses: None chooses by the cluster's CPUs (service/deployments/ingress_processes.py).
+    num_tokenizer_processes: per ingress and model; one more is kept for short texts.
     """
 
     engine: EngineSettings = EngineSettings()

@@ -18,7 +18,7 @@ class EngineConfig:
     model: "builtin", "builtin-draft" or a folder in Hugging Face layout with safetensors weights.
     served_model_name: what ModelInfo calls it; None takes the built-in's name or the folder's.
     device: "auto" takes CUDA when there is any. dtype "auto": the checkpoint's own on CUDA, float32
-    on CPU. load_format "dummy": random weights from seed, for benchmarks.
+    on CPU. load_format "dummy": random weights from dummy_weights_seed, for benchmarks.
     kv_cache_dtype "auto": the dtype of the weights; "fp8_e4m3": half of bfloat16, with the
     checkpoint's scales, or 1 where it has none.
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
@@ -32,10 +32,15 @@ class EngineConfig:
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
+    target_inter_token_ms: while requests decode, a step takes only as many prompt tokens as are
+    predicted to keep it under this. None: up to max_step_tokens, for whom nobody waits token by
+    token; a service sets it.
     num_cpu_threads: torch threads of one rank on CPU, None takes its share of the cores less one.
     check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
     violation ends the engine.
     max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
+    seed: draws the seeds of requests that bring none, in the order in which they come; None takes
+    entropy, so that no two engines and no two starts draw alike.
     """
 
     model: str = "builtin"
@@ -57,6 +62,7 @@ class EngineConfig:
     max_context_len: int | None = None
     max_running_requests: int = 256
     max_step_tokens: int = 8192
+    target_inter_token_ms: float | None = None
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 22
     enable_prefix_cache: bool = True
@@ -66,7 +72,8 @@ class EngineConfig:
     enable_peer_memory: bool = True
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
-    seed: int = 0
+    seed: int | None = None
+    dummy_weights_seed: int = 0
 
     def __post_init__(self) -> None:
         positive = (
@@ -85,6 +92,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 when given, got {value}")
+        if self.target_inter_token_ms is not None and self.target_inter_token_ms <= 0.0:
+            raise ConfigError(
+                "target_inter_token_ms must be above 0 when given, "
+                f"got {self.target_inter_token_ms}"
+            )
         if self.attention_timing_interval_steps < 0:
             raise ConfigError(
                 "attention_timing_interval_steps must not be negative, "

@@ -10,15 +10,8 @@ from typing import Any, Protocol
 
 from workers.executor import PendingStep, StepOutcome
 from workers.observer import AttentionRecord
-from workers.scheduler.plan import StepPlan, StepResult
-
-
-class ReadableStep(Protocol):
-    """A launched step whose results are on their way to the host's memory."""
-
-    def read(self) -> StepResult:
-        """The results. The device must have passed the step."""
-
+from workers.scheduler.plan import StepPlan
+from workers.step_pieces import ReadableStep
 
 NEVER_SUBMITTED_S = float("-inf")
 

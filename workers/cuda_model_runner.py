@@ -5,6 +5,7 @@ between their layers' attention, the rest run eagerly. While the device is busy 
 lacked a graph, the host captures it. An idle engine captures the rest.
 """
 
+import logging
 import time
 from typing import ClassVar
 
@@ -17,7 +18,6 @@ from workers.cuda_executor import (
     CudaPendingStep,
     CudaStepExecutor,
     DeviceClock,
-    ReadableStep,
     StepEvents,
 )
 from workers.cuda_graph_runner import GraphedStep
@@ -33,6 +33,9 @@ from workers.observer import AttentionRecord
 from workers.parallel.group import TPGroup
 from workers.scheduler.plan import StepPlan
 from workers.step_inputs import StepInputs
+from workers.step_pieces import ReadableStep
+
+logger = logging.getLogger(__name__)
 
 
 class CudaModelRunner(ModelRunner):
@@ -54,6 +57,22 @@ class CudaModelRunner(ModelRunner):
             config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
         )
         self._segments = build_segment_graphs(config, self._model, self.dtype, capturer)
+        self._measure_largest_step(config)
+
+    def _measure_largest_step(self, config: EngineConfig) -> None:
+        """Prove at the start, not under load, that memory suffices. Raises ConfigError."""
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self.try_largest_step(config)
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        logger.info(
+            "the largest step took %.2f GB beside weights and KV memory; %.2f GB are free",
+            (peak - before) / 1e9,
+            free / 1e9,
+        )
 
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)
@@ -64,7 +83,7 @@ class CudaModelRunner(ModelRunner):
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         is_graphed = self._graphs is not None and self._graphs.covers(plan)
         start.record()
-        step = self._launch_any(plan)
+        step = self._launch_within_memory(plan, self._launch_any)
         end.record()
         events = StepEvents(start, end, time.perf_counter() if is_graphed else NEVER_SUBMITTED_S)
         self._capture_after(plan)
@@ -86,13 +105,13 @@ class CudaModelRunner(ModelRunner):
         self._sampling.admit(plan.admitted)
         self._inputs.apply_memory_writes(plan)
         step = graphs.run(plan, self._sampling)
-        return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download(), ())
+        return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download())
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         segments = self._segments
         if wants_all or segments is None or not segments.covers(inputs.batch.num_tokens):
             return super()._final_states(inputs, wants_all)
-        return segments.run(inputs.batch, inputs.sample_indices)
+        return segments.run(inputs.batch, inputs.state_indices)
 
     def _capture_after(self, plan: StepPlan) -> None:
         if self._graphs is not None:
@@ -100,16 +119,25 @@ class CudaModelRunner(ModelRunner):
         if self._segments is not None and not plan.is_decode:
             self._segments.capture_after(plan.num_tokens)
 
+    @torch.inference_mode()
     def prepare_while_idle(self) -> bool:
-        return (self._graphs is not None and self._graphs.capture_next()) or (
-            self._segments is not None and self._segments.capture_next()
-        )
+        """Graphs first, whose captures all ranks share; what the model does each does alone."""
+        if self._graphs is not None and self._graphs.capture_next():
+            return True
+        if self._segments is not None and self._segments.capture_next():
+            return True
+        return self._model.prepare_while_idle()
 
     def close(self) -> None:
-        torch.cuda.synchronize(self._device)
-        # A communicator does not end while a graph holds calls of it.
-        self._graphs = None
-        self._segments = None
+        try:
+            torch.cuda.synchronize(self._device)
+        finally:
+            # A communicator does not end while a graph holds calls of it.
+            self._graphs = None
+            self._segments = None
+
+    def _free_memory(self) -> None:
+        torch.cuda.empty_cache()
 
     def _drain_attention(self) -> tuple[AttentionRecord, ...]:
         timings = self._timer.drain()

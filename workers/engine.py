@@ -3,6 +3,8 @@
 Works in process without Ray. Knows token ids only: no text, no sockets, no HTTP.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from workers.attention_plan import resolve_device
@@ -21,12 +23,15 @@ from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 from workers.step_clock import StepClock
 
+logger = logging.getLogger(__name__)
+
 
 class Engine:
     """Turns requests into tokens. Not thread-safe: EngineLoop gives it a thread.
 
     At most one step is in flight: while the device runs step N, step() schedules and launches
     N + 1, then commits N. A plan that needs tokens the host has not seen names their slot instead.
+    After a step that raised the engine is of no more use than to be closed.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class Engine:
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(observer or NullObserver())
-        self._in_flight: tuple[StepPlan, PendingStep] | None = None
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._has_failed = False
+        self._is_closed = False
 
     @classmethod
     def from_config(
@@ -91,7 +98,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._in_flight is not None or self._scheduler.has_work
+        return bool(self._in_flight) or self._scheduler.has_work
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError if it is invalid or can never fit."""
@@ -103,13 +110,20 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Schedule and launch the next step, then commit the one before. Returns its outputs."""
+        try:
+            return self._step()
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _step(self) -> list[StepOutput]:
+        num_before = len(self._in_flight)
         plan = self._scheduler.schedule()
-        launched = None if plan is None else (plan, self._executor.launch(plan))
-        outputs = self._commit(self._in_flight)
-        self._in_flight = launched
-        if not self._enable_overlap:
-            outputs += self._commit(self._in_flight)
-            self._in_flight = None
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.launch(plan)))
+        outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
+        if self._in_flight and not self._enable_overlap:
+            outputs += self._commit_next()
         if self._check_integrity_when_idle and not self.has_work:
             self.check_integrity()
         return outputs
@@ -126,11 +140,27 @@ class Engine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Wait for the step in flight, drop its result and release the executor."""
-        if self._in_flight is not None:
-            self._in_flight[1].outcome()
-            self._in_flight = None
-        self._executor.close()
+        """Wait for steps in flight, drop their results and release the executor.
+
+        After a step that raised, what others in flight and the failed device raise is logged. A
+        second call does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        while self._in_flight:
+            plan, pending = self._in_flight.popleft()
+            try:
+                pending.outcome()
+            except Exception:
+                self._has_failed = True
+                logger.exception("step %d failed while its engine was closed", plan.step_id)
+        try:
+            self._executor.close()
+        except Exception:
+            if not self._has_failed:
+                raise
+            logger.exception("what was left of a failed engine was not released in order")
 
     def warm_up(self) -> None:
         """Run one short request, so that no client pays for first-time initialisations."""
@@ -171,12 +201,12 @@ class Engine:
         while self.has_work:
             self.step()
 
-    def _commit(self, launched: tuple[StepPlan, PendingStep] | None) -> list[StepOutput]:
-        if launched is None:
-            return self._scheduler.take_outputs()
-        plan, pending = launched
+    def _commit_next(self) -> list[StepOutput]:
+        """Of the oldest step in flight."""
+        plan, pending = self._in_flight.popleft()
         outcome = pending.outcome()
         outputs = self._scheduler.commit(plan, outcome.result)
+        self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
         self._clock.on_step(plan, outcome)
         return outputs
 

@@ -6,7 +6,7 @@ Knows no asyncio and no sockets: outputs leave through one callback per step, on
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from workers.errors import EngineFailedError, ErrorCode, RequestRejectedError
@@ -51,8 +51,9 @@ class EngineLoop:
     Whenever nothing has come for PREPARE_AFTER_S the engine may prepare for later requests, piece
     by piece: a request that comes meanwhile waits for one piece at most.
     on_outputs gets every step's outputs, also those of refused and aborted requests; each submitted
-    request yields exactly one output with a finish_reason unless the engine fails. on_failure is
-    called once if a step raises; the loop ends then and later submits yield ENGINE_FAILED.
+    request yields exactly one output with a finish_reason, unless it has reached the engine and
+    that fails or is stopped. on_failure is called once if a step raises; the loop ends then. What
+    comes too late for the engine is refused: ENGINE_FAILED, or ENGINE_DRAINING after a stop.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EngineLoop:
         self._inbox: deque[GenerateRequest | str] = deque()
         self._is_stopping = False
         self._is_draining = False
+        self._has_ended = False
         self._failure: BaseException | None = None
         self._stats = engine.stats()
         self._last_beat_s = time.monotonic()
@@ -117,28 +119,37 @@ class EngineLoop:
         return self._stats
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the loop after the current step, then close the engine. Unfinished requests die."""
+        """End the loop after the current step, then close the engine. Unfinished requests die.
+
+        Raises EngineFailedError when that step does not end within timeout_s: nothing is released
+        then, and the process should end.
+        """
         with self._wakeup:
             self._is_stopping = True
             self._wakeup.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise EngineFailedError(f"the step under way did not end within {timeout_s:g} s")
+        self._end()
         self._engine.close()
 
     def _put(self, items: Sequence[GenerateRequest] | Sequence[str]) -> None:
-        if self._failure is not None:
-            error = EngineFailedError(str(self._failure))
-            self._on_outputs(
-                [
-                    _refusal(item.request_id, ErrorCode.ENGINE_FAILED, str(error))
-                    for item in items
-                    if isinstance(item, GenerateRequest)
-                ]
-            )
-            return
         with self._wakeup:
-            self._inbox.extend(items)
-            self._wakeup.notify()
+            if not self._has_ended:
+                self._inbox.extend(items)
+                self._wakeup.notify()
+                return
+        self._refuse(items)
+
+    def _refuse(self, items: Iterable[GenerateRequest | str]) -> None:
+        """On whichever thread found out that the loop has ended."""
+        code, message = ErrorCode.ENGINE_DRAINING, "the engine has been stopped"
+        if self._failure is not None:
+            code, message = ErrorCode.ENGINE_FAILED, str(self._failure)
+        requests = [item for item in items if isinstance(item, GenerateRequest)]
+        if requests:
+            self._on_outputs([_refusal(one.request_id, code, message) for one in requests])
 
     def _run(self) -> None:
         try:
@@ -147,6 +158,16 @@ class EngineLoop:
         except BaseException as failure:  # noqa: BLE001  the thread's border: reported, never lost
             self._failure = failure
             self._on_failure(failure)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """From now on nothing enters the inbox; what is in it is refused. Again: nothing to do."""
+        with self._wakeup:
+            self._has_ended = True
+            left = list(self._inbox)
+            self._inbox.clear()
+        self._refuse(left)
 
     def _turn(self) -> None:
         self._last_beat_s = time.monotonic()

@@ -31,7 +31,14 @@ from workers.models.base import CausalLM
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
 from workers.parallel.group import TPGroup
 
-__all__ = ["LoadedModel", "ModelFacts", "load_model", "model_facts", "resolve_dtype"]
+__all__ = [
+    "LoadedModel",
+    "ModelFacts",
+    "check_servable",
+    "load_model",
+    "model_facts",
+    "resolve_dtype",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +104,7 @@ def _load_native(request: _LoadRequest) -> _Weights:
     build = NATIVE_ARCHITECTURES[facts.architecture]
     model = build(request.hf_config, facts.max_context_len, request.shard)
     if config.load_format == "dummy":
-        fill_with_noise(model, request.shard, config.seed, request.on_progress)
+        fill_with_noise(model, request.shard, config.dummy_weights_seed, request.on_progress)
         return _Weights(model)
     checkpoint = SafetensorsCheckpoint(request.lease.folder)
     kv_scales = read_kv_scales(checkpoint, model.geometry.num_layers)
@@ -127,7 +134,7 @@ def _load_transformers(request: _LoadRequest) -> _Weights:
         )
     if request.config.load_format == "dummy":
         hf_model = random_transformers_model(
-            request.hf_config, shard.dtype, shard.device, request.config.seed
+            request.hf_config, shard.dtype, shard.device, request.config.dummy_weights_seed
         )
     else:
         total_bytes = SafetensorsCheckpoint(request.lease.folder).total_bytes
@@ -164,6 +171,13 @@ def _after(bytes_awaited: int, on_progress: OnProgress) -> OnProgress:
 
 def _no_progress(bytes_done: int, bytes_total: int) -> None:
     """Nobody watches."""
+
+
+def check_servable(config: EngineConfig) -> None:
+    """Raise ModelLoadError or ConfigError if config.model cannot run here, as far as its folder's
+    small files tell. Reads no weights."""
+    facts = model_facts(config)
+    choose_implementation(read_hf_config(facts.folder), facts.architecture, config.model_impl)
 
 
 def load_model(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -18,8 +19,10 @@ from attention.timing import AttentionTiming
 from workers.attention_plan import make_timer, plan_attention
 from workers.config import EngineConfig
 from workers.cpu_threads import limit_cpu_threads
+from workers.errors import ConfigError
 from workers.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.kv_memory import create_kv_pool
+from workers.largest_step import largest_step
 from workers.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.observer import AttentionRecord
@@ -27,21 +30,27 @@ from workers.parallel.group import TPGroup
 from workers.protocol import ModelInfo
 from workers.sampling.logprobs import (
     LogprobTensors,
+    pack_logprobs,
     prompt_logprobs,
-    read_logprobs,
 )
 from workers.sampling.state import SampledTokens, SamplingState
+from workers.sampling.transfer import start_download
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
 from workers.step_inputs import StepInputBuilder, StepInputs
+from workers.step_pieces import Launch, ReadableStep, launch_in_pieces
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step's results on their way to the host; readable once the device has passed."""
+    """A step's results on their way to the host; readable once the device has passed.
+
+    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples.
+    """
 
     sampled: SampledTokens
-    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...]
+    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...] = ()
+    chunk_has_nan: torch.Tensor | None = None
 
     def read(self) -> StepResult:
         token_ids = self.sampled.token_ids.numpy().astype(np.int32)
@@ -51,9 +60,9 @@ class LaunchedStep:
             token_ids=token_ids,
             logprobs=() if logprobs is None else logprobs.read(),
             prompt_logprobs={
-                row.row: read_logprobs(tensors, [row.num_top] * len(row.target_ids))
-                for row, tensors in self.prompt_logprobs
+                row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
             },
+            chunk_has_nan=() if self.chunk_has_nan is None else tuple(self.chunk_has_nan.tolist()),
         )
 
 
@@ -96,6 +105,7 @@ class ModelRunner:
             num_slots, self.facts.vocab_size, self.facts.eos_token_ids, device
         )
         self._device = device
+        self._is_alone = tp.size == 1
 
     def model_info(self, config: EngineConfig) -> ModelInfo:
         return ModelInfo(
@@ -108,6 +118,7 @@ class ModelRunner:
             num_pages=self.num_pages,
             tp_size=config.tp_size,
             dtype=str(self.dtype).removeprefix("torch."),
+            max_request_len=self.scheduler_config(config).max_request_len,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -117,6 +128,7 @@ class ModelRunner:
             max_running_requests=config.max_running_requests,
             max_context_len=self.facts.max_context_len,
             max_step_tokens=config.max_step_tokens,
+            target_inter_token_s=_seconds(config.target_inter_token_ms),
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
             enable_prefix_cache=config.enable_prefix_cache,
@@ -133,7 +145,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run a plan and wait for its tokens."""
         started_s = time.perf_counter()
-        result = self._launch(plan).read()
+        result = self._launch_within_memory(plan, self._launch).read()
         return StepOutcome(
             result, started_s, time.perf_counter(), attention_records(self._timer.drain())
         )
@@ -150,6 +162,33 @@ class ModelRunner:
     def close(self) -> None:
         """Wait for all steps. None may be launched afterwards."""
 
+    def try_largest_step(self, config: EngineConfig) -> None:
+        """Run the step that takes the most memory, before any request comes. Leaves the pool clear.
+
+        Raises ConfigError when there is not enough beside weights and KV memory.
+        """
+        plan = largest_step(self.scheduler_config(config))
+        try:
+            self._launch(plan)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"beside weights and {self.num_pages} pages of KV memory a step of "
+                f"{plan.num_tokens} tokens in {plan.batch_size} rows has no room: lower "
+                "gpu_memory_fraction, num_pages, max_step_tokens or max_running_requests"
+            ) from error
+        self._timer.drain()
+        self._inputs.apply_memory_writes(msgspec.structs.replace(plan, cleared=plan.out_cache_loc))
+
+    def _launch_within_memory(self, plan: StepPlan, launch: Launch) -> ReadableStep:
+        """In pieces where the plan does not fit. Ranks of a group cannot agree on that while they
+        wait for each other: there lack of memory is a failure of the step (decision 0044)."""
+        if not self._is_alone:
+            return launch(plan)
+        return launch_in_pieces(plan, launch, self._free_memory)
+
+    def _free_memory(self) -> None:
+        """Give memory back that the allocator only keeps."""
+
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._sampling.admit(plan.admitted)
@@ -159,11 +198,18 @@ class ModelRunner:
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
         )
         if plan.prompt_logprobs:
-            hidden = hidden.index_select(0, inputs.sample_indices)
-        return LaunchedStep(self._sample(hidden, inputs).start_download(), prompt)
+            hidden = hidden.index_select(0, inputs.state_indices)
+        num_sampling = len(inputs.sample_slots)
+        sampled = self._sample(hidden[:num_sampling], inputs)
+        unfinished = hidden[num_sampling:]
+        return LaunchedStep(
+            sampled.start_download(),
+            prompt,
+            start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None,
+        )
 
     def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
-        """Final states of all new tokens, or of those only that a next token is sampled from."""
+        """Final states of all new tokens, or of every row's last one only, sampling rows first."""
         batch = inputs.batch
         batch.input_ids = self._sampling.resolve(batch.input_ids, inputs.token_slots)
         self._timer.begin_step(batch)
@@ -179,7 +225,7 @@ class ModelRunner:
         hidden: torch.Tensor = (
             self._model(*tokens)
             if wants_all
-            else self._model.forward_rows(*tokens, inputs.sample_indices)
+            else self._model.forward_rows(*tokens, inputs.state_indices)
         )
         return hidden
 
@@ -200,8 +246,13 @@ class ModelRunner:
         targets = torch.from_numpy(row.target_ids.astype(np.int64)).to(
             self._device, non_blocking=True
         )
-        logits = self._model.compute_logits(hidden[start : start + len(row.target_ids)])
-        return prompt_logprobs(logits, targets, row.num_top).start_download()
+        own = hidden[start : start + len(row.target_ids)]
+        head, vocab_size = self._model.compute_logits, self.facts.vocab_size
+        return prompt_logprobs(head, own, targets, row.num_top, vocab_size).start_download()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from workers.errors import ErrorCode
+from workers.logprobs import PackedLogprobs, TokenLogprobs
 from workers.sampling.params import SamplingParams
 
 
@@ -26,7 +27,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     request_id: unique among the engine's live requests. priority: lower runs first; equal
     priorities run first come, first served. cache_salt: requests share cached prefixes only with
-    requests of the same salt.
+    requests of the same salt. resumed_token_ids: output that the request has from an engine that
+    was lost. It is output in every way, but not delivered again, and neither is what came with its
+    first token: prompt log probabilities, cached tokens, queue and prefill times. With the same
+    seed the request goes on as it would have there; without one it draws other noise.
     """
 
     request_id: str
@@ -34,15 +38,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    resumed_token_ids: list[int] = []
 
-
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probabilities at one position: the token that stands there and the top ones."""
-
-    logprob: float
-    rank: int
-    top_token_ids: list[int]
-    top_logprobs: list[float]
+    @property
+    def known_token_ids(self) -> list[int]:
+        """Prompt and output so far: what an engine has to bring into its KV memory."""
+        resumed = self.resumed_token_ids
+        return self.prompt_token_ids + resumed if resumed else self.prompt_token_ids
 
 
 class OutputError(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +59,7 @@ class StepOutput(msgspec.Struct, array_like=True):
 
     num_cached_tokens: prompt tokens found in the prefix cache, on the first output only.
     logprobs: one entry per token id when asked for. prompt_logprobs: on the first output, one entry
-    per prompt token when asked for; the first token has None.
+    per prompt token but the first, which nothing predicts, when asked for.
     queue_s, prefill_s: on the first output, seconds from submission to the first step and from
     there to the first token.
     """
@@ -68,7 +70,7 @@ class StepOutput(msgspec.Struct, array_like=True):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
     error: OutputError | None = None
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -82,6 +84,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     nobody uses now; used pages are those of running requests. evicted_ordinary, evicted_shared:
     cached prefixes whose last use ended when no more tokens than these had been written to KV
     memory are gone, those that requests shared by the second; -1: none is.
+    step_prediction_error_s: seconds by which steps with prompt tokens miss the durations that were
+    predicted for them, either way, as a mean over recent ones.
     """
 
     num_running: int = 0
@@ -99,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_finished: int = 0
     evicted_ordinary: int = -1
     evicted_shared: int = -1
+    step_prediction_error_s: float = 0.0
 
     @property
     def num_written_tokens(self) -> int:
@@ -107,7 +112,11 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the service must know of the engine's model to validate requests before it costs."""
+    """What the service must know of the engine's model to validate requests before it costs.
+
+    max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
+    holds of one request if that is less.
+    """
 
     name: str
     vocab_size: int
@@ -118,3 +127,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     num_pages: int
     tp_size: int
     dtype: str
+    max_request_len: int

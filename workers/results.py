@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from workers.protocol import FinishReason, OutputError, StepOutput, TokenLogprobs
+from workers.logprobs import TokenLogprobs
+from workers.protocol import FinishReason, OutputError, StepOutput
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class ResultCollector:
         result.num_cached_tokens += output.num_cached_tokens
         result.logprobs += output.logprobs or []
         if output.prompt_logprobs is not None:
-            result.prompt_logprobs = output.prompt_logprobs
+            result.prompt_logprobs = [None, *output.prompt_logprobs.unpack()]
         if output.finish_reason is not None:
             result.finish_reason = output.finish_reason
             result.stop_token_id = output.stop_token_id

@@ -3,6 +3,7 @@
 Knows the plan's layout and the memory that it changes; no model, no sampling parameters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,22 +15,23 @@ from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import IntArray, StepPlan
+from workers.scheduler.plan import IntArray, StepPlan, TableWrite
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """A ForwardBatch and the device indices around it.
 
-    token_slots int64 (num_tokens,): slot of each new token. sample_indices, sample_slots_device
-    int64 (num sampling rows,): index of the hidden state that yields each next token, and the
-    slot it belongs to. sample_slots, sample_positions: host int32 (num sampling rows,), slot and
-    absolute position of the token to be sampled.
+    token_slots int64 (num_tokens,): slot of each new token. state_indices int64 (bs,): index of
+    each row's last hidden state, of sampling rows first, which yield a next token, then of the
+    others, whose prompts go on. sample_slots_device int64 (num sampling rows,): the slots of the
+    first. sample_slots, sample_positions: host int32 (num sampling rows,), slot and absolute
+    position of the token to be sampled.
     """
 
     batch: ForwardBatch
     token_slots: torch.Tensor
-    sample_indices: torch.Tensor
+    state_indices: torch.Tensor
     sample_slots_device: torch.Tensor
     sample_slots: IntArray
     sample_positions: IntArray
@@ -47,7 +49,7 @@ class _Uploaded(NamedTuple):
     out_cache_loc: torch.Tensor
     token_slots: torch.Tensor
     positions: torch.Tensor
-    sample_indices: torch.Tensor
+    state_indices: torch.Tensor
     sample_slots: torch.Tensor
 
 
@@ -60,8 +62,11 @@ class StepInputBuilder:
         token_to_kv_pool: TokenToKVPool,
         device: torch.device,
     ) -> None:
+        self._req_to_token_pool = req_to_token_pool
         self._table = req_to_token_pool.req_to_token
         self._token_to_kv_pool = token_to_kv_pool
+        self._page_size = token_to_kv_pool.page_size
+        self._page_offsets = torch.arange(self._page_size, dtype=torch.int32, device=device)
         self._device = device
 
     def build(self, plan: StepPlan, attn_backend: AttentionDispatch) -> StepInputs:
@@ -77,6 +82,8 @@ class StepInputBuilder:
             plan.prefix_lens + plan.num_new_tokens - row_ends, plan.num_new_tokens
         )
         sampling_rows = np.flatnonzero(plan.samples)
+        unfinished_rows = np.flatnonzero(plan.samples == 0)
+        last_tokens = row_ends[np.concatenate([sampling_rows, unfinished_rows])] - 1
         sample_slots = plan.slots[sampling_rows]
         device = _Uploaded(
             *self._upload(
@@ -89,7 +96,7 @@ class StepInputBuilder:
                     plan.out_cache_loc,
                     token_slots,
                     positions,
-                    row_ends[sampling_rows] - 1,
+                    last_tokens,
                     sample_slots,
                 ),
             )
@@ -114,7 +121,7 @@ class StepInputBuilder:
         return StepInputs(
             batch,
             device.token_slots,
-            device.sample_indices,
+            device.state_indices,
             device.sample_slots,
             sample_slots,
             seq_lens[sampling_rows],
@@ -125,20 +132,23 @@ class StepInputBuilder:
         if len(plan.cleared):
             self._token_to_kv_pool.clear_tokens(*self._upload(*_as_int64(plan.cleared)))
         if plan.table_writes:
-            self._write_table(plan)
+            self._write_table(plan.table_writes)
 
-    def _write_table(self, plan: StepPlan) -> None:
-        lengths = [len(write.cache_indices) for write in plan.table_writes]
-        slots = np.repeat([write.slot for write in plan.table_writes], lengths).astype(np.int32)
-        positions = np.concatenate(
-            [
-                write.start + np.arange(n, dtype=np.int32)
-                for write, n in zip(plan.table_writes, lengths, strict=True)
-            ]
+    def _write_table(self, writes: Sequence[TableWrite]) -> None:
+        """Page ids travel; they become cache indices on the device, a launch a write."""
+        all_pages = np.concatenate([write.pages for write in writes])
+        all_slots = np.concatenate([write.slots for write in writes])
+        pages, slots = self._upload(all_pages, *_as_int64(all_slots))
+        indices = (pages.unsqueeze(1) * self._page_size + self._page_offsets).view(-1)
+        parts = zip(
+            writes,
+            torch.split(slots, [len(write.slots) for write in writes]),
+            torch.split(indices, [len(write.pages) * self._page_size for write in writes]),
+            strict=True,
         )
-        values = np.concatenate([write.cache_indices for write in plan.table_writes])
-        *places, device_values = self._upload(*_as_int64(slots, positions), values)
-        self._table[tuple(places)] = device_values
+        for write, of_slots, cache_indices in parts:
+            start = write.first_page * self._page_size
+            self._req_to_token_pool.write(of_slots, start, cache_indices)
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """Host arrays to device tensors of their dtypes, in one copy."""

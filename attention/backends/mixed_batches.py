@@ -15,11 +15,12 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.forward_batch import ForwardBatch
 
 MIN_DECODE_ROWS = 32
-MAX_PROMPT_TOKENS_PER_DECODE_ROW = 8
+MAX_PROMPT_TOKENS_PER_DECODE_ROW = 32
 """Beyond either, one call is as fast: few decode rows save less than a second launch costs, and
 beside long prompts the device is busy with those anyway. benchmarks/h200/mixed_steps.py measures
 it: 248 decode rows are attended in half the time with one prompt of 300 tokens, and a percent
-slower with eight of 1,000."""
+slower with eight of 1,000, which are 32 tokens a row. Steps that keep an inter-token target have
+less than that."""
 
 
 @dataclass(frozen=True, slots=True)

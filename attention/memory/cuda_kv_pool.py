@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import torch
 
+from attention.capability import ComputeCapability
 from attention.config import AttentionConfig
 from attention.kernels.providers import load_triton_kernels
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
+
+_FIRST_WITH_E4M3 = (8, 9)
 
 
 class CudaMHATokenToKVPool(MHATokenToKVPool):
@@ -46,8 +49,18 @@ def create_mha_pool(config: AttentionConfig, num_pages: int) -> MHATokenToKVPool
     Raises AttentionBackendError when a CUDA device has no Triton.
     """
     is_cuda = config.device.type == "cuda"
+    capability = torch.cuda.get_device_capability(config.device) if is_cuda else None
+    return mha_pool_class(config, capability)(config, num_pages)
+
+
+def mha_pool_class(
+    config: AttentionConfig, capability: ComputeCapability | None
+) -> type[MHATokenToKVPool]:
+    """capability: of config's device, None without CUDA. Triton writes e4m3 from sm89 on; before,
+    torch does."""
     if config.kv_dtype == torch.float8_e4m3fn:
-        return (CudaFp8MHATokenToKVPool if is_cuda else Fp8MHATokenToKVPool)(config, num_pages)
-    if is_cuda and config.kv_dtype == config.dtype:
-        return CudaMHATokenToKVPool(config, num_pages)
-    return MHATokenToKVPool(config, num_pages)
+        has_e4m3 = capability is not None and capability >= _FIRST_WITH_E4M3
+        return CudaFp8MHATokenToKVPool if has_e4m3 else Fp8MHATokenToKVPool
+    if capability is not None and config.kv_dtype == config.dtype:
+        return CudaMHATokenToKVPool
+    return MHATokenToKVPool

@@ -33,13 +33,9 @@ class ReqToTokenPool:
     def num_bytes(self) -> int:
         return self.req_to_token.numel() * self.req_to_token.itemsize
 
-    def write(self, slot: int, start: int, cache_indices: torch.Tensor) -> None:
-        """Set positions start .. start + n of one slot; cache_indices: any integer dtype (n,)."""
-        self.req_to_token[slot, start : start + cache_indices.shape[0]] = cache_indices
-
-    def write_tokens(
-        self, slots: torch.Tensor, positions: torch.Tensor, cache_indices: torch.Tensor
-    ) -> None:
-        """Set one entry per token of a ragged batch: all int64 (n,), on the pool's device."""
-        flat = slots * self.max_context_len + positions
-        self.req_to_token.view(-1).index_copy_(0, flat, cache_indices.to(torch.int32))
+    def write(self, slots: torch.Tensor, start: int, cache_indices: torch.Tensor) -> None:
+        """Set positions start .. start + n of slots int64 (m,) to cache_indices int32 (n,), the
+        same for each; both on the pool's device. One launch."""
+        num_slots, n = slots.shape[0], cache_indices.shape[0]
+        columns = self.req_to_token[:, start : start + n]
+        columns.index_copy_(0, slots, cache_indices.expand(num_slots, n))

@@ -38,11 +38,6 @@ class TokenToKVPool(ABC):
     def num_bytes(self) -> int:
         """Bytes of device memory this pool holds."""
 
-    @property
-    def max_cached_tokens(self) -> int:
-        """Tokens that fit, the reserved page left out."""
-        return (self.num_pages - NUM_RESERVED_PAGES) * self.page_size
-
     @abstractmethod
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (num_pages, page_size, heads, head_dim) and V (num_pages, page_size, heads, v_head_dim)

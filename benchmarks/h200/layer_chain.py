@@ -22,6 +22,7 @@ from benchmarks.h200.tune_gemms import run_compilers, shapes_of
 from workers.layers.cuda import gemm as gemm_module
 from workers.layers.cuda.activation import silu_and_mul
 from workers.layers.cuda.chosen_gemm import Activate, Config, GemmBuilder, Multiply
+from workers.layers.cuda.device_limits import HOPPER
 from workers.layers.cuda.gemm import GemmConfig
 from workers.layers.cuda.gemm_candidates import GemmShape
 from workers.layers.cuda.gemm_choice import GemmChooser
@@ -123,7 +124,7 @@ def variants(shape: GemmShape) -> list[GemmConfig]:
             if _MIN_PROGRAMS <= shape.out_features // r * splits <= _MAX_PROGRAMS
         ]
         configs += [GemmConfig("gemv", r, k, 1, 1, w) for r, k, w in _ROWS]
-    return [config for config in configs if config.fits(1, shape.in_features)]
+    return [config for config in configs if config.fits(1, shape.in_features, HOPPER)]
 
 
 def compile_variants(shapes: Sequence[GemmShape]) -> None:
@@ -136,7 +137,7 @@ def compile_variants(shapes: Sequence[GemmShape]) -> None:
 
 def sweep(layers: Layers, shapes: Sequence[GemmShape], chosen: list[Config]) -> list[Config]:
     """Role by role the best of its variants; the others keep what was best before."""
-    builder = GemmBuilder(_DEVICE)
+    builder = GemmBuilder.on(_DEVICE)
     num_layers = len(layers.weights[0])
 
     def us_a_layer(configs: Sequence[Config]) -> float:

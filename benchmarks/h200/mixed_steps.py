@@ -58,6 +58,9 @@ class Mix:
 
 MIXES = (
     *(Mix(num_decode, 8) for num_decode in (4, 16, 32, 64, 128, 248)),
+    # What an inter-token target of 50 ms leaves for prompts.
+    *(Mix(num_decode, 2, 960) for num_decode in (32, 64, 128, 192, 248)),
+    *(Mix(num_decode, 4) for num_decode in (64, 128, 248)),
     Mix(248, 1, 300),
     Mix(248, 0),
     Mix(0, 8),

@@ -4,7 +4,9 @@
 
 OUT.json is what workers/layers/cuda/tuned/ holds for a GPU; what it has already is kept and not
 measured again. Weights are random. One line a choice; at the end what each model's GEMMs take in a
-step by cuBLAS's own choice and by these. Kernels are compiled by many processes beforehand.
+step by cuBLAS's own choice and by these. Kernels are compiled by many processes beforehand. Where
+choices are shipped for a like GPU only candidates like them are timed; --every times all. Shapes
+that --seconds leaves unfinished are not in OUT.json in the end.
 """
 
 import argparse
@@ -20,10 +22,18 @@ from typing import Any
 import torch
 
 from workers.layers.cuda.chosen_gemm import GemmBuilder
+from workers.layers.cuda.device_limits import DeviceLimits
 from workers.layers.cuda.gemm import GemmConfig, block_tokens, prefetch_bytes
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, Role, candidates
-from workers.layers.cuda.gemm_choice import dump_choices, read_choices
-from workers.layers.cuda.gemm_measure import Measured, measure
+from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, Role
+from workers.layers.cuda.gemm_choice import MIN_MEASURED_ELEMENTS
+from workers.layers.cuda.gemm_measure import Choices, Contest, Measured, measure
+from workers.layers.cuda.gemm_tables import (
+    SHIPPED_FOLDER,
+    Table,
+    dump_choices,
+    read_choices,
+    shipped_tables,
+)
 
 _WEIGHT_BYTES = 512 << 20
 _MAX_WEIGHTS = 6
@@ -63,18 +73,20 @@ def compile_kernels(work: tuple[GemmShape, list[tuple[int, GemmConfig]]]) -> Non
     """Run each once, so that the next process finds it compiled."""
     shape, calls = work
     weight = torch.zeros((shape.out_features, shape.in_features), dtype=_DTYPE, device=_DEVICE)
-    builder = GemmBuilder(_DEVICE)
+    builder = GemmBuilder.on(_DEVICE)
     for num_tokens, config in calls:
         builder.build(config, weight, shape.role)(weight[:num_tokens], weight)
     torch.cuda.synchronize()
 
 
-def compile_all(todo: Iterable[tuple[GemmShape, list[int]]]) -> None:
+def compile_all(todo: Iterable[tuple[GemmShape, list[int]]], guesses: Table) -> None:
     works = []
+    builder = GemmBuilder.on(_DEVICE)
     for shape, buckets in todo:
         kernels = {}
+        contest = Contest(shape, (), guesses.get(str(shape), {}))
         for num_tokens in buckets:
-            for config in candidates(shape, num_tokens):
+            for config in contest.trial(num_tokens, builder).triton_configs():
                 kernels[_kernel(shape, num_tokens, config)] = (num_tokens, config)
         calls = list(kernels.values())
         works += [(shape, calls[first::4]) for first in range(4) if calls[first::4]]
@@ -105,7 +117,7 @@ def report(
     """
     for num_tokens in TOKEN_BUCKETS:
         counted = [shape for shape in shapes if num_tokens in shape.buckets]
-        rows = [timings[str(shape)].get(num_tokens) for shape in counted]
+        rows = [timings.get(str(shape), {}).get(num_tokens) for shape in counted]
         measured = [row for row in rows if row is not None]
         if len(measured) < len(rows):
             continue
@@ -114,6 +126,22 @@ def report(
         cublas = sum(n * row.cublas_seconds for n, row in zip(counts, measured, strict=True))
         values = num_tokens, cublas * 1e6, ours * 1e6
         logger.info("step of %s, %d tokens: cuBLAS %.0f us, chosen %.0f us", model, *values)
+
+
+def shipped_guesses() -> dict[str, Choices]:
+    """What was chosen on the nearest GPU that choices are shipped for, this one included."""
+    limits = DeviceLimits.of(_DEVICE)
+    name = torch.cuda.get_device_name(_DEVICE)
+    tables = shipped_tables(SHIPPED_FOLDER, name, limits.compute_capability)
+    return dict(tables.known or tables.guessed)
+
+
+def whole(choices: dict[str, Choices]) -> dict[str, Choices]:
+    """Shapes with a choice for every bucket: the others can only be measured again."""
+    cut = [shape for shape, done in choices.items() if len(done) < len(TOKEN_BUCKETS)]
+    if cut:
+        logger.warning("left out, for want of time: %s", ", ".join(cut))
+    return {shape: done for shape, done in choices.items() if shape not in cut}
 
 
 def main() -> None:
@@ -125,6 +153,7 @@ def main() -> None:
     parser.add_argument("--parts", choices=_PARTS, nargs="*", default=_PARTS, help="only these")
     parser.add_argument("--tokens", type=int, nargs="*", help="only these buckets")
     parser.add_argument("--seconds", type=float, default=3600.0, help="measure for so long")
+    parser.add_argument("--every", action="store_true", help="time every candidate")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     if arguments.verbose:
@@ -136,7 +165,9 @@ def main() -> None:
         for model in models
         for part, shape in zip(_PARTS, shapes_of(model, arguments.tp), strict=True)
         if part in arguments.parts
+        and shape.out_features * shape.in_features >= MIN_MEASURED_ELEMENTS
     )
+    guesses: Table = {} if arguments.every else shipped_guesses()
     todo = []
     for shape in shapes:
         done = choices.setdefault(str(shape), {})
@@ -144,16 +175,20 @@ def main() -> None:
         wanted = [n for n in shape.buckets if not arguments.tokens or n in arguments.tokens]
         todo.append((shape, [n for n in wanted if n not in done]))
     start_s = time.monotonic()
-    compile_all(todo)
+    compile_all(todo, guesses)
     logger.info("kernels compiled in %.1f s", time.monotonic() - start_s)
     timings: dict[str, dict[int, Measured]] = {}
-    for shape, buckets in todo:
+    for index, (shape, buckets) in enumerate(todo):
         left_s = start_s + arguments.seconds - time.monotonic()
-        new = measure(shape, random_weights(shape), buckets, GemmBuilder(_DEVICE), left_s)
+        share_s = left_s / (len(todo) - index)
+        contest = Contest(shape, random_weights(shape), guesses.get(str(shape), {}))
+        new = measure(contest, buckets, GemmBuilder.on(_DEVICE), share_s)
         timings[str(shape)] = new
         choices[str(shape)] |= {num_tokens: best.config for num_tokens, best in new.items()}
         arguments.out.write_text(dump_choices(choices), encoding="utf-8")
     logger.info("measured in %.1f s", time.monotonic() - start_s)
+    if not arguments.tokens:
+        arguments.out.write_text(dump_choices(whole(choices)), encoding="utf-8")
     for path, model in zip(arguments.configs, models, strict=True):
         if len(arguments.parts) < len(_PARTS):
             break

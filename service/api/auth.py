@@ -17,10 +17,13 @@ class Authenticator(Protocol):
 
 
 class OpenAuthenticator:
-    """Lets everybody in: for servers that only trusted clients can reach."""
+    """Lets everybody in as one caller: for servers that only trusted clients can reach."""
+
+    def __init__(self, caller: Caller = ANONYMOUS) -> None:
+        self._caller = caller
 
     def identify(self, authorization: str | None) -> Caller | None:
-        return ANONYMOUS
+        return self._caller
 
 
 class ApiKeyAuthenticator:
@@ -42,6 +45,8 @@ class ApiKeyAuthenticator:
         return found[0] if found else None
 
 
-def make_authenticator(callers: Mapping[bytes, Caller]) -> Authenticator:
-    """No callers: everybody is let in."""
-    return ApiKeyAuthenticator(callers) if callers else OpenAuthenticator()
+def make_authenticator(
+    callers: Mapping[bytes, Caller], anonymous: Caller = ANONYMOUS
+) -> Authenticator:
+    """No callers: everybody is let in, as `anonymous`."""
+    return ApiKeyAuthenticator(callers) if callers else OpenAuthenticator(anonymous)

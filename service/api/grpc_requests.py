@@ -7,8 +7,8 @@ import msgspec
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.openai.chat import check_template_kwargs
+from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, Prompt, TextOptions, TokenPrompt
 from service.limits import MAX_ITEMS, Limits
 from service.proto import inference_pb2 as pb
@@ -122,7 +122,7 @@ def to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, limits: Limits) 
     if kind == "chat":
         return _to_chat(request.chat, limits)
     if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
-        return TokenPrompt(list(request.token_ids.ids))
+        return TokenPrompt(request.token_ids.ids)
     raise _invalid("a prompt is required", "prompt")
 
 

@@ -1,67 +1,109 @@
-"""Plain ASGI middleware: request ids, sessions, API keys on the raw path, and a ceiling on bodies.
+"""Plain ASGI middleware: each request's context, API keys on the raw path, a ceiling on bodies.
 
 Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health.
 """
 
-from collections.abc import Callable
+import logging
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.auth import Authenticator
-from service.api.errors import ApiError, ApiErrorCode
-from service.api.responses import error_response
-from service.request_log.observer import choose_request_id
-from service.security.callers import set_caller
-from service.session import set_session_name
+from service.api.http_replies import error_response
+from service.api.services import ApiServices
+from service.errors import ApiError, ApiErrorCode
+from service.observability.request_log.observer import choose_request_id
+from service.observability.request_log.record import RequestRecord
+from service.request_context import RequestContext
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-REQUEST_ID_KEY = "tessera.request_id"
-OnRefused = Callable[[ApiError], None]
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+UNMATCHED = "unmatched"
+_CONTEXT_KEY = "tessera.context"
+_log = logging.getLogger(__name__)
 
 
-class RequestIdMiddleware:
-    """Takes x-request-id if it is well-formed, else draws one, and returns it on every response."""
+def context_of(scope: Scope) -> RequestContext:
+    """Of a request that has passed ContextMiddleware."""
+    context: RequestContext = scope[_CONTEXT_KEY]
+    return context
 
-    def __init__(self, app: ASGIApp) -> None:
+
+def record_of(scope: Scope) -> RequestRecord:
+    return context_of(scope).record
+
+
+class ContextMiddleware:
+    """The outermost: makes each request's context, observes the request, answers for bugs.
+
+    Takes x-request-id if it is well-formed, else draws one, and returns it on every response.
+    Health is neither logged nor traced nor counted.
+    """
+
+    def __init__(self, app: ASGIApp, services: ApiServices) -> None:
         self._app = app
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = choose_request_id(given)
-        scope[REQUEST_ID_KEY] = request_id
+        headers = Headers(scope=scope)
+        record = RequestRecord(
+            choose_request_id(headers.get("x-request-id", "")), "http", scope["method"]
+        )
+        session = headers.get(self._services.session_header, "")
+        scope[_CONTEXT_KEY] = RequestContext(record=record, session=session)
+        answer = _Answer(record, send)
+        if scope["path"] in OPEN_PATHS:
+            await self._answer(scope, receive, answer)
+            return
+        self._services.begin(record, headers)
+        try:
+            await self._answer(scope, receive, answer)
+        finally:
+            # The routed path with its placeholders: what a client made up is not repeated.
+            record.route = getattr(scope.get("route"), "path", UNMATCHED)
+            self._services.end(record)
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as bug:
+            record = answer.record
+            _log.error("request %s failed", record.request_id, exc_info=bug)
+            response = error_response(_internal_error(), record)
+            if record.status:
+                raise  # The response has begun: the server cuts it off.
+            await response(scope, receive, answer.send)
 
-        await self._app(scope, receive, send_with_id)
+
+class _Answer:
+    """Sends a response with the ids of its request, whose record learns the status."""
+
+    def __init__(self, record: RequestRecord, send: Send) -> None:
+        self.record = record
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.record.status = str(message["status"])
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.record.request_id
+            if self.record.span.traceparent:
+                headers["traceparent"] = self.record.span.traceparent
+        await self._send(message)
 
 
-class SessionMiddleware:
-    """Takes the name of the request's session from the header of that name."""
-
-    def __init__(self, app: ASGIApp, header: str) -> None:
-        self._app = app
-        self._header = header
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            set_session_name(Headers(scope=scope).get(self._header, ""))
-        await self._app(scope, receive, send)
+def _internal_error() -> ApiError:
+    return ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
 
 
 class AuthMiddleware:
     """Refuses whoever has no key, on every path but health, known or not; names the others."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, on_refused: OnRefused) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
-        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -69,22 +111,18 @@ class AuthMiddleware:
             caller = self._authenticator.identify(authorization)
             if caller is None:
                 error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
-                self._on_refused(error)
-                await error_response(error)(scope, receive, send)
+                await error_response(error, record_of(scope))(scope, receive, send)
                 return
-            set_caller(caller)
+            scope[_CONTEXT_KEY] = context_of(scope).of_caller(caller)
         await self._app(scope, receive, send)
 
 
 class BodyLimitMiddleware:
     """Stops reading a body at the ceiling, whatever its Content-Length says."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, on_refused: OnRefused) -> None:
-        """on_refused: not told of a body that turns out too large while it is read; its reader
-        gets the ApiError."""
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,8 +131,7 @@ class BodyLimitMiddleware:
         length = Headers(scope=scope).get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             error = self._too_large()
-            self._on_refused(error)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, record_of(scope))(scope, receive, send)
             return
         num_bytes = 0
 

@@ -12,19 +12,25 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from service.api.body import read_body
-from service.api.middleware import REQUEST_ID_KEY
+from service.api.http_replies import (
+    EventStream,
+    EventStreamResponse,
+    json_response,
+    response_in_pieces,
+    until_disconnect,
+)
+from service.api.middleware import context_of
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
-from service.api.openai.responses import ChatRenderer, CompletionRenderer, Renderer
+from service.api.openai.renderers import ChatRenderer, CompletionRenderer, Renderer
 from service.api.openai.tokenize import (
     DetokenizeRequest,
-    DetokenizeResponse,
     TokenizeRequest,
-    TokenizeResponse,
+    detokenize_body,
+    tokenize_body,
 )
-from service.api.openai.wire import ModelList, model_card, token_text
+from service.api.openai.wire import ModelList, model_card
 from service.api.openapi import PathParameters, describe, describe_body
-from service.api.responses import EventStream, EventStreamResponse, json_response, until_disconnect
 from service.api.services import ApiServices
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
@@ -92,7 +98,7 @@ _CHAT = _Kind(
 def _add_generation_route(
     app: FastAPI, services: ApiServices, place: _Place, kind: _Kind[G]
 ) -> None:
-    limits, counting_refusals = services.models.limits, services.models.counting_refusals
+    limits = services.models.limits
 
     @app.post(
         f"{place.prefix}{kind.path}",
@@ -100,21 +106,23 @@ def _add_generation_route(
         openapi_extra=describe_body(kind.body_type, place.parameters),
     )
     async def generate(request: Request) -> Response:
-        with counting_refusals():
-            models = place.models(request)
+        context = context_of(request.scope)
+        models = place.models(request)
+        models.check_admission()
+        with models.admitting(context.caller) as lease:
             body = await read_body(request, kind.body_type, limits)
-            neutral = kind.neutral(_with_id(body, request), limits)
-            handler = models.pick(neutral.model).handler
-        generation = await until_disconnect(request, handler.start(neutral))
+            neutral = kind.neutral(_with_id(body, context.record.request_id), limits)
+            handler = models.pick(neutral.model, context.record)
+            generation = await until_disconnect(request, handler.start(neutral, context, lease))
         renderer = kind.renderer(body, generation.info)
         return await _respond(request, generation, renderer, bool(body.stream), services.peek_s)
 
 
-def _with_id(body: G, request: Request) -> G:
+def _with_id(body: G, request_id: str) -> G:
     """A body without an id of its own is known by the id of its HTTP request."""
     if body.request_id:
         return body
-    return body.model_copy(update={"request_id": request.scope[REQUEST_ID_KEY]})
+    return body.model_copy(update={"request_id": request_id})
 
 
 async def _respond(
@@ -130,56 +138,52 @@ async def _respond(
         return EventStreamResponse(stream, renderer)
     async with generation:
         results = await until_disconnect(request, collect(generation))
-        return Response(renderer.body(results, generation.usage), media_type="application/json")
+        pieces = renderer.body(results, generation.usage)
+        return await until_disconnect(request, response_in_pieces(pieces))
 
 
 def _add_tokenizer_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
-    limits, counting_refusals = services.models.limits, services.models.counting_refusals
+    limits = services.models.limits
 
     @app.post(
         f"{place.prefix}/tokenize", openapi_extra=describe_body(TokenizeRequest, place.parameters)
     )
     async def tokenize(request: Request) -> Response:
-        with counting_refusals():
-            models = place.models(request)
+        context = context_of(request.scope)
+        models = place.models(request)
+        with models.admitting(context.caller) as lease:
             body = await read_body(request, TokenizeRequest, limits)
-            handler = models.pick(body.model or "").handler
-            token_ids = await handler.tokenise(body.to_prompt(limits))
-        texts = [token_text(token) for token in handler.token_bytes(token_ids)]
-        return json_response(
-            TokenizeResponse(
-                len(token_ids),
-                handler.model_info.max_context_len,
-                token_ids,
-                texts if body.return_token_strs else None,
-            )
-        )
+            handler = models.pick(body.model or "", context.record)
+            token_ids = await handler.tokenise(body.to_prompt(limits), context)
+            lease.end(0)
+        max_model_len = handler.model_info.max_request_len
+        token_bytes = handler.token_bytes if body.return_token_strs else None
+        return await response_in_pieces(tokenize_body(token_ids, max_model_len, token_bytes))
 
     @app.post(
         f"{place.prefix}/detokenize",
         openapi_extra=describe_body(DetokenizeRequest, place.parameters),
     )
     async def detokenize(request: Request) -> Response:
-        with counting_refusals():
-            models = place.models(request)
+        context = context_of(request.scope)
+        models = place.models(request)
+        with models.admitting(context.caller) as lease:
             body = await read_body(request, DetokenizeRequest, limits)
-            handler = models.pick(body.model or "").handler
-            return json_response(DetokenizeResponse(await handler.detokenise(body.tokens)))
+            handler = models.pick(body.model or "", context.record)
+            text = await handler.detokenise(body.tokens, context)
+            lease.end(0)
+        return await response_in_pieces(detokenize_body(text))
 
 
 def _add_list_routes(app: FastAPI, services: ApiServices, place: _Place) -> None:
-    counting_refusals = services.models.counting_refusals
-
     @app.get(f"{place.prefix}/v1/models", openapi_extra=describe(place.parameters))
     async def models(request: Request) -> Response:
-        with counting_refusals():
-            found = place.models(request)
+        found = place.models(request)
         return json_response(ModelList([model_card(m, services.started_s) for m in found]))
 
     @app.get(
         f"{place.prefix}/v1/models/{{model_id:path}}", openapi_extra=describe(place.parameters)
     )
     async def model(request: Request, model_id: str) -> Response:
-        with counting_refusals():
-            found = place.models(request).find(model_id)
+        found = place.models(request).find(model_id)
         return json_response(model_card(found, services.started_s))

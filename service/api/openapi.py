@@ -59,6 +59,7 @@ _ANSWERS: dict[str, Any] = {
     "/v1/models/{model_id}": ModelCard,
 }
 _STREAMING = ("/v1/completions", "/v1/chat/completions")
+_EMPTY = ("/health", "/ping")
 
 PathParameters = tuple[str, ...]
 
@@ -111,9 +112,12 @@ def _describe_responses(document: dict[str, Any], answers: dict[str, Any]) -> No
         }
         if place in _STREAMING:
             content["text/event-stream"] = {}
+        answer: dict[str, Any] = {"description": "The answer."}
+        if path not in _EMPTY:
+            answer["content"] = content
         for operation in operations.values():
             operation["responses"] = {
-                "200": {"description": "The answer.", "content": content},
+                "200": answer,
                 "default": {
                     "description": "One typed error.",
                     "content": {"application/json": {"schema": error}},

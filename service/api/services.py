@@ -1,11 +1,12 @@
 """What both API servers are given. Built by service.app, faked by tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from service.api.auth import Authenticator
 from service.handler.directory import ModelDirectory
-from service.request_log.observer import SILENT, RequestObserver
+from service.observability.request_log.observer import SILENT, RequestObserver
+from service.observability.request_log.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,13 @@ class ApiServices:
     peek_s: float = 2.0
     session_header: str = "x-session-id"
     observer: RequestObserver = SILENT
+
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+        """A request has arrived. headers: of HTTP, or gRPC's metadata, in lower case."""
+        traceparent = headers.get("traceparent", "")
+        self.observer.begin(record, traceparent, headers.get("tracestate", ""))
+
+    def end(self, record: RequestRecord) -> None:
+        """The last byte was sent or the client had left. Called once after begin()."""
+        self.models.count_refusal(record)
+        self.observer.end(record)

@@ -15,7 +15,7 @@ REPORT_INTERVAL_S = 1.0
 
 
 class Demand(Protocol):
-    """What waits; service.router.Router is one."""
+    """What waits; service.routing.router.Router is one."""
 
     demand_changed: asyncio.Event
 

@@ -18,8 +18,8 @@ from ray.serve.config import AutoscalingContext
 from service.autoscaling.load import ModelLoad, load_key
 from service.autoscaling.metrics import ScalingMetrics
 from service.autoscaling.policy import ReplicaCounts, ScalingTargets, Wanted, wanted_replicas
-from service.control import NAMESPACE, ActorHandle, exporter_name, registry_name
-from service.exporter import take_snapshot
+from service.deployments.control_plane import NAMESPACE, ActorHandle, exporter_name, registry_name
+from service.observability.exporter import take_snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ class EngineTransport:
         self._engine_loop = EngineLoop(engine, self._on_outputs, self._on_failure)
         self._engine_loop.start()
         info = engine.info
-        return TargetInfo(info.name, info.vocab_size, info.max_context_len)
+        return TargetInfo(info.name, info.vocab_size, info.max_request_len)
 
     async def send(self, request: BenchRequest, trace: RequestTrace) -> None:
         engine_loop, event_loop = self._running()

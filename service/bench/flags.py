@@ -50,7 +50,8 @@ Url = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Served model's name; in process, a model folder. Default: the server's first, or "
+        help="Served model's name; in process, a model folder or an id of the hub. Default: the "
+        "server's first, or "
         "the built-in model.",
         rich_help_panel=_TARGET,
     ),

@@ -1,7 +1,7 @@
 """The ingress's end of the token way: one link to one replica, reconnecting while it is wanted.
 
 Requests submitted within one event-loop tick leave in one frame. Runs on the ingress's event loop
-only. Knows no routing: it reports what was lost and leaves the retry to whoever submitted.
+only. Knows no routing: it reports what was lost and leaves what follows to whoever submitted.
 """
 
 import asyncio
@@ -95,20 +95,22 @@ class ReplicaLink:
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.result()
 
-    def submit(self, request: GenerateRequest, sink: OutputSink) -> None:
-        """Send the request with the others of this tick. Raises ChannelError if not connected."""
+    def submit(self, request: GenerateRequest, sink: OutputSink) -> int:
+        """Send the request with the others of this tick; returns the number of their message.
+
+        Reports tell the last one that they include. Raises ChannelError if not connected.
+        """
         if self._writer is None:
             raise ChannelError("not connected")
         self._sinks[request.request_id] = sink
         self._to_submit.append(request)
-        self.load.add(request.request_id, len(request.prompt_token_ids), self._sequence + 1)
         self._schedule_flush()
+        return self._sequence + 1
 
     def abort(self, request_id: str) -> None:
         """End a request; its sink hears nothing more. Unknown ids are ignored."""
         if self._sinks.pop(request_id, None) is None:
             return
-        self.load.remove(request_id)
         self._to_abort.append(request_id)
         self._schedule_flush()
 
@@ -149,7 +151,6 @@ class ReplicaLink:
             self._send_submit(requests[middle:])
         else:
             sink = self._sinks.pop(requests[0].request_id, None)
-            self.load.remove(requests[0].request_id)
             if sink is not None:
                 sink.refuse()
 
@@ -233,7 +234,6 @@ class ReplicaLink:
 
     def _finish(self, output: StepOutput, engine_s: float | None) -> None:
         sink = self._sinks.pop(output.request_id, None)
-        self.load.remove(output.request_id)
         if sink is not None:
             sink.deliver(output, engine_s)
 

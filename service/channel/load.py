@@ -1,4 +1,4 @@
-"""What an ingress believes about one replica's load: the last report plus what it sent since.
+"""What an ingress knows of one replica's load: its last report, and how old its last step is.
 
 Pure accounting with an injected clock; knows no sockets.
 """
@@ -11,7 +11,7 @@ from workers.protocol import EngineStats
 
 
 class LoadView:
-    """The replica's last report and the requests of this ingress that it cannot include yet."""
+    """The replica's last report. What was sent since is not part of it."""
 
     def __init__(self, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_timeout_s = stall_timeout_s
@@ -20,8 +20,8 @@ class LoadView:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens not yet computed, with those on their way."""
-        return self._stats.queued_tokens + self._unseen_tokens
+        """Prompt tokens not yet computed."""
+        return self._stats.queued_tokens
 
     @property
     def running_tokens(self) -> int:
@@ -43,12 +43,13 @@ class LoadView:
         return self._stats.evicted_shared
 
     @property
-    def total_tokens(self) -> int:
-        return self.queued_tokens + self.running_tokens
+    def num_waiting(self) -> int:
+        return self._stats.num_waiting
 
     @property
-    def num_waiting(self) -> int:
-        return self._stats.num_waiting + len(self._unseen)
+    def seen_sequence(self) -> int:
+        """Of the last Submit message that the report includes."""
+        return self._seen_sequence
 
     @property
     def is_draining(self) -> bool:
@@ -64,19 +65,8 @@ class LoadView:
         """Forget everything: the connection is new."""
         self._stats = EngineStats()
         self._is_draining = False
-        self._unseen: dict[str, tuple[int, int]] = {}
-        self._unseen_tokens = 0
+        self._seen_sequence = 0
         self._progress_s = self._clock()
-
-    def add(self, request_id: str, num_tokens: int, sequence: int) -> None:
-        """A request leaves with the Submit message of this sequence number."""
-        self._unseen[request_id] = (num_tokens, sequence)
-        self._unseen_tokens += num_tokens
-
-    def remove(self, request_id: str) -> None:
-        """The request has ended; it may long be part of the report."""
-        num_tokens, _ = self._unseen.pop(request_id, (0, 0))
-        self._unseen_tokens -= num_tokens
 
     def update(self, load: ReplicaLoad) -> None:
         had_work = self._stats.num_running + self._stats.num_waiting > 0
@@ -84,6 +74,4 @@ class LoadView:
             self._progress_s = self._clock()
         self._stats = load.stats
         self._is_draining = load.is_draining
-        seen = [i for i, (_, sequence) in self._unseen.items() if sequence <= load.seen_sequence]
-        for request_id in seen:
-            self.remove(request_id)
+        self._seen_sequence = load.seen_sequence

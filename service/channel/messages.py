@@ -10,7 +10,7 @@ import msgspec
 from service.channel.errors import FrameError
 from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class ClientHello(msgspec.Struct, frozen=True, tag="client_hello", forbid_unknown_fields=True):

@@ -18,6 +18,8 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from service.channel.address import ReplicaAddress
 from service.channel.connection import IngressConnection, LiveRequest
 from service.channel.errors import ChannelError
@@ -210,13 +212,7 @@ class ChannelServer:
         live = LiveRequest(connection, request.request_id, engine_id, time.monotonic())
         connection.live[request.request_id] = live
         self._by_engine_id[engine_id] = live
-        return GenerateRequest(
-            engine_id,
-            request.prompt_token_ids,
-            request.sampling,
-            request.priority,
-            request.cache_salt,
-        )
+        return msgspec.structs.replace(request, request_id=engine_id)
 
     def _abort(self, requests: list[LiveRequest]) -> None:
         for live in requests:

@@ -4,23 +4,23 @@ check_request() runs before tokenising, fit_prompt() after it and before submitt
 look: they allocate nothing and know no protocol.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.api.errors import ApiError, ApiErrorCode, from_rejection
+from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
 from service.limits import Limits
+from service.request_context import RequestContext
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.errors import RequestRejectedError
 from workers.protocol import ModelInfo
-
-MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
     """A tokenised prompt and the output tokens each of its choices may have."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     max_tokens: int
 
 
@@ -36,8 +36,6 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_stops(request.text.stop, limits)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
-    _check_bytes(request.session_id, limits.max_session_id_bytes, "session_id")
-    _require(abs(request.priority) <= MAX_PRIORITY, "priority must fit in 32 bits", "priority")
     if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
         raise ApiError(
             ApiErrorCode.INVALID_REQUEST,
@@ -45,35 +43,46 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
             "truncate_prompt_tokens",
         )
     for prompt in request.prompts:
-        check_prompt(prompt, limits, info)
+        check_prompt(prompt, limits)
     _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
 
 
-def check_prompt(prompt: Prompt, limits: Limits, info: ModelInfo) -> None:
-    """Raise ApiError if the prompt is too large to be tokenised or holds impossible tokens."""
+def check_rights(request: GenerationRequest, context: RequestContext, limits: Limits) -> None:
+    """Raise ApiError if the request asks for what its caller may not have.
+
+    The session is checked here because a header or the body may have said it.
+    """
+    _check_bytes(context.session, limits.max_session_id_bytes, "session_id")
+    allowed = context.caller.priorities
+    _require(
+        request.priority in allowed,
+        f"priority must be in [{allowed.min_priority}, {allowed.max_priority}] for this caller",
+        "priority",
+    )
+
+
+def check_prompt(prompt: Prompt, limits: Limits) -> None:
+    """Raise ApiError if the prompt is too large to be tokenised."""
     match prompt:
         case EncodeText():
             _check_bytes(prompt.text, limits.max_prompt_bytes, "prompt")
         case EncodeChat():
             _check_chat(prompt, limits)
         case TokenPrompt():
-            check_token_ids(prompt.token_ids, limits, info, "prompt")
+            check_num_tokens(prompt.token_ids, limits, "prompt")
 
 
-def check_token_ids(token_ids: list[int], limits: Limits, info: ModelInfo, param: str) -> None:
+def check_num_tokens(token_ids: Sequence[int], limits: Limits, param: str) -> None:
+    """Which tokens they are is looked at later, a part at a time: see encoding.check_range."""
     _require(
         len(token_ids) <= limits.max_prompt_tokens,
         f"at most {limits.max_prompt_tokens} tokens are allowed",
         param,
     )
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < info.vocab_size):
-        raise ApiError(
-            ApiErrorCode.INVALID_REQUEST, f"token ids must be in [0, {info.vocab_size})", param
-        )
 
 
 def fit_prompts(
-    request: GenerationRequest, prompts: list[list[int]], limits: Limits, info: ModelInfo
+    request: GenerationRequest, prompts: Sequence[Sequence[int]], limits: Limits, info: ModelInfo
 ) -> list[FittedPrompt]:
     """Cut, measure and give each prompt its output budget. Raises ApiError if one does not fit."""
     fitted = [_fit(request, token_ids, limits, info) for token_ids in prompts]
@@ -83,7 +92,7 @@ def fit_prompts(
 
 
 def _fit(
-    request: GenerationRequest, token_ids: list[int], limits: Limits, info: ModelInfo
+    request: GenerationRequest, token_ids: Sequence[int], limits: Limits, info: ModelInfo
 ) -> FittedPrompt:
     if request.truncate_prompt_tokens is not None:
         token_ids = token_ids[-request.truncate_prompt_tokens :]
@@ -94,14 +103,13 @@ def _fit(
         f"the prompt has {len(token_ids)} tokens, {limits.max_prompt_tokens} are allowed",
         "prompt",
     )
-    room = info.max_context_len - len(token_ids)
+    room = info.max_request_len - len(token_ids)
     wanted = request.sampling.max_tokens
     if room < 1 or (wanted is not None and wanted > room):
         asked = f" and {wanted} output tokens were asked for" if wanted is not None else ""
         raise ApiError(
             ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"the context holds {info.max_context_len} tokens; the prompt has {len(token_ids)}"
-            f"{asked}",
+            f"{_room_of(info)}; the prompt has {len(token_ids)}{asked}",
             "prompt" if room < 1 else "max_tokens",
         )
     if wanted is None:
@@ -112,6 +120,15 @@ def _fit(
             ApiErrorCode.INVALID_REQUEST, f"min_tokens must be at most {wanted}", "min_tokens"
         )
     return FittedPrompt(token_ids, wanted)
+
+
+def _room_of(info: ModelInfo) -> str:
+    if info.max_request_len == info.max_context_len:
+        return f"the context holds {info.max_context_len} tokens"
+    return (
+        f"the KV memory of this engine holds {info.max_request_len} tokens of a request, less "
+        f"than the model's context of {info.max_context_len}"
+    )
 
 
 def _check_sampling(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:

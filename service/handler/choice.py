@@ -5,13 +5,14 @@ Knows text, stop strings, log probabilities and counting. Knows no streams, cloc
 
 from dataclasses import dataclass
 
-from service.api.errors import ApiError, ApiErrorCode, from_output_error
+from service.errors import ApiError, ApiErrorCode, from_output_error
 from service.handler.events import ChoiceDelta, TokenLogprob, resolve_logprobs
 from service.handler.requests import TextOptions
 from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.stop_strings import StopScan, StopScanner, StopStrings
-from workers.protocol import FinishReason, StepOutput, TokenLogprobs
+from workers.logprobs import TokenLogprobs
+from workers.protocol import FinishReason, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,10 @@ class ChoiceOptions:
 class ChoiceAssembler:
     """Feed it every StepOutput of a choice in order, until is_finished.
 
-    echoed_text: what comes before the first generated text, with its tokens' log probabilities if
-    those were asked for too.
+    num_chars: of the choice's text that come before what is generated.
     """
 
-    def __init__(self, index: int, options: ChoiceOptions, echoed_text: str = "") -> None:
+    def __init__(self, index: int, options: ChoiceOptions, num_chars: int = 0) -> None:
         self.index = index
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
@@ -50,34 +50,30 @@ class ChoiceAssembler:
             self._scanner = StopScanner(
                 options.stop_strings, include_stop=options.text.include_stop
             )
-        self._echoed_text = echoed_text
-        self._num_chars = len(echoed_text)
+        self._num_chars = num_chars
 
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def push(
-        self, output: StepOutput, prompt_logprobs: list[TokenLogprob] | None = None
-    ) -> ChoiceDelta | None:
+    def push(self, output: StepOutput) -> ChoiceDelta | None:
         """The delta of one output, or None while there is nothing to tell.
 
-        prompt_logprobs: the resolved form of output.prompt_logprobs. Raises ApiError if the output
-        says that the request failed.
+        output.prompt_logprobs is not looked at. Raises ApiError if the output says that the request
+        failed.
         """
         if self._is_plain(output):
             return self._push_plain(output.token_ids)
         _raise_if_failed(output)
-        delta = ChoiceDelta(self.index, prompt_logprobs=prompt_logprobs)
+        delta = ChoiceDelta(self.index)
         if output.logprobs is not None:
             delta.logprobs = []
-        self._begin(delta)
         if not self._options.is_scoring_only:
             self._add_tokens(delta, output)
         if self.finish_reason is None and output.finish_reason is not None:
             self._finish(delta, output)
         delta.num_output_tokens = self.num_output_tokens
-        is_empty = not (delta.text or delta.token_ids or delta.finish_reason or prompt_logprobs)
+        is_empty = not (delta.text or delta.token_ids or delta.finish_reason)
         return None if is_empty else delta
 
     def _is_plain(self, output: StepOutput) -> bool:
@@ -89,8 +85,6 @@ class ChoiceAssembler:
             self._scanner is None
             and output.finish_reason is None
             and output.logprobs is None
-            and output.prompt_logprobs is None
-            and not self._echoed_text
             and not self._options.is_scoring_only
         )
 
@@ -104,16 +98,10 @@ class ChoiceAssembler:
         num_output_tokens = self.num_output_tokens
         return ChoiceDelta(self.index, text, token_ids, num_output_tokens=num_output_tokens)
 
-    def _begin(self, delta: ChoiceDelta) -> None:
-        """The first delta starts with the echo."""
-        delta.text, self._echoed_text = self._echoed_text, ""
-        if self._options.text.echo and delta.prompt_logprobs and delta.logprobs is not None:
-            delta.logprobs.extend(delta.prompt_logprobs)
-
     def _add_tokens(self, delta: ChoiceDelta, output: StepOutput) -> None:
         token_ids = output.token_ids
         logprobs = output.logprobs
-        shown: list[str] = [delta.text]
+        shown: list[str] = []
         for position, token_id in enumerate(token_ids):
             self.num_output_tokens += 1
             if delta.logprobs is not None and logprobs is not None:
@@ -162,6 +150,11 @@ class ChoiceAssembler:
         elif output.stop_token_id in self._options.visible_stop_ids:
             delta.stop_reason = output.stop_token_id
         self.finish_reason = delta.finish_reason = reason.value if reason else None
+
+
+def is_failure(output: StepOutput) -> bool:
+    """Whether it says that the request failed."""
+    return output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
 
 
 def _raise_if_failed(output: StepOutput) -> None:

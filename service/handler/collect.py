@@ -31,7 +31,9 @@ class ChoiceResult:
                 self.logprobs = []
             self.logprobs.extend(delta.logprobs)
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
+            if self.prompt_logprobs is None:
+                self.prompt_logprobs = []
+            self.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason

@@ -5,25 +5,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from service.handler.handler import Handler
 from service.limits import Limits
+from service.observability.request_log.record import RequestRecord
+from service.security.callers import Caller
+from service.security.quota import Lease
 from workers.protocol import ModelInfo
 
 
 class RefusalCounter(Protocol):
-    """Counts requests that were refused before a model was found for them."""
+    """Counts requests that generated nothing."""
 
     def on_rejected(self, code: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """is_ready: whether a request for it would be taken now."""
+    """is_ready: whether a request for it would be taken now. root: its hub id, or its name."""
 
     name: str
     handler: Handler
     is_ready: Callable[[], bool]
+    root: str
 
     @property
     def info(self) -> ModelInfo | None:
@@ -40,6 +44,7 @@ class ModelDirectory:
     def __init__(
         self, models: Sequence[ServedModel], limits: Limits, refusals: RefusalCounter
     ) -> None:
+        """refusals: of requests for which no model was found."""
         self.limits = limits
         self._models = {model.name: model for model in models}
         self._refusals = refusals
@@ -47,17 +52,20 @@ class ModelDirectory:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
-    def pick(self, name: str) -> ServedModel:
-        """The model of that name; "" is the only model there is. Raises ApiError."""
-        if name:
-            return self.find(name)
-        if len(self._models) > 1:
+    def pick(self, name: str, record: RequestRecord) -> Handler:
+        """Of the model of that name, which the record notes; "" is the only model there is.
+
+        Raises ApiError.
+        """
+        if not name and len(self._models) > 1:
             raise ApiError(
                 ApiErrorCode.INVALID_REQUEST,
                 f"several models are served; choose one of {', '.join(self._models)}",
                 "model",
             )
-        return next(iter(self))
+        model = self.find(name) if name else next(iter(self))
+        record.model = model.name
+        return model.handler
 
     def find(self, name: str) -> ServedModel:
         """The model of exactly that name. Raises ApiError."""
@@ -72,15 +80,44 @@ class ModelDirectory:
         """A directory of that model alone. Raises ApiError."""
         return ModelDirectory([self.find(name)], self.limits, self._refusals)
 
-    def count_refusal(self, error: ApiError) -> None:
-        """A request that never reaches a handler was refused."""
-        self._refusals.on_rejected(error.code.value)
+    def check_admission(self) -> None:
+        """Raise ApiError if none of the models would take any request now.
+
+        Asked before a request is read, so that a refusal costs nothing.
+        """
+        refusal: ApiError | None = None
+        for model in self:
+            try:
+                model.handler.check_admission()
+            except ApiError as error:
+                refusal = error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
 
     @contextmanager
-    def counting_refusals(self) -> Iterator[None]:
-        """Around what an API server does before Handler.start(), which counts by itself."""
+    def admitting(self, caller: Caller) -> Iterator[Lease]:
+        """A request of the caller, counted before it is read; what fails gives its place back.
+
+        Whoever runs the request ends the lease. Raises ApiError RATE_LIMITED.
+        """
+        lease = caller.quota.admit()
         try:
-            yield
-        except ApiError as error:
-            self.count_refusal(error)
+            yield lease
+        except BaseException:
+            lease.cancel()
             raise
+
+    def count_refusal(self, record: RequestRecord) -> None:
+        """A request is over: count it if it was refused, with its model if it had come so far.
+
+        The one place that counts refusals. What was accepted has been told to its model's metrics.
+        """
+        if not record.error_code or record.is_accepted:
+            return
+        model = self._models.get(record.model)
+        if model is None:
+            self._refusals.on_rejected(record.error_code)
+        else:
+            model.handler.metrics.on_rejected(record.error_code)

@@ -3,10 +3,10 @@
 import msgspec
 
 from service.tokenizer.pieces import TokenPieces
-from workers.protocol import TokenLogprobs
+from workers.logprobs import TokenLogprobs
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     """One alternative at a position. token: the bytes the token stands for."""
 
     token_id: int
@@ -14,7 +14,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """The token at one position.
 
     logprob is None for a prompt's first token, which nothing predicts. rank 1 is the most likely
@@ -25,7 +25,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     token: bytes
     logprob: float | None
     rank: int | None
-    top: list[TopLogprob]
+    top: tuple[TopLogprob, ...]
     text_offset: int = 0
 
 
@@ -33,8 +33,8 @@ class ChoiceDelta(msgspec.Struct):
     """The next part of one choice; the last part of a choice has a finish_reason.
 
     finish_reason: "stop" or "length". stop_reason: the stop string or stop token id that ended the
-    choice; None for the end-of-sequence token and for "length". prompt_logprobs: on a choice's
-    first part when they were asked for. num_output_tokens: of the whole choice so far.
+    choice; None for the end-of-sequence token and for "length". prompt_logprobs: in order over a
+    choice's first parts when they were asked for. num_output_tokens: of the whole choice so far.
     """
 
     index: int
@@ -69,9 +69,9 @@ def resolve_logprobs(
     """Put token bytes to the ids of one position."""
     token = pieces.token_bytes(token_id)
     if entry is None:
-        return TokenLogprob(token_id, token, None, None, [], text_offset)
-    top = [
+        return TokenLogprob(token_id, token, None, None, (), text_offset)
+    top = tuple(
         TopLogprob(top_id, pieces.token_bytes(top_id), logprob)
         for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-    ]
+    )
     return TokenLogprob(token_id, token, entry.logprob, entry.rank, top, text_offset)

@@ -8,27 +8,32 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Self
 
-from service.api.errors import ApiError, ApiErrorCode
 from service.backend import TokenStream
-from service.handler.choice import ChoiceAssembler
-from service.handler.events import ChoiceDelta, TokenLogprob, Usage, resolve_logprobs
+from service.errors import ApiError, ApiErrorCode
+from service.handler.choice import ChoiceAssembler, is_failure
+from service.handler.echo import PromptEcho
+from service.handler.events import ChoiceDelta, Usage
 from service.handler.merge import merge
 from service.handler.metrics import RequestMetrics
-from service.request_log.record import ChoiceTimes, RequestRecord
+from service.observability.request_log.record import ChoiceTimes, RequestRecord
 from service.security.quota import Lease
-from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
 from workers.protocol import StepOutput
 
-_PROMPT_TOKENS_PER_SLICE = 1024
+# Outputs that piled up are merged: after one of so many tokens others have their turn.
+_TOKENS_PER_TURN = 256
 
 
 @dataclass(slots=True)
 class ChoiceRun:
-    """One engine request and what came of it. Times are of the generation's clock, seconds."""
+    """One engine request and what came of it. Times are of the generation's clock, seconds.
+
+    echo: what comes before its first token, until that came.
+    """
 
     stream: TokenStream
     assembler: ChoiceAssembler
+    echo: PromptEcho | None
     prompt_token_ids: list[int]
     submitted_s: float
     num_cached_tokens: int = 0
@@ -77,8 +82,8 @@ class Generation:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, _: object, failure: BaseException | None, __: object) -> None:
+        await self.aclose(failure)
 
     def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         sources = [self._run_choice(run) for run in self.runs]
@@ -100,11 +105,15 @@ class Generation:
             num_cached_tokens=sum(run.num_cached_tokens for run in self.runs[::per_prompt]),
         )
 
-    async def aclose(self) -> None:
-        """Abort what has not finished. Harmless when called twice."""
+    async def aclose(self, failure: BaseException | None = None) -> None:
+        """Abort what has not finished. Harmless when called twice.
+
+        failure: what has ended it, if it was not the client.
+        """
+        reason = ApiErrorCode.INTERNAL.value if _is_bug(failure) else "abort"
         for run in self.runs:
             if not run.is_reported:
-                self._report(run, "abort")
+                self._report(run, reason)
         self.lease.end(self.usage.num_output_tokens)
         await asyncio.gather(*(run.stream.aclose() for run in self.runs))
 
@@ -112,40 +121,39 @@ class Generation:
         try:
             async for output in run.stream:
                 self._observe(run, output)
-                prompt_logprobs = await self._resolve_prompt(run, output)
-                delta = run.assembler.push(output, prompt_logprobs)
-                if run.assembler.is_finished:
-                    self._report(run, run.assembler.finish_reason or "")
+                if run.echo is not None:
+                    async for part in self._echo(run, output):
+                        yield part
+                delta = self._push(run, output)
                 if delta is not None:
                     yield delta
+                if len(output.token_ids) > _TOKENS_PER_TURN:
+                    await asyncio.sleep(0)
                 if run.assembler.is_finished:
                     break
             if not run.assembler.is_finished:
                 raise ApiError(ApiErrorCode.REPLICA_LOST, "the stream of this request broke off")
-        except ApiError as error:
+        except Exception as error:
             if not run.is_reported:
-                self._report(run, error.code.value)
+                code = error.code if isinstance(error, ApiError) else ApiErrorCode.INTERNAL
+                self._report(run, code.value)
             raise
         finally:
             await run.stream.aclose()
 
-    async def _resolve_prompt(
-        self, run: ChoiceRun, output: StepOutput
-    ) -> list[TokenLogprob] | None:
-        """Log probabilities of the prompt; lets the event loop breathe between slices."""
-        if output.prompt_logprobs is None:
-            return None
-        resolved: list[TokenLogprob] = []
-        detokenizer = make_detokenizer(self.pieces, skip_special_tokens=False)
-        num_chars = 0
-        for position, (token_id, entry) in enumerate(
-            zip(run.prompt_token_ids, output.prompt_logprobs, strict=True)
-        ):
-            if position % _PROMPT_TOKENS_PER_SLICE == _PROMPT_TOKENS_PER_SLICE - 1:
-                await asyncio.sleep(0)
-            resolved.append(resolve_logprobs(self.pieces, token_id, entry, num_chars))
-            num_chars += len(detokenizer.push(token_id))
-        return resolved
+    def _push(self, run: ChoiceRun, output: StepOutput) -> ChoiceDelta | None:
+        delta = run.assembler.push(output)
+        if run.assembler.is_finished:
+            self._report(run, run.assembler.finish_reason or "")
+        return delta
+
+    async def _echo(self, run: ChoiceRun, output: StepOutput) -> AsyncGenerator[ChoiceDelta, None]:
+        """What comes before the first output's own delta; nothing if that is a failure."""
+        echo, run.echo = run.echo, None
+        if echo is None or is_failure(output):
+            return
+        async for part in echo.deltas(self.pieces, output.prompt_logprobs):
+            yield part
 
     def _observe(self, run: ChoiceRun, output: StepOutput) -> None:
         count = len(output.token_ids)
@@ -183,3 +191,8 @@ class Generation:
             num_output_tokens=run.assembler.num_output_tokens,
             e2e_s=ended_s - self.arrival_s,
         )
+
+
+def _is_bug(failure: BaseException | None) -> bool:
+    """Neither None, nor a cancellation, nor what the client is told by name."""
+    return isinstance(failure, Exception) and not isinstance(failure, ApiError)

@@ -6,31 +6,28 @@ Knows no HTTP, no gRPC and no replica. Everything it needs is injected.
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from service.api.errors import ApiError
 from service.backend import GenerationBackend, TokenStream
 from service.handler.checks import (
-    FittedPrompt,
+    check_num_tokens,
     check_prompt,
     check_request,
-    check_token_ids,
+    check_rights,
     fit_prompts,
 )
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
+from service.handler.echo import PromptEcho
+from service.handler.encoding import EnginePrompt, PromptEncoder, check_range, for_engine
 from service.handler.generation import ChoiceRun, Generation, GenerationInfo
 from service.handler.metrics import RequestMetrics
-from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
+from service.handler.requests import GenerationRequest, Prompt
 from service.limits import Limits
-from service.request_log.record import current_record
-from service.security.callers import current_caller
+from service.request_context import RequestContext
+from service.security.callers import Caller
 from service.security.quota import Lease
-from service.session import make_session_key, session_name, set_session_key
-from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
@@ -51,10 +48,10 @@ class Handler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
+        self.metrics = metrics
         self._backend = backend
-        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
         self._pieces = pieces
-        self._metrics = metrics
         self._clock = clock
 
     @property
@@ -62,85 +59,90 @@ class Handler:
         """Raises ApiError before any replica was seen."""
         return self._backend.info
 
-    def token_bytes(self, token_ids: list[int]) -> list[bytes]:
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """What each token stands for by itself."""
         return [self._pieces.token_bytes(token_id) for token_id in token_ids]
 
-    async def start(self, request: GenerationRequest) -> Generation:
-        """Admit a request and send its choices to replicas; use the result as a context.
+    def check_admission(self) -> None:
+        """Raise ApiError if no request at all would be taken now."""
+        self._backend.check_admission()
 
-        Raises ApiError if the request is refused; nothing is left running then.
+    async def start(
+        self, request: GenerationRequest, context: RequestContext, lease: Lease
+    ) -> Generation:
+        """Check a request and send its choices to replicas; use the result as a context.
+
+        lease: of the caller's quota; the generation ends it. Raises ApiError if the request is
+        refused; nothing is left running then.
         """
         arrival_s = self._clock()
-        request = replace(request, session_id=session_name() or request.session_id)
+        context = context.in_session(request.session_id)
         try:
             check_request(request, self.limits, self.model_info)
+            check_rights(request, context, self.limits)
             self._backend.check_admission()
-            generation = await self._start(request, current_caller().quota.admit(), arrival_s)
-        except ApiError as error:
-            self._metrics.on_rejected(error.code.value)
-            raise
-        self._metrics.on_accepted(generation.usage.num_prompt_tokens, len(generation.runs))
-        return generation
-
-    async def tokenise(self, prompt: Prompt) -> list[int]:
-        """Token ids of one prompt, with the same ceilings as a generation. Raises ApiError."""
-        check_prompt(prompt, self.limits, self.model_info)
-        with _counted_call():
-            return (await self._tokenise((prompt,)))[0]
-
-    async def detokenise(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Raises ApiError."""
-        check_token_ids(token_ids, self.limits, self.model_info, "tokens")
-        with _counted_call():
-            return await self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    async def _start(
-        self, request: GenerationRequest, lease: Lease, arrival_s: float
-    ) -> Generation:
-        """The generation ends the lease, or this does when it cannot start."""
-        try:
-            prompts = await self._tokenise(request.prompts)
-            fitted = fit_prompts(request, prompts, self.limits, self.model_info)
-            lease.charge_prompt(sum(len(prompt.token_ids) for prompt in fitted))
-            echoes = await self._echoed_texts(request, fitted)
-            return await self._submit(request, fitted, echoes, lease, arrival_s)
+            lease.take_sequences(len(request.prompts) * request.n)
+            generation = await self._start(request, context, lease, arrival_s)
         except BaseException:
             lease.cancel()
             raise
+        context.record.is_accepted = True
+        self.metrics.on_accepted(generation.usage.num_prompt_tokens, len(generation.runs))
+        return generation
 
-    async def _tokenise(self, prompts: tuple[Prompt, ...]) -> list[list[int]]:
-        if len(prompts) == 1:
-            return [await self._encode(prompts[0])]
-        return await asyncio.gather(*map(self._encode, prompts))
+    async def tokenise(self, prompt: Prompt, context: RequestContext) -> Sequence[int]:
+        """Token ids of one prompt, with the same ceilings as a generation. Raises ApiError."""
+        check_prompt(prompt, self.limits)
+        (token_ids,) = await self._encoder.encode((prompt,), context, self.model_info, None)
+        return token_ids
 
-    async def _encode(self, prompt: Prompt) -> list[int]:
-        match prompt:
-            case EncodeText():
-                return await self._tokenizer.encode_text(prompt)
-            case EncodeChat():
-                return await self._tokenizer.encode_chat(prompt)
-            case TokenPrompt():
-                return prompt.token_ids
+    async def detokenise(
+        self,
+        token_ids: Sequence[int],
+        context: RequestContext,
+        *,
+        skip_special_tokens: bool = False,
+    ) -> str:
+        """Raises ApiError."""
+        check_num_tokens(token_ids, self.limits, "tokens")
+        await check_range(token_ids, self.model_info, "tokens")
+        (text,) = await self._encoder.decode(
+            [token_ids], context, skip_special_tokens=skip_special_tokens
+        )
+        return text
+
+    async def _start(
+        self, request: GenerationRequest, context: RequestContext, lease: Lease, arrival_s: float
+    ) -> Generation:
+        info, max_tokens = self.model_info, self._max_prompt_tokens(request)
+        prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
+        fitted = await for_engine(fit_prompts(request, prompts, self.limits, info))
+        lease.charge_prompt(sum(len(prompt.token_ids) for prompt in fitted))
+        echoes = await self._echoed_texts(request, context, fitted)
+        return await self._submit(request, context, fitted, echoes, lease, arrival_s)
 
     async def _echoed_texts(
-        self, request: GenerationRequest, fitted: list[FittedPrompt]
+        self, request: GenerationRequest, context: RequestContext, fitted: list[EnginePrompt]
     ) -> list[str]:
         if not request.text.echo:
             return [""] * len(fitted)
-        return await asyncio.gather(
-            *(
-                self._tokenizer.decode(
-                    prompt.token_ids, skip_special_tokens=request.text.skip_special_tokens
-                )
-                for prompt in fitted
-            )
+        return await self._encoder.decode(
+            [prompt.token_ids for prompt in fitted],
+            context,
+            skip_special_tokens=request.text.skip_special_tokens,
         )
+
+    def _max_prompt_tokens(self, request: GenerationRequest) -> int | None:
+        """What a prompt may have at most if any of its tokens is to be answered."""
+        if request.truncate_prompt_tokens is not None:
+            return None
+        return self.model_info.max_request_len - 1
 
     async def _submit(
         self,
         request: GenerationRequest,
-        fitted: list[FittedPrompt],
+        context: RequestContext,
+        fitted: list[EnginePrompt],
         echoes: list[str],
         lease: Lease,
         arrival_s: float,
@@ -148,17 +150,22 @@ class Handler:
         unique_id = uuid.uuid4().hex
         options = self._choice_options(request)
         specs = [
-            self._engine_request(request, prompt, f"{unique_id}-{i}-{j}", j)
+            _engine_request(request, context.caller, prompt, f"{unique_id}-{i}-{j}", j)
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
-        set_session_key(_session_key(request))
         submitted_s = self._clock()
-        streams = await self._submit_all(specs)
+        streams = await self._submit_all(specs, context)
         runs = [
             ChoiceRun(
                 stream,
-                ChoiceAssembler(index, options, echoes[index // request.n]),
+                ChoiceAssembler(index, options, len(echoes[index // request.n])),
+                PromptEcho(
+                    index,
+                    echoes[index // request.n],
+                    spec.prompt_token_ids,
+                    is_echoed=request.text.echo and request.sampling.logprobs is not None,
+                ),
                 spec.prompt_token_ids,
                 submitted_s,
             )
@@ -171,16 +178,18 @@ class Handler:
             prompts=[prompt.token_ids for prompt in fitted],
         )
         generation = Generation(
-            info, runs, self._pieces, self._metrics, lease, arrival_s, self._clock, current_record()
+            info, runs, self._pieces, self.metrics, lease, arrival_s, self._clock, context.record
         )
         generation.describe()
         return generation
 
-    async def _submit_all(self, specs: list[GenerateRequest]) -> list[TokenStream]:
+    async def _submit_all(
+        self, specs: list[GenerateRequest], context: RequestContext
+    ) -> list[TokenStream]:
         """All streams or, if one request is refused, none."""
         if len(specs) == 1:
-            return [await self._backend.submit(specs[0])]
-        tasks = [asyncio.create_task(self._backend.submit(spec)) for spec in specs]
+            return [await self._backend.submit(specs[0], context)]
+        tasks = [asyncio.create_task(self._backend.submit(spec, context)) for spec in specs]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -204,31 +213,17 @@ class Handler:
             is_scoring_only=request.is_scoring_only,
         )
 
-    def _engine_request(
-        self, request: GenerationRequest, prompt: FittedPrompt, request_id: str, choice: int
-    ) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            sampling=_sampling_of_choice(request.sampling, prompt.max_tokens, choice),
-            priority=request.priority,
-            cache_salt=current_caller().salted(request.cache_salt),
-        )
 
-
-def _session_key(request: GenerationRequest) -> bytes:
-    caller = current_caller()
-    return make_session_key(caller.name, caller.salted(request.cache_salt), request.session_id)
-
-
-@contextmanager
-def _counted_call() -> Iterator[None]:
-    """A call that generates nothing counts as a request of its caller, but for no tokens."""
-    lease = current_caller().quota.admit()
-    try:
-        yield
-    finally:
-        lease.end(0)
+def _engine_request(
+    request: GenerationRequest, caller: Caller, prompt: EnginePrompt, request_id: str, choice: int
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling=_sampling_of_choice(request.sampling, prompt.max_tokens, choice),
+        priority=request.priority,
+        cache_salt=caller.salted(request.cache_salt),
+    )
 
 
 def _sampling_of_choice(sampling: SamplingParams, max_tokens: int, choice: int) -> SamplingParams:

@@ -1,5 +1,6 @@
 """GenerationRequest: one client request, free of its protocol. Frozen values, no behaviour."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.tokenizer.jobs import EncodeChat, EncodeText
@@ -10,7 +11,7 @@ from workers.sampling.params import SamplingParams
 class TokenPrompt:
     """A prompt that is token ids already."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
 
 
 Prompt = EncodeText | EncodeChat | TokenPrompt

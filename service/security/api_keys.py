@@ -1,8 +1,8 @@
-"""ApiKey: a key, the name that logs may show, and its limits; and the file that holds them.
+"""ApiKey: a key, the name that logs may show, and what it may; and the file that holds them.
 
 One key a line, followed, where a key has limits or a name of its own, by NAME=VALUE fields:
 
-    0f3c9e...  name=team-a requests_per_minute=60 tokens_per_minute=100000
+    0f3c9e...  name=team-a requests_per_minute=60 tokens_per_minute=100000 min_priority=-10
 """
 
 import re
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from service.security.priorities import PriorityRange
 from service.security.quota import KeyLimits
 from workers.errors import ConfigError
 
@@ -24,34 +25,36 @@ class ApiKey:
     key: str = field(repr=False)
     name: str
     limits: KeyLimits = KeyLimits()
+    priorities: PriorityRange = PriorityRange()
 
 
-def parse_key_file(text: str, defaults: KeyLimits) -> list[ApiKey]:
+def parse_key_file(text: str, limits: KeyLimits, priorities: PriorityRange) -> list[ApiKey]:
     """The keys of a file; empty lines and lines that start with # do not count.
 
-    defaults: limits that a line does not set. Raises ConfigError, which never shows a key.
+    limits, priorities: what a line does not set. Raises ConfigError, which never shows a key.
     """
     lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
     return [
-        _parse(fields, number, defaults)
+        _parse(fields, number, limits, priorities)
         for number, fields in lines
         if fields and not fields[0].startswith("#")
     ]
 
 
 def check_distinct(keys: Iterable[ApiKey]) -> None:
-    """Raise ConfigError if a name is there twice, or a key with unequal limits."""
-    limits: dict[str, KeyLimits] = {}
+    """Raise ConfigError if a name is there twice, or a key that may one thing and another."""
+    rights: dict[str, tuple[KeyLimits, PriorityRange]] = {}
     names: set[str] = set()
     for key in keys:
         if key.name in names:
             raise ConfigError(f"auth: two API keys are called {key.name}")
-        if limits.setdefault(key.key, key.limits) != key.limits:
+        given = (key.limits, key.priorities)
+        if rights.setdefault(key.key, given) != given:
             raise ConfigError(f"auth: {key.name} is there before, with other limits")
         names.add(key.name)
 
 
-def _parse(fields: list[str], number: int, defaults: KeyLimits) -> ApiKey:
+def _parse(fields: list[str], number: int, limits: KeyLimits, priorities: PriorityRange) -> ApiKey:
     key, *options = fields
     given: dict[str, str] = {}
     for option in options:
@@ -62,9 +65,15 @@ def _parse(fields: list[str], number: int, defaults: KeyLimits) -> ApiKey:
     name = given.pop("name", f"line-{number}")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"line {number}: a name is 1 to 64 letters, digits, dots, _ or -")
+    own = {field: given.pop(field) for field in PriorityRange.model_fields if field in given}
     try:
-        limits = KeyLimits.model_validate({**defaults.model_dump(), **given})
+        limits = KeyLimits.model_validate({**limits.model_dump(), **given})
     except ValidationError as error:
         names = ", ".join(str(problem["loc"][0]) for problem in error.errors())
         raise ConfigError(f"line {number}: no such limit, or no positive number: {names}") from None
-    return ApiKey(key, name, limits)
+    try:
+        priorities = PriorityRange.model_validate({**priorities.model_dump(), **own})
+    except ValidationError:
+        message = "priorities are 32-bit integers, min_priority at most 0, max_priority at least 0"
+        raise ConfigError(f"line {number}: {message}") from None
+    return ApiKey(key, name, limits, priorities)

@@ -1,16 +1,12 @@
-"""Caller: whom a request comes from, and how the layers below learn it.
-
-The API servers set the caller of a call before its handler runs, in the call's own context, which
-tasks that it starts inherit. Knows no transport.
-"""
+"""Caller: whom a request comes from. Knows no transport."""
 
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from service.security.api_keys import ApiKey
+from service.security.priorities import PriorityRange
 from service.security.quota import Quota, UnlimitedQuota, make_quota
 
 _SALT_PURPOSE = b"tessera prefix cache salt"
@@ -23,6 +19,7 @@ class Caller:
     name: str
     quota: Quota
     cache_salt: str = ""
+    priorities: PriorityRange = PriorityRange()
 
     def salted(self, client_salt: str) -> str:
         """The salt of one request. Distinct callers with salts of their own never collide."""
@@ -30,18 +27,12 @@ class Caller:
         return f"{self.cache_salt}:{client_salt}" if self.cache_salt else client_salt
 
 
-ANONYMOUS = Caller("anonymous", UnlimitedQuota())
-_current: ContextVar[Caller] = ContextVar("tessera_caller", default=ANONYMOUS)
+def make_anonymous(priorities: PriorityRange) -> Caller:
+    """Everybody, where no keys are asked for: one tenant."""
+    return Caller("anonymous", UnlimitedQuota(), priorities=priorities)
 
 
-def current_caller() -> Caller:
-    """Of the call under way; ANONYMOUS where no server has set one."""
-    return _current.get()
-
-
-def set_caller(caller: Caller) -> None:
-    """For the rest of the call under way."""
-    _current.set(caller)
+ANONYMOUS = make_anonymous(PriorityRange())
 
 
 def digest_api_key(key: str) -> bytes:
@@ -63,5 +54,6 @@ def make_callers(
             continue
         salt = hmac.new(digest, _SALT_PURPOSE, hashlib.sha256).hexdigest()
         quota = make_quota(key.name, key.limits, clock)
-        callers[digest] = Caller(key.name, quota, salt if salt_prefix_cache else "")
+        own_salt = salt if salt_prefix_cache else ""
+        callers[digest] = Caller(key.name, quota, own_salt, key.priorities)
     return callers

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from service.security.token_bucket import TokenBucket
 
 _CONCURRENCY_RETRY_S = 1.0
@@ -18,7 +18,8 @@ class KeyLimits(BaseModel):
     """Ceilings of one key in one ingress process; None is no ceiling.
 
     tokens_per_minute counts prompt tokens when they are submitted and output tokens when the
-    request ends. max_concurrent_requests: accepted and not ended.
+    request ends. max_concurrent_requests: accepted and not ended; every choice of every prompt is
+    one of its own, as the engine runs it so.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +31,14 @@ class KeyLimits(BaseModel):
 
 class Lease(Protocol):
     """What one admitted request holds of its caller's quota."""
+
+    def take_sequences(self, num_sequences: int) -> None:
+        """The request runs as many sequences as this at once, where one was counted so far.
+
+        Raises ApiError: LIMIT_EXCEEDED if the caller may never run so many, RATE_LIMITED if there
+        is no room for them now. Once a lease.
+        """
+        ...
 
     def charge_prompt(self, num_tokens: int) -> None:
         """Raise ApiError RATE_LIMITED if the minute has no room for the prompt; once a lease."""
@@ -51,7 +60,9 @@ class Quota(Protocol):
 
 
 class FreeLease:
-    """Of callers without limits."""
+    """Of callers without limits, and of requests that do not count."""
+
+    def take_sequences(self, num_sequences: int) -> None: ...
 
     def charge_prompt(self, num_tokens: int) -> None: ...
 
@@ -89,6 +100,21 @@ class KeyQuota:
         self._num_live += 1
         return _KeyLease(self)
 
+    def grow(self, num_sequences: int) -> None:
+        """A request that was admitted as one sequence runs so many. Raises ApiError."""
+        ceiling = self._max_concurrent
+        if ceiling is not None and num_sequences > ceiling:
+            raise ApiError(
+                ApiErrorCode.LIMIT_EXCEEDED,
+                f"API key {self._name!r} may run {ceiling} sequences at once; the prompts and n "
+                f"of this request make {num_sequences}",
+                "n",
+            )
+        num_more = num_sequences - 1
+        if ceiling is not None and self._num_live + num_more > ceiling:
+            raise self._refusal("too many requests are under way", _CONCURRENCY_RETRY_S)
+        self._num_live += num_more
+
     def charge(self, num_tokens: int) -> None:
         """Raise ApiError RATE_LIMITED if num_tokens cannot be taken now."""
         if self._tokens is not None:
@@ -99,11 +125,11 @@ class KeyQuota:
         if self._tokens is not None:
             self._tokens.put_back(num_tokens)
 
-    def release(self, num_output_tokens: int) -> None:
+    def release(self, num_sequences: int, num_output_tokens: int) -> None:
         """A request ended; its output may leave a debt."""
         if self._tokens is not None:
             self._tokens.take(num_output_tokens)
-        self._num_live -= 1
+        self._num_live -= num_sequences
 
     def _require(self, bucket: TokenBucket, amount: int, message: str) -> None:
         wait_s = bucket.wait_s(amount)
@@ -121,8 +147,13 @@ class KeyQuota:
 class _KeyLease:
     def __init__(self, quota: KeyQuota) -> None:
         self._quota = quota
+        self._num_sequences = 1
         self._num_prompt_tokens = 0
         self._is_over = False
+
+    def take_sequences(self, num_sequences: int) -> None:
+        self._quota.grow(num_sequences)
+        self._num_sequences = num_sequences
 
     def charge_prompt(self, num_tokens: int) -> None:
         self._quota.charge(num_tokens)
@@ -136,7 +167,7 @@ class _KeyLease:
     def end(self, num_output_tokens: int) -> None:
         if not self._is_over:
             self._is_over = True
-            self._quota.release(num_output_tokens)
+            self._quota.release(self._num_sequences, num_output_tokens)
 
 
 def make_quota(name: str, limits: KeyLimits, clock: Callable[[], float]) -> Quota:

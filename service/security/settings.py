@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from service.security.api_keys import ApiKey, check_distinct, parse_key_file
+from service.security.priorities import PriorityRange
 from service.security.quota import KeyLimits
 from workers.errors import ConfigError
 
@@ -22,8 +23,9 @@ class AuthSettings(BaseModel):
 
     api_key_file: one key a line, with limits of its own if it has any (service/security/api_keys).
     api_keys: comma-separated when given by environment. limits: of every key, in each ingress
-    process, unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys
-    share no cached prefix, so none can tell from its latency what another has sent.
+    process, unless the file says otherwise. priorities: of every request, with a key or without,
+    unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys share no
+    cached prefix, so none can tell from latency or usage what another has sent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,7 +33,8 @@ class AuthSettings(BaseModel):
     api_key_file: Path | None = None
     api_keys: tuple[SecretStr, ...] = ()
     limits: KeyLimits = KeyLimits()
-    salt_prefix_cache_by_key: bool = False
+    priorities: PriorityRange = PriorityRange()
+    salt_prefix_cache_by_key: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -52,19 +55,20 @@ class AuthSettings(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         has_keys = bool(self.api_keys) or self.api_key_file is not None
-        if not has_keys and (self.limits != KeyLimits() or self.salt_prefix_cache_by_key):
-            raise ValueError("limits and salts by key need API keys")
+        if not has_keys and self.limits != KeyLimits():
+            raise ValueError("limits by key need API keys")
         return self
 
     def load_keys(self) -> tuple[ApiKey, ...]:
         """All keys. Raises ConfigError if the file cannot be read or holds none."""
         keys = [
-            ApiKey(key.get_secret_value().strip(), f"key-{number}", self.limits)
+            ApiKey(key.get_secret_value().strip(), f"key-{number}", self.limits, self.priorities)
             for number, key in enumerate(self.api_keys, 1)
         ]
         try:
             if self.api_key_file is not None:
-                found = parse_key_file(self.api_key_file.read_text(), self.limits)
+                text = self.api_key_file.read_text()
+                found = parse_key_file(text, self.limits, self.priorities)
                 if not found:
                     raise ConfigError(f"{self.api_key_file} holds no key")
                 keys += found

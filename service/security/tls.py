@@ -1,12 +1,11 @@
 """TLS of the servers: certificate, key and, for mutual TLS, the authority of clients.
 
-Files only, read when a server starts: a renewed certificate counts from the next start. Knows
+Files, read when a server starts and when service/security/renewal.py sees them change. Knows
 neither uvicorn nor a route; gRPC's credentials are values of the grpc package.
 """
 
 import ssl
 from pathlib import Path
-from typing import Any
 
 import grpc
 from pydantic import BaseModel, ConfigDict
@@ -51,27 +50,44 @@ class TlsSettings(BaseModel):
                 f"{_reason(error)}"
             ) from error
 
-    def to_uvicorn_options(self) -> dict[str, Any]:
-        """Keyword arguments of uvicorn.Config."""
-        options: dict[str, Any] = {
-            "ssl_certfile": str(self.certificate_file),
-            "ssl_keyfile": str(self.key_file),
-        }
+    def to_ssl_context(self) -> ssl.SSLContext:
+        """Of a server that speaks HTTP/1.1. Raises OSError if a file has gone since check()."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.client_ca_file)
+        context.load_cert_chain(self.certificate_file, self.key_file, _refuse_password)
+        context.set_alpn_protocols(["http/1.1"])
         if self.client_ca_file is not None:
-            options["ssl_ca_certs"] = str(self.client_ca_file)
-            options["ssl_cert_reqs"] = ssl.CERT_REQUIRED
-        return options
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
-    def to_grpc_credentials(self) -> grpc.ServerCredentials:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is read."""
+        given = (self.certificate_file, self.key_file, self.client_ca_file)
+        return tuple(file for file in given if file is not None)
+
+    def load_grpc_certificates(self) -> grpc.ServerCertificateConfiguration:
         """Raises OSError if a file has gone since check()."""
         pair = (self.key_file.read_bytes(), self.certificate_file.read_bytes())
-        if self.client_ca_file is None:
-            return grpc.ssl_server_credentials([pair])
-        return grpc.ssl_server_credentials(
-            [pair],
-            root_certificates=self.client_ca_file.read_bytes(),
-            require_client_auth=True,
+        authorities = None if self.client_ca_file is None else self.client_ca_file.read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], authorities)
+
+
+class GrpcTls:
+    """The certificates of a gRPC server. Connections that are open keep theirs."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Raises OSError if a file has gone since TlsSettings.check()."""
+        self._certificates = settings.load_grpc_certificates()
+        # gRPC asks for every handshake, on a thread of its own.
+        self.credentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates,
+            lambda: self._certificates,
+            require_client_authentication=settings.client_ca_file is not None,
         )
+
+    def use(self, certificates: grpc.ServerCertificateConfiguration) -> None:
+        """For every handshake from now on."""
+        self._certificates = certificates
 
 
 def _read(path: Path, setting: str) -> None:

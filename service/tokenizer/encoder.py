@@ -4,9 +4,11 @@ Text of a chat message can never become a special token; see service.tokenizer.s
 Knows no sockets and no event loop. Not safe for threads: one instance a process.
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
@@ -18,6 +20,11 @@ from service.tokenizer.pieces import TokenPieces, build_token_pieces, sample_tok
 from service.tokenizer.special_tokens import Shield, SpecialTokenGuard, UnguardableTextError
 from workers.errors import ModelLoadError
 
+if TYPE_CHECKING:
+    from service.tokenizer.token_floor import TokenFloor
+
+# Shorter texts are encoded in less time than it takes to make their floor.
+_MIN_MEASURED_CHARS = 64 << 10
 _RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -28,6 +35,14 @@ class EncodeRefusedError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class PromptTooLongError(Exception):
+    """The text was not encoded: it has at least min_tokens tokens."""
+
+    def __init__(self, min_tokens: int) -> None:
+        super().__init__(f"at least {min_tokens} tokens")
+        self.min_tokens = min_tokens
 
 
 def load_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, TokenPieces]:
@@ -54,6 +69,7 @@ class TextEncoder:
     """One model folder's tokenizer and chat template. Raises ModelLoadError if it has none."""
 
     def __init__(self, folder: Path, max_rendered_bytes: int) -> None:
+        self._folder = folder
         files = read_tokenizer_files(folder)
         self._tokenizer, self._pieces = load_tokenizer(files)
         self._template: ChatTemplate | None = None
@@ -71,13 +87,16 @@ class TextEncoder:
         self._guard = SpecialTokenGuard(self._special_text.values(), literals)
 
     def encode_text(self, job: EncodeText) -> list[int]:
-        """Token ids of a text, in the tokenizer's own way unless special tokens are to be text."""
+        """Token ids of a text, in the tokenizer's own way unless special tokens are to be text.
+
+        Raises PromptTooLongError."""
+        self._check_floor(job.text, job.max_tokens)
         if job.parse_special_tokens:
             return self._encode(job.text, job.add_special_tokens).ids
         return self._encode_plain(job.text, job.add_special_tokens)
 
     def encode_chat(self, job: EncodeChat) -> list[int]:
-        """Token ids of a conversation. Raises EncodeRefusedError."""
+        """Token ids of a conversation. Raises EncodeRefusedError or PromptTooLongError."""
         if self._template is None:
             raise EncodeRefusedError("this model has no chat template; use /v1/completions")
         reserved = sorted(self._reserved_kwargs & job.template_kwargs.keys())
@@ -88,10 +107,28 @@ class TextEncoder:
             rendered = self._render(self._template, job, shield)
         except ChatTemplateError as error:
             raise EncodeRefusedError(shield.restore(str(error)), "messages") from error
+        self._check_floor(rendered, job.max_tokens)
         return self._encode_guarded(rendered, shield, job.add_special_tokens)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return decode_all(self._pieces, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _check_floor(self, text: str, max_tokens: int | None) -> None:
+        """Raise PromptTooLongError if the text has certainly more tokens, before it is encoded."""
+        if max_tokens is None or len(text) <= max(max_tokens, _MIN_MEASURED_CHARS):
+            return
+        floor = self._floor
+        num_tokens = 0 if floor is None else floor.count(text)
+        if num_tokens > max_tokens:
+            raise PromptTooLongError(num_tokens)
+
+    @cached_property
+    def _floor(self) -> "TokenFloor | None":
+        """Made for the first long text; most processes never see one."""
+        from service.tokenizer.token_floor import build_token_floor
+
+        document = json.loads(read_tokenizer_files(self._folder).tokenizer_json)
+        return build_token_floor(document, self._pieces.is_byte_level)
 
     def _shield(self, job: EncodeChat) -> Shield:
         try:

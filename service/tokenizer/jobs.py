@@ -5,28 +5,34 @@ A frame is a little-endian uint32 length and that many bytes of msgpack.
 
 import array
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 FRAME_HEADER = struct.Struct("<I")
+_MESSAGE_BYTES = 256
+"""What rendering a message costs besides its text."""
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag="text"):
     """add_special_tokens: what the tokenizer's post-processor adds, such as a beginning token.
 
     parse_special_tokens: read special tokens written in the text as tokens, else as plain text.
+    max_tokens: the answer may be TooLong where there are certainly more; None: there may be any.
     """
 
     text: str
     add_special_tokens: bool = True
     parse_special_tokens: bool = True
+    max_tokens: int | None = None
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     """messages: role, content and further fields, as the chat template reads them.
 
     continue_final_message: end the prompt inside the last message instead of after it.
+    max_tokens: as in EncodeText.
     """
 
     messages: list[dict[str, Any]]
@@ -34,6 +40,7 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     template_kwargs: dict[str, Any] = {}
+    max_tokens: int | None = None
 
 
 class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
@@ -50,6 +57,12 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     """token_ids: little-endian uint32."""
 
     token_ids: bytes
+
+
+class TooLong(msgspec.Struct, frozen=True, tag="too_long"):
+    """The text was not encoded: it has at least min_tokens tokens, more than were allowed."""
+
+    min_tokens: int
 
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
@@ -73,17 +86,34 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     message: str
 
 
-Reply = Encoded | Decoded | Refused | Ready | LoadFailed
+Reply = Encoded | TooLong | Decoded | Refused | Ready | LoadFailed
 
 
-def pack_token_ids(token_ids: list[int]) -> bytes:
+def job_bytes(job: Job) -> int:
+    """How much there is to go through, in bytes or what costs as much."""
+    match job:
+        case EncodeText():
+            return _utf8_bytes(job.text)
+        case EncodeChat():
+            strings = (s for m in job.messages for s in m.values() if isinstance(s, str))
+            return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings))
+        case DecodeTokens():
+            return len(job.token_ids)
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     return array.array("I", token_ids).tobytes()
 
 
-def unpack_token_ids(data: bytes) -> list[int]:
+def unpack_token_ids(data: bytes) -> "array.array[int]":
+    """Four bytes a token, whatever it is asked for: a list of millions takes long to be freed."""
     values = array.array("I")
     values.frombytes(data)
-    return values.tolist()
+    return values
 
 
 def frame(payload: bytes) -> bytes:

@@ -63,7 +63,7 @@ def build_token_pieces(tokenizer: Tokenizer, tokenizer_json: str) -> TokenPieces
         if added.special
     )
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        pieces: tuple[Piece, ...] = tuple(map(_byte_level_piece, tokens))
+        pieces: tuple[Piece, ...] = tuple(map(byte_level_piece, tokens))
         result = TokenPieces(True, pieces, _hide(pieces, special_ids, b""), special_ids)
     else:
         rules = _read_text_rules(steps)
@@ -112,14 +112,14 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHAR = _byte_alphabet()
+BYTE_OF_CHAR = _byte_alphabet()
 
 
-def _byte_level_piece(token: str | None) -> bytes:
+def byte_level_piece(token: str | None) -> bytes:
     if token is None:
         return b""
     try:
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
+        return bytes(BYTE_OF_CHAR[char] for char in token)
     except KeyError:
         return token.encode("utf-8")
 

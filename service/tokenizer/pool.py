@@ -6,127 +6,74 @@ process; a worker that is stuck or dies is killed and replaced, and its job ends
 """
 
 import asyncio
-import contextlib
 import logging
-import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
+from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import (
-    FRAME_HEADER,
     Decoded,
     DecodeTokens,
     EncodeChat,
     Encoded,
     EncodeText,
     Job,
-    LoadFailed,
     Refused,
     Reply,
-    frame,
+    TooLong,
+    job_bytes,
     pack_token_ids,
     unpack_token_ids,
 )
+from service.tokenizer.lanes import Lanes, Work
+from service.tokenizer.worker_process import WorkerLostError, WorkerOptions, WorkerProcess
 from workers.errors import ModelLoadError
 
-_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+# A job that had this share of its time limit as CPU took so long by itself; one that had less
+# waited for a busy machine.
+_OWN_FAULT_CPU_SHARE = 0.1
+# Takes 50 ms to encode or so.
+MAX_SHORT_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What the handler needs of a tokenizer. Every method may raise ApiError."""
+    """What the handler needs of a tokenizer. Every method may raise ApiError.
 
-    async def encode_text(self, job: EncodeText) -> list[int]: ...
+    flow: for whom, so that callers and requests take turns.
+    """
 
-    async def encode_chat(self, job: EncodeChat) -> list[int]: ...
+    async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]: ...
 
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]: ...
+
+    async def decode(
+        self, token_ids: Sequence[int], flow: Flow, *, skip_special_tokens: bool
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPoolConfig:
-    """timeout_s: wall clock of one job in its worker. queue_timeout_s: waiting for a worker.
+    """num_workers: for jobs of any size; one more is kept for those of up to max_short_bytes.
 
-    start_timeout_s: loading of a tokenizer.
+    timeout_s: wall clock of one job in its worker. queue_timeout_s: waiting for a worker.
+    start_timeout_s: loading of a tokenizer. max_pending_jobs: of all callers; one caller may have
+    as many waiting as there is room left.
     """
 
     folder: Path
-    num_workers: int = 2
+    num_workers: int = 1
     timeout_s: float = 10.0
     queue_timeout_s: float = 30.0
     start_timeout_s: float = 60.0
     max_pending_jobs: int = 1024
     max_rendered_bytes: int = 8 << 20
-
-
-class _WorkerLostError(Exception):
-    """The process ended or answered with something that is not a reply."""
-
-
-class _Worker:
-    """One process, one job at a time."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._decoder = msgspec.msgpack.Decoder(Reply)
-
-    @classmethod
-    async def start(cls, config: TokenizerPoolConfig) -> "_Worker":
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "service.tokenizer.worker",
-            str(config.folder.resolve()),
-            str(config.max_rendered_bytes),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=_SOURCE_ROOT,
-        )
-        worker = cls(process)
-        try:
-            async with asyncio.timeout(config.start_timeout_s):
-                reply = await worker._receive()
-        except BaseException:
-            await worker.kill()
-            raise
-        if isinstance(reply, LoadFailed):
-            await worker.kill()
-            raise ModelLoadError(reply.message)
-        return worker
-
-    async def run(self, job: Job) -> Reply:
-        writer = self._process.stdin
-        if writer is None:
-            raise _WorkerLostError
-        try:
-            writer.write(frame(msgspec.msgpack.encode(job)))
-            await writer.drain()
-        except ConnectionError as error:
-            raise _WorkerLostError from error
-        return await self._receive()
-
-    async def _receive(self) -> Reply:
-        reader = self._process.stdout
-        if reader is None:
-            raise _WorkerLostError
-        try:
-            (size,) = FRAME_HEADER.unpack(await reader.readexactly(FRAME_HEADER.size))
-            payload = await reader.readexactly(size)
-            reply: Reply = self._decoder.decode(payload)
-        except (EOFError, ConnectionError, msgspec.DecodeError) as error:
-            raise _WorkerLostError from error
-        return reply
-
-    async def kill(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+    max_short_bytes: int = MAX_SHORT_BYTES
 
 
 class TokenizerPool:
@@ -134,22 +81,25 @@ class TokenizerPool:
 
     def __init__(self, config: TokenizerPoolConfig) -> None:
         self._config = config
-        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._options = WorkerOptions(
+            config.folder, config.max_rendered_bytes, config.start_timeout_s
+        )
+        self._lanes: Lanes[WorkerProcess] = Lanes(config.max_short_bytes)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._num_pending = 0
+        self._pending: Counter[str] = Counter()
         self._is_closed = False
 
     async def start(self) -> None:
         """Start every worker. Raises ModelLoadError if the folder's tokenizer cannot be served."""
-        starts = (_Worker.start(self._config) for _ in range(self._config.num_workers))
+        starts = (WorkerProcess.start(self._options) for _ in range(self._config.num_workers + 1))
         results = await asyncio.gather(*starts, return_exceptions=True)
-        for result in results:
-            if isinstance(result, _Worker):
-                self._idle.put_nowait(result)
+        for index, result in enumerate(results):
+            if isinstance(result, WorkerProcess):
+                self._lanes.add(result, is_for_short=index == 0)
         for result in results:
             if isinstance(result, BaseException):
                 await self.aclose()
-                if isinstance(result, (_WorkerLostError, TimeoutError)):
+                if isinstance(result, (WorkerLostError, TimeoutError)):
                     raise ModelLoadError("a tokenizer process did not start") from result
                 raise result
 
@@ -159,33 +109,41 @@ class TokenizerPool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while not self._idle.empty():
-            await self._idle.get_nowait().kill()
+        for worker in self._lanes.clear():
+            await worker.kill()
 
-    async def encode_text(self, job: EncodeText) -> list[int]:
-        return await self._encode(job)
+    async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]:
+        return await self._encode(job, flow)
 
-    async def encode_chat(self, job: EncodeChat) -> list[int]:
-        return await self._encode(job)
+    async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]:
+        return await self._encode(job, flow)
 
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        reply = await self._submit(DecodeTokens(pack_token_ids(token_ids), skip_special_tokens))
+    async def decode(
+        self, token_ids: Sequence[int], flow: Flow, *, skip_special_tokens: bool
+    ) -> str:
+        job = DecodeTokens(pack_token_ids(token_ids), skip_special_tokens)
+        reply = await self._submit(job, flow)
         if not isinstance(reply, Decoded):
             raise _worker_failed()
         return reply.text
 
-    async def _encode(self, job: EncodeText | EncodeChat) -> list[int]:
-        reply = await self._submit(job)
+    async def _encode(self, job: EncodeText | EncodeChat, flow: Flow) -> Sequence[int]:
+        reply = await self._submit(job, flow)
+        if isinstance(reply, TooLong):
+            raise ApiError(
+                ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the context has room for {job.max_tokens} prompt tokens; the prompt has at least "
+                f"{reply.min_tokens}",
+                _PARAMS[type(job)],
+            )
         if not isinstance(reply, Encoded):
             raise _worker_failed()
         return unpack_token_ids(reply.token_ids)
 
-    async def _submit(self, job: Job) -> Reply:
+    async def _submit(self, job: Job, flow: Flow) -> Reply:
         if self._is_closed:
             raise ApiError(ApiErrorCode.DRAINING, "the server is shutting down")
-        if self._num_pending >= self._config.max_pending_jobs:
-            raise ApiError(ApiErrorCode.OVERLOADED, "too many prompts wait to be tokenised")
-        worker = await self._take_worker()
+        worker = await self._take_worker(Work(flow, job_bytes(job)))
         # A caller that goes away must not leave half an exchange on the worker's pipes.
         task = asyncio.create_task(self._exchange(worker, job))
         self._keep(task)
@@ -194,50 +152,75 @@ class TokenizerPool:
             raise ApiError(ApiErrorCode.INVALID_REQUEST, reply.message, reply.param)
         return reply
 
-    async def _take_worker(self) -> _Worker:
-        self._num_pending += 1
-        try:
-            async with asyncio.timeout(self._config.queue_timeout_s):
-                return await self._idle.get()
-        except TimeoutError:
-            raise ApiError(
-                ApiErrorCode.OVERLOADED, "no tokenizer process became free in time"
-            ) from None
-        finally:
-            self._num_pending -= 1
+    async def _take_worker(self, work: Work) -> WorkerProcess:
+        with self._counted_as_pending(work.flow.caller):
+            try:
+                async with asyncio.timeout(self._config.queue_timeout_s):
+                    return await self._lanes.take(work)
+            except TimeoutError:
+                raise ApiError(
+                    ApiErrorCode.OVERLOADED, "no tokenizer process became free in time"
+                ) from None
 
-    async def _exchange(self, worker: _Worker, job: Job) -> Reply:
+    @contextmanager
+    def _counted_as_pending(self, caller: str) -> Iterator[None]:
+        """Raises ApiError where too many wait. One caller leaves as much room as it takes."""
+        num_free = self._config.max_pending_jobs - self._pending.total()
+        if num_free <= self._pending[caller]:
+            raise ApiError(ApiErrorCode.OVERLOADED, "too many prompts wait to be tokenised")
+        self._pending[caller] += 1
+        try:
+            yield
+        finally:
+            self._pending[caller] -= 1
+            if not self._pending[caller]:
+                del self._pending[caller]
+
+    async def _exchange(self, worker: WorkerProcess, job: Job) -> Reply:
+        cpu_before_s = worker.cpu_s()
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 reply = await worker.run(job)
         except TimeoutError:
-            await self._replace(worker, "ran out of time")
-            raise ApiError(
-                ApiErrorCode.TOKENIZER_FAILED,
-                f"tokenising this prompt took longer than {self._config.timeout_s:g} s",
-            ) from None
-        except _WorkerLostError:
+            cpu_s = worker.cpu_s() - cpu_before_s
+            await self._replace(worker, f"ran out of time, {cpu_s:.1f} s of it on a CPU")
+            raise self._took_too_long(job, cpu_s) from None
+        except WorkerLostError:
             await self._replace(worker, "died")
             raise _worker_failed() from None
         except asyncio.CancelledError:
             await worker.kill()
             raise
-        self._idle.put_nowait(worker)
+        self._lanes.give_back(worker)
         return reply
 
-    async def _replace(self, worker: _Worker, reason: str) -> None:
-        _log.warning("a tokenizer process %s and is replaced", reason)
-        await worker.kill()
-        self._keep(asyncio.create_task(self._start_replacement()))
+    def _took_too_long(self, job: Job, cpu_s: float) -> ApiError:
+        timeout_s = self._config.timeout_s
+        if cpu_s < _OWN_FAULT_CPU_SHARE * timeout_s:
+            message = f"this machine is too busy: a prompt was not tokenised in {timeout_s:g} s"
+            return ApiError(ApiErrorCode.TOKENIZER_FAILED, message)
+        return ApiError(
+            ApiErrorCode.LIMIT_EXCEEDED,
+            f"tokenising this prompt takes longer than {timeout_s:g} s",
+            _PARAMS[type(job)],
+        )
 
-    async def _start_replacement(self) -> None:
+    async def _replace(self, worker: WorkerProcess, reason: str) -> None:
+        _log.warning("a tokenizer process %s and is replaced", reason)
+        is_for_short = self._lanes.remove(worker)
+        await worker.kill()
+        self._keep(asyncio.create_task(self._start_replacement(is_for_short)))
+
+    async def _start_replacement(self, is_for_short: bool) -> None:
         while not self._is_closed:
             try:
-                self._idle.put_nowait(await _Worker.start(self._config))
-                return
-            except (_WorkerLostError, TimeoutError, OSError, ModelLoadError) as error:
+                worker = await WorkerProcess.start(self._options)
+            except (WorkerLostError, TimeoutError, OSError, ModelLoadError) as error:
                 _log.error("a tokenizer process did not start: %s", error)
                 await asyncio.sleep(1.0)
+            else:
+                self._lanes.add(worker, is_for_short=is_for_short)
+                return
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
@@ -248,6 +231,13 @@ class TokenizerPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()
+
+
+_PARAMS: dict[type[Job], str] = {
+    EncodeText: "prompt",
+    EncodeChat: "messages",
+    DecodeTokens: "tokens",
+}
 
 
 def _worker_failed() -> ApiError:

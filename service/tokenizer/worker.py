@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from service.tokenizer.encoder import EncodeRefusedError, TextEncoder
+from service.tokenizer.encoder import EncodeRefusedError, PromptTooLongError, TextEncoder
 from service.tokenizer.jobs import (
     FRAME_HEADER,
     Decoded,
@@ -26,6 +26,7 @@ from service.tokenizer.jobs import (
     Ready,
     Refused,
     Reply,
+    TooLong,
     frame,
     pack_token_ids,
     unpack_token_ids,
@@ -51,11 +52,15 @@ def run_job(encoder: TextEncoder, job: Job) -> Reply:
             case EncodeChat():
                 return Encoded(pack_token_ids(encoder.encode_chat(job)))
             case DecodeTokens():
-                token_ids = unpack_token_ids(job.token_ids)
+                token_ids = unpack_token_ids(job.token_ids).tolist()
                 text = encoder.decode(token_ids, skip_special_tokens=job.skip_special_tokens)
                 return Decoded(text)
     except EncodeRefusedError as error:
         return Refused(error.message, error.param)
+    except PromptTooLongError as error:
+        return TooLong(error.min_tokens)
+    except MemoryError:
+        return Refused("this needs more memory than a prompt may take")
 
 
 def _read_frame(stream: BinaryIO) -> bytes | None:

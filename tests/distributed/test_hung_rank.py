@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import torch.distributed as dist
 
-from service.step_watch import StepWatch
+from service.deployments.step_watch import StepWatch
 from tests.distributed.test_local_engine import Starter, config_for
 from workers.engine import Engine
 from workers.engine_loop import EngineLoop

@@ -3,16 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
+from service.request_context import RequestContext
+from tests.fakes.logprobs import pack
 from workers.errors import ErrorCode
-from workers.protocol import (
-    FinishReason,
-    GenerateRequest,
-    ModelInfo,
-    OutputError,
-    StepOutput,
-    TokenLogprobs,
-)
+from workers.logprobs import TokenLogprobs
+from workers.protocol import FinishReason, GenerateRequest, ModelInfo, OutputError, StepOutput
 
 Script = Callable[[GenerateRequest], Sequence[StepOutput]]
 
@@ -26,6 +22,7 @@ MODEL_INFO = ModelInfo(
     num_pages=1024,
     tp_size=1,
     dtype="float32",
+    max_request_len=512,
 )
 
 
@@ -48,10 +45,9 @@ def make_outputs(
     first.queue_s, first.prefill_s = 0.001, 0.002
     if request.sampling.prompt_logprobs is not None:
         rest = request.prompt_token_ids[1:]
-        first.prompt_logprobs = [
-            None,
-            *(_logprobs(token_id, request.sampling.prompt_logprobs) for token_id in rest),
-        ]
+        first.prompt_logprobs = pack(
+            [_logprobs(token_id, request.sampling.prompt_logprobs) for token_id in rest]
+        )
     last.finish_reason = FinishReason.LENGTH if len(token_ids) > limit else finish
     if last.finish_reason is FinishReason.STOP:
         last.stop_token_id = last.token_ids[-1]
@@ -110,13 +106,14 @@ class FakeBackend:
         self.is_full = False
         self.gate: asyncio.Semaphore | None = None
         self.requests: list[GenerateRequest] = []
+        self.contexts: list[RequestContext] = []
         self.streams: list[FakeStream] = []
 
     def check_admission(self) -> None:
         if self.is_full:
             raise ApiError(ApiErrorCode.OVERLOADED, "full")
 
-    async def submit(self, request: GenerateRequest) -> FakeStream:
+    async def submit(self, request: GenerateRequest, context: RequestContext) -> FakeStream:
         if self.refusal is not None:
             raise self.refusal
         live = {
@@ -127,6 +124,7 @@ class FakeBackend:
         if request.request_id in live:
             raise ValueError(f"request id {request.request_id} is live already")
         self.requests.append(request)
+        self.contexts.append(context)
         self.streams.append(FakeStream(self.script(request), self.gate))
         return self.streams[-1]
 

@@ -58,6 +58,7 @@ class FakeEngine:
             num_pages=1 << 20,
             tp_size=1,
             dtype="float32",
+            max_request_len=self.max_context_len,
         )
 
     @property
@@ -69,7 +70,8 @@ class FakeEngine:
             raise RequestRejectedError(ErrorCode.QUEUE_FULL, "the queue is full")
         if len(request.prompt_token_ids) >= self.max_context_len:
             raise RequestRejectedError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
-        self.waiting.append(_Running(request, time.monotonic()))
+        resumed = len(request.resumed_token_ids)
+        self.waiting.append(_Running(request, time.monotonic(), resumed))
 
     def abort(self, request_id: str) -> None:
         before = len(self.waiting) + len(self.running)
@@ -101,7 +103,7 @@ class FakeEngine:
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            queued_tokens=sum(len(r.request.prompt_token_ids) for r in self.waiting),
+            queued_tokens=sum(len(r.request.known_token_ids) for r in self.waiting),
             running_tokens=sum(
                 len(r.request.prompt_token_ids) + r.num_output_tokens for r in self.running.values()
             ),

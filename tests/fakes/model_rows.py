@@ -56,7 +56,8 @@ def torch_native_backend(loaded: LoadedModel) -> TorchNativeBackend:
     config = loaded.attention_config(page_size=16, kv_dtype=torch.float32)
     table = ReqToTokenPool(MAX_ROWS, 256, config.device)
     for row in range(MAX_ROWS):
-        table.write(row, 0, torch.arange((row + 1) * 256, (row + 2) * 256))
+        indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
+        table.write(torch.tensor([row]), 0, indices)
     return TorchNativeBackend(config, table, MHATokenToKVPool(config, (MAX_ROWS + 1) * 16))
 
 

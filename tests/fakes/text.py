@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
 from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
+from service.tokenizer.fair_queue import Flow
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
@@ -25,16 +26,16 @@ class InlineTokenizer:
         self.encoder = TextEncoder(folder, max_rendered_bytes=1 << 20)
         _, self.pieces = load_tokenizer(read_tokenizer_files(folder))
 
-    async def encode_text(self, job: EncodeText) -> list[int]:
+    async def encode_text(self, job: EncodeText, flow: Flow) -> list[int]:
         return self.encoder.encode_text(job)
 
-    async def encode_chat(self, job: EncodeChat) -> list[int]:
+    async def encode_chat(self, job: EncodeChat, flow: Flow) -> list[int]:
         try:
             return self.encoder.encode_chat(job)
         except EncodeRefusedError as error:
             raise ApiError(ApiErrorCode.INVALID_REQUEST, error.message, error.param) from error
 
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+    async def decode(self, token_ids: list[int], flow: Flow, *, skip_special_tokens: bool) -> str:
         return self.encoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def ids(self, text: str) -> list[int]:
@@ -77,7 +78,7 @@ class Bench:
 
     @property
     def served(self) -> ServedModel:
-        return ServedModel(self.backend.info.name, self.handler, lambda: True)
+        return ServedModel(self.backend.info.name, self.handler, lambda: True, "org/tiny")
 
     @property
     def models(self) -> ModelDirectory:

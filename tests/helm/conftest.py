@@ -1,13 +1,11 @@
-"""The renderer, built once, or the reason why there is none here."""
+"""Helm, or a skip that says why there is none here."""
 
 import pytest
 
-from tests.helm.rendering import build_renderer, missing_for_go
+from tests.helm.rendering import Renderer
+from tests.programs import needed
 
 
 @pytest.fixture(scope="session")
-def renderer(tmp_path_factory):
-    reason = missing_for_go()
-    if reason is not None:
-        pytest.skip(reason)
-    return build_renderer(tmp_path_factory.mktemp("renderer"))
+def renderer():
+    return Renderer(needed("helm"))

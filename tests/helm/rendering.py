@@ -1,9 +1,8 @@
-"""Renders the chart for tests: with the Go renderer beside this file, or with helm where it is.
+"""Renders the chart for tests, with Helm.
 
 `python -m tests.helm.rendering` writes the golden files anew. Knows no assertion.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,45 +14,53 @@ from typing import Any
 
 import yaml
 
+from tests.programs import find, reason_for
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CHART = ROOT / "helm" / "tessera"
 GOLDEN = HERE / "golden"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+RELEASE = "tessera"
 
-GOPATH = Path("/usr/share/gocode")
-_GO_PACKAGES = ("github.com/Masterminds/sprig", "sigs.k8s.io/yaml")
-_DEBIAN_PACKAGES = "golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev"
 _CHANGING_FILES = ("dashboards", "rules", "files")
+_NO_CLUSTER = {"KUBECONFIG": "/dev/null", "PATH": "/usr/bin:/bin"}
+
+Values = Sequence[Path | Mapping[str, Any]]
 
 
 class RenderError(Exception):
-    """The chart refused its values; the text is the template's own."""
+    """The chart refused its values; the text is Helm's own."""
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """binary: the built renderer."""
+    """helm: the program. It never asks a cluster."""
 
-    binary: Path
+    helm: Path
 
     def render(
-        self, values: Sequence[Path | Mapping[str, Any]] = (), chart: Path = CHART
+        self, values: Values = (), chart: Path = CHART, flags: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
-        """All objects, without the notes. Later values win. Raises RenderError."""
-        text = self.render_text(values, chart)
-        parts = [part for part in text.split("---\n# Source: ") if part.strip()]
-        objects: list[dict[str, Any]] = []
-        for part in parts:
-            name, _, body = part.partition("\n")
-            if not name.endswith("NOTES.txt"):
-                objects += [document for document in yaml.safe_load_all(body) if document]
-        return objects
+        """All objects, hooks included, without the notes. Later values win. Raises RenderError."""
+        text = self._run(["template", RELEASE, str(chart), *flags], values)
+        return [document for document in yaml.safe_load_all(text) if document]
 
-    def render_text(
-        self, values: Sequence[Path | Mapping[str, Any]] = (), chart: Path = CHART
-    ) -> str:
-        """As `helm template` prints it, notes included. Raises RenderError."""
+    def notes(self, values: Values = ()) -> str:
+        """What Helm prints after an installation. Raises RenderError."""
+        return self._run(["install", RELEASE, str(CHART), "--dry-run=client"], values)
+
+    def lint(self, values: Values = ()) -> str:
+        """Helm's own opinion; warnings are errors. Raises RenderError."""
+        return self._run(["lint", "--strict", str(CHART)], values)
+
+    def package(self, folder: Path) -> Path:
+        """The chart as the one file that is published."""
+        self._run(["package", str(CHART), "--destination", str(folder)], ())
+        (archive,) = folder.glob("*.tgz")
+        return archive
+
+    def _run(self, command: Sequence[str], values: Values) -> str:
         with tempfile.TemporaryDirectory() as folder:
             flags = []
             for index, one in enumerate(values):
@@ -62,40 +69,15 @@ class Renderer:
                     path.write_text(yaml.safe_dump(dict(one)))
                 flags += ["-f", str(path)]
             done = subprocess.run(
-                [str(self.binary), "-chart", str(chart), *flags], capture_output=True, text=True
+                [self.helm, *command, *flags],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**_NO_CLUSTER, "HOME": folder},
             )
         if done.returncode:
-            raise RenderError(done.stderr.strip())
+            raise RenderError(done.stderr.strip() + done.stdout)
         return done.stdout
-
-
-def missing_for_go() -> str | None:
-    """What keeps the renderer from being built, or None."""
-    if shutil.which("go") is None:
-        return f"go is not installed: apt-get install {_DEBIAN_PACKAGES}"
-    for package in _GO_PACKAGES:
-        if not (GOPATH / "src" / package).is_dir():
-            return f"the Go package {package} is not there: apt-get install {_DEBIAN_PACKAGES}"
-    return None
-
-
-def build_renderer(folder: Path) -> Renderer:
-    """Compile it into the folder. Raises subprocess.CalledProcessError."""
-    binary = folder / "renderer"
-    environment = {
-        **os.environ,
-        "GO111MODULE": "off",
-        "GOPATH": str(GOPATH),
-        "GOFLAGS": "",
-        "GOCACHE": os.environ.get("GOCACHE", str(folder / "cache")),
-    }
-    subprocess.run(
-        ["go", "build", "-o", str(binary), "main.go"],
-        cwd=HERE / "renderer",
-        env=environment,
-        check=True,
-    )
-    return Renderer(binary)
 
 
 def chart_with_stub_files(folder: Path) -> Path:
@@ -138,9 +120,8 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _BlockDumper.add_representer(str, _represent_text)
 
 
-def write_golden_files() -> None:
+def write_golden_files(renderer: Renderer) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        renderer = build_renderer(Path(folder))
         chart = chart_with_stub_files(Path(folder))
         for values in CI_VALUES:
             text = golden_text(renderer.render([values], chart))
@@ -148,7 +129,7 @@ def write_golden_files() -> None:
 
 
 if __name__ == "__main__":
-    reason = missing_for_go()
-    if reason is not None:
-        sys.exit(reason)
-    write_golden_files()
+    helm = find("helm")
+    if helm is None:
+        sys.exit(reason_for("helm"))
+    write_golden_files(Renderer(helm))

@@ -1,13 +1,14 @@
 """What single values do to the rendered objects, and what the templates themselves refuse."""
 
-import shutil
-import subprocess
+import tarfile
 
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, CI_VALUES, RenderError
+from tests.helm.objects import cluster_of, environment_of, one_of, worker
+from tests.helm.rendering import CI_VALUES, RenderError
 
+TWO_GROUPS = [{"name": "a"}, {"name": "b", "metricsPort": 9401}]
 DOWNLOAD = {"name": "a", "model": {"huggingFace": {"repository": "org/model"}}}
 
 REFUSED = {
@@ -16,7 +17,7 @@ REFUSED = {
         '"a" is there twice',
     ),
     "a proxy before two groups": (
-        {"engineGroups": [{"name": "a"}, {"name": "b"}], "http": {"proxy": "haproxy"}},
+        {"engineGroups": TWO_GROUPS, "http": {"proxy": "haproxy"}},
         "one engine group",
     ),
     "autoscaling without an autoscaler": (
@@ -59,50 +60,24 @@ REFUSED = {
         },
         "a claim needs a name",
     ),
+    "certificates for a proxy that speaks plain HTTP": (
+        {"http": {"proxy": "haproxy", "tls": {"existingSecret": "tls"}}},
+        "speak plain HTTP",
+    ),
     "a grace period within the drain": (
         {"drainTimeoutSeconds": 100, "terminationGracePeriodSeconds": 120},
         "cuts its streams",
     ),
-    "an ingress without hosts": ({"ingress": {"enabled": True}}, "leads nowhere"),
-    "an ingress to nobody": (
-        {"ingress": {"enabled": True, "hosts": [{"host": "h", "group": "x"}]}},
-        'no engine group is called "x"',
+    "a metrics port for two": (
+        {"engineGroups": [{"name": "a"}, {"name": "b"}]},
+        '"a" and "b" both have metrics port 9400',
     ),
-    "a gateway without parents": (
-        {"gateway": {"enabled": True, "routes": [{"group": "builtin"}]}},
-        "a route needs a Gateway",
-    ),
-    "a gateway without routes": (
-        {"gateway": {"enabled": True, "parentRefs": [{"name": "g"}]}},
-        "nothing is routed",
-    ),
-    "a route to nobody": (
-        {"gateway": {"enabled": True, "parentRefs": [{"name": "g"}], "routes": [{"group": "x"}]}},
-        'no engine group is called "x"',
+    "no group that is enabled": (
+        {"engineGroups": [{"name": "a", "enabled": False}]},
+        "no group is enabled",
     ),
     "a name that no RayService may have": ({"fullnameOverride": "9lives"}, "a letter first"),
 }
-
-
-def one_of(objects, kind, name=None):
-    found = [one for one in objects if one["kind"] == kind]
-    found = [one for one in found if name in (None, one["metadata"]["name"])]
-    assert len(found) == 1, [one["metadata"]["name"] for one in found]
-    return found[0]
-
-
-def cluster_of(objects):
-    return one_of(objects, "RayService")["spec"]["rayClusterConfig"]
-
-
-def worker(objects, name):
-    groups = cluster_of(objects)["workerGroupSpecs"]
-    return next(group["template"]["spec"] for group in groups if group["groupName"] == name)
-
-
-def environment_of(spec):
-    variables = spec["containers"][0]["env"]
-    return {variable["name"]: variable.get("value") for variable in variables}
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
@@ -122,30 +97,6 @@ def test_the_proxy_decides_who_answers_the_readiness_probe(proxy, renderer):
     assert config["proxy_location"] == ("Disabled" if is_direct else "EveryNode")
     assert probe == {"path": "/health/ready" if is_direct else "/-/healthz", "port": "http"}
     assert ("RAY_SERVE_ENABLE_HA_PROXY" in environment_of(spec)) == (proxy == "haproxy")
-
-
-def test_engine_pods_are_ready_without_a_proxy(renderer):
-    """KubeRay's own probe would ask Serve's proxy, which direct mode does not have."""
-    container = worker(renderer.render(), "builtin-engine")["containers"][0]
-    assert container["readinessProbe"]["httpGet"] == {"path": "/api/healthz", "port": 52365}
-
-
-def test_a_download_sees_the_token_and_only_it_does(renderer):
-    values = {
-        "engineGroups": [DOWNLOAD],
-        "weights": {"type": "emptyDir"},
-        "huggingFace": {"existingSecret": "hugging-face"},
-    }
-    objects = renderer.render([values])
-    for name, has_weights in (("a-engine", True), ("a-ingress", False)):
-        spec = worker(objects, name)
-        (download,) = spec["initContainers"]
-        tokens = [variable for variable in download["env"] if variable["name"] == "HF_TOKEN"]
-        assert tokens[0]["valueFrom"]["secretKeyRef"] == {"name": "hugging-face", "key": "token"}
-        assert "--local-dir=/models/org/model" in download["command"]
-        assert ("--include=*.safetensors" in download["command"]) == has_weights
-        assert "HF_TOKEN" not in environment_of(spec)
-        assert environment_of(spec)["HF_HUB_OFFLINE"] == "1"
 
 
 @pytest.mark.parametrize("kind", ["none", "emptyDir", "hostPath", "persistentVolumeClaim"])
@@ -170,7 +121,7 @@ def test_weights_are_mounted_in_all_workers_and_not_in_the_head(kind, renderer):
 )
 def test_engines_read_a_claims_weights_through_their_nodes_cache(cache, source, renderer):
     values = {
-        "engineGroups": [DOWNLOAD, {"name": "b"}],
+        "engineGroups": [DOWNLOAD, {"name": "b", "metricsPort": 9401}],
         "weights": {"type": "persistentVolumeClaim", "nodeCache": {**cache, "maxBytes": 1 << 40}},
     }
     objects = renderer.render([values])
@@ -188,28 +139,6 @@ def test_engines_read_a_claims_weights_through_their_nodes_cache(cache, source, 
     assert "weights_cache_dir" not in builtin
     ingress = worker(objects, "a-ingress")
     assert "node-weights" not in {one["name"] for one in ingress["volumes"]}
-
-
-def test_keys_are_mounted_from_their_secret(renderer):
-    objects = renderer.render([{"auth": {"existingSecret": "keys", "secretKey": "list"}}])
-    service = one_of(objects, "RayService")["spec"]
-    arguments = yaml.safe_load(service["serveConfigV2"])["applications"][0]["args"]
-    spec = worker(objects, "builtin-ingress")
-    (volume,) = [one for one in spec["volumes"] if one["name"] == "auth"]
-    assert volume["secret"]["items"] == [{"key": "list", "path": "api-keys"}]
-    assert arguments["auth"] == {"api_key_file": "/etc/tessera/auth/api-keys"}
-
-
-def test_an_autoscaler_may_move_engine_pods_only_within_their_bounds(renderer):
-    scaling = {"enabled": True, "minReplicas": 0, "maxReplicas": 5}
-    values = {
-        "autoscaler": {"enabled": True},
-        "engineGroups": [{"name": "a", "replicas": 2, "autoscaling": scaling}],
-    }
-    engine, ingress = cluster_of(renderer.render([values]))["workerGroupSpecs"]
-    counts = ("minReplicas", "replicas", "maxReplicas")
-    assert [engine[key] for key in counts] == [0, 2, 5]
-    assert [ingress[key] for key in counts] == [1, 1, 1]
 
 
 def test_the_autoscaler_is_as_confined_as_the_rest(renderer):
@@ -231,7 +160,10 @@ def test_budgets_leave_one_pod_to_evict(renderer):
 def test_a_groups_settings_go_over_those_of_all(renderer):
     values = {
         "config": {"limits": {"max_n": 4, "max_logprobs": 5}},
-        "engineGroups": [{"name": "a", "config": {"limits": {"max_n": 2}}}, {"name": "b"}],
+        "engineGroups": [
+            {"name": "a", "config": {"limits": {"max_n": 2}}},
+            {"name": "b", "metricsPort": 9401},
+        ],
     }
     service = one_of(renderer.render([values]), "RayService")["spec"]
     first, second = yaml.safe_load(service["serveConfigV2"])["applications"]
@@ -256,6 +188,15 @@ def test_network_policies_close_what_nobody_needs(renderer):
         for port in rule.get("ports", [])
     }
     assert ports == {"http", "grpc", "dashboard", "metrics", 9400}
+    lookups = {
+        (port["port"], port["protocol"])
+        for one in objects
+        if one["kind"] == "NetworkPolicy"
+        for rule in one["spec"].get("egress", [])
+        for port in rule.get("ports", [])
+        if "protocol" in port
+    }
+    assert lookups == {(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")}
     assert not [
         one
         for one in renderer.render([{"networkPolicy": {"enabled": False}}])
@@ -264,18 +205,29 @@ def test_network_policies_close_what_nobody_needs(renderer):
 
 
 def test_notes_warn_of_what_is_open(renderer):
-    text = renderer.render_text([{"ray": {"authMode": "disabled"}}])
+    text = renderer.notes([{"ray": {"authMode": "disabled"}}])
     assert "no API keys" in text
     assert "can run code in these pods" in text
-    closed = renderer.render_text([{"auth": {"existingSecret": "keys"}}])
+    closed = renderer.notes([{"auth": {"existingSecret": "keys"}}])
     assert "WARNING" not in closed
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
-@pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)
-def test_helm_itself_accepts_the_chart(values):
-    for command in (["lint", "--strict"], ["template", "tessera"]):
-        done = subprocess.run(
-            ["helm", *command, str(CHART), "-f", str(values)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("values", [None, *CI_VALUES], ids=lambda path: path and path.stem)
+def test_helm_has_nothing_to_complain_about(values, renderer):
+    assert "0 chart(s) failed" in renderer.lint([] if values is None else [values])
+
+
+def test_a_package_renders_as_the_folder_does(renderer, tmp_path):
+    """What .helmignore leaves out must not be what templates read."""
+    given = {"monitoring": {"rules": True, "dashboards": {"enabled": True}}}
+    archive = renderer.package(tmp_path)
+    assert renderer.render([given], archive) == renderer.render([given])
+    with tarfile.open(archive) as tar:
+        names = set(tar.getnames())
+    assert "tessera/values.schema.json" in names
+    assert not [name for name in names if name.startswith("tessera/ci/")]
+
+
+def test_helm_refuses_what_the_schema_refuses(renderer):
+    with pytest.raises(RenderError, match="engineGroup"):
+        renderer.render([{"engineGroup": []}])

@@ -59,7 +59,7 @@ def test_the_service_accepts_its_arguments(serve_config):
 
 def test_groups_do_not_share_a_metrics_port(serve_config):
     ports = [one["args"]["metrics"]["port"] for one in serve_config["applications"]]
-    assert ports == [9400 + index for index in range(len(ports))]
+    assert len(set(ports)) == len(ports)
 
 
 def test_deployments_ask_for_what_the_service_asks_and_their_own_pods(serve_config):
@@ -109,10 +109,11 @@ def test_a_pod_holds_exactly_one_replica(service, serve_config):
         assert int(parameters["num-gpus"]) == tp_size * config.replica.gpus_per_rank
         assert ray_resources(parameters) == {f"tessera-engine-{name}": tp_size}
         assert ray_resources(ingress["rayStartParams"]) == {f"tessera-ingress-{name}": 1}
-        counts = {one["name"]: bounds_of(one) for one in application["deployments"]}
-        assert counts["Ingress"] == (ingress["replicas"], ingress["replicas"])
-        assert counts["Engine"] == (engine["minReplicas"], engine["maxReplicas"])
-        assert engine["minReplicas"] <= engine["replicas"] <= engine["maxReplicas"]
+        for one in application["deployments"]:
+            pods = {"Ingress": ingress, "Engine": engine}[one["name"]]
+            least, most = bounds_of(one)
+            assert pods["minReplicas"] <= least <= most <= pods["maxReplicas"]
+            assert least <= pods["replicas"] <= most
         container = engine["template"]["spec"]["containers"][0]
         gpus = container["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert gpus == tp_size * config.replica.gpus_per_rank

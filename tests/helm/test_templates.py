@@ -8,8 +8,8 @@ import kubernetes_validate
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.helm.objects import of_kind, pods_of
 from tests.helm.rendering import (
-    CHART,
     CI_VALUES,
     chart_with_stub_files,
     golden_file,
@@ -17,7 +17,6 @@ from tests.helm.rendering import (
 )
 
 KUBERNETES = "1.31"
-NAMESPACE = "default"  # the renderer's, as helm's
 CUSTOM = json.loads((Path(__file__).parent / "schemas" / "custom_resources.json").read_text())
 EVERY_SET = [(), *((path,) for path in CI_VALUES)]
 
@@ -29,18 +28,6 @@ def name_of(values):
 @pytest.fixture(scope="session", params=EVERY_SET, ids=name_of)
 def objects(request, renderer):
     return renderer.render(request.param)
-
-
-def of_kind(objects, kind):
-    return [one for one in objects if one["kind"] == kind]
-
-
-def pods_of(objects):
-    """Pod templates of the cluster, by role and group."""
-    cluster = of_kind(objects, "RayService")[0]["spec"]["rayClusterConfig"]
-    groups = [("head", cluster["headGroupSpec"])]
-    groups += [(group["groupName"], group) for group in cluster["workerGroupSpecs"]]
-    return {name: group["template"] for name, group in groups}
 
 
 @pytest.mark.parametrize("values", CI_VALUES, ids=lambda path: path.stem)
@@ -158,87 +145,4 @@ def test_the_services_select_ingress_pods_and_their_ports(objects):
         assert len(pods) == 1
         names = {port["name"] for port in pods[0]["spec"]["containers"][0]["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
-
-
-def test_monitors_name_ports_that_pods_have(objects):
-    for monitor in of_kind(objects, "PodMonitor"):
-        names = {
-            port["name"]
-            for template in pods_of(objects).values()
-            for port in template["spec"]["containers"][0]["ports"]
-        }
-        assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} <= names
-    for monitor in of_kind(objects, "ServiceMonitor"):
-        labels = monitor["spec"]["selector"]["matchLabels"]
-        services = [
-            one
-            for one in of_kind(objects, "Service")
-            if labels.items() <= one["metadata"]["labels"].items()
-        ]
-        assert len(services) == 1
-        names = {port["name"] for port in services[0]["spec"]["ports"]}
-        assert {end["port"] for end in monitor["spec"]["endpoints"]} == names
-
-
-def test_every_group_is_a_job_of_its_own_in_the_whole_cluster(objects):
-    """Dashboards and alerts tell services apart by job; names are only unique in a namespace."""
-    (service,) = of_kind(objects, "RayService")
-    groups = {
-        template["metadata"]["labels"]["tessera.dev/group"]
-        for template in pods_of(objects).values()
-        if "tessera.dev/group" in template["metadata"]["labels"]
-    }
-    for monitor in of_kind(objects, "PodMonitor") + of_kind(objects, "ServiceMonitor"):
-        spec = monitor["spec"]
-        ends = spec["podMetricsEndpoints"] if "podMetricsEndpoints" in spec else spec["endpoints"]
-        jobs = [end["relabelings"][0] for end in ends if end["port"] != "metrics"]
-        assert {job["targetLabel"] for job in jobs} == {"job"}
-        prefix = f"{NAMESPACE}/{service['metadata']['name']}-"
-        assert sorted(job["replacement"] for job in jobs) == sorted(prefix + one for one in groups)
-
-
-def test_every_route_leads_to_a_service_of_the_chart(objects):
-    services = {one["metadata"]["name"]: one for one in of_kind(objects, "Service")}
-    for ingress in of_kind(objects, "Ingress"):
-        for rule in ingress["spec"]["rules"]:
-            backend = rule["http"]["paths"][0]["backend"]["service"]
-            ports = services[backend["name"]]["spec"]["ports"]
-            assert backend["port"]["name"] in {port["name"] for port in ports}
-    for route in of_kind(objects, "HTTPRoute") + of_kind(objects, "GRPCRoute"):
-        backend = route["spec"]["rules"][0]["backendRefs"][0]
-        ports = services[backend["name"]]["spec"]["ports"]
-        assert backend["port"] in {port["port"] for port in ports}
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_each_dashboard_becomes_one_config_map(count, renderer, tmp_path):
-    chart = chart_with_stub_files(tmp_path)
-    (chart / "dashboards" / "overview.json").unlink()
-    for index in range(count):
-        (chart / "dashboards" / f"Board_{index}.json").write_text('{"title": "{{ not a value }}"}')
-    given = {"monitoring": {"dashboards": {"enabled": True}}}
-    boards = [
-        one
-        for one in of_kind(renderer.render([given], chart), "ConfigMap")
-        if one["metadata"]["labels"].get("grafana_dashboard") == "1"
-    ]
-    assert [one["metadata"]["name"] for one in boards] == [
-        f"tessera-dashboard-board-{index}" for index in range(count)
-    ]
-    for one in boards:
-        (text,) = one["data"].values()
-        assert json.loads(text) == {"title": "{{ not a value }}"}
-
-
-def test_the_real_dashboards_and_rules_are_carried_whole(renderer):
-    given = {"monitoring": {"dashboards": {"enabled": True}, "rules": True}}
-    objects = renderer.render([given])
-    files = {path.name: json.loads(path.read_text()) for path in CHART.glob("dashboards/*.json")}
-    carried = {
-        name: json.loads(text)
-        for one in of_kind(objects, "ConfigMap")
-        if one["metadata"]["labels"].get("grafana_dashboard") == "1"
-        for name, text in one["data"].items()
-    }
-    assert carried == files
-    assert of_kind(objects, "PrometheusRule")[0]["spec"]["groups"]
+        assert len(service["metadata"]["name"]) <= 63

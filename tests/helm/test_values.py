@@ -61,7 +61,8 @@ BAD_VALUES = {
     "an unknown access mode": ("weights", {"persistentVolumeClaim": {"accessModes": ["Any"]}}),
     "root": ("podSecurityContext", {"runAsUser": 0}),
     "permission to be root": ("podSecurityContext", {"runAsNonRoot": False}),
-    "an ingress host of no group": ("ingress", {"hosts": [{"host": "a.example.com"}]}),
+    "an ingress without a host": ("ingress", {"hosts": [{"group": "a"}]}),
+    "a protocol of no listener": ("gateway", {"routes": [{"group": "a", "protocol": "tcp"}]}),
     "a gateway without a name": ("gateway", {"parentRefs": [{"namespace": "a"}]}),
     "a peer that is nobody": ("networkPolicy", {"clientsFrom": [{}]}),
     "everybody as operator": ("networkPolicy", {"operatorFrom": []}),
@@ -178,6 +179,50 @@ def test_every_value_at_the_top_is_explained():
         block = lines[above : index + 4]
         assert any(line.strip().startswith("#") for line in block), name
         assert f"`{name}`" in README, f"{name} is not in the chart's README"
+
+
+def values_at(path):
+    """What the values, or those of an engine group, hold at a dotted path; None if nothing."""
+    for found in (DEFAULTS, DEFAULTS["engineGroupDefaults"]):
+        for part in path.split("."):
+            found = found.get(part, {}) if isinstance(found, dict) else {}
+        if found != {} or path.rpartition(".")[2] in ENDS_IN_MAPS:
+            return found
+    return None
+
+
+def is_setting(path):
+    fields = ServeConfig.model_fields
+    for part in path.split("."):
+        if part not in fields:
+            return False
+        fields = getattr(fields[part].annotation, "model_fields", {})
+    return True
+
+
+ENDS_IN_MAPS = {"config"}
+COMMENTS = [line.strip().lstrip("# ") for line in VALUES_TEXT.splitlines() if "#" in line]
+PROSE = [line for line in COMMENTS if not re.match(r"(- )?[\w./-]+: ", line)]
+
+
+def test_every_key_that_a_comment_names_exists():
+    """Files, hosts and the images' labels apart, a word with a dot is a key or a setting."""
+    words = {
+        word
+        for line in PROSE
+        for word in re.findall(r"(?<![\w./-])[a-z][A-Za-z]*(?:\.[a-z][A-Za-z_]*)+(?![\w/-])", line)
+    }
+    files = {word for word in words if re.search(r"\.(py|json|yaml|md|io|com)$", word)}
+    assert len(words - files) > 5
+    unknown = {word for word in words - files if values_at(word) is None and not is_setting(word)}
+    assert unknown == set()
+
+
+def test_a_key_that_does_not_exist_is_found():
+    assert values_at("grpc.enabled") is None
+    assert not is_setting("grpc.enabled")
+    assert values_at("autoscaler.enabled") is False
+    assert is_setting("engine.max_running_requests")
 
 
 def test_every_template_is_in_the_readme():

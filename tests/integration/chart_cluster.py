@@ -71,9 +71,10 @@ def start_cluster(service: dict[str, Any]) -> Cluster:
 
 
 def node_of(deployment: str) -> str | None:
-    """Where the live replica is; None while there is none."""
+    """Where the live replica, or actor of that class, is; None while there is none."""
     for actor in actors().values():
-        if actor["State"] == "ALIVE" and actor["ActorClassName"].endswith(f":{deployment}"):
+        name = actor["ActorClassName"]
+        if actor["State"] == "ALIVE" and name.rpartition(":")[2] == deployment:
             return str(actor["Address"]["NodeID"])
     return None
 
@@ -141,7 +142,12 @@ def observe(cluster: Cluster, deployment: str) -> dict[str, Any]:
     before, after = drain(cluster, deployment)
     streaming.join()
     wait_until(lambda: answers(url))
-    return result | {"has_moved": before != after, "answers_after": True}
+    is_on_head = node_of("ExporterActor") == cluster.head_node.node_id
+    return result | {
+        "has_moved": before != after,
+        "answers_after": True,
+        "is_exporter_on_head": is_on_head,
+    }
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 
 from tests.integration.services import wait_until
+from tests.programs import needed
 
 JOB = "tessera"
-NEEDS_PROMETHEUS = "promtool or prometheus is not installed (Debian's package prometheus)"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def running_prometheus(
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
     command = [
-        "prometheus",
+        needed("prometheus"),
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}",

@@ -4,9 +4,9 @@ import sys
 
 from rich.console import Console
 
+from service.command.launcher import RayTarget
+from service.command.serve import run_service
 from service.config import parse_config
-from service.launcher import RayTarget
-from service.serve_command import run_service
 from tests.fakes.engine_factory import FakeEngineFactory
 
 PORTS = {"http": 18100, "grpc": 19100, "metrics": 19500}

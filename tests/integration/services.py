@@ -14,7 +14,7 @@ from ray import serve
 
 from service.app import build_app
 from service.config import ServeConfig, parse_config
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from service.proto import inference_pb2, inference_pb2_grpc
 
 READY_TIMEOUT_S = 120.0
@@ -59,6 +59,7 @@ def running_service(name: str, base_port: int, **settings: Any) -> Iterator[Runn
             "grpc": {"port": base_port + 1},
             "metrics": {"port": base_port + 2, "push_interval_s": 0.2},
             "replica": {"cpus_per_rank": 0.1},
+            "auth": {"priorities": {"max_priority": 2}},
             **settings,
         }
     )

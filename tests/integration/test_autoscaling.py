@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from service.app import build_app
 from service.autoscaling.serve_options import scaling_options
 from service.config import parse_config
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from tests.fakes.engine_factory import FakeEngineFactory
 from tests.integration.services import (
     READY_TIMEOUT_S,

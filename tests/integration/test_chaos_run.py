@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.contained import contained
+
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = (
     "--minutes 0.5 --streams 40 --real-streams 0 --nodes 2 --seed 11 --quiet-s 5 "
@@ -23,7 +25,7 @@ ARGUMENTS = (
 @pytest.mark.timeout(300)
 def test_every_request_ends_as_promised_whatever_is_killed():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.chaos", *ARGUMENTS.split()],
+        contained(sys.executable, "-m", "tests.integration.chaos", *ARGUMENTS.split()),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.chart_cluster import NUM_TOKENS
+from tests.integration.contained import contained
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def test_a_stream_outlives_the_drain_of_its_node(role):
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.chart_cluster", role],
+        contained(sys.executable, "-m", "tests.integration.chart_cluster", role),
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -37,3 +38,5 @@ def test_a_stream_outlives_the_drain_of_its_node(role):
     assert (seen["num_tokens"], seen["finish_reason"]) == (NUM_TOKENS, "length")
     assert seen["has_moved"]
     assert seen["answers_after"]
+    # Its address is what Prometheus scrapes: it must not depend on who was there first.
+    assert seen["is_exporter_on_head"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.chart_haproxy import NUM_TOKENS
+from tests.integration.contained import contained
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_clients_are_served_through_the_charts_haproxy():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.chart_haproxy"],
+        contained(sys.executable, "-m", "tests.integration.chart_haproxy"),
         cwd=ROOT,
         capture_output=True,
         text=True,

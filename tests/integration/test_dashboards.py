@@ -1,15 +1,15 @@
 """Every panel, variable and rule of the chart against a Prometheus that watched a busy service."""
 
-import shutil
 import time
 from dataclasses import replace
 
 import pytest
 
 from tests.integration.dashboard_load import NUM_REPLICAS, running_load, service_settings
-from tests.integration.prometheus_server import JOB, NEEDS_PROMETHEUS, running_prometheus
+from tests.integration.prometheus_server import JOB, running_prometheus
 from tests.integration.services import running_service
 from tests.integration.watched import Watched, finite_values, watch
+from tests.programs import skip_without
 from tests.unit.dashboards.promql import scan
 from tests.unit.dashboards.reading import (
     RULE_FILES,
@@ -35,9 +35,7 @@ ALWAYS_ZERO = {
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        not (shutil.which("prometheus") and shutil.which("promtool")), reason=NEEDS_PROMETHEUS
-    ),
+    skip_without("prometheus"),
 ]
 
 

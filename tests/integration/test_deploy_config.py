@@ -10,7 +10,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from service.config import load_config
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from tests.integration.services import (
     READY_TIMEOUT_S,
     RunningService,

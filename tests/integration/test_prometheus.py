@@ -1,13 +1,13 @@
 """The metrics under the tools that read them: promtool's lint and a Prometheus that scrapes."""
 
-import shutil
 import subprocess
 
 import httpx
 import pytest
 
-from tests.integration.prometheus_server import NEEDS_PROMETHEUS, running_prometheus
+from tests.integration.prometheus_server import running_prometheus
 from tests.integration.services import http_text, is_ready, running_service, wait_until
+from tests.programs import needed, skip_without
 
 PROMETHEUS_ADDRESS = "127.0.0.1:18599"
 QUERIES = {
@@ -26,9 +26,7 @@ QUERIES = {
 
 pytestmark = [
     pytest.mark.timeout(200),
-    pytest.mark.skipif(
-        not (shutil.which("prometheus") and shutil.which("promtool")), reason=NEEDS_PROMETHEUS
-    ),
+    skip_without("prometheus", "promtool"),
 ]
 
 
@@ -51,7 +49,11 @@ def test_promtool_finds_nothing_to_improve(service) -> None:
     wait_until(lambda: (service.metric("tessera_streamed_tokens_total") or 0) >= 8)
     text = httpx.get(service.metrics_url).text
     lint = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+        [needed("promtool"), "check", "metrics"],
+        input=text,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
 

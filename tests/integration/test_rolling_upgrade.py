@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 
 from service.app import build_app
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from tests.fakes.engine_factory import FakeEngineFactory
 from tests.integration.chaos.applications import (
     FAKE,
@@ -32,10 +32,10 @@ APPLICATION = replace(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def deploy(retry_wait_s: float) -> None:
+def deploy(move_wait_s: float) -> None:
     """Blocks until Serve has rolled every replica."""
     config = APPLICATION.config
-    router = config.router.model_copy(update={"retry_wait_s": retry_wait_s})
+    router = config.router.model_copy(update={"move_wait_s": move_wait_s})
     factory = FakeEngineFactory(step_s=STEP_S, vocab_size=VOCAB_SIZE)
     app = build_app(config.model_copy(update={"router": router}), factory)
     serve.run(app, name=NAME, route_prefix=f"/{NAME}")
@@ -43,7 +43,7 @@ def deploy(retry_wait_s: float) -> None:
 
 @pytest.fixture
 def service(ray_session):
-    deploy(retry_wait_s=30.0)
+    deploy(move_wait_s=30.0)
     wait_until(lambda: is_ready(APPLICATION.url), 60)
     yield
     serve.delete(NAME)
@@ -80,16 +80,17 @@ async def upgrade_under_load() -> list[Outcome]:
     return outcomes
 
 
+def expected_tokens(outcome: Outcome) -> list[int]:
+    return Answers().expected(APPLICATION, outcome.request).token_ids
+
+
 def test_no_request_fails_while_every_replica_is_replaced(service):
     before = replica_pids()
     outcomes = asyncio.run(upgrade_under_load())
     wait_until(lambda: not (before & replica_pids()), 60)
-    answers = Answers()
     assert len(outcomes) > 3 * NUM_STREAMS
     failed = [
-        one
-        for one in outcomes
-        if one.end is not End.WHOLE or one.token_ids != answers.expected(APPLICATION, one.request)
+        one for one in outcomes if one.end is not End.WHOLE or one.token_ids != expected_tokens(one)
     ]
     for one in failed:
         took_s = one.ended_s - one.started_s

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.integration.contained import contained, terminate
 from tests.integration.serve_fake_engine import PORTS
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +22,13 @@ URL = f"http://127.0.0.1:{PORTS['http']}"
 def serving():
     """The command as a child process that has said how to call it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.serve_fake_engine"],
+        contained(sys.executable, "-m", "tests.integration.serve_fake_engine"),
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     try:
         for line in process.stdout:
@@ -49,7 +50,7 @@ def test_sigterm_drains_then_ends_with_zero():
     ):
         lines = response.iter_lines()
         next(lines)
-        process.send_signal(signal.SIGTERM)
+        terminate(process)
         time.sleep(1.0)
         late = httpx.post(f"{URL}/v1/completions", json={**body, "stream": False})
         assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
@@ -62,7 +63,7 @@ def test_sigterm_drains_then_ends_with_zero():
 def test_a_port_that_is_taken_is_a_readable_error():
     with socket.create_server(("127.0.0.1", PORTS["metrics"])):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.serve_fake_engine"],
+            contained(sys.executable, "-m", "tests.integration.serve_fake_engine"),
             cwd=ROOT,
             env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
             capture_output=True,
@@ -80,14 +81,14 @@ def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
         f"--{name}={18600 + i}" for i, name in enumerate(("port", "grpc-port", "metrics-port"))
     ]
     done = subprocess.run(
-        [
+        contained(
             sys.executable,
             "-c",
             "from service.cli import main; main()",
             "serve",
             *ports,
             "--set=engine.attention_backend=nope",
-        ],
+        ),
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
         capture_output=True,

@@ -16,7 +16,7 @@ from ray import serve
 
 from service.app import build_app
 from service.config import parse_config
-from service.control import close_control_plane, get_registry
+from service.deployments.control_plane import close_control_plane, get_registry
 from service.proto import inference_pb2, inference_pb2_grpc
 from tests.fakes.engine_factory import FakeEngineFactory
 
@@ -122,7 +122,7 @@ def replica_pids():
     ]
 
 
-def test_a_killed_replica_is_replaced_and_every_request_ends(service):
+def test_a_killed_replica_is_replaced_and_every_request_succeeds(service):
     wait_until(lambda: len(replica_pids()) == 2)
 
     async def run():
@@ -134,14 +134,7 @@ def test_a_killed_replica_is_replaced_and_every_request_ends(service):
             return await asyncio.gather(*tasks)
 
     answers = asyncio.run(run())
-    codes = sorted(answer.status_code for answer in answers)
-    assert set(codes) == {200, 503}
-    assert all(
-        answer.json()["error"]["code"] == "replica_lost"
-        for answer in answers
-        if answer.status_code == 503
-    )
-    assert codes.count(200) >= 12
+    assert {answer.status_code for answer in answers} == {200}
     wait_until(lambda: metric("tessera_connected_replicas") == 2, timeout_s=60)
 
 

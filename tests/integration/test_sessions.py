@@ -10,7 +10,7 @@ from ray import serve
 
 from service.app import build_app
 from service.config import parse_config
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from service.proto import inference_pb2, inference_pb2_grpc
 from tests.fakes.engine_factory import FakeEngineFactory
 from tests.integration.services import RunningService, is_ready, wait_until

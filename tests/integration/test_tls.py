@@ -12,7 +12,7 @@ from ray import serve
 
 from service.app import build_app
 from service.config import parse_config
-from service.control import close_control_plane
+from service.deployments.control_plane import close_control_plane
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.certificates import Authority

@@ -36,17 +36,16 @@ class PrefixCache(Protocol):
         ...
 
     @property
-    def num_protected_pages(self) -> int:
-        """Cached pages on a locked path."""
-        ...
-
-    @property
     def eviction_horizon(self) -> EvictionHorizon:
         """How recently used the prefixes are that have been evicted, in the cache's time."""
         ...
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
         """The longest cached prefix of token_ids, int32 (any length), under this salt."""
+        ...
+
+    def count_return(self, node: RadixNode) -> None:
+        """A request begins with what node holds; once a request, however often it looked."""
         ...
 
     def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
@@ -85,15 +84,14 @@ class NoPrefixCache:
         return 0
 
     @property
-    def num_protected_pages(self) -> int:
-        return 0
-
-    @property
     def eviction_horizon(self) -> EvictionHorizon:
         return EvictionHorizon()
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
         return PrefixMatch(EMPTY, self._root)
+
+    def count_return(self, node: RadixNode) -> None:
+        """Nothing comes back where nothing is kept."""
 
     def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
         return InsertResult(EMPTY, self._root)

@@ -29,7 +29,6 @@ class RadixCache:
         self._nothing = RadixNode.root("")
         self._eviction_order = EvictionOrder(clock)
         self._num_evictable = 0
-        self._num_protected = 0
 
     @property
     def num_evictable_pages(self) -> int:
@@ -38,31 +37,26 @@ class RadixCache:
         return self._num_evictable
 
     @property
-    def num_protected_pages(self) -> int:
-        return self._num_protected
-
-    @property
     def eviction_horizon(self) -> EvictionHorizon:
         return self._eviction_order.horizon
-
-    @property
-    def num_salts(self) -> int:
-        return len(self._roots)
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
         """The longest cached prefix of token_ids, int32 (any length), in whole pages.
 
-        Counts as a use of that prefix. Nothing is locked; the match holds until the next evict().
+        Keeps that prefix young. Nothing is locked; the match holds until the next evict().
         """
         root = self._roots.get(salt)
         if root is None:
             return PrefixMatch(EMPTY, self._nothing)
         node, parts = self._descend(root, token_ids)
+        return PrefixMatch(np.concatenate(parts) if parts else EMPTY, node)
+
+    def count_return(self, node: RadixNode) -> None:
+        """A request that the cache had not seen before goes on from node, of the tree's."""
         above = node.parent
         while above is not None:
             above.num_returns += 1
             above = above.parent
-        return PrefixMatch(np.concatenate(parts) if parts else EMPTY, node)
 
     def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
         """Offer pages int32 (n,) that hold token_ids int32 (n * page_size,).
@@ -89,7 +83,6 @@ class RadixCache:
         while node.parent is not None:
             if node.lock_count == 0:
                 self._num_evictable -= len(node.pages)
-                self._num_protected += len(node.pages)
             node.lock_count += 1
             node = node.parent
 
@@ -99,7 +92,6 @@ class RadixCache:
                 raise IntegrityError("a prefix was unlocked more often than it was locked")
             node.lock_count -= 1
             if node.lock_count == 0:
-                self._num_protected -= len(node.pages)
                 self._num_evictable += len(node.pages)
                 self._eviction_order.offer(node)
             node = node.parent
@@ -134,19 +126,16 @@ class RadixCache:
             while node.parent is not None:
                 expected[id(node)] = expected.get(id(node), 0) + 1
                 node = node.parent
-        num_evictable = num_protected = 0
+        num_evictable = 0
         for node in self._nodes():
             self._check_node(node, expected.pop(id(node), 0))
-            if node.lock_count:
-                num_protected += len(node.pages)
-            else:
+            if node.lock_count == 0:
                 num_evictable += len(node.pages)
         if expected:
             raise IntegrityError(f"{len(expected)} locked nodes are no longer in the tree")
-        if (num_evictable, num_protected) != (self._num_evictable, self._num_protected):
+        if num_evictable != self._num_evictable:
             raise IntegrityError(
-                f"the tree holds {num_evictable} evictable and {num_protected} protected pages, "
-                f"its counters say {self._num_evictable} and {self._num_protected}"
+                f"the tree holds {num_evictable} evictable pages, {self._num_evictable} are counted"
             )
 
     def _descend(self, root: RadixNode, token_ids: IntArray) -> tuple[RadixNode, list[IntArray]]:

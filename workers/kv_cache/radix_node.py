@@ -21,8 +21,8 @@ class RadixNode:
     and no lock. lock_count counts the users of this node or of any node below, so that a locked
     node never hangs under an unlocked one. is_queued: the eviction order has an entry for it.
     num_continuations: texts that ever went on from here, evicted ones among them; one that comes
-    back after its eviction counts again. num_returns: requests that found more than this node, one
-    of its continuations at least in part.
+    back after its eviction counts again. num_returns: requests that began with more than this node,
+    with one of its continuations at least in part.
     """
 
     __slots__ = (
@@ -65,14 +65,19 @@ class RadixNode:
         """More than one text went through here and on."""
         return self.num_continuations > 1
 
-    def path_pages(self) -> IntArray:
-        """The pages from the root down to this node, int32."""
-        parts = []
+    def path(self) -> list[RadixNode]:
+        """The nodes from below the root down to this one."""
+        nodes = []
         node = self
         while node.parent is not None:
-            parts.append(node.pages)
+            nodes.append(node)
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else EMPTY
+        return nodes[::-1]
+
+    def path_pages(self) -> IntArray:
+        """The pages from the root down to this node, int32."""
+        parts = [node.pages for node in self.path()]
+        return np.concatenate(parts) if parts else EMPTY
 
     def num_common_pages(self, tokens: IntArray, page_size: int) -> int:
         """How many whole pages of this edge tokens (any length) begins with."""
@@ -99,7 +104,9 @@ class RadixNode:
         cut = num_pages * page_size
         upper = RadixNode(self.tokens[:cut], self.pages[:num_pages], self.parent)
         upper.lock_count = self.lock_count
+        # Whoever went on or came back below this node did so below the new one, too.
         upper.num_continuations = max(1, self.num_continuations)
+        upper.num_returns = self.num_returns
         upper.last_access = self.last_access
         self.parent.children[upper.tokens[:page_size].tobytes()] = upper
         self.tokens = self.tokens[cut:]

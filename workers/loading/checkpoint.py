@@ -4,7 +4,6 @@ Refuses every other weight format: unpickling a file runs whatever its author pu
 model.
 """
 
-import json
 import math
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,10 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workers.errors import ModelLoadError
+from workers.loading.weight_files import INDEX_FILE, indexed_file_names, weight_file_names
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -96,47 +93,12 @@ def _names_in(path: Path) -> list[str]:
         return list(handle.keys())
 
 
-def weight_file_names(folder: Path) -> list[str]:
-    """Names of the safetensors files that make a folder's checkpoint, none of them opened.
-
-    Raises ModelLoadError when there are none, when weights are pickled, or for a broken index.
-    """
-    if (folder / INDEX_FILE).is_file():
-        return sorted(_indexed_names(folder / INDEX_FILE))
-    if (folder / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
-    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLE_SUFFIXES)
-    if pickled:
-        raise ModelLoadError(
-            f"{folder} has pickled weights ({', '.join(pickled[:3])}), which can run code when "
-            f"read and are refused; convert them to safetensors ({SINGLE_FILE})"
-        )
-    raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-
-
-def _indexed_names(index_path: Path) -> dict[str, list[str]]:
-    """File -> names of its tensors, as a sharded checkpoint's index says."""
-    try:
-        weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))[
-            "weight_map"
-        ]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{index_path} is not a safetensors index: {error!r}") from error
-    names_of: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        names_of.setdefault(file, []).append(name)
-    for file in names_of:
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise ModelLoadError(f"{index_path} names {file!r}, not a safetensors file beside it")
-    return names_of
-
-
 def _names_by_file(folder: Path) -> dict[str, list[str]]:
     """File -> names of its tensors; an index is held against the headers of the files it names."""
     files = weight_file_names(folder)
     if not (folder / INDEX_FILE).is_file():
         return {file: _names_in(folder / file) for file in files}
-    names_of = _indexed_names(folder / INDEX_FILE)
+    names_of = indexed_file_names(folder / INDEX_FILE)
     for file in files:
         if not (folder / file).is_file():
             raise ModelLoadError(f"{folder / INDEX_FILE} names {file}, which is missing")

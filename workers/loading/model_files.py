@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workers.errors import ModelLoadError
-from workers.loading.checkpoint import weight_file_names
+from workers.loading.weight_files import weight_file_names
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 _DIGEST_CHARACTERS = 16

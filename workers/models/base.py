@@ -104,6 +104,11 @@ class CausalLM(nn.Module, ABC):
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
         """Called once, when weights and pool are there and before the first step."""
 
+    def prepare_while_idle(self) -> bool:
+        """Do a piece of what makes later starts faster; whether there was any. May wait for the
+        device; ranks need not have the same to do."""
+        return False
+
 
 class NativeCausalLM(CausalLM):
     """A model made of sharded layers under Hugging Face's module names.

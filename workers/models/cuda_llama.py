@@ -80,10 +80,11 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
         self._first_norm = self._decoder_layers()[0].input_layernorm
         self._head: PartialGemm | None = None
         self._ways: StreamWays | None = None
+        self._chooser: GemmChooser | None = None
         self.vocab_shard = None if shard.tp.size == 1 else self.model.embed_tokens.rows
 
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
-        chooser = GemmChooser.for_device(self._shard.device)
+        self._chooser = chooser = GemmChooser.for_device(self._shard.device)
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1
         self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
@@ -109,6 +110,10 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
         ]
         head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
         (self._head,) = partial_gemms(chooser, [head_weight], False)
+
+    def prepare_while_idle(self) -> bool:
+        """GEMMs that there was no time to measure, one timing at a time."""
+        return self._chooser is not None and self._chooser.measure_next()
 
     def _decoder_layers(self) -> list[LlamaDecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, LlamaDecoderLayer)]

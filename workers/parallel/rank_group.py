@@ -80,11 +80,13 @@ class RankGroup:
 
     def close(self) -> None:
         """Close the plan channel: followers finish their step, leave the group with this rank and
-        end their processes. No step may be under way here.
+        end their processes. No step may be under way here. The channel closes whatever else fails.
         """
-        self.sender.close()
-        self.tp.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            self.sender.close()
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self.tp.close()
 
 
 class BroadcastStepExecutor:
@@ -104,5 +106,8 @@ class BroadcastStepExecutor:
         return self._inner.prepare_while_idle()
 
     def close(self) -> None:
-        self._inner.close()
-        self._ranks.close()
+        """Followers end even where this rank's device has failed."""
+        try:
+            self._inner.close()
+        finally:
+            self._ranks.close()

@@ -3,7 +3,7 @@
 Raw means before temperature, penalties, bias and masks. Knows no requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workers.protocol import TokenLogprobs
+from workers.logprobs import PackedLogprobs, TokenLogprobs
 from workers.sampling.transfer import start_download
 
 NO_LOGPROBS = -1
 
-_PROMPT_CHUNK_ROWS = 256
+LogitsHead = Callable[[Tensor], Tensor]
+"""hidden (m, hidden_size) -> logits (m, vocab_size)."""
+
+MAX_PIECE_BYTES = 128 << 20
+"""Of a prompt's logits in float32 at a time. What is made of them takes a few times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +84,38 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprob
     )
 
 
-def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_top: int) -> LogprobTensors:
-    """Log probabilities of prompt tokens: target_ids[j] is what follows the position of logits[j].
+def prompt_logprobs(
+    head: LogitsHead, hidden: Tensor, target_ids: Tensor, num_top: int, vocab_size: int
+) -> LogprobTensors:
+    """Log probabilities of prompt tokens: target_ids[j] is what follows the position of hidden[j].
 
-    Position by position the same as `compute_logprobs`, but each takes its own float32 copy of one
-    bounded chunk of rows only, since a prompt has many more rows than a batch of samples.
+    Position by position the same as `compute_logprobs`. A prompt has many more rows than a batch of
+    samples, so that logits are made of a bounded number of rows at a time, and let go of. Ranks of
+    a group take the same pieces.
     """
-    chunks = [
-        compute_logprobs(chunk_logits, chunk_ids, num_top)
-        for chunk_logits, chunk_ids in zip(
-            torch.split(logits, _PROMPT_CHUNK_ROWS),
-            torch.split(target_ids, _PROMPT_CHUNK_ROWS),
-            strict=True,
+    num_rows = max(1, MAX_PIECE_BYTES // (4 * vocab_size))
+    pieces = [
+        compute_logprobs(head(piece), piece_ids, num_top)
+        for piece, piece_ids in zip(
+            torch.split(hidden, num_rows), torch.split(target_ids, num_rows), strict=True
         )
     ]
     return LogprobTensors(
-        torch.cat([chunk.logprobs for chunk in chunks]),
-        torch.cat([chunk.ranks for chunk in chunks]),
-        torch.cat([chunk.top_token_ids for chunk in chunks]),
-        torch.cat([chunk.top_logprobs for chunk in chunks]),
+        torch.cat([piece.logprobs for piece in pieces]),
+        torch.cat([piece.ranks for piece in pieces]),
+        torch.cat([piece.top_token_ids for piece in pieces]),
+        torch.cat([piece.top_logprobs for piece in pieces]),
+    )
+
+
+def pack_logprobs(host: LogprobTensors) -> PackedLogprobs:
+    """Protocol values of a prompt's positions from host copies, without an object a position."""
+    return PackedLogprobs(
+        host.top_token_ids.shape[1],
+        host.logprobs.numpy().astype("<f4").tobytes(),
+        host.ranks.numpy().astype("<i4").tobytes(),
+        host.top_token_ids.numpy().astype("<i4").tobytes(),
+        host.top_logprobs.numpy().astype("<f4").tobytes(),
     )
 
 

@@ -21,7 +21,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: 0 is greedy. top_k: 0 or -1 disables. top_p in (0, 1]. min_p in [0, 1].
     repetition_penalty > 0 covers prompt and output; presence and frequency penalties cover the
     output only, in [-2, 2]. logit_bias: token id to additive bias in [-100, 100].
-    seed: same seed, same tokens, whatever else is in the batch; None draws one at submission.
+    seed: decides the noise alone, which is a function of seed, absolute position and token id: the
+    same seed draws the same noise whatever shares the batch. Tokens are the same as far as the
+    logits are, whose last bits may depend on the shapes that a step's kernels see: on the batch, on
+    chunks, on a cached prefix. Greedy rows feel that, too, where two tokens are nearly as likely.
+    None draws a seed at submission.
     max_tokens: output tokens, None means up to the context's end. min_tokens: end-of-sequence and
     stop ids are masked until that many output tokens exist; an ignored end of sequence is not.
     logprobs: number of top alternatives per output token, None for no logprobs at all, 0 for the

@@ -3,7 +3,7 @@
 Knows tensors of per-row parameters, not requests nor slots. Adding independent standard Gumbel
 noise to logits and taking the argmax draws exactly from their softmax (Gumbel 1954; Maddison et
 al., "A* sampling", 2014). A row's path and arithmetic depend on its own parameters only, never on
-its neighbours', so that a seeded request draws the same tokens in every batch.
+its neighbours', so that a seeded request draws the same tokens from equal logits in every batch.
 """
 
 from dataclasses import dataclass

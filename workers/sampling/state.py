@@ -84,7 +84,7 @@ class SamplingState:
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
         """Take over the slots of requests, each slot once; earlier contents of a slot are void.
 
-        A request that comes back after a retraction brings its output in token_ids.
+        A request that comes back after a retraction brings what its penalties count.
         """
         if not requests:
             return
@@ -129,8 +129,9 @@ class SamplingState:
         adjusted = self._adjust(logits, rows)
         row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
         token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
-        self._count_output(rows, token_ids)
         logprobs = _sampled_logprobs(logits, token_ids, rows, host_rows)
+        # Last: until here a call that ran out of memory can be made again.
+        self._count_output(rows, token_ids)
         return SampledTokens(token_ids, row_max.squeeze(1).isnan(), logprobs)
 
     def remember(self, slots: Tensor, token_ids: Tensor) -> None:
@@ -203,8 +204,8 @@ class SamplingState:
             return
         self._penalties.reset(
             np.array([request.slot for request in requests], dtype=np.int64),
-            [request.token_ids[: request.num_prompt_tokens] for request in requests],
-            [request.token_ids[request.num_prompt_tokens :] for request in requests],
+            [request.prompt_ids for request in requests],
+            [request.output_ids for request in requests],
         )
 
     def _admit_logit_bias(self, requests: Sequence[AdmittedRequest]) -> None:

@@ -6,13 +6,19 @@ Knows nothing of how the step was put together; rows of requests that ended mean
 from collections.abc import Callable
 
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, OutputError, StepOutput, TokenLogprobs
+from workers.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
+from workers.protocol import FinishReason, OutputError, StepOutput
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import StepRecord
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
+
+_NO_NUMBER = OutputError(ErrorCode.INTERNAL, "the model produced no number for the next token")
+_OUT_OF_MEMORY = OutputError(
+    ErrorCode.OUT_OF_MEMORY, "the engine ran out of memory for what this request asks"
+)
 
 
 class Committer:
@@ -34,21 +40,23 @@ class Committer:
         """Raises ValueError when the result does not fit the step."""
         logprobs = _checked_logprobs(record, result)
         self._collect_prompt_logprobs(record, result)
-        outputs = []
+        failed = (record.rows[row] for row in result.failed_rows)
+        outputs = [self._fail(one, _OUT_OF_MEMORY) for one in failed if not one.is_ended]
+        _vouch_for_chunks(record, result)
         for request, token_id, entry in zip(
             record.sampling, result.token_ids.tolist(), logprobs, strict=True
         ):
             if request.is_ended:
                 continue
-            is_nan = token_id == NAN_TOKEN
-            outputs.append(
-                self._fail(request) if is_nan else self._accept(request, token_id, entry)
-            )
+            if token_id == NAN_TOKEN:
+                outputs.append(self._fail(request, _NO_NUMBER))
+            else:
+                outputs.append(self._accept(request, token_id, entry))
         for request in record.completed_prefills:
             if not request.is_ended:
                 self._memory.share_prefix(request)
         self._ledger.counters.num_steps += 1
-        self._ledger.counters.num_output_tokens += len(outputs)
+        self._ledger.counters.num_output_tokens += sum(len(one.token_ids) for one in outputs)
         return outputs
 
     def _accept(
@@ -71,11 +79,10 @@ class Committer:
             self._forecast.on_finish(request.num_output_tokens, max_tokens)
         return output
 
-    def _fail(self, request: Request) -> StepOutput:
-        """End a request whose logits held a NaN; its pages are not offered to anybody."""
+    def _fail(self, request: Request, error: OutputError) -> StepOutput:
+        """End a request whose keys and values are in doubt: its pages are offered to nobody."""
         self._memory.discard(request)
         self._ledger.end(request)
-        error = OutputError(ErrorCode.INTERNAL, "the model produced no number for the next token")
         return StepOutput(request.request_id, [], FinishReason.ERROR, error=error)
 
     def _add_first_fields(self, request: Request, output: StepOutput) -> None:
@@ -85,19 +92,36 @@ class Committer:
         output.queue_s = started_s - request.submitted_s
         output.prefill_s = now_s - started_s
         if request.sampling.prompt_logprobs is not None:
-            output.prompt_logprobs = [None, *request.prompt_logprobs]
+            output.prompt_logprobs = join_logprobs(request.prompt_logprobs)
             request.prompt_logprobs = []
 
     def _collect_prompt_logprobs(self, record: StepRecord, result: StepResult) -> None:
         for row, num_targets, request in record.prompt_logprob_rows:
-            entries = result.prompt_logprobs.get(row, ())
+            if row in result.failed_rows:
+                continue
+            entries = result.prompt_logprobs.get(row, NO_LOGPROBS)
             if len(entries) != num_targets:
                 raise ValueError(
                     f"step {record.step_id}: row {row} has {len(entries)} prompt log "
                     f"probabilities, {num_targets} were asked for"
                 )
             if not request.is_ended:
-                request.prompt_logprobs.extend(entries)
+                request.prompt_logprobs.append(entries)
+
+
+def _vouch_for_chunks(record: StepRecord, result: StepResult) -> None:
+    """A chunk's last state was computed from all tokens up to it. One that is no number ends
+    nobody: only what later tokens make of it decides that."""
+    if len(result.chunk_has_nan) != len(record.unfinished_prefills):
+        raise ValueError(
+            f"step {record.step_id} has {len(record.unfinished_prefills)} unfinished prefills, its "
+            f"result tells of {len(result.chunk_has_nan)}"
+        )
+    for (request, num_tokens), has_nan in zip(
+        record.unfinished_prefills, result.chunk_has_nan, strict=True
+    ):
+        if not has_nan and not request.is_ended:
+            request.num_vouched_tokens = num_tokens
 
 
 def _checked_logprobs(record: StepRecord, result: StepResult) -> tuple[TokenLogprobs | None, ...]:

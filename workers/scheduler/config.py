@@ -12,8 +12,10 @@ class SchedulerConfig:
     """What the scheduler must know of the model, of KV memory and of the operator's wishes.
 
     num_pages counts page 0, which is reserved for padding and never handed out.
-    max_step_tokens: new tokens of one step, decode rows first. seed: draws the seeds of requests
-    that bring none. enable_mixed_batches: prefill chunks and decode rows in one step.
+    max_step_tokens: new tokens of one step, decode rows first. target_inter_token_s: what a step
+    that decode rows wait for may be predicted to last; None: anything. seed: draws the seeds of
+    requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
+    rows in one step.
     """
 
     page_size: int
@@ -21,13 +23,14 @@ class SchedulerConfig:
     max_running_requests: int
     max_context_len: int
     max_step_tokens: int
+    target_inter_token_s: float | None
     max_waiting_requests: int
     max_waiting_tokens: int
     enable_prefix_cache: bool
     enable_mixed_batches: bool
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    seed: int
+    seed: int | None
 
     def __post_init__(self) -> None:
         minima = {
@@ -43,6 +46,10 @@ class SchedulerConfig:
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        if self.target_inter_token_s is not None and self.target_inter_token_s <= 0.0:
+            raise ConfigError(
+                f"target_inter_token_s must be above 0, got {self.target_inter_token_s}"
+            )
         if self.num_pages * self.page_size > _MAX_CACHE_INDEX:
             raise ConfigError(
                 f"{self.num_pages} pages of {self.page_size} tokens exceed int32 cache indices"

@@ -17,6 +17,11 @@ class DecodeBatcher:
         self._retractor = retractor
         self._page_size = np.int32(table.page_size)
 
+    def num_rows_and_keys(self) -> tuple[int, int]:
+        """How many rows would be added now, and the keys that they would read together."""
+        slots = self._table.decode_slots()
+        return len(slots), int(self._table.seq_lens[slots].sum(dtype=np.int64)) + len(slots)
+
     def add_rows(self, draft: PlanDraft, can_retract: bool) -> bool:
         """False, and nothing is added, when pages are short and nothing may be retracted now."""
         while True:

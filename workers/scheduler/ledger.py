@@ -8,7 +8,7 @@ from workers.scheduler.request import Request
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start; they only grow."""
+    """Since the start; they only grow. Output that a request came with counts as its prompt."""
 
     num_steps: int = 0
     num_preemptions: int = 0

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.kv_cache.radix_node import EMPTY
-from workers.protocol import TokenLogprobs
+from workers.logprobs import PackedLogprobs, TokenLogprobs
 from workers.sampling.params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -22,23 +22,30 @@ NAN_TOKEN = -1
 class AdmittedRequest(msgspec.Struct, frozen=True):
     """A request that takes a slot with this step, for the first time or after a retraction.
 
-    token_ids: prompt and, after a retraction, the output so far; the first num_prompt_tokens are
-    the prompt. seed: the request's own or the one drawn for it at submission.
+    seed: the request's own or the one drawn for it at submission. Its tokens come with the steps
+    that compute them; what is cached needs none. prompt_ids: the ids that occur in the prompt, each
+    once, where a repetition penalty asks for them. output_ids: the output that it brings, where a
+    penalty counts it. Both are empty otherwise.
     """
 
     slot: int
     seed: int
     sampling: SamplingParams
     num_prompt_tokens: int
-    token_ids: IntArray
+    prompt_ids: IntArray = EMPTY
+    output_ids: IntArray = EMPTY
 
 
 class TableWrite(msgspec.Struct, frozen=True):
-    """req_to_token[slot, start : start + len(cache_indices)] = cache_indices, before the step."""
+    """Pages int32 (n,) that stand in the tables of slots int32 (m,) from page first_page on.
 
-    slot: int
-    start: int
-    cache_indices: IntArray
+    req_to_token[slot, first_page * page_size :] begins with the pages' cache indices, for each of
+    the slots, before the step.
+    """
+
+    slots: IntArray
+    first_page: int
+    pages: IntArray
 
 
 class PromptLogprobRow(msgspec.Struct, frozen=True):
@@ -94,11 +101,17 @@ class StepResult(msgspec.Struct, frozen=True):
     token_ids (num sampling rows,) in row order, NAN_TOKEN where the row's logits held a NaN;
     logprobs runs parallel to it, None where not asked.
     prompt_logprobs: by row, one entry per target id of that row's PromptLogprobRow.
+    chunk_has_nan: for each row that samples nothing, in row order, whether the final state of its
+    last new token holds a NaN; the sampled rows say it by NAN_TOKEN.
+    failed_rows: rows of the plan that the device had no memory for. Whatever else stands here for
+    them means nothing, but a sampling one has its place in token_ids and logprobs.
     """
 
     token_ids: IntArray
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[int, PackedLogprobs] = {}
+    chunk_has_nan: tuple[bool, ...] = ()
+    failed_rows: tuple[int, ...] = ()
 
 
 def _encode_array(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workers.kv_cache.radix_node import EMPTY, IntArray
+from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
@@ -15,21 +15,27 @@ from workers.scheduler.plan import (
     StepPlan,
     TableWrite,
 )
+from workers.scheduler.prefix_writes import prefix_writes
 from workers.scheduler.request import Request
+from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """Who waits for the result of a plan that is not committed yet.
 
-    sampling: the request of every row that yields a token, in row order. completed_prefills:
-    those of them whose prefill ends with this step. prompt_logprob_rows: row, number of target
-    ids, request. Requests, not slots: a slot may have a new owner when the result comes.
+    rows: the request of every row. sampling: those of rows that yield a token, in row order.
+    completed_prefills: those of them whose prefill ends with this step. unfinished_prefills: the
+    request of every other row and how many of its tokens are computed then, in row order.
+    prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
+    new owner when the result comes.
     """
 
     step_id: int
+    rows: list[Request]
     sampling: list[Request]
     completed_prefills: list[Request]
+    unfinished_prefills: list[tuple[Request, int]]
     prompt_logprob_rows: list[tuple[int, int, Request]]
 
 
@@ -46,24 +52,32 @@ class DecodeRows:
         return len(self.slots)
 
 
+MAX_HISTORY_IDS = 1 << 22
+"""Token ids that penalties need of the requests of one plan, beyond which no more are admitted: 16
+of the 256 MiB that a plan's frame may have. A single request's are always fewer."""
+
 _NO_DECODE_ROWS = DecodeRows(EMPTY, EMPTY, EMPTY, [])
 
 
 class PlanDraft:
-    """budget: new tokens that may still be added."""
+    """budget: new tokens that may still be added. prompts: what else bounds those of prompts."""
 
     def __init__(self, step_id: int, max_step_tokens: int) -> None:
         self.step_id = step_id
         self.budget = max_step_tokens
+        self.prompts: PromptAllowance = TokenAllowance()
         self._decode = _NO_DECODE_ROWS
+        self._prefilled: list[Request] = []
         self._slots: list[int] = []
         self._prefix_lens: list[int] = []
         self._samples: list[bool] = []
         self._input_ids: list[IntArray] = []
         self._out_cache_loc: list[IntArray] = []
         self._admitted: list[AdmittedRequest] = []
-        self._prefix_writes: list[TableWrite] = []
+        self._num_history_ids = 0
+        self._prefixes: list[tuple[int, RadixNode]] = []
         self._completed: list[Request] = []
+        self._unfinished: list[tuple[Request, int]] = []
         self._prompt_logprobs: list[PromptLogprobRow] = []
         self._prompt_logprob_rows: list[tuple[int, int, Request]] = []
 
@@ -71,25 +85,46 @@ class PlanDraft:
     def is_empty(self) -> bool:
         return not len(self._decode) and not self._slots
 
+    @property
+    def num_decode_rows(self) -> int:
+        return len(self._decode)
+
+    @property
+    def num_decode_keys(self) -> int:
+        """Keys that the decode rows read together, each its own token's included."""
+        return int(self._decode.prefix_lens.sum(dtype=np.int64)) + len(self._decode)
+
+    def room_for(self, num_prefix_tokens: int) -> int:
+        """Most tokens of a chunk that follows so many tokens of its prompt."""
+        return min(self.budget, self.prompts.room_for(num_prefix_tokens))
+
     def set_decode_rows(self, rows: DecodeRows) -> None:
         """Decode rows come first in a plan, and at once."""
         assert self.is_empty, "decode rows precede prefill rows"
         self._decode = rows
         self.budget -= len(rows)
 
-    def admit(self, request: Request, prefix_indices: IntArray) -> None:
-        """The request takes its slot with this step, on top of cached tokens if there are any."""
+    @property
+    def can_admit(self) -> bool:
+        """Whether there is room for another request: a plan must stay small enough to send."""
+        return self.room_for(0) > 0 and self._num_history_ids < MAX_HISTORY_IDS
+
+    def admit(self, request: Request, prefix: RadixNode) -> None:
+        """The request takes its slot with this step, on top of what the cache has down to prefix,
+        which it has locked."""
+        prompt_ids, output_ids = _penalised_ids(request)
+        self._num_history_ids += len(prompt_ids) + len(output_ids)
         self._admitted.append(
             AdmittedRequest(
                 slot=request.slot,
                 seed=request.seed,
                 sampling=request.sampling,
                 num_prompt_tokens=request.num_prompt_tokens,
-                token_ids=request.known_tokens,
+                prompt_ids=prompt_ids,
+                output_ids=output_ids,
             )
         )
-        if len(prefix_indices):
-            self._prefix_writes.append(TableWrite(request.slot, 0, prefix_indices))
+        self._prefixes.append((request.slot, prefix))
 
     def add_chunk(self, request: Request, start: int, out_cache_loc: IntArray) -> None:
         """Tokens start .. start + len(out_cache_loc) - 1 of a request that is being prefilled."""
@@ -97,6 +132,7 @@ class PlanDraft:
         is_last = stop == request.prefill_len
         if request.wants_prompt_logprobs:
             self._add_prompt_logprobs(request, start, stop)
+        self._prefilled.append(request)
         self._slots.append(request.slot)
         self._prefix_lens.append(start)
         self._samples.append(is_last)
@@ -104,7 +140,10 @@ class PlanDraft:
         self._out_cache_loc.append(out_cache_loc)
         if is_last:
             self._completed.append(request)
+        else:
+            self._unfinished.append((request, stop))
         self.budget -= len(out_cache_loc)
+        self.prompts.spend(start, len(out_cache_loc))
 
     def build(
         self, table_writes: list[TableWrite], cleared: IntArray
@@ -113,8 +152,10 @@ class PlanDraft:
         requests that ended have left and nobody vouches for."""
         record = StepRecord(
             self.step_id,
+            self._decode.requests + self._prefilled,
             self._decode.requests + self._completed,
             self._completed,
+            self._unfinished,
             self._prompt_logprob_rows,
         )
         num_decode = len(self._decode)
@@ -133,7 +174,7 @@ class PlanDraft:
             input_ids=np.concatenate([decode_ids, *self._input_ids]),
             out_cache_loc=np.concatenate([self._decode.out_cache_loc, *self._out_cache_loc]),
             admitted=tuple(self._admitted),
-            table_writes=(*table_writes, *self._prefix_writes),
+            table_writes=(*table_writes, *prefix_writes(self._prefixes)),
             cleared=cleared,
             prompt_logprobs=tuple(self._prompt_logprobs),
         )
@@ -172,3 +213,15 @@ class PlanDraft:
 
 def _join(decode: IntArray, prefill: list[int] | list[bool]) -> npt.NDArray[np.int32]:
     return np.concatenate([decode, np.array(prefill, dtype=np.int32)])
+
+
+def _penalised_ids(request: Request) -> tuple[IntArray, IntArray]:
+    """The distinct prompt ids and the output ids that the request's penalties look at, int32."""
+    sampling, num_prompt = request.sampling, request.num_prompt_tokens
+    if not sampling.has_penalties:
+        return EMPTY, EMPTY
+    output_ids = request.known_tokens[num_prompt:]
+    if sampling.repetition_penalty == 1.0:
+        return EMPTY, output_ids
+    occurs = np.bincount(request.known_tokens[:num_prompt])
+    return np.flatnonzero(occurs).astype(np.int32), output_ids

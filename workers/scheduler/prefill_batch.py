@@ -16,16 +16,17 @@ from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.waiting_queue import WaitingQueue
 
-MAX_HELD_REQUESTS = 64
-"""How many requests that wait for a prefix a step looks past."""
+MAX_PARKED_A_STEP = 256
+"""How many requests a step parks before it leaves the rest to the next one: each costs the host a
+look into the cache, and a step must not take long to plan."""
 
 
 class AdmissionResult(Enum):
-    """ADMITTED: it has a slot. HELD: others may go first, it waits for a prefix that is being
-    computed. REFUSED: there is no room, so that nobody after it may be admitted either."""
+    """ADMITTED: it has a slot. PARKED: it waits for a prefix that is being computed, in nobody's
+    way. REFUSED: there is no room, so that nobody after it may be admitted either."""
 
     ADMITTED = auto()
-    HELD = auto()
+    PARKED = auto()
     REFUSED = auto()
 
 
@@ -33,13 +34,14 @@ class Admission:
     """Moves a waiting request into a slot when its prompt fits beside what runs.
 
     Nobody overtakes a request that lacks room: within a priority, first come is first served. One
-    that is held is passed until the prefix that it shares is in the cache, a step or two later.
+    that shares a prefix under way is parked until that one is in the cache.
     """
 
     def __init__(
         self,
         table: RunningTable,
         memory: RequestMemory,
+        waiting: WaitingQueue,
         pool: PagePool,
         forecast: OutputForecast,
         counters: Counters,
@@ -49,6 +51,7 @@ class Admission:
         """under_way: None where prompts share nothing."""
         self._table = table
         self._memory = memory
+        self._waiting = waiting
         self._pool = pool
         self._forecast = forecast
         self._counters = counters
@@ -56,26 +59,33 @@ class Admission:
         self._clock = clock
 
     def start_step(self) -> None:
+        """Those whose prefix is no longer under way are in the queue again."""
         if self._under_way is not None:
-            self._under_way.drop_finished()
+            for request in self._under_way.drop_finished():
+                self._waiting.release_parked(request)
 
     def try_admit(self, draft: PlanDraft, request: Request) -> AdmissionResult:
+        """request: the queue's first. It has left the order unless it is REFUSED."""
         match = self._memory.match_and_lock(request)
         num_cached = len(match.pages) * self._table.page_size
-        if self._under_way is not None and self._under_way.would_save(request, num_cached):
+        other = None if self._under_way is None else self._under_way.find(request, num_cached)
+        if other is not None:
             self._memory.unlock(match)
-            return AdmissionResult.HELD
+            self._waiting.park(request, until=other)
+            return AdmissionResult.PARKED
         if not self._fits(request, match):
             self._memory.unlock(match)
             return AdmissionResult.REFUSED
+        self._waiting.remove(request)
         self._memory.open(request, match)
         if self._under_way is not None:
             self._under_way.add(request)
-        draft.admit(request, self._table.cache_indices(request.slot, 0, num_cached))
+        draft.admit(request, match.node)
         if request.first_scheduled_s is None:
+            self._memory.count_return(match)
             request.first_scheduled_s = self._clock()
             request.num_cached_tokens = num_cached
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            self._counters.num_prompt_tokens += request.num_tokens
             self._counters.num_cached_prompt_tokens += num_cached
         return AdmissionResult.ADMITTED
 
@@ -111,35 +121,49 @@ class PrefillBatcher:
         self._waiting = waiting
         self._admission = admission
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request is half prefilled or waits."""
+        return bool(self._table.prefilling) or len(self._waiting) > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that half-prefilled and waiting requests want computed, cached ones included."""
+        return self._table.num_prefill_tokens + self._waiting.num_tokens
+
     def add_rows(self, draft: PlanDraft) -> None:
-        """A half-prefilled request that gets fewer pages than it wants has taken the last ones, so
-        that nobody is admitted past it.
+        """A half-prefilled request that gets fewer tokens than it wants has taken the last pages or
+        the rest of the step, so that nobody is admitted past it.
         """
-        for request in tuple(self._table.prefilling):
-            self._add_chunk(draft, request)
         self._admission.start_step()
-        num_held = 0
-        while draft.budget > 0 and self._table.has_free_slot and num_held < MAX_HELD_REQUESTS:
-            waiting = self._waiting.peek(num_held)
+        for request in tuple(self._table.prefilling):
+            if not self._add_chunk(draft, request):
+                return
+        num_parked = 0
+        while draft.can_admit and self._table.has_free_slot and num_parked < MAX_PARKED_A_STEP:
+            waiting = self._waiting.peek()
             if waiting is None:
                 return
             result = self._admission.try_admit(draft, waiting)
             if result is AdmissionResult.REFUSED:
                 return
-            if result is AdmissionResult.HELD:
-                num_held += 1
+            if result is AdmissionResult.PARKED:
+                num_parked += 1
                 continue
-            self._waiting.remove(waiting)
-            self._add_chunk(draft, waiting)
+            if not self._add_chunk(draft, waiting):
+                return
 
-    def _add_chunk(self, draft: PlanDraft, request: Request) -> None:
+    def _add_chunk(self, draft: PlanDraft, request: Request) -> bool:
+        """Whether the request's prefill ends with this step."""
         table, slot = self._table, request.slot
         start = int(table.seq_lens[slot])
-        num_wanted = min(request.prefill_len - start, draft.budget)
+        num_wanted = min(request.prefill_len - start, draft.room_for(start))
         num_granted = self._memory.extend(slot, num_wanted)
         if num_granted <= 0:
-            return
+            return False
         stop = start + num_granted
-        if stop == request.prefill_len:
+        is_last = stop == request.prefill_len
+        if is_last:
             table.prefilling.remove(request)
         draft.add_chunk(request, start, table.cache_indices(slot, start, stop))
+        return is_last

@@ -24,22 +24,26 @@ class PrefillsUnderWay:
     def add(self, request: Request) -> None:
         self._requests.append(request)
 
-    def drop_finished(self) -> None:
-        """Forget those that are committed, ended or back in the queue."""
-        self._requests = [request for request in self._requests if _is_under_way(request)]
+    def drop_finished(self) -> list[Request]:
+        """Forget, and return, those that are committed, ended or back in the queue."""
+        finished = [request for request in self._requests if not _is_under_way(request)]
+        if finished:
+            self._requests = [request for request in self._requests if _is_under_way(request)]
+        return finished
 
-    def would_save(self, request: Request, num_cached_tokens: int) -> bool:
-        """Whether enough of request's tokens, beyond the cached ones, are being computed now."""
+    def find(self, request: Request, num_cached_tokens: int) -> Request | None:
+        """One that is computing enough of request's tokens beyond the cached ones."""
         if request.wants_prompt_logprobs:
-            return False
+            return None
         most = request.num_tokens - 1
         if most - num_cached_tokens < MIN_SAVED_TOKENS:
-            return False
-        return any(
-            self._num_shared(request, other) >= num_cached_tokens + MIN_SAVED_TOKENS
-            for other in self._requests
-            if other.cache_salt == request.cache_salt
-        )
+            return None
+        for other in self._requests:
+            if other.cache_salt == request.cache_salt:
+                num_saved = self._num_shared(request, other) - num_cached_tokens
+                if num_saved >= MIN_SAVED_TOKENS:
+                    return other
+        return None
 
     def _num_shared(self, request: Request, other: Request) -> int:
         """Tokens in whole pages with which both begin; the last token is always computed."""

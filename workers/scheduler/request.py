@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workers.kv_cache.radix_node import IntArray, RadixNode
-from workers.protocol import FinishReason, TokenLogprobs
+from workers.logprobs import PackedLogprobs
+from workers.protocol import FinishReason
 from workers.sampling.params import SamplingParams
 
 NO_SLOT = -1
+
+SortKey = tuple[int, bool, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -20,9 +23,10 @@ class Request:
 
     buffer[:num_tokens] int32 are the prompt and the output that the host knows. max_total_len:
     prompt plus the most output there can be. arrival: order of submission, kept over retractions.
+    is_resumed: it came with output of another engine; whoever reads it has been waiting since.
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
-    because logits that were computed from all of them are.
+    because a final state or logits that were computed from all of them are.
     """
 
     request_id: str
@@ -37,6 +41,7 @@ class Request:
     seed: int
     arrival: int
     submitted_s: float
+    is_resumed: bool = False
     slot: int = NO_SLOT
     node: RadixNode | None = None
     prefill_len: int = 0
@@ -44,16 +49,16 @@ class Request:
     is_ended: bool = False
     first_scheduled_s: float | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[PackedLogprobs] = field(default_factory=list)
 
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
-    def sort_key(self) -> tuple[int, int]:
+    def sort_key(self) -> SortKey:
         """The smaller runs first; total, because no two arrivals are equal."""
-        return self.priority, self.arrival
+        return self.priority, not self.is_resumed, self.arrival
 
     @property
     def known_tokens(self) -> IntArray:

@@ -2,9 +2,10 @@
 
 A page belongs to exactly one of: the free stock, the prefix cache, one request.
 
-Keys and values are known to be numbers once logits that attended to them are. Those of a request
-that ends before that are never shared, and are cleared before their pages serve anybody else: an
-attention kernel may load a page's unused tail and multiply it by zero, and NaN times zero is NaN.
+Keys and values are known to be numbers once a final state that attended to them is: that of a
+chunk's last token, or what logits were made of. Those of a request that ends before that are never
+shared, and are cleared before their pages serve anybody else: an attention kernel may load a page's
+unused tail and multiply it by zero, and NaN times zero is NaN.
 
     page_table[slot]:  | shared: the cache's, locked by node | the request's own | unused |
                        0                          num_shared_pages          num_pages
@@ -43,6 +44,10 @@ class RequestMemory:
 
     def unlock(self, match: PrefixMatch) -> None:
         self._cache.unlock(match.node)
+
+    def count_return(self, match: PrefixMatch) -> None:
+        """The request that found this match is admitted for the first time."""
+        self._cache.count_return(match.node)
 
     def open(self, request: Request, match: PrefixMatch) -> None:
         """Give the request a slot that starts with the locked match."""
@@ -88,9 +93,9 @@ class RequestMemory:
         if len(duplicates):
             self._pool.free(pages[duplicates])
             table.page_table[slot, :num_cached] = result.pages
-            start, stop = int(duplicates[0]) * page_size, (int(duplicates[-1]) + 1) * page_size
-            indices = table.cache_indices(slot, start, stop)
-            self._table_writes[slot] = TableWrite(slot, start, indices)
+            first, last = int(duplicates[0]), int(duplicates[-1])
+            moved = result.pages[first : last + 1]
+            self._table_writes[slot] = TableWrite(np.array([slot], dtype=np.int32), first, moved)
         table.num_shared_pages[slot] = max(num_cached, num_shared)
         self._cache.lock(result.node)
         self._cache.unlock(request.node)

@@ -29,6 +29,9 @@ from workers.scheduler.request import NO_SLOT
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.running_table import RunningTable
+from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
+from workers.scheduler.step_cost import StepCostModel
+from workers.scheduler.step_work import StepWork
 from workers.scheduler.submission import Submission
 from workers.scheduler.waiting_queue import WaitingQueue
 
@@ -62,16 +65,11 @@ class Scheduler:
         self._retractor = Retractor(
             self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
         )
+        self._prompt_step_costs = StepCostModel()
         self._policy = self._build_policy()
         self._committer = Committer(self._memory, self._ledger, self._forecast, clock)
         self._uncommitted: deque[StepRecord] = deque()
         self._next_step_id = 0
-        self._needs_commit = False
-
-    @property
-    def needs_commit(self) -> bool:
-        """Whether the last schedule() returned None only because a plan is not committed yet."""
-        return self._needs_commit
 
     @property
     def has_work(self) -> bool:
@@ -107,14 +105,13 @@ class Scheduler:
         return True
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is none; see needs_commit.
+        """The next step, or None when there is none, or none before a plan is committed.
 
         Raises RuntimeError when two plans are uncommitted.
         """
         if len(self._uncommitted) == MAX_UNCOMMITTED_PLANS:
             raise RuntimeError(f"{MAX_UNCOMMITTED_PLANS} plans are uncommitted: commit one first")
         draft = self._compose()
-        self._needs_commit = draft.is_empty and bool(self._uncommitted)
         if draft.is_empty:
             return None
         plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
@@ -134,6 +131,14 @@ class Scheduler:
             raise RuntimeError(f"plan {plan.step_id} is not next to commit, {expected} is")
         outputs = self._committer.commit(self._uncommitted.popleft(), result)
         return self._ledger.take_outputs() + outputs
+
+    def observe_duration(self, plan: StepPlan, seconds: float) -> None:
+        """Learn how long a plan took, from its first launch to its last token, in order of plans.
+
+        Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
+        """
+        if not plan.is_decode and not plan.prompt_logprobs:
+            self._prompt_step_costs.observe(StepWork.of(plan), seconds)
 
     def take_outputs(self) -> list[StepOutput]:
         """Outputs of requests aborted since the last commit(), for when no step runs."""
@@ -158,6 +163,7 @@ class Scheduler:
             num_finished=counters.num_finished,
             evicted_ordinary=horizon.ordinary,
             evicted_shared=horizon.shared,
+            step_prediction_error_s=self._prompt_step_costs.error_s,
         )
 
     def _num_written_tokens(self) -> int:
@@ -201,6 +207,7 @@ class Scheduler:
         admission = Admission(
             self._table,
             self._memory,
+            self._waiting,
             self._pool,
             self._forecast,
             self._ledger.counters,
@@ -209,8 +216,14 @@ class Scheduler:
         )
         prefill = PrefillBatcher(self._table, self._memory, self._waiting, admission)
         if config.enable_mixed_batches:
-            return MixedBatches(decode, prefill)
-        return AlternatingBatches(decode, prefill)
+            return MixedBatches(decode, prefill, self._build_target())
+        return AlternatingBatches(decode, prefill, self._build_target())
+
+    def _build_target(self) -> StepTarget:
+        target_s = self._config.target_inter_token_s
+        return (
+            NoTarget() if target_s is None else InterTokenTarget(target_s, self._prompt_step_costs)
+        )
 
 
 def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCache:

@@ -30,9 +30,10 @@ class Submission:
         Raises RequestRejectedError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED or QUEUE_FULL.
         """
         max_total_len = self._max_total_len(spec)
+        _check_unfinished(spec, max_total_len)
         spec.sampling.validate(self._config.vocab_size)
-        self._check_queue(len(spec.prompt_token_ids))
-        tokens = self._checked_tokens(spec.prompt_token_ids)
+        self._check_queue(len(spec.prompt_token_ids) + len(spec.resumed_token_ids))
+        tokens = self._checked_tokens(spec)
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
         request = Request(
@@ -42,12 +43,13 @@ class Submission:
             cache_salt=spec.cache_salt,
             buffer=tokens,
             num_tokens=len(tokens),
-            num_prompt_tokens=len(tokens),
+            num_prompt_tokens=len(spec.prompt_token_ids),
             max_total_len=max_total_len,
             stop_ids=stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids,
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             arrival=self._num_accepted,
             submitted_s=now_s,
+            is_resumed=bool(spec.resumed_token_ids),
         )
         self._num_accepted += 1
         return request
@@ -97,13 +99,23 @@ class Submission:
                 f"{config.max_waiting_tokens}",
             )
 
-    def _checked_tokens(self, token_ids: list[int]) -> IntArray:
-        vocab_size = self._config.vocab_size
+    def _checked_tokens(self, spec: GenerateRequest) -> IntArray:
+        token_ids, vocab_size = spec.known_token_ids, self._config.vocab_size
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= vocab_size:
             raise RequestRejectedError(
                 ErrorCode.INVALID_REQUEST,
-                f"prompt token id {low if low < 0 else high} is not in [0, {vocab_size})",
+                f"token id {low if low < 0 else high} is not in [0, {vocab_size})",
                 "prompt",
             )
         return np.array(token_ids, dtype=np.int32)
+
+
+def _check_unfinished(spec: GenerateRequest, max_total_len: int) -> None:
+    if len(spec.prompt_token_ids) + len(spec.resumed_token_ids) >= max_total_len:
+        raise RequestRejectedError(
+            ErrorCode.INVALID_REQUEST,
+            f"the request has {len(spec.resumed_token_ids)} output tokens already, no more are "
+            "wanted",
+            "resumed_token_ids",
+        )

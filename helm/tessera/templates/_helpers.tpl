@@ -1,10 +1,10 @@
 {{/* Names, labels and small parts. Nothing here makes an object. */}}
 
-{{/* 40: KubeRay refuses RayService names over 47, and groups append to ours. */}}
+{{/* 37: a Service's name has 63 characters at most, and ours end in -<group>-grpc. KubeRay refuses RayServices over 47. */}}
 {{- define "tessera.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- $full = default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- $full = default $full .Values.fullnameOverride | trunc 37 | trimSuffix "-" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
 {{- fail (printf "%q is no name for a RayService: lower case letters, digits and dashes, a letter first" $full) -}}
 {{- end -}}
@@ -40,24 +40,40 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (include "tessera.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* All engine groups with their defaults filled in, as YAML of {groups: [...]}. */}}
+{{/* All engine groups with their defaults filled in, as JSON of {groups: [...], served: [...]}: served are those that are
+     enabled. Nothing of a group depends on its place in the list or on another group. */}}
 {{- define "tessera.groups" -}}
 {{- $groups := list -}}
+{{- $served := list -}}
 {{- $names := list -}}
-{{- range $index, $given := .Values.engineGroups -}}
+{{- $ports := dict -}}
+{{- range $given := .Values.engineGroups -}}
 {{- $group := mergeOverwrite (deepCopy $.Values.engineGroupDefaults) (deepCopy $given) -}}
 {{- if has $group.name $names -}}{{- fail (printf "engineGroups: %q is there twice" $group.name) -}}{{- end -}}
 {{- $names = append $names $group.name -}}
 {{- include "tessera.checkGroup" (dict "root" $ "group" $group) -}}
-{{- $_ := set $group "metricsPort" (add $.Values.metrics.port $index | int) -}}
+{{- $port := int $group.metricsPort | default (int $.Values.metrics.port) -}}
+{{- if $group.enabled -}}
+{{- with get $ports (toString $port) -}}
+{{- fail (printf "engineGroups: %q and %q both have metrics port %d: give one of them a metricsPort of its own" . $group.name $port) -}}
+{{- end -}}
+{{- $_ := set $ports (toString $port) $group.name -}}
+{{- end -}}
+{{- $_ := set $group "metricsPort" $port -}}
 {{- $_ := set $group "modelPath" (include "tessera.modelPath" (dict "root" $ "group" $group)) -}}
+{{- $_ := set $group "servedName" (include "tessera.servedName" (dict "root" $ "group" $group)) -}}
 {{- $_ := set $group "serveScaling" (include "tessera.serveScaling" (dict "root" $ "group" $group) | fromYaml) -}}
 {{- $groups = append $groups $group -}}
+{{- if $group.enabled -}}{{- $served = append $served $group -}}{{- end -}}
+{{- end -}}
+{{- if not $served -}}{{- fail "engineGroups: no group is enabled" -}}{{- end -}}
+{{- if and (ne .Values.http.proxy "direct") .Values.http.tls.existingSecret -}}
+{{- fail "http.tls: Ray Serve's proxies speak plain HTTP; use http.proxy: direct" -}}
 {{- end -}}
 {{- if and (ne .Values.http.proxy "direct") (gt (len $groups) 1) -}}
 {{- fail "http.proxy: Ray Serve's proxies share one port, so they serve one engine group; use direct" -}}
 {{- end -}}
-{{ dict "groups" $groups | toJson }}
+{{ dict "groups" $groups "served" $served | toJson }}
 {{- end -}}
 
 {{/* What no schema can see, because it takes two values at once. Renders nothing. */}}
@@ -96,20 +112,78 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "tessera.modelPath" -}}
-{{- if .group.model.huggingFace.repository -}}
-{{ .root.Values.weights.mountPath }}/{{ .group.model.huggingFace.repository }}
+{{- with .group.model.huggingFace -}}
+{{- if .repository -}}
+{{- /* A folder for each revision: both clusters of an upgrade read their own. */ -}}
+{{ $.root.Values.weights.mountPath }}/revisions/{{ .revision }}/{{ .repository }}
 {{- else -}}
-{{ .group.model.path }}
+{{ $.group.model.path }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Pods of a group that Ray's autoscaler may have: [least, most]. */}}
-{{- define "tessera.engineBounds" -}}
-{{- if .autoscaling.enabled -}}
-{{ list (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) | toJson }}
-{{- else -}}
-{{ list (int .replicas) (int .replicas) | toJson }}
+{{/* The name by which clients call a group's model. */}}
+{{- define "tessera.servedName" -}}
+{{- $engine := (mergeOverwrite (deepCopy .root.Values.config) (deepCopy .group.config)).engine | default dict -}}
+{{- $engine.served_model_name | default (base .group.modelPath) -}}
 {{- end -}}
+
+{{/* Pods of a worker group: replicas, minReplicas, maxReplicas. Called with root, replicas and enabled.
+     KubeRay never carries a change of these three to a cluster that runs. So with Ray's autoscaler they bound nothing:
+     pods follow the replicas that Serve wants, and Serve's bounds can change at any time. */}}
+{{- define "tessera.podCounts" -}}
+{{- $replicas := ternary (int .replicas) 0 .enabled -}}
+replicas: {{ $replicas }}
+{{- if .root.Values.autoscaler.enabled }}
+minReplicas: 0
+maxReplicas: 1000
+{{- else }}
+minReplicas: {{ $replicas }}
+maxReplicas: {{ $replicas }}
+{{- end }}
+{{- end -}}
+
+{{/* Engine replicas that a group never falls below. */}}
+{{- define "tessera.leastReplicas" -}}
+{{- ternary .autoscaling.minReplicas .replicas .autoscaling.enabled | int -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes in bytes. */}}
+{{- define "tessera.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $text := toString . -}}
+{{- mulf (regexFind "^[0-9.]+" $text) (get $units (regexFind "[A-Za-z]*$" $text)) | int64 -}}
+{{- end -}}
+
+{{/* The kubelet evicts a pod whose emptyDir volumes outgrow its containers' limits of ephemeral-storage, however large
+     the volumes may be. Called as podTemplate. Renders nothing. */}}
+{{- define "tessera.checkStorage" -}}
+{{- $values := .root.Values -}}
+{{- $limit := get (default dict .pod.resources.limits) "ephemeral-storage" -}}
+{{- if $limit -}}
+{{- $need := include "tessera.bytes" $values.tmp.sizeLimit | int64 -}}
+{{- if or (ne .role "engine") (eq $values.kernelCache.type "emptyDir") -}}
+{{- $need = add $need (include "tessera.bytes" $values.kernelCache.sizeLimit | int64) -}}
+{{- end -}}
+{{- if and (eq .role "engine") (eq $values.weights.type "emptyDir") -}}
+{{- $need = add $need (include "tessera.bytes" $values.weights.emptyDir.sizeLimit | int64) -}}
+{{- end -}}
+{{- if lt (include "tessera.bytes" $limit | int64) $need -}}
+{{- fail (printf "resources.limits.ephemeral-storage of the %s pods is %s, less than their emptyDir volumes may hold together (%d bytes)" .role $limit $need) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tessera.httpScheme" -}}
+{{- ternary "https" "http" (ne .Values.http.tls.existingSecret "") -}}
+{{- end -}}
+
+{{/* An annotation of what the head's pods need. With Redis KubeRay ends a cluster by a Job that empties its part of it,
+     made of the head's pod, which must still find these when everything else is uninstalled. */}}
+{{- define "tessera.outlives" -}}
+{{- if .Values.ray.faultTolerance.redisAddress }}
+helm.sh/resource-policy: keep
+{{- end }}
 {{- end -}}
 
 {{/* The custom resource that ties a replica to the pods made for it. */}}

@@ -4,13 +4,20 @@
 {{- define "tessera.podTemplate" -}}
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
+{{- include "tessera.checkStorage" . -}}
 {{- $needsToken := and (eq .role "head") $values.autoscaler.enabled -}}
 metadata:
   labels:
     {{- include "tessera.podLabels" . | nindent 4 }}
-  {{- with .pod.podAnnotations }}
+  {{- if or .pod.podAnnotations .pod.tolerations }}
   annotations:
+    {{- with .pod.podAnnotations }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- /* KubeRay leaves tolerations out of its comparison of clusters: alone, other ones would reach nobody. */}}
+    {{- with .pod.tolerations }}
+    tessera.dev/tolerations: {{ toJson . | sha256sum | trunc 16 | quote }}
+    {{- end }}
   {{- end }}
 spec:
   {{- /* KubeRay gives the head an account of its own, with the rights its autoscaler needs. */}}
@@ -49,14 +56,26 @@ spec:
   topologySpreadConstraints:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if and .group .group.model.huggingFace.repository }}
+  {{- $downloads := and .group .group.model.huggingFace.repository }}
+  {{- if or $downloads .pod.initContainers }}
   initContainers:
+    {{- with .pod.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if $downloads }}
     - {{ include "tessera.downloadContainer" . | nindent 6 | trim }}
+    {{- end }}
   {{- end }}
   containers:
     - {{ include "tessera.rayContainer" . | nindent 6 | trim }}
+    {{- with .pod.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "tessera.volumes" . | nindent 4 }}
+    {{- with .pod.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{- define "tessera.podLabels" -}}
@@ -87,6 +106,9 @@ ports:
   {{- include "tessera.ports" . | nindent 2 }}
 resources:
   {{- include "tessera.resources" . | nindent 2 }}
+startupProbe:
+  {{- include "tessera.rayProbe" . | nindent 2 }}
+  {{- toYaml $values.probes.startup | nindent 2 }}
 livenessProbe:
   {{- include "tessera.rayProbe" . | nindent 2 }}
   {{- toYaml $values.probes.liveness | nindent 2 }}
@@ -95,6 +117,11 @@ readinessProbe:
   httpGet:
     path: {{ ternary "/health/ready" "/-/healthz" (eq $values.http.proxy "direct") }}
     port: http
+    {{- if $values.http.tls.existingSecret }}
+    scheme: HTTPS
+    {{- end }}
+  {{- else if eq .role "engine" }}
+  {{- include "tessera.engineProbe" . | nindent 2 }}
   {{- else }}
   {{- include "tessera.rayProbe" . | nindent 2 }}
   {{- end }}
@@ -124,10 +151,23 @@ volumeMounts:
   - name: node-weights
     mountPath: {{ include "tessera.nodeCachePath" .root }}
   {{- end }}
-  {{- if and (eq .role "ingress") $values.auth.existingSecret }}
+  {{- /* Never by subPath: a mount of a single file would not follow its secret. */}}
+  {{- if eq .role "ingress" }}
+  {{- if $values.auth.existingSecret }}
   - name: auth
     mountPath: /etc/tessera/auth
     readOnly: true
+  {{- end }}
+  {{- range $protocol := list "http" "grpc" }}
+  {{- if (get $values $protocol).tls.existingSecret }}
+  - name: {{ $protocol }}-tls
+    mountPath: /etc/tessera/{{ $protocol }}-tls
+    readOnly: true
+  {{- end }}
+  {{- end }}
+  {{- end }}
+  {{- with .pod.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
 
@@ -145,7 +185,21 @@ httpGet:
   port: 52365
 {{- end -}}
 
-{{/* KubeRay knows three of the names: serve and gcs-server on the head, and metrics, where Ray's own are. */}}
+{{/* A replica listens on a socket in a folder of its own from the moment its weights are loaded until it leaves, and
+     the kernel forgets the socket with the process: a list that shows it shows a loaded engine. Whether the pod lives
+     is the Ray node's matter, so a pod that no replica needs yet is alive and not ready. */}}
+{{- define "tessera.engineProbe" -}}
+exec:
+  command:
+    - grep
+    - --quiet
+    - --extended-regexp
+    - " 00010000 .* /tmp/tessera-[^/]+/channel[.]sock$"
+    - /proc/net/unix
+{{- end -}}
+
+{{/* KubeRay knows three of the names: serve and gcs-server on the head, and metrics, where Ray's own are. The ports of the
+     groups' metrics are not among them: another group would be another head. */}}
 {{- define "tessera.ports" -}}
 {{- if eq .role "head" -}}
 - name: gcs-server
@@ -162,16 +216,6 @@ httpGet:
 {{ end -}}
 - name: metrics
   containerPort: 8080
-{{- range (include "tessera.groups" .root | fromJson).groups }}
-{{- if or (not $.group) (eq .name (default dict $.group).name) }}
-- name: {{ include "tessera.metricsPortName" . }}
-  containerPort: {{ int .metricsPort }}
-{{- end }}
-{{- end }}
-{{- end -}}
-
-{{- define "tessera.metricsPortName" -}}
-metrics-{{ int .metricsPort }}
 {{- end -}}
 
 {{- define "tessera.environment" -}}
@@ -199,6 +243,11 @@ metrics-{{ int .metricsPort }}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
 {{- end }}
+{{- /* NVIDIA's container runtime gives all GPUs of a node to an image that does not say otherwise. */}}
+{{- if ne .role "engine" }}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: void
+{{- end }}
 {{- /* Weights come from the volume; nothing is fetched while requests are served. */}}
 - name: HF_HUB_OFFLINE
   value: "1"
@@ -206,10 +255,8 @@ metrics-{{ int .metricsPort }}
   value: /var/cache/tessera/triton
 - name: TORCHINDUCTOR_CACHE_DIR
   value: /var/cache/tessera/inductor
-{{- if eq .role "engine" }}
-{{- with .group.extraEnv }}
+{{- with .pod.extraEnv }}
 {{ toYaml . }}
-{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -218,13 +265,16 @@ metrics-{{ int .metricsPort }}
 {{- $resources := deepCopy .pod.resources -}}
 {{- if and (eq .role "engine") (gt (int .group.gpusPerRank) 0) -}}
 {{- $gpus := dict .group.gpuResource (mul (int .group.tpSize) (int .group.gpusPerRank) | int) -}}
-{{- $_ := set $resources "requests" (merge $gpus (default dict $resources.requests)) -}}
-{{- $_ := set $resources "limits" (merge (deepCopy $gpus) (default dict $resources.limits)) -}}
+{{- /* sprig merges into its first argument: each needs a map of its own. */ -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- $_ := set $resources $kind (mergeOverwrite (deepCopy (default dict (get $resources $kind))) $gpus) -}}
+{{- end -}}
 {{- end -}}
 {{ toYaml $resources }}
 {{- end -}}
 
-{{/* Ingress pods need the tokenizer and the configuration, not the weights. */}}
+{{/* Ingress pods need the tokenizer and the configuration, not the weights. A folder with its marker is left as it is,
+     without a question to the hub; half a folder is no success, whatever lies in it. */}}
 {{- define "tessera.downloadContainer" -}}
 {{- $values := .root.Values -}}
 {{- $source := .group.model.huggingFace -}}
@@ -234,19 +284,22 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- include "tessera.securityContext" . | nindent 2 }}
 command:
-  - hf
-  - download
+  - tessera
+  - fetch
   - {{ $source.repository }}
   - --revision={{ $source.revision }}
-  - --local-dir={{ .group.modelPath }}
-  {{- range (ternary (list "*.json" "*.jinja" "*.model" "*.txt") (list "*.json" "*.jinja" "*.model" "*.txt" "*.safetensors") (eq .role "ingress")) }}
-  - --include={{ . }}
+  - --to={{ .group.modelPath }}
+  {{- if eq .role "ingress" }}
+  - --text-only
   {{- end }}
 env:
   - name: HOME
     value: /tmp
   - name: HF_HOME
     value: /tmp/huggingface
+  {{- /* Its chunks would fill /tmp beside the folder that the files go to. */}}
+  - name: HF_XET_CHUNK_CACHE_SIZE_BYTES
+    value: "0"
   {{- with $values.huggingFace.endpoint }}
   - name: HF_ENDPOINT
     value: {{ . | quote }}
@@ -258,15 +311,34 @@ env:
         name: {{ $values.huggingFace.existingSecret }}
         key: {{ $values.huggingFace.secretKey }}
   {{- end }}
+  {{- range $name, $value := dict "HTTPS_PROXY" $values.huggingFace.proxy.https "HTTP_PROXY" $values.huggingFace.proxy.http "NO_PROXY" $values.huggingFace.proxy.exceptions }}
+  {{- if $value }}
+  - name: {{ $name }}
+    value: {{ $value | quote }}
+  {{- end }}
+  {{- end }}
+  {{- if $values.huggingFace.authorities.configMap }}
+  {{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" }}
+  - name: {{ . }}
+    value: /etc/tessera/authorities/ca.crt
+  {{- end }}
+  {{- end }}
+  {{- with $values.huggingFace.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 resources:
-  requests:
-    cpu: 500m
-    memory: 1Gi
-  limits:
-    memory: 4Gi
+  {{- toYaml $values.huggingFace.resources | nindent 2 }}
 volumeMounts:
   - name: tmp
     mountPath: /tmp
+  {{- if $values.huggingFace.authorities.configMap }}
+  - name: authorities
+    mountPath: /etc/tessera/authorities
+    readOnly: true
+  {{- end }}
+  {{- with .pod.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   - name: weights
     mountPath: {{ $values.weights.mountPath }}
 {{- end -}}
@@ -274,9 +346,10 @@ volumeMounts:
 {{- define "tessera.volumes" -}}
 {{- $values := .root.Values -}}
 - name: tmp
-  emptyDir: {}
+  emptyDir:
+    sizeLimit: {{ $values.tmp.sizeLimit }}
 - name: kernel-cache
-  {{- if eq $values.kernelCache.type "hostPath" }}
+  {{- if and (eq .role "engine") (eq $values.kernelCache.type "hostPath") }}
   hostPath:
     path: {{ $values.kernelCache.hostPath }}
     type: Directory
@@ -315,6 +388,35 @@ volumeMounts:
 - name: node-weights
   persistentVolumeClaim:
     claimName: {{ .existingClaim }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .group .group.model.huggingFace.repository $values.huggingFace.authorities.configMap }}
+- name: authorities
+  configMap:
+    name: {{ $values.huggingFace.authorities.configMap }}
+    items:
+      - key: {{ $values.huggingFace.authorities.key }}
+        path: ca.crt
+{{- end }}
+{{- if eq .role "ingress" }}
+{{- range $protocol := list "http" "grpc" }}
+{{- with (get $values $protocol).tls }}
+{{- if .existingSecret }}
+- name: {{ $protocol }}-tls
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ .certificateKey }}
+        path: tls.crt
+      - key: {{ .privateKeyKey }}
+        path: tls.key
+      {{- with .clientAuthoritiesKey }}
+      - key: {{ . }}
+        path: clients.crt
+      {{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

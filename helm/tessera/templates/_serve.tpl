@@ -7,9 +7,10 @@ http_options:
   port: {{ int .Values.http.port }}
   keep_alive_timeout_s: {{ int .Values.http.keepAliveTimeoutSeconds }}
 applications:
-{{- range (include "tessera.groups" . | fromJson).groups }}
+{{- range (include "tessera.groups" . | fromJson).served }}
   - name: {{ .name }}
-    route_prefix: {{ ternary (printf "/%s" .name) "/" (gt (len $.Values.engineGroups) 1) }}
+    {{- /* Proxies serve one group only. Without them it leads nowhere, and must not depend on other groups. */}}
+    route_prefix: {{ ternary (printf "/%s" .name) "/" (eq $.Values.http.proxy "direct") }}
     import_path: service.app:build
     args:
       {{- include "tessera.arguments" (dict "root" $ "group" .) | nindent 6 }}
@@ -40,6 +41,18 @@ applications:
 {{- $_ := set $owned.engine "weights_cache_dir" (include "tessera.nodeCachePath" $root) -}}
 {{- $_ := set $owned.engine "weights_cache_bytes" (int $values.weights.nodeCache.maxBytes) -}}
 {{- end -}}
+{{- range $protocol := list "http" "grpc" -}}
+{{- with (get $values $protocol).tls -}}
+{{- if .existingSecret -}}
+{{- $folder := printf "/etc/tessera/%s-tls" $protocol -}}
+{{- $tls := dict "certificate_file" (printf "%s/tls.crt" $folder) "key_file" (printf "%s/tls.key" $folder) -}}
+{{- if .clientAuthoritiesKey -}}
+{{- $_ := set $tls "client_ca_file" (printf "%s/clients.crt" $folder) -}}
+{{- end -}}
+{{- $_ := set (get $owned $protocol) "tls" $tls -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if $values.auth.existingSecret -}}
 {{- $_ := set $owned "auth" (dict "api_key_file" "/etc/tessera/auth/api-keys") -}}
 {{- end -}}
@@ -63,7 +76,7 @@ autoscaling_config:
     policy_kwargs:
       app_name: {{ $.group.name }}
       model: {{ $.group.modelPath | quote }}
-      served_name: {{ $engine.served_model_name | default (base $.group.modelPath) | quote }}
+      served_name: {{ $.group.servedName | quote }}
       target_queued_tokens: {{ int .targetQueuedTokens }}
       target_kv_usage: {{ .targetKvUsage }}
       target_requests: {{ int .targetRequests | default (int ($engine.max_running_requests | default 256)) }}

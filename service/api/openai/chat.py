@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.openai.parameters import INT32_MAX, GenerationParameters, StrictModel
 from service.api.openai.sampling import sampling_params, text_options
+from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
 from service.limits import MAX_ITEMS, Limits
 from service.tokenizer.jobs import EncodeChat

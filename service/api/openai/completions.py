@@ -2,28 +2,42 @@
 
 from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.openai.parameters import (
     INT32_MAX,
     TOKEN_IDS_SCHEMA,
     GenerationParameters,
     is_list_of,
+    token_ids_or,
 )
 from service.api.openai.sampling import sampling_params, text_options
+from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
 from service.tokenizer.jobs import EncodeText
 
 DEFAULT_MAX_TOKENS = 16
 
 
-def _check_prompt(value: Any) -> str | list[str] | list[int] | list[list[int]]:
-    """Checks a million token ids by their types in bulk, as a schema of unions would not."""
-    if isinstance(value, str) or is_list_of(value, int) or is_list_of(value, str):
-        return cast("str | list[str] | list[int]", value)
-    if is_list_of(value, list) and all(is_list_of(item, int) for item in value):
-        return cast("list[list[int]]", value)
+def _check_prompt(
+    value: Any, info: ValidationInfo
+) -> str | list[str] | list[int] | list[list[int]]:
+    """Checks many token ids by their types in bulk, as a schema of unions would not. Those that
+    were taken out of the body have been checked."""
+    found = token_ids_or(value, info.context)
+    if found is not value:
+        return cast("list[int]", found)
+    if isinstance(value, str) or is_list_of(value, int):
+        return cast("str | list[int]", value)
+    if isinstance(value, list):
+        items = [token_ids_or(item, info.context) for item in value]
+        if is_list_of(items, str):
+            return cast("list[str]", items)
+        pairs = zip(items, value, strict=True)
+        if is_list_of(items, list) and all(
+            new is not old or is_list_of(new, int) for new, old in pairs
+        ):
+            return cast("list[list[int]]", items)
     raise ValueError("must be a text, texts, token ids or lists of token ids")
 
 
@@ -93,8 +107,8 @@ class CompletionRequest(GenerationParameters):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [self._text(prompt)]
-        if is_list_of(prompt, int) and prompt:
-            return [TokenPrompt(cast("list[int]", prompt))]
+        if prompt and isinstance(prompt[0], int):
+            return [TokenPrompt(prompt)]
         return [
             self._text(item) if isinstance(item, str) else TokenPrompt(cast("list[int]", item))
             for item in prompt

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.api.lifted_lists import LiftedLists
+from service.errors import ApiError, ApiErrorCode
 from workers.sampling.params import MAX_SEED
 
 INT32_MAX = 2**31 - 1
@@ -192,6 +193,19 @@ class GenerationParameters(StrictModel):
                 raise _invalid("logit_bias keys must be token ids", "logit_bias")
             biases[int(key)] = bias
         return biases
+
+
+def token_ids_or(value: Any, lifted: LiftedLists | None) -> Any:
+    """What was taken out of the body for its length, if that is what the value is a name of.
+
+    Raises ValueError if it is a list of anything but integers.
+    """
+    if lifted is None or not lifted.is_name(value):
+        return value
+    token_ids = lifted.take(value)
+    if token_ids is None:
+        raise ValueError("a list of numbers must be of integers")
+    return token_ids
 
 
 def is_list_of(value: Any, kind: type) -> bool:

@@ -1,13 +1,16 @@
 """POST /tokenize and /detokenize, shaped as vLLM's: requests and responses."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Self, cast
 
 import msgspec
-from pydantic import PlainValidator, WithJsonSchema, model_validator
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.openai.chat import Messages, make_chat_prompt
-from service.api.openai.parameters import TOKEN_IDS_SCHEMA, StrictModel, is_list_of
+from service.api.openai.json_parts import JsonParts
+from service.api.openai.parameters import TOKEN_IDS_SCHEMA, StrictModel, is_list_of, token_ids_or
+from service.api.openai.wire import token_text
+from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import Prompt
 from service.limits import Limits
 from service.tokenizer.jobs import EncodeText
@@ -63,10 +66,11 @@ class TokenizeRequest(StrictModel):
         )
 
 
-def _check_tokens(value: Any) -> list[int]:
-    if not is_list_of(value, int):
+def _check_tokens(value: Any, info: ValidationInfo) -> list[int]:
+    found = token_ids_or(value, info.context)
+    if found is value and not is_list_of(value, int):
         raise ValueError("must be a list of token ids")
-    return cast("list[int]", value)
+    return cast("list[int]", found)
 
 
 class DetokenizeRequest(StrictModel):
@@ -85,3 +89,24 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
     prompt: str
+
+
+def tokenize_body(
+    token_ids: Sequence[int],
+    max_model_len: int,
+    token_bytes: Callable[[Sequence[int]], list[bytes]] | None,
+) -> Iterator[bytes]:
+    """Pieces of a TokenizeResponse. token_bytes: for token_strs; None leaves them out."""
+    parts = JsonParts()
+    texts = None
+    if token_bytes is not None:
+        bytes_of = token_bytes
+        texts = parts.array(token_ids, lambda some: [token_text(token) for token in bytes_of(some)])
+    body = TokenizeResponse(len(token_ids), max_model_len, parts.array(token_ids), texts)
+    return parts.pieces(body)
+
+
+def detokenize_body(text: str) -> Iterator[bytes]:
+    """Pieces of a DetokenizeResponse."""
+    parts = JsonParts()
+    return parts.pieces(DetokenizeResponse(parts.text(text)))

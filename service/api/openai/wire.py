@@ -1,6 +1,6 @@
 """Response bodies as OpenAI's clients read them, encoded by msgspec: about a microsecond a chunk.
 
-UNSET fields are left out; None is sent as null. Pure data and the rendering of log probabilities.
+UNSET fields are left out; None is sent as null. Pure data.
 """
 
 from typing import Generic, TypeVar
@@ -9,9 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from service.handler.directory import ServedModel
-from service.handler.events import TokenLogprob, Usage
-
-_MIN_LOGPROB = -9999.0
+from service.handler.events import Usage
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -118,19 +116,40 @@ class ResponseBody(Struct, Generic[C], kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class ModelPermission(Struct, frozen=True):
+    """What OpenAI's API once said of every model and vLLM's still does: it may be sampled."""
+
+    id: str
+    created: int
+    object: str = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(Struct, frozen=True):
     """created: when this server started, Unix seconds. ready: whether requests are taken now.
 
-    max_model_len, vocab_size: absent until a replica of the model was seen.
+    root: the model's id at the hub, or its name. max_model_len: prompt and output tokens of the
+    longest request; like vocab_size absent until a replica of the model was seen.
     """
 
     id: str
     created: int
+    root: str
+    permission: list[ModelPermission]
     ready: bool
     max_model_len: int | UnsetType = UNSET
     vocab_size: int | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "tessera"
+    parent: str | None = None
 
 
 class ModelList(Struct, frozen=True):
@@ -158,9 +177,15 @@ def usage_body(usage: Usage) -> UsageBody:
 
 def model_card(model: ServedModel, created_s: int) -> ModelCard:
     info = model.info
-    if info is None:
-        return ModelCard(model.name, created_s, model.is_ready())
-    return ModelCard(model.name, created_s, model.is_ready(), info.max_context_len, info.vocab_size)
+    return ModelCard(
+        id=model.name,
+        created=created_s,
+        root=model.root,
+        permission=[ModelPermission(f"modelperm-{model.name}", created_s)],
+        ready=model.is_ready(),
+        max_model_len=UNSET if info is None else info.max_request_len,
+        vocab_size=UNSET if info is None else info.vocab_size,
+    )
 
 
 def token_text(token: bytes) -> str:
@@ -169,74 +194,3 @@ def token_text(token: bytes) -> str:
         return token.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
-
-
-def completion_logprobs(entries: list[TokenLogprob] | None) -> CompletionLogprobs | None:
-    """The alternatives of a position always include the token that stands there."""
-    if entries is None:
-        return None
-    top: list[dict[str, float] | None] = []
-    for entry in entries:
-        if entry.logprob is None:
-            top.append(None)
-            continue
-        position = {token_text(other.token): _finite(other.logprob) for other in entry.top}
-        position.setdefault(token_text(entry.token), _finite(entry.logprob))
-        top.append(position)
-    return CompletionLogprobs(
-        tokens=[token_text(entry.token) for entry in entries],
-        token_logprobs=[
-            None if entry.logprob is None else _finite(entry.logprob) for entry in entries
-        ],
-        top_logprobs=top,
-        text_offset=[entry.text_offset for entry in entries],
-    )
-
-
-def chat_logprobs(entries: list[TokenLogprob] | None) -> ChatLogprobs | None:
-    if entries is None:
-        return None
-    return ChatLogprobs(
-        [
-            ChatLogprob(
-                entry.token.decode("utf-8", "replace"),
-                _finite(entry.logprob or 0.0),
-                list(entry.token),
-                [
-                    TopLogprobBody(
-                        other.token.decode("utf-8", "replace"),
-                        _finite(other.logprob),
-                        list(other.token),
-                    )
-                    for other in entry.top
-                ],
-            )
-            for entry in entries
-        ]
-    )
-
-
-def prompt_logprobs_body(entries: list[TokenLogprob] | None) -> PromptLogprobs | UnsetType:
-    if entries is None:
-        return UNSET
-    body: PromptLogprobs = []
-    for entry in entries:
-        if entry.logprob is None:
-            body.append(None)
-            continue
-        position = {
-            str(other.token_id): PromptLogprob(
-                _finite(other.logprob), rank, token_text(other.token)
-            )
-            for rank, other in enumerate(entry.top, start=1)
-        }
-        position[str(entry.token_id)] = PromptLogprob(
-            _finite(entry.logprob), entry.rank, token_text(entry.token)
-        )
-        body.append(position)
-    return body
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no minus infinity; OpenAI writes -9999."""
-    return max(logprob, _MIN_LOGPROB)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from service.engine_options import parse_engine_options
+from service.deployments.engine_options import parse_engine_options
+from service.hub.resolve import resolve_engine
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 
@@ -19,11 +20,23 @@ DEFAULT_CPU_STREAMS = (1, 16)
 
 
 def engine_config(model: str | None, options: Sequence[str]) -> EngineConfig:
-    """The engine that --model and --engine ask for. Raises typer.BadParameter."""
+    """The engine that --model and --engine ask for, its model fetched if it is one of the hub.
+
+    Raises typer.BadParameter; exits with 1, in one line, where the model cannot be had.
+    """
     try:
-        return parse_engine_options(model or "builtin", options)
+        settings = parse_engine_options(model or "builtin", options)
+        with Console(stderr=True).status("looking for the model") as status:
+
+            def show(done: int, total: int) -> None:
+                status.update(f"fetching the model: {done / total:.0%} of {total / 1e9:.2f} GB")
+
+            return resolve_engine(settings.to_engine_config(), settings.revision, show)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    except ModelLoadError as error:
+        typer.echo(f"tessera bench: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def peak_limits(bandwidth: float | None, flops: float | None) -> "HardwareLimits | None":

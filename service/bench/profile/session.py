@@ -72,7 +72,7 @@ class ProfileSession:
         self._engine, self._profile = _load(config, device)
         info = self._engine.info
         self._vocab_size = info.vocab_size
-        self._context_tokens = min(plan.context_tokens, info.max_context_len // 2)
+        self._context_tokens = min(plan.context_tokens, info.max_request_len // 2)
         hf_config = read_hf_config(resolve_model_folder(config.model))
         self._cost: ModelCost = model_cost(hf_config, getattr(torch, info.dtype))
         self._rng = random.Random(0)
@@ -103,7 +103,7 @@ class ProfileSession:
     def _decode(self, num_streams: int) -> PhaseProfile:
         num_steps = self._plan.num_steps
         # More tokens than are waited for: nothing ends before it is dropped.
-        max_tokens = self._engine.info.max_context_len - self._context_tokens
+        max_tokens = self._engine.info.max_request_len - self._context_tokens
         ids = self._submit(f"decode-{num_streams}", num_streams, max_tokens)
         while self._engine.stats().queued_tokens:
             self._engine.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 
 from attention import ForwardBatch, ForwardMode, LayerAttentionConfig
@@ -12,6 +13,7 @@ from attention.backends.base import AttentionBackend, GraphAttentionBackend
 from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
 from tests.unit.attention.cases import (
+    PAGE_SIZES,
     AttentionCase,
     CaseSpec,
     RowSpec,
@@ -37,6 +39,15 @@ LAYERS = {
     "sinks": LayerAttentionConfig(has_sinks=True),
     "everything": LayerAttentionConfig(sliding_window_size=100, logit_cap=1.5, has_sinks=True),
 }
+
+LAYERS_AND_PAGES = [
+    pytest.param(layer, page_size, id=f"{name}-{page_size}")
+    for name, layer in LAYERS.items()
+    for page_size in (*PAGE_SIZES, 24)
+    if name in ("plain", "everything") or page_size in (16, 128)
+]
+"""Every kind of layer at two page sizes and every page size for two layers: Triton compiles a
+kernel for each."""
 
 # What is stale in memory. Finite, as a kernel that loads a page's unused tail multiplies it by 0.
 _POISON = 1e4

@@ -13,7 +13,7 @@ from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
     FP8_TOLERANCE,
-    LAYERS,
+    LAYERS_AND_PAGES,
     capture,
     device_case,
     device_spec,
@@ -21,21 +21,18 @@ from tests.gpu.attention.device_cases import (
     fp8_twin,
     oracle,
 )
-from tests.unit.attention.cases import PAGE_SIZES, relative_error, rows_of
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.gpu.no_waiting import no_waiting
+from tests.unit.attention.cases import relative_error, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 EXACT_BACKENDS = [FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
 BACKENDS = [*EXACT_BACKENDS, DeterministicFlashAttentionBackend]
-ignores_prototype_warning = pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
 def test_replays_follow_shuffled_pages(layer, page_size, backend):
     cases = [
         device_case(device_spec(DECODE, layer=layer, page_size=page_size, layout_seed=seed))
@@ -74,22 +71,17 @@ def test_fp8_replays_follow_shuffled_pages(page_size):
         assert relative_error(step.replay(twin), oracle(case)) < FP8_TOLERANCE
 
 
-@ignores_prototype_warning
 @pytest.mark.parametrize("rows", [DECODE, rows_of((3, 40), (100, 1))], ids=["decode", "mixed"])
 @pytest.mark.parametrize("backend_class", EXACT_BACKENDS)
 def test_nothing_waits_for_the_device(rows, backend_class):
     case = device_case(device_spec(rows))
     backend = backend_class(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     assert error_of(case, backend_class) < BF16_TOLERANCE
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         backend.init_forward_metadata(case.batch)
         backend.forward(case.q, case.k, case.v, case.layer, case.batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
-@ignores_prototype_warning
 @pytest.mark.parametrize("backend_class", EXACT_BACKENDS)
 def test_recording_step_tables_does_not_wait_for_the_device(backend_class):
     case = device_case(device_spec(DECODE))
@@ -97,8 +89,5 @@ def test_recording_step_tables_does_not_wait_for_the_device(backend_class):
     backend.init_cuda_graph_state(len(DECODE))
     backend.init_forward_metadata_capture_cuda_graph(case.batch)
     backend.record_step_tables(case.batch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         backend.record_step_tables(case.batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

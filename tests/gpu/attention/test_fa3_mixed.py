@@ -18,12 +18,10 @@ from tests.gpu.attention.device_cases import (
     fp8_twin,
     oracle,
 )
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.unit.attention.cases import PAGE_SIZES, relative_error, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 MANY = rows_of(*[(1 + 37 * i % 1300, 1) for i in range(130)], (0, 700), (129, 31), (64, 1), (0, 1))
 

@@ -25,12 +25,10 @@ from tests.gpu.attention.device_cases import (
     fp8_twin,
     oracle,
 )
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.unit.attention.cases import PAGE_SIZES, RowSpec, relative_error, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 FP8_STEPS = {"decode": DECODE, "mixed": MIXED, "fresh": FRESH}
 

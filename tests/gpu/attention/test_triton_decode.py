@@ -8,20 +8,17 @@ from attention.backends.flash_attention_triton import TritonDecodeFlashAttention
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
-    LAYERS,
+    LAYERS_AND_PAGES,
     device_spec,
     error_of,
 )
-from tests.unit.attention.cases import PAGE_SIZES, RowSpec, build_case, rows_of
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.unit.attention.cases import RowSpec, build_case, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 
-@pytest.mark.parametrize("page_size", [*PAGE_SIZES, 24])
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
 def test_every_kind_of_layer_at_every_page_size(layer, page_size):
     case = build_case(device_spec(DECODE, layer=layer, page_size=page_size, layout_seed=page_size))
     assert error_of(case, TritonDecodeFlashAttentionBackend) < BF16_TOLERANCE

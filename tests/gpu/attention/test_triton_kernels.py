@@ -6,11 +6,9 @@ import torch
 from attention.kernels.providers import load_triton_kernels
 from attention.kernels.step_tables import StepTables
 from tests.fakes import flash_attention as described
+from tests.gpu.needs import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = NEEDS_GPU
 
 DEVICE = torch.device("cuda")
 

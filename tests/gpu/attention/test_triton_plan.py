@@ -5,11 +5,9 @@ import torch
 
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning
 from attention.kernels.paged_decode import DecodePlan, PagedDecode
+from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
 
 DEVICE = torch.device("cuda")
 KV_HEADS = 8

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attention.registry import ATTENTION_BACKENDS
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.parallel.group import SingleRank
@@ -12,12 +12,7 @@ from workers.protocol import FinishReason, GenerateRequest
 from workers.runner_factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
-HAS_FA3 = "fa3" in ATTENTION_BACKENDS and ATTENTION_BACKENDS.get("fa3").probe().is_available
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-    pytest.mark.skipif(not HAS_FA3, reason="no FlashAttention-3 here"),
-]
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 BAD_TOKEN = 2
 PAGE_SIZE = 128

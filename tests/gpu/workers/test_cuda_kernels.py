@@ -9,30 +9,28 @@ triton = pytest.importorskip("triton")
 from attention.kernels.decode_shape import DecodeGeometry, measured_tuning  # noqa: E402
 from attention.kernels.paged_decode import PagedDecode, ScoreRule  # noqa: E402
 from attention.qkv_projection import HeadNorm, QKVProjection, Rotation  # noqa: E402
+from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER  # noqa: E402
 from workers.decode_step import StepRows, TorchStepKernels  # noqa: E402
 from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
+from workers.layers.cuda.device_limits import HOPPER, DeviceLimits  # noqa: E402
 from workers.layers.cuda.gated_gemm import triton_gated_gemm  # noqa: E402
 from workers.layers.cuda.gemm import triton_gemm  # noqa: E402
-from workers.layers.cuda.gemm_choice import (  # noqa: E402
-    SHIPPED_FOLDER,
-    TOKEN_BUCKETS,
-    GemmChooser,
-    GemmShape,
-    candidates,
-)
+from workers.layers.cuda.gemm_candidates import GemmShape, candidates  # noqa: E402
+from workers.layers.cuda.gemm_choice import GemmChooser  # noqa: E402
+from workers.layers.cuda.gemm_tables import Tables  # noqa: E402
 from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
 from workers.staging import StagingRing  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = NEEDS_GPU
 CUDA = torch.device("cuda", 0)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2}
 DTYPES = list(TOLERANCE)
+LIMITS = DeviceLimits.of(CUDA) if torch.cuda.is_available() else HOPPER
+FEW_TOKENS = [(1, 2, 16), (40, 64), (128,)]
+"""By block size: the same compiled kernels serve those of one."""
 
 
 def relative_error(out, reference):
@@ -69,36 +67,36 @@ def test_silu_and_mul(dtype, num_tokens, width, num_splits) -> None:
     assert relative_error(out, functional.silu(gate) * up) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 16, 40, 64, 128])
+@pytest.mark.parametrize("token_counts", FEW_TOKENS, ids=str)
 @pytest.mark.parametrize(
     ("out_features", "in_features"), [(6144, 4096), (4096, 14336), (9001, 1024)]
 )
-def test_every_gemm_candidate(num_tokens, out_features, in_features) -> None:
-    x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+def test_every_gemm_candidate(token_counts, out_features, in_features) -> None:
     weight = randn(out_features, in_features, dtype=torch.bfloat16)
-    reference = x.double() @ weight.double().t()
-    configs = candidates(GemmShape(out_features, in_features, "split"), num_tokens)
-    assert configs
-    for config in configs:
-        out = triton_gemm(x, weight, config)
-        assert relative_error(out.double().sum(0), reference) < TOLERANCE[torch.bfloat16], config
+    for num_tokens in token_counts:
+        x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+        reference = x.double() @ weight.double().t()
+        configs = candidates(GemmShape(out_features, in_features, "split"), num_tokens, LIMITS)
+        assert configs
+        for config in configs:
+            out = triton_gemm(x, weight, config).double().sum(0)
+            assert relative_error(out, reference) < TOLERANCE[torch.bfloat16], config
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 64, 128])
+@pytest.mark.parametrize("token_counts", FEW_TOKENS, ids=str)
 @pytest.mark.parametrize(("width", "in_features"), [(14336, 4096), (3001, 1024)])
-def test_every_gated_gemm_candidate(num_tokens, width, in_features) -> None:
-    x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+def test_every_gated_gemm_candidate(token_counts, width, in_features) -> None:
     weight = randn(2 * width, in_features, dtype=torch.bfloat16) * in_features**-0.5
-    gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
-    configs = [
-        config
-        for config in candidates(GemmShape(2 * width, in_features, "gated"), num_tokens)
-        if config.kind.startswith("gated")
-    ]
-    assert configs
-    for config in configs:
-        out = triton_gated_gemm(x, weight, config)
-        assert relative_error(out, functional.silu(gate) * up) < TOLERANCE[torch.bfloat16], config
+    for num_tokens in token_counts:
+        x = randn(num_tokens, in_features, dtype=torch.bfloat16)
+        gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
+        expected = functional.silu(gate) * up
+        configs = candidates(GemmShape(2 * width, in_features, "gated"), num_tokens, LIMITS)
+        gated = [config for config in configs if config.is_gated]
+        assert gated
+        for config in gated:
+            out = triton_gated_gemm(x, weight, config)
+            assert relative_error(out, expected) < TOLERANCE[torch.bfloat16], config
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -140,6 +138,7 @@ def test_rope_writes_queries_keys_and_values(
     assert not values[untouched].any()
 
 
+@NEEDS_HOPPER
 @pytest.mark.parametrize("num_splits", [1, 4])
 def test_attention_stores_the_bits_that_the_rope_kernel_stores(num_splits) -> None:
     num_rows, page_size, dtype = 24, 16, torch.bfloat16
@@ -206,21 +205,10 @@ def _only_ties_differ(plain, fused, logits):
     return torch.equal(logits[rows, plain.long()], logits[rows, fused.long()])
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED_FOLDER.glob("*.json")), ids=lambda path: path.stem)
-def test_shipped_choices_fit_their_shapes(path, tmp_path) -> None:
-    chooser = GemmChooser(shipped=path, cached=tmp_path / "none.json")
-    assert chooser.known
-    for key, choices in chooser.known.items():
-        in_features = int(key.split()[0].split("x")[1])
-        assert sorted(choices) == list(TOKEN_BUCKETS)
-        for num_tokens, config in choices.items():
-            assert config is None or config.fits(num_tokens, in_features), key
-
-
 def test_measured_choices_are_kept_on_disk(tmp_path) -> None:
     shape = GemmShape(512, 1024, "split")
     weights = [randn(512, 1024, dtype=torch.bfloat16)]
-    first = GemmChooser(tmp_path / "none.json", tmp_path / "cache" / "gemm.json")
-    choices = first.choose(shape, weights)
-    again = GemmChooser(tmp_path / "none.json", tmp_path / "cache" / "gemm.json")
+    path, nothing = tmp_path / "cache" / "gemm.json", Tables({}, {})
+    choices = GemmChooser(nothing, path, LIMITS).choose(shape, weights)
+    again = GemmChooser(nothing, path, LIMITS)
     assert again.known == {str(shape): choices}

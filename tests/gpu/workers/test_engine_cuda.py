@@ -1,83 +1,32 @@
 """The engine on an NVIDIA GPU: graphs against eager steps and transformers; launches never wait."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import AutoModelForCausalLM
 
-from attention.registry import ATTENTION_BACKENDS
 from tests.fakes.tiny_models import NATIVE, VOCAB_SIZE, eager_reference, save_tiny_model
-from workers.builtin import builtin_model_path
+from tests.gpu.engines import (
+    BUILTIN,
+    CUDA,
+    GREEDY,
+    MIXED,
+    NEAR_TIE,
+    NUM_TOKENS,
+    gaps_to_likeliest,
+    generate,
+    prompts_of,
+    share_equal,
+)
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.gpu.no_waiting import no_waiting
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.loader import load_model
 from workers.parallel.group import SingleRank
 from workers.protocol import GenerateRequest
 from workers.runner_factory import make_model_runner
-from workers.sampling.params import SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
-
-HAS_FA3 = "fa3" in ATTENTION_BACKENDS and ATTENTION_BACKENDS.get("fa3").probe().is_available
-needs_fa3 = pytest.mark.skipif(not HAS_FA3, reason="no FlashAttention-3 here")
-CUDA = torch.device("cuda", 0)
-NUM_TOKENS = 32
-NEAR_TIE = 0.25
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-MIXED = [
-    GREEDY,
-    SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True),
-    SamplingParams(temperature=0.0, presence_penalty=0.7, max_tokens=NUM_TOKENS, ignore_eos=True),
-    SamplingParams(temperature=0.0, logprobs=3, max_tokens=NUM_TOKENS, ignore_eos=True),
-]
-
-
-def prompts_of(num, vocab_size, longest=200):
-    rng = random.Random(7)
-    return [
-        [rng.randrange(3, vocab_size) for _ in range(rng.randrange(2, longest))] for _ in range(num)
-    ]
-
-
-def generate(config, prompts, sampling, rounds=1):
-    engine = Engine.from_config(config)
-    try:
-        for _ in range(rounds):
-            results = engine.generate(prompts, sampling)
-        engine.check_integrity()
-        return [result.token_ids for result in results]
-    finally:
-        engine.close()
-
-
-def gaps_to_likeliest(prompts, outputs):
-    """How far below the likeliest token's logit transformers puts each chosen token, bfloat16."""
-    reference = AutoModelForCausalLM.from_pretrained(builtin_model_path(), dtype=torch.bfloat16)
-    reference = reference.eval().to(CUDA)
-    gaps = []
-    for prompt, tokens in zip(prompts, outputs, strict=True):
-        text = torch.tensor([prompt + tokens], device=CUDA)
-        with torch.inference_mode():
-            logits = reference(text).logits[0, len(prompt) - 1 : -1].float()
-        chosen = logits.gather(1, text[0, len(prompt) :, None]).squeeze(1)
-        gaps.append((logits.max(dim=-1).values - chosen).cpu().numpy())
-    return np.concatenate(gaps)
-
-
-def share_equal(ours, theirs):
-    """The share of positions with equal tokens."""
-    pairs = [_pairs(x, y) for x, y in _pairs(ours, theirs)]
-    return float(np.mean([a == b for row in pairs for a, b in row]))
-
-
-def _pairs(ours, theirs):
-    return zip(ours, theirs, strict=True)
+pytestmark = NEEDS_GPU
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama2_mha", "llama_biased", "qwen2", "qwen3"])
@@ -106,28 +55,28 @@ def test_float32_logits_equal_transformers_on_the_same_device(name, tmp_path) ->
     assert generate(config, prompts, GREEDY) == expected
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 def test_graphs_give_the_tokens_of_eager_steps(page_size) -> None:
     """As many rows as a captured size has, and attention that splits no row: the same kernels run
     over the same shapes, so not even a rounding may differ."""
     prompts = prompts_of(16, 4000)
-    base = {"model": "builtin", "page_size": page_size, "attention_backend": "fa3_deterministic"}
+    base = {**BUILTIN, "page_size": page_size, "attention_backend": "fa3_deterministic"}
     base["enable_prefix_cache"] = False
     eager = generate(EngineConfig(**base, enable_cuda_graphs=False), prompts, GREEDY)
     assert generate(EngineConfig(**base), prompts, GREEDY, rounds=3) == eager
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("num_prompts", [1, 3, 21])
 def test_padded_graphs_choose_likeliest_tokens(num_prompts) -> None:
     prompts = prompts_of(num_prompts, 4000)
-    gaps = gaps_to_likeliest(prompts, generate(EngineConfig(model="builtin"), prompts, GREEDY, 3))
+    gaps = gaps_to_likeliest(prompts, generate(EngineConfig(**BUILTIN), prompts, GREEDY, 3))
     assert gaps.max() < NEAR_TIE
     assert (gaps == 0).mean() > 0.95
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_graphs_read_no_stale_pages() -> None:
     """A small pool: pages change owners all the time, requests are retracted and come back."""
     prompts = prompts_of(40, 4000, longest=60)
@@ -137,12 +86,12 @@ def test_graphs_read_no_stale_pages() -> None:
     assert (gaps == 0).mean() > 0.95
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_sampling_features_work_on_graphed_steps() -> None:
     prompts = prompts_of(8, 4000)
     sampling = [MIXED[index % len(MIXED)] for index in range(len(prompts))]
-    config = EngineConfig(model="builtin")
-    eager = generate(EngineConfig(model="builtin", enable_cuda_graphs=False), prompts, sampling)
+    config = EngineConfig(**BUILTIN)
+    eager = generate(EngineConfig(**BUILTIN, enable_cuda_graphs=False), prompts, sampling)
     assert share_equal(generate(config, prompts, sampling, rounds=3), eager) > 0.9
 
 
@@ -156,21 +105,18 @@ def warm_engine(config):
     return runner, engine, prompts
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_a_decode_step_is_launched_without_waiting_for_the_device() -> None:
-    runner, engine, prompts = warm_engine(EngineConfig(model="builtin", enable_prefix_cache=False))
+    runner, engine, prompts = warm_engine(EngineConfig(**BUILTIN, enable_prefix_cache=False))
     launches = []
     original = runner.launch
 
     def launch_strictly(plan):
         if not plan.is_decode:
             return original(plan)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            launches.append(plan.step_id)
+        launches.append(plan.step_id)
+        with no_waiting():
             return original(plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     engine._executor._launch = launch_strictly
     engine.generate(prompts, GREEDY)
@@ -202,12 +148,10 @@ def calls_within(events, range_name):
     ]
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_a_decode_step_waits_for_nothing_but_the_end_of_the_one_before() -> None:
     """By the profiler's trace of what the host asked of CUDA."""
-    config = EngineConfig(
-        model="builtin", enable_prefix_cache=False, attention_timing_interval_steps=4
-    )
+    config = EngineConfig(**BUILTIN, enable_prefix_cache=False, attention_timing_interval_steps=4)
     runner, engine, prompts = warm_engine(config)
     for index, prompt in enumerate(prompts):
         engine.submit(GenerateRequest(f"r{index}", prompt, GREEDY))
@@ -221,7 +165,9 @@ def test_a_decode_step_waits_for_nothing_but_the_end_of_the_one_before() -> None
             return original(plan)
 
     engine._executor._launch = launch_in_range
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    # torch warns, once a process, of a profiler that does not keep its events.
+    with profile(activities=both, acc_events=True) as profiler:
         for _ in range(NUM_TOKENS // 2):
             with record_function("step"):
                 engine.step()
@@ -237,12 +183,12 @@ def test_a_decode_step_waits_for_nothing_but_the_end_of_the_one_before() -> None
         assert sum(call in EVENT_WAITS for call in calls) <= 1
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("backend", ["fa3", "fa3_triton"])
 def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None:
     observer = AttentionRecords()
     config = EngineConfig(
-        model="builtin",
+        **BUILTIN,
         attention_backend=backend,
         enable_prefix_cache=False,
         attention_timing_interval_steps=4,

@@ -11,13 +11,16 @@ from safetensors.torch import load_file, save_file
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.registry import ATTENTION_BACKENDS
 from tests.fakes.tiny_models import NATIVE, save_tiny_model
-from tests.gpu.workers.test_engine_cuda import (
+from tests.gpu.engines import (
+    BUILTIN,
+    CUDA,
     GREEDY,
     gaps_to_likeliest,
     generate,
     prompts_of,
     share_equal,
 )
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.builtin import builtin_model_path
 from workers.config import EngineConfig
 from workers.engine import Engine
@@ -29,23 +32,17 @@ from workers.parallel.group import SingleRank
 from workers.runner_factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = NEEDS_GPU
 
-HAS_FA3 = "fa3" in ATTENTION_BACKENDS and ATTENTION_BACKENDS.get("fa3").probe().is_available
-needs_fa3 = pytest.mark.skipif(not HAS_FA3, reason="no FlashAttention-3 here")
-CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-FP8 = {"model": "builtin", "kv_cache_dtype": "fp8_e4m3"}
+FP8 = {**BUILTIN, "kv_cache_dtype": "fp8_e4m3"}
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
 MAX_LOGPROB_ERROR = 6e-2
 NEAR_TIE = 1.0
 
 
 def prompt_logprobs(prompts, **changes):
-    engine = Engine.from_config(EngineConfig(model="builtin", **changes))
+    engine = Engine.from_config(EngineConfig(**BUILTIN, **changes))
     results = engine.generate(prompts, ONE_TOKEN)
     engine.close()
     return np.concatenate([[e.logprob for e in r.prompt_logprobs[1:]] for r in results])
@@ -55,7 +52,7 @@ def relative_error(ours, theirs):
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("page_size", [1, 64, 128])
 @pytest.mark.parametrize("max_step_tokens", [8192, 64])
 def test_logprobs_are_near_those_of_the_full_cache(page_size, max_step_tokens) -> None:
@@ -65,7 +62,7 @@ def test_logprobs_are_near_those_of_the_full_cache(page_size, max_step_tokens) -
     assert 0.0 < relative_error(fp8, prompt_logprobs(prompts)) < MAX_LOGPROB_ERROR
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_scales_of_the_checkpoint_are_used(tmp_path) -> None:
     folder = tmp_path / "scaled"
     shutil.copytree(builtin_model_path(), folder)
@@ -76,7 +73,7 @@ def test_scales_of_the_checkpoint_are_used(tmp_path) -> None:
         for kind in "kv":
             tensors[f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale"] = torch.tensor(0.1)
     save_file(tensors, path, metadata={"format": "pt"})
-    config = EngineConfig(model=str(folder), kv_cache_dtype="fp8_e4m3")
+    config = EngineConfig(**{**FP8, "model": str(folder)})
     runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
     scales = runner._backend.token_to_kv_pool.kv_scales
     assert torch.equal(scales, torch.full_like(scales, 0.1))
@@ -88,7 +85,7 @@ def test_scales_of_the_checkpoint_are_used(tmp_path) -> None:
     assert relative_error(fp8, prompt_logprobs(prompts)) < MAX_LOGPROB_ERROR
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("num_prompts", [1, 21])
 def test_decoded_tokens_are_likely_ones(num_prompts) -> None:
     prompts = prompts_of(num_prompts, 4000)
@@ -98,7 +95,7 @@ def test_decoded_tokens_are_likely_ones(num_prompts) -> None:
     assert np.quantile(gaps, 0.99) < NEAR_TIE
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 def test_graphs_give_the_tokens_of_eager_steps(page_size, monkeypatch) -> None:
     """With rows that are never split, so that graphs and eager steps run the same sums."""
@@ -116,7 +113,7 @@ def test_graphs_give_the_tokens_of_eager_steps(page_size, monkeypatch) -> None:
     assert generate(EngineConfig(**base), prompts, GREEDY, rounds=3) == eager
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_a_prefix_hit_reads_what_a_cold_run_wrote() -> None:
     prompts = prompts_of(8, 4000)
     engine = Engine.from_config(EngineConfig(**FP8, page_size=16))
@@ -127,7 +124,7 @@ def test_a_prefix_hit_reads_what_a_cold_run_wrote() -> None:
     assert share_equal([result.token_ids for result in warm], cold) > 0.8
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_retracted_requests_come_back_over_a_small_fp8_pool() -> None:
     prompts = prompts_of(40, 4000, longest=60)
     base = {**FP8, "page_size": 1, "max_running_requests": 16}

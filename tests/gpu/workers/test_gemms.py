@@ -8,20 +8,22 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from workers.layers.cuda.chosen_gemm import TRITON_GEMMS, GemmBuilder
-from workers.layers.cuda.gemm import GemmConfig
+from tests.gpu.needs import NEEDS_GPU
+from workers.layers.cuda.chosen_gemm import TRITON_GATED_GEMMS, TRITON_GEMMS, GemmBuilder
+from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
+from workers.layers.cuda.gemm import MAX_TOKENS, GemmConfig
 from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, candidates
-from workers.layers.cuda.gemm_choice import GemmChooser, dump_choices, read_choices
+from workers.layers.cuda.gemm_choice import GemmChooser
+from workers.layers.cuda.gemm_tables import Tables, dump_choices, read_choices
 from workers.layers.cuda.linear import gated_gemms, partial_gemms
 from workers.layers.cuda.lt_gemm import LtConfig, LtGemm, lt_configs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = NEEDS_GPU
 CUDA = torch.device("cuda", 0)
+LIMITS = DeviceLimits.of(CUDA) if torch.cuda.is_available() else HOPPER
 TOLERANCE = 1e-2
 MANY_TOKENS = [129, 192, 256, 300, 512]
+"""Of one block size: the same compiled kernels serve them."""
 
 
 def relative_error(out, reference):
@@ -39,33 +41,37 @@ def gated_reference(x, weight):
 
 @pytest.fixture(scope="module")
 def library():
-    return GemmBuilder(CUDA).library
+    return GemmBuilder.on(CUDA).library
 
 
-@pytest.mark.parametrize("num_tokens", MANY_TOKENS)
 @pytest.mark.parametrize(("out_features", "in_features"), [(4096, 4096), (9001, 1024)])
-def test_every_product_of_many_tokens(num_tokens, out_features, in_features) -> None:
-    x, weight = randn(num_tokens, in_features), randn(out_features, in_features)
-    reference = x.double() @ weight.double().t()
-    configs = candidates(GemmShape(out_features, in_features, "split"), num_tokens)
-    assert configs
-    for config in configs:
-        out = TRITON_GEMMS[config.kind](x, weight, config)
-        assert out.shape == (config.num_splits, num_tokens, out_features)
-        assert relative_error(out.double().sum(0), reference) < TOLERANCE, config
+@pytest.mark.parametrize("kind", ["tiled", "skinny"])
+def test_every_product_of_many_tokens(kind, out_features, in_features) -> None:
+    weight, shape = randn(out_features, in_features), GemmShape(out_features, in_features, "split")
+    for num_tokens in MANY_TOKENS:
+        x = randn(num_tokens, in_features)
+        reference = x.double() @ weight.double().t()
+        configs = [one for one in candidates(shape, num_tokens, LIMITS) if one.kind == kind]
+        is_too_much = kind == "skinny" and num_tokens > MAX_TOKENS
+        assert configs or is_too_much or not LIMITS.has_copy_engine
+        for config in configs:
+            out = TRITON_GEMMS[kind](x, weight, config)
+            assert out.shape == (config.num_splits, num_tokens, out_features)
+            assert relative_error(out.double().sum(0), reference) < TOLERANCE, config
 
 
-@pytest.mark.parametrize("num_tokens", MANY_TOKENS)
 @pytest.mark.parametrize(("width", "in_features"), [(14336, 4096), (4133, 1024)])
-def test_every_activation_of_many_tokens(num_tokens, width, in_features) -> None:
-    x, weight = randn(num_tokens, in_features), randn(2 * width, in_features) * in_features**-0.5
-    reference = gated_reference(x, weight)
+def test_every_activation_of_many_tokens(width, in_features) -> None:
+    weight = randn(2 * width, in_features) * in_features**-0.5
     shape = GemmShape(2 * width, in_features, "gated")
-    configs = [config for config in candidates(shape, num_tokens) if config.is_gated]
-    assert configs
-    for config in configs:
-        out = TRITON_GEMMS[config.kind](x, weight, config)
-        assert relative_error(out, reference) < TOLERANCE, config
+    for num_tokens in MANY_TOKENS:
+        x = randn(num_tokens, in_features)
+        reference = gated_reference(x, weight)
+        configs = [config for config in candidates(shape, num_tokens, LIMITS) if config.is_gated]
+        assert configs
+        for config in configs:
+            out = TRITON_GATED_GEMMS[config.kind](x, weight, config)
+            assert relative_error(out, reference) < TOLERANCE, config
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 4])
@@ -100,7 +106,7 @@ def test_cublaslt_in_a_graph_uses_what_its_tensors_hold_then(library) -> None:
 
 
 def chooser_in(folder) -> GemmChooser:
-    return GemmChooser(folder / "none.json", folder / "gemm.json")
+    return GemmChooser(Tables({}, {}), folder / "gemm.json", LIMITS)
 
 
 def test_choices_of_another_cublaslt_are_measured_anew(tmp_path) -> None:

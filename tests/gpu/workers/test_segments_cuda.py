@@ -1,19 +1,20 @@
 """Prefill and mixed steps over segment graphs on an NVIDIA GPU: eager steps' tokens, no waiting."""
 
 import pytest
-import torch
 
-from tests.gpu.workers.test_engine_cuda import (
+from tests.gpu.engines import (
+    BUILTIN,
     CUDA,
     GREEDY,
     MIXED,
     NEAR_TIE,
     gaps_to_likeliest,
     generate,
-    needs_fa3,
     prompts_of,
     share_equal,
 )
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.gpu.no_waiting import no_waiting
 from workers.config import EngineConfig
 from workers.engine import Engine
 from workers.parallel.group import SingleRank
@@ -21,10 +22,7 @@ from workers.protocol import GenerateRequest
 from workers.runner_factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
-]
+pytestmark = NEEDS_GPU
 
 FIRST_ONLY = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
@@ -33,7 +31,7 @@ class PreparedEngine:
     """An engine with all its graphs, and how many steps ran over segments."""
 
     def __init__(self, **changes):
-        config = EngineConfig(model="builtin", enable_prefix_cache=False, **changes)
+        config = EngineConfig(**BUILTIN, enable_prefix_cache=False, **changes)
         self.runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
         self.engine = Engine.of_runner(config, self.runner)
         self.num_segmented = 0
@@ -53,7 +51,7 @@ class PreparedEngine:
         return found
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize("page_size", [1, 128])
 def test_unpadded_segments_give_the_tokens_of_eager_steps(page_size) -> None:
     """A size's own number of tokens: the same kernels over the same shapes, not even a rounding
@@ -61,15 +59,13 @@ def test_unpadded_segments_give_the_tokens_of_eager_steps(page_size) -> None:
     prompts = [prompt[:64] for prompt in prompts_of(400, 4000) if len(prompt) >= 64][:16]
     assert len(prompts) == 16
     base = {"page_size": page_size, "attention_backend": "fa3_deterministic"}
-    eager = EngineConfig(
-        model="builtin", enable_prefix_cache=False, enable_cuda_graphs=False, **base
-    )
+    eager = EngineConfig(**BUILTIN, enable_prefix_cache=False, enable_cuda_graphs=False, **base)
     prepared = PreparedEngine(**base)
     assert prepared.texts(prompts, GREEDY) == generate(eager, prompts, GREEDY)
     assert prepared.num_segmented == 1
 
 
-@needs_fa3
+@NEEDS_FA3
 @pytest.mark.parametrize(
     ("kv_cache_dtype", "backend"),
     [("auto", "fa3"), ("auto", "fa3_triton"), ("fp8_e4m3", "fa3_fp8")],
@@ -88,17 +84,17 @@ def test_padded_and_mixed_segments_choose_likeliest_tokens(kv_cache_dtype, backe
     assert (gaps == 0).mean() > (0.95 if is_exact else 0.8)
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_sampling_features_work_on_segmented_steps() -> None:
     prompts = prompts_of(24, 4000)
     sampling = [MIXED[index % len(MIXED)] for index in range(len(prompts))]
-    eager = EngineConfig(model="builtin", enable_cuda_graphs=False, max_step_tokens=256)
+    eager = EngineConfig(**BUILTIN, enable_cuda_graphs=False, max_step_tokens=256)
     prepared = PreparedEngine(max_step_tokens=256)
     assert share_equal(prepared.texts(prompts, sampling), generate(eager, prompts, sampling)) > 0.85
     assert prepared.num_segmented > 5
 
 
-@needs_fa3
+@NEEDS_FA3
 def test_a_segmented_step_is_launched_without_waiting_for_the_device() -> None:
     prepared = PreparedEngine()
     engine, runner = prepared.engine, prepared.runner
@@ -107,12 +103,9 @@ def test_a_segmented_step_is_launched_without_waiting_for_the_device() -> None:
     original = runner.launch
 
     def launch_strictly(plan):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            launches.append(plan.num_tokens)
+        launches.append(plan.num_tokens)
+        with no_waiting():
             return original(plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     engine._executor._launch = launch_strictly
     for index, prompt in enumerate(prompts_of(5, 4000)):

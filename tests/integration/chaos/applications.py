@@ -4,7 +4,7 @@ Knows configuration and token ids. Knows no process and no socket.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.config import ServeConfig, parse_config
@@ -75,44 +75,63 @@ class Application:
 
 
 FAKE = Application("chaos-fake", 18700, 3, 2, 1, 1.0, True, (20, 120))
-REAL = Application("chaos-real", 18710, 2, 2, 2, 0.5, False, (10, 40))
+REAL = Application("chaos-real", 18710, 2, 2, 2, 0.5, False, (20, 80))
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. index: which of NUM_PROMPTS prompts, for engines whose answers are recorded."""
+    """One request. index: which of NUM_PROMPTS prompts, for engines whose answers are recorded.
+    sampling: parameters that HTTP and gRPC call alike."""
 
     index: int
     prompt: list[int]
     max_tokens: int
+    sampling: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """text: None where it is not known, for it follows from the tokens."""
+
+    token_ids: list[int]
+    text: str | None = None
 
 
 def draw_request(application: Application, rng: random.Random) -> Request:
-    """Prompts of real engines repeat: their answers must be known. Those of fake ones need not."""
-    max_tokens = rng.randint(*application.max_tokens)
+    """Requests to real engines repeat: their answers must be known. Those of fake ones need not."""
     if application.is_fake:
+        max_tokens = rng.randint(*application.max_tokens)
         prompt = [rng.randrange(4, VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
         return Request(0, prompt, max_tokens)
-    index = rng.randrange(NUM_PROMPTS)
-    return Request(index, recorded_prompt(index), max_tokens)
+    return recorded_request(application, rng.randrange(NUM_PROMPTS))
 
 
-def recorded_prompt(index: int) -> list[int]:
-    return random.Random(index).choices(range(4, VOCAB_SIZE), k=8 + 7 * index)
+def recorded_request(application: Application, index: int) -> Request:
+    """Always the same for an index: greedy, seeded, and seeded with penalties, in turn."""
+    rng = random.Random(index)
+    prompt = rng.choices(range(4, VOCAB_SIZE), k=8 + 7 * index)
+    return Request(index, prompt, rng.randint(*application.max_tokens), _SAMPLINGS[index % 3])
+
+
+_SAMPLINGS: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 17},
+    {"temperature": 0.8, "seed": 18, "frequency_penalty": 0.8, "presence_penalty": 0.3},
+]
 
 
 class Answers:
-    """The token ids that a request must get: greedy and deterministic in both kinds of engine."""
+    """What a request must get: both kinds of engine are deterministic, seeds being given."""
 
     def __init__(self) -> None:
-        self._recorded: dict[int, list[int]] = {}
+        self._recorded: dict[int, Answer] = {}
 
-    def record(self, index: int, token_ids: list[int]) -> None:
-        """What the healthy service answered to prompt `index`, at the greatest length."""
-        self._recorded[index] = token_ids
+    def record(self, index: int, answer: Answer) -> None:
+        """What the healthy service answered to recorded_request(index)."""
+        self._recorded[index] = answer
 
-    def expected(self, application: Application, request: Request) -> list[int]:
+    def expected(self, application: Application, request: Request) -> Answer:
         if not application.is_fake:
-            return self._recorded[request.index][: request.max_tokens]
+            return self._recorded[request.index]
         first = request.prompt[-1] + 1
-        return [(first + i) % VOCAB_SIZE for i in range(request.max_tokens)]
+        return Answer([(first + i) % VOCAB_SIZE for i in range(request.max_tokens)])

@@ -65,6 +65,7 @@ class Outcome:
     code: str = ""
     message: str = ""
     token_ids: list[int] = field(default_factory=list)
+    text: str = ""
 
     def conclude(self, end: End, code: str = "", message: str = "") -> None:
         """The first end counts; a second one is a broken promise of its own."""
@@ -136,6 +137,7 @@ class Clients:
                 else:
                     choice = json.loads(await answer.read())["choices"][0]
                     outcome.token_ids += choice["token_ids"]
+                    outcome.text += choice["text"]
                     outcome.conclude(End.WHOLE)
         except aiohttp.ClientConnectorError as error:
             outcome.conclude(End.REFUSED, type(error).__name__, str(error))
@@ -150,6 +152,7 @@ class Clients:
             async for chunk in call:
                 has_usage = has_usage or chunk.HasField("usage")
                 outcome.token_ids += chunk.choice.token_ids
+                outcome.text += chunk.choice.text
                 if outcome.has_left:
                     call.cancel()
                     outcome.conclude(End.LEFT)
@@ -171,14 +174,14 @@ def _body(request: Request, is_streamed: bool) -> dict:
         "prompt": request.prompt,
         "max_tokens": request.max_tokens,
         "ignore_eos": True,
-        "temperature": 0,
         "stream": is_streamed,
         "return_token_ids": True,
+        **request.sampling,
     }
 
 
 def _message(request: Request) -> pb.GenerateRequest:
-    sampling = pb.SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
+    sampling = pb.SamplingParams(max_tokens=request.max_tokens, ignore_eos=True, **request.sampling)
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=request.prompt), sampling=sampling)
 
 
@@ -199,6 +202,7 @@ async def _read_events(answer: aiohttp.ClientResponse, outcome: Outcome) -> None
                 _conclude_error(outcome, event)
             for choice in event.get("choices", ()):
                 outcome.token_ids += choice["token_ids"]
+                outcome.text += choice["text"]
         if outcome.has_left and outcome.end is None:
             outcome.conclude(End.LEFT)
             answer.close()

@@ -15,7 +15,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from service.app import build_app
-from service.engine_factory import create_engine
+from service.deployments.engine_factory import create_engine
 from tests.fakes.engine_factory import FakeEngineFactory
 from tests.integration.chaos.applications import VOCAB_SIZE, Application
 from tests.integration.chaos.kills import Kill, KillKind

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from tests.integration.chaos.applications import (
     HEARTBEAT_TIMEOUT_S,
     STEP_TIMEOUT_S,
+    Answer,
     Answers,
     Application,
 )
-from tests.integration.chaos.clients import End, Outcome, Protocol
+from tests.integration.chaos.clients import End, Outcome
 from tests.integration.chaos.kills import Kill, KillKind
 
 # From the harm until every client has been told. Half a second of it is the measuring itself.
@@ -28,20 +29,22 @@ HEAL_S = 120.0
 
 
 class Judge:
-    """Over all kills of a run. is_complete: no kill is going on while outcomes are judged."""
+    """Over all kills of a run. keeps_spares: every kill left a live engine of each application, so
+    that no stream may be lost."""
 
-    def __init__(self, answers: Answers, kills: Sequence[Kill]) -> None:
+    def __init__(self, answers: Answers, kills: Sequence[Kill], *, keeps_spares: bool) -> None:
         self._answers = answers
         self._kills = kills
+        self._keeps_spares = keeps_spares
 
     def broken_promise(self, outcome: Outcome) -> str | None:
         """None if the request ended as it may."""
         expected = self._answers.expected(outcome.application, outcome.request)
-        if outcome.token_ids != expected[: len(outcome.token_ids)]:
+        if outcome.token_ids != expected.token_ids[: len(outcome.token_ids)]:
             return "wrong tokens"
         match outcome.end:
             case End.WHOLE:
-                return None if outcome.token_ids == expected else "too few tokens"
+                return _judge_whole(outcome, expected)
             case End.LEFT:
                 return None
             case End.ERROR:
@@ -54,23 +57,14 @@ class Judge:
                 return str(outcome.end)
 
     def _judge_error(self, outcome: Outcome) -> str | None:
-        if outcome.code == "replica_lost":
-            return self._judge_replica_lost(outcome)
-        if outcome.code == "unavailable":
+        if outcome.code in ("replica_lost", "unavailable"):
+            if self._keeps_spares:
+                return f"{outcome.code} while another replica lives"
             lost = self._engines_lost(outcome.application, outcome.started_s - HEAL_S, outcome)
-            all_lost = lost >= outcome.application.num_replicas
-            return None if all_lost else f"unavailable after only {lost} engines were lost"
+            if lost >= outcome.application.num_replicas:
+                return None
+            return f"{outcome.code} after only {lost} engines were lost"
         return f"error {outcome.code}: {outcome.message}"
-
-    def _judge_replica_lost(self, outcome: Outcome) -> str | None:
-        if outcome.token_ids:
-            needed = 1
-        elif outcome.protocol is Protocol.HTTP_WHOLE:
-            needed = 1  # what it had when its replica died is not to be seen
-        else:
-            needed = 2  # without output it is sent elsewhere once
-        lost = self._engines_lost(outcome.application, outcome.started_s, outcome)
-        return None if lost >= needed else f"replica_lost, but {lost} engines were lost"
 
     def _engines_lost(self, application: Application, since_s: float, outcome: Outcome) -> int:
         """Engines whose loss a request may have felt between since_s and its end."""
@@ -102,3 +96,11 @@ class Judge:
         if lost >= outcome.application.num_ingresses:
             return None
         return f"refused after only {lost} ingresses were killed"
+
+
+def _judge_whole(outcome: Outcome, expected: Answer) -> str | None:
+    if outcome.token_ids != expected.token_ids:
+        return "too few tokens"
+    if expected.text is not None and outcome.text != expected.text:
+        return "wrong text"
+    return None

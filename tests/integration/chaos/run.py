@@ -15,17 +15,18 @@ from tests.integration.chaos.applications import (
     FAKE,
     NUM_PROMPTS,
     REAL,
+    Answer,
     Answers,
     Application,
-    Request,
     draw_request,
-    recorded_prompt,
+    recorded_request,
 )
 from tests.integration.chaos.clients import Clients, End, Outcome, Protocol
 from tests.integration.chaos.healing import Healing, read_metric
 from tests.integration.chaos.judge import Judge
 from tests.integration.chaos.kills import Kill, KillKind
 from tests.integration.chaos.processes import ClusterProcesses
+from tests.integration.chaos.spares import Spares
 
 LEAVES_EARLY_SHARE = 0.05
 _PAUSE_AFTER_FAILURE_S = 0.3
@@ -35,7 +36,9 @@ _IDLE_METRICS = ("tessera_kv_pages_used", "tessera_running_requests", "tessera_w
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long, how many. kills_s: seconds after which nothing more is killed."""
+    """How long, how many. kills_s: seconds after which nothing more is killed. keeps_spares:
+    nothing is killed until it leaves a live engine of each application; no stream may be lost then.
+    """
 
     kills_s: float
     num_streams: int
@@ -45,6 +48,7 @@ class Settings:
     deadline_s: float = 120.0
     heal_timeout_s: float = 150.0
     num_last_requests: int = 60
+    keeps_spares: bool = True
 
 
 @dataclass(slots=True)
@@ -74,8 +78,9 @@ class ChaosRun:
         self._plan = plan
         self.result = Result()
         self._answers = Answers()
-        self._judge = Judge(self._answers, self.result.kills)
+        self._judge = Judge(self._answers, self.result.kills, keeps_spares=settings.keeps_spares)
         self._healing = Healing(self._cluster, self.result.kills)
+        self._spares = Spares(self._cluster, self._healing, self.result.kills)
         self._clients: dict[str, Clients] = {}
         self._is_loading = True
         self._is_storming = threading.Event()
@@ -121,11 +126,11 @@ class ChaosRun:
         if REAL not in self._applications:
             return
         for index in range(NUM_PROMPTS):
-            request = Request(index, recorded_prompt(index), REAL.max_tokens[1])
+            request = recorded_request(REAL, index)
             outcome = await self._clients[REAL.name].send(Protocol.HTTP_WHOLE, request, None)
             if outcome.end is not End.WHOLE:
                 raise RuntimeError(f"the healthy service does not answer: {outcome}")
-            self._answers.record(index, outcome.token_ids)
+            self._answers.record(index, Answer(outcome.token_ids, outcome.text))
 
     async def _storm(self) -> None:
         settings = self._settings
@@ -182,6 +187,10 @@ class ChaosRun:
     def _kill_and_watch(self) -> None:
         for wait_s, kind in self._plan:
             self._watch_until(time.monotonic() + wait_s)
+            while self._settings.keeps_spares and not self._spares.allow(kind):
+                if time.monotonic() - self._begun_s > self._settings.kills_s:
+                    return
+                self._watch_until(time.monotonic() + _LOOK_S)
             if time.monotonic() - self._begun_s > self._settings.kills_s:
                 return
             self._kill(kind)

@@ -41,6 +41,7 @@ def main() -> int:
         num_real_streams=arguments.real_streams,
         seed=SEED,
         quiet_s=arguments.quiet_s,
+        keeps_spares=False,
     )
     applications = [FAKE, REAL] if arguments.real_streams else [FAKE]
     cluster = HeadLossCluster(

@@ -6,7 +6,7 @@ from typing import Any
 from ray import serve
 
 from service.app import build_app
-from service.engine_factory import create_engine
+from service.deployments.engine_factory import create_engine
 from tests.fakes.engine_factory import FakeEngineFactory
 from tests.integration.chaos.applications import FAKE, REAL, VOCAB_SIZE
 

@@ -125,7 +125,7 @@ def build_case(spec: CaseSpec) -> AttentionCase:
         first_page += num_pages
         locations = (own[:, None] * spec.page_size + np.arange(spec.page_size)).reshape(-1)
         tokens = torch.from_numpy(locations[: row.seq_len]).to(spec.device)
-        table.write(slot, 0, tokens)
+        table.write(torch.tensor([slot], device=spec.device), 0, tokens.to(torch.int32))
         cached, new = tokens[: row.prefix_len], tokens[row.prefix_len :]
         kv_pool.set_kv_buffer(0, cached, k[: row.prefix_len], v[: row.prefix_len])
         new_locations.append(new)

@@ -85,7 +85,7 @@ def test_fresh_memory_is_zero_and_aligned_to_cache_lines():
 def test_a_pool_needs_a_page_beyond_the_reserved_one():
     with pytest.raises(ValueError, match="num_pages"):
         MHATokenToKVPool(make_config(), num_pages=1)
-    assert MHATokenToKVPool(make_config(), num_pages=2).max_cached_tokens == 4
+    assert MHATokenToKVPool(make_config(), num_pages=2).num_pages == 2
 
 
 def test_table_starts_on_the_dummy_page_and_keeps_what_is_written():
@@ -93,17 +93,18 @@ def test_table_starts_on_the_dummy_page_and_keeps_what_is_written():
     assert table.req_to_token.shape == (3, 10)
     assert table.req_to_token.dtype == torch.int32
     assert table.req_to_token.count_nonzero() == 0
-    table.write(1, 4, torch.tensor([9, 8, 7]))
+    table.write(torch.tensor([1]), 4, torch.tensor([9, 8, 7], dtype=torch.int32))
     assert table.req_to_token[1].tolist() == [0, 0, 0, 0, 9, 8, 7, 0, 0, 0]
+    assert table.req_to_token[[0, 2]].count_nonzero() == 0
     assert table.num_bytes == 3 * 10 * 4
 
 
-def test_tokens_of_a_ragged_batch_are_written_in_one_call():
-    table = ReqToTokenPool(3, 10, CPU)
-    table.write_tokens(torch.tensor([2, 2, 0]), torch.tensor([0, 1, 9]), torch.tensor([40, 41, 50]))
-    assert table.req_to_token[2, :2].tolist() == [40, 41]
-    assert table.req_to_token[0, 9] == 50
-    assert table.req_to_token.count_nonzero() == 3
+def test_several_slots_are_given_the_same_entries_in_one_call():
+    table = ReqToTokenPool(4, 10, CPU)
+    table.write(torch.tensor([3, 0]), 7, torch.tensor([40, 41, 42], dtype=torch.int32))
+    for slot in (0, 3):
+        assert table.req_to_token[slot].tolist() == [0] * 7 + [40, 41, 42]
+    assert table.req_to_token[1:3].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 10), (3, 0)])

@@ -16,6 +16,7 @@ from attention.registry import (
     registered_capabilities,
 )
 from attention.selection import (
+    PREFERENCES,
     AttentionNeeds,
     DeviceFacts,
     detect_device,
@@ -59,28 +60,37 @@ def registry_of(*backends):
     return registry
 
 
-EVERYTHING = registry_of(
-    *[
-        fake_backend(name, has_mla=True)
-        for name in ("triton", "flashinfer", "trtllm_mha", "trtllm_mla", "fa3")
-    ],
-    fake_backend("fa3_triton", has_unequal_head_dims=False),
-    TorchNativeBackend,
-)
+NATIVE = {"device_types": ("cuda", "cpu"), "has_mla": True}
+
+
+def every_backend(*instead):
+    """A registry of all preferred names; instead: backends that replace those of their names."""
+    fakes = [
+        fake_backend("fa3_triton", has_unequal_head_dims=False),
+        fake_backend("fa3", has_mla=True),
+        fake_backend("fa3_fp8"),
+        fake_backend("torch_native", **NATIVE),
+        fake_backend("torch_native_fp8", **NATIVE),
+    ]
+    replaced = {backend.capability.name: backend for backend in instead}
+    return registry_of(*(replaced.get(fake.capability.name, fake) for fake in fakes))
+
+
+EVERYTHING = every_backend()
 
 
 @pytest.mark.parametrize(
     ("device", "needs_mla", "expected"),
     [
         (CPU, False, "torch_native"),
-        (AMPERE, False, "flashinfer"),
-        (AMPERE, True, "triton"),
+        (AMPERE, False, "torch_native"),
+        (AMPERE, True, "torch_native"),
         (HOPPER, False, "fa3_triton"),
         (HOPPER, True, "fa3"),
-        (BLACKWELL, False, "trtllm_mha"),
-        (BLACKWELL, True, "flashinfer"),
-        (CONSUMER_BLACKWELL, False, "flashinfer"),
-        (CONSUMER_BLACKWELL, True, "triton"),
+        (BLACKWELL, False, "torch_native"),
+        (BLACKWELL, True, "torch_native"),
+        (CONSUMER_BLACKWELL, False, "torch_native"),
+        (CONSUMER_BLACKWELL, True, "torch_native"),
     ],
 )
 def test_automatic_choice_follows_generation_and_attention_kind(device, needs_mla, expected):
@@ -109,26 +119,29 @@ def test_hoppers_own_backends_are_chosen_by_the_models_heads(
 
 
 def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(caplog):
-    registry = registry_of(
-        fake_backend("fa3", missing="package sgl_kernel is not installed"),
-        fake_backend("flashinfer", page_sizes=(1, 16), default_page_size=1),
-        TorchNativeBackend,
+    missing = "package sgl_kernel is not installed"
+    registry = every_backend(
+        fake_backend("fa3_triton", missing=missing),
+        fake_backend("fa3", missing=missing),
+        fake_backend("fa3_fp8", page_sizes=(1, 16), default_page_size=1),
     )
     with caplog.at_level(logging.INFO, logger="attention.selection"):
         choice = select_attention_backend(None, HOPPER, BF16, registry)
-    assert choice.name == "flashinfer"
+    assert choice.name == "fa3_fp8"
     assert choice.page_size == 1
-    assert [name for name, _ in choice.rejected] == ["fa3"]
+    assert [name for name, _ in choice.rejected] == ["fa3_triton", "fa3"]
     assert "sgl_kernel" in choice.rejected[0][1]
     assert "pip install fa3" in str(choice)
-    assert "flashinfer" in caplog.text
+    assert "fa3_fp8" in caplog.text
     assert "sgl_kernel" in caplog.text
 
 
-def test_unregistered_backends_are_not_considered():
-    choice = select_attention_backend(None, HOPPER, BF16, registry_of(TorchNativeBackend))
-    assert choice.name == "torch_native"
-    assert choice.rejected == ()
+def test_the_order_of_preference_names_backends_that_there_are_and_no_others():
+    registered = {capability.name for capability in registered_capabilities()}
+    named = {
+        name for preference in PREFERENCES.values() for name in preference.mha + preference.mla
+    }
+    assert named - registered == set()
 
 
 @pytest.mark.parametrize(
@@ -181,10 +194,9 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones():
 
 
 def test_no_fitting_backend_at_all_is_an_error_with_every_reason():
-    registry = registry_of(fake_backend("triton"), TorchNativeBackend)
     needs = AttentionNeeds(torch.float64, torch.float64)
-    with pytest.raises(AttentionBackendError, match="triton: .*torch_native: "):
-        select_attention_backend(None, HOPPER, needs, registry)
+    with pytest.raises(AttentionBackendError, match="fa3_triton: .*fa3: .*torch_native: "):
+        select_attention_backend(None, HOPPER, needs, EVERYTHING)
 
 
 def test_asked_for_page_size_wins_over_the_backends_own():

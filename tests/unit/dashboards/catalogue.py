@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from attention.roofline import HardwareLimits
 from service.autoscaling.metrics import ScalingMetrics
-from service.metrics import (
+from service.observability.metrics import (
     EngineMetrics,
     EngineStatsCollector,
     IngressGauges,
     IngressMetrics,
     IngressStateCollector,
 )
-from service.routing_policy import RoutingReason
+from service.routing.policy import RoutingReason
 from workers.observer import AttentionRecord, StepRecord
 from workers.protocol import EngineStats, ModelInfo
 
@@ -73,7 +73,7 @@ def _ingress_registry() -> CollectorRegistry:
 def _engine_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1.0, flops_per_s=1.0))
-    info = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32")
+    info = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100)
     registry.register(EngineStatsCollector(info, EngineStats))
     attention = AttentionRecord("decode", "torch_native", 0.1, num_bytes=1, num_flops=1)
     metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, 1, (attention,)))

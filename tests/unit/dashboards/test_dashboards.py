@@ -2,15 +2,15 @@
 
 import json
 import re
-import shutil
 import subprocess
 from typing import get_args
 
 import pytest
 
-from service.api.errors import ApiErrorCode
 from service.config import ServeConfig
-from service.routing_policy import RoutingReason
+from service.errors import ApiErrorCode
+from service.routing.policy import RoutingReason
+from tests.programs import needed
 from tests.unit.dashboards.catalogue import PROMETHEUS_METRICS, exported_metrics
 from tests.unit.dashboards.promql import Selector, scan
 from tests.unit.dashboards.reading import (
@@ -205,9 +205,7 @@ def test_the_documentation_names_every_metric_and_shows_every_dashboard():
 
 
 def test_promtool_can_parse_every_query(tmp_path):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian's package prometheus)")
+    promtool = needed("promtool")
     queries = [query for panel in PANELS for query in panel.queries]
     queries += [query for dashboard in DASHBOARDS for query in dashboard.annotations]
     rules = [

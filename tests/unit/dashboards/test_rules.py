@@ -1,14 +1,14 @@
 """Recording and alert rules: promtool's own unit tests, and what no promtool checks."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from service.api.errors import ApiErrorCode
+from service.errors import ApiErrorCode
+from tests.programs import needed
 from tests.unit.dashboards.catalogue import exported_metrics
 from tests.unit.dashboards.promql import scan
 from tests.unit.dashboards.reading import DASHBOARD_FILES, RULE_FILES, read_rules
@@ -34,10 +34,9 @@ every_alert = pytest.mark.parametrize("rule", ALERTS, ids=lambda r: r.name)
 
 
 def run_promtool(*arguments) -> subprocess.CompletedProcess:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian's package prometheus)")
-    return subprocess.run([promtool, *arguments], text=True, capture_output=True, check=False)
+    return subprocess.run(
+        [needed("promtool"), *arguments], text=True, capture_output=True, check=False
+    )
 
 
 def asked_of_promtool() -> list[tuple[str, bool]]:

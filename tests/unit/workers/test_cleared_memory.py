@@ -55,6 +55,29 @@ def test_nan_is_gone_from_memory_when_the_next_request_runs(bad_engine, bad_posi
     engine.check_integrity()
 
 
+@pytest.mark.parametrize(("bad_position", "num_cached"), [(40, 32), (3, 0)])
+def test_a_chunk_of_numbers_outlives_its_aborted_prefill_and_no_other_does(
+    bad_engine, bad_position, num_cached
+):
+    engine, runner = bad_engine
+    prompt = random_prompt(60, seed=1)
+    (before,) = engine.generate([prompt[:36]], GREEDY)
+    engine._scheduler._pool.free(engine._scheduler._cache.evict(100))
+    bad = [*prompt]
+    bad[bad_position] = BAD_TOKEN
+    engine.submit(GenerateRequest("bad", bad, GREEDY))
+    engine.step()
+    engine.step()
+    engine.abort("bad")
+    while engine.has_work:
+        engine.step()
+    (after,) = engine.generate([prompt[:36]], GREEDY)
+    assert after.num_cached_tokens == num_cached
+    assert after.token_ids == before.token_ids
+    assert not has_nan(runner)
+    engine.check_integrity()
+
+
 def test_nan_of_a_prefill_that_was_aborted_is_gone_too(bad_engine):
     engine, runner = bad_engine
     engine.submit(GenerateRequest("bad", [BAD_TOKEN, *random_prompt(59)], GREEDY))

@@ -127,6 +127,15 @@ def test_a_seed_gives_the_same_tokens_alone_and_among_others(model) -> None:
     assert other[0].token_ids != alone[0].token_ids
 
 
+@pytest.mark.parametrize(("settings", "are_equal"), [({}, False), ({"seed": 3}, True)])
+def test_engines_draw_alike_only_where_the_operator_says_so(model, settings, are_equal) -> None:
+    folder, prompts, _ = model
+    unseeded = SamplingParams(temperature=1.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    config = EngineConfig(model=folder, **settings)
+    (first, _), (second, _) = (run(config, prompts[:2], unseeded) for _ in range(2))
+    assert ([r.token_ids for r in first] == [r.token_ids for r in second]) is are_equal
+
+
 def test_log_probabilities_come_for_output_and_prompt(model) -> None:
     folder, prompts, expected = model
     params = SamplingParams(
@@ -194,6 +203,27 @@ def test_every_step_is_observed_with_its_attention(model) -> None:
         assert attention.num_bytes > 0
 
 
+def test_measured_steps_teach_the_scheduler_what_steps_cost(model) -> None:
+    folder, prompts, _ = model
+    engine = Engine.from_config(EngineConfig(model=folder, max_step_tokens=16))
+    assert engine.stats().step_prediction_error_s == 0.0
+    engine.generate(prompts, GREEDY)
+    assert engine.stats().step_prediction_error_s > 0.0
+    engine.close()
+
+
+@pytest.mark.parametrize("target_inter_token_ms", [0.001, 1000.0])
+def test_a_target_for_the_time_between_tokens_changes_no_token(
+    model, target_inter_token_ms
+) -> None:
+    folder, prompts, expected = model
+    config = EngineConfig(
+        model=folder, max_running_requests=3, target_inter_token_ms=target_inter_token_ms
+    )
+    results, _ = run(config, prompts)
+    assert [result.token_ids for result in results] == expected
+
+
 def test_more_than_one_rank_takes_more_processes() -> None:
     with pytest.raises(ConfigError, match="more processes"):
         Engine.from_config(dataclasses.replace(EngineConfig(), tp_size=2))
@@ -233,3 +263,18 @@ def test_fewer_sampling_parameters_than_prompts_are_an_error(model) -> None:
 def test_a_device_that_is_none_is_a_configuration_error(model) -> None:
     with pytest.raises(ConfigError, match="no torch device"):
         Engine.from_config(EngineConfig(model=model[0], device="warp9"))
+
+
+@pytest.mark.parametrize(("num_pages", "expected"), [(8, 8 * 4 + 1), (100, 200)])
+def test_the_engine_tells_the_longest_request_that_it_takes(model, num_pages, expected):
+    config = EngineConfig(model=model[0], page_size=4, num_pages=num_pages, max_context_len=200)
+    engine = Engine.from_config(config)
+    try:
+        longest = engine.info.max_request_len
+        assert longest == expected
+        (result,) = engine.generate([[5]], SamplingParams(max_tokens=longest - 1, ignore_eos=True))
+        assert len(result.token_ids) == longest - 1
+        with pytest.raises(RequestRejectedError):
+            engine.generate([[5]], SamplingParams(max_tokens=longest, ignore_eos=True))
+    finally:
+        engine.close()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.engine import FakeEngine
 from workers.engine_loop import EngineLoop
-from workers.errors import ErrorCode
+from workers.errors import EngineFailedError, ErrorCode
 from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
@@ -117,6 +117,60 @@ def test_a_failing_step_is_reported_once_and_later_submits_are_refused(make_loop
     assert late.error.code is ErrorCode.ENGINE_FAILED
 
 
+def test_what_is_submitted_after_a_stop_is_refused(make_loop, sink) -> None:
+    loop = make_loop()
+    loop.stop()
+    loop.submit([request("late")])
+    loop.abort(["late"])
+    (late,) = sink.outputs
+    assert (late.request_id, late.finish_reason) == ("late", FinishReason.ERROR)
+    assert late.error is not None
+    assert late.error.code is ErrorCode.ENGINE_DRAINING
+
+
+def test_what_no_step_has_taken_in_when_a_loop_stops_is_refused(sink) -> None:
+    engine = StuckEngine()
+    loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
+    loop.submit([request("running")])
+    loop.start()
+    assert engine.is_stepping.wait(5.0)
+    loop.submit([request("queued")])
+    stopping = threading.Thread(target=loop.stop)
+    stopping.start()
+    engine.may_go_on.set()
+    stopping.join(5.0)
+    assert sink.ends()["queued"] is FinishReason.ERROR
+
+
+def test_what_came_with_a_failing_step_is_refused(sink) -> None:
+    engine = StuckEngine(fail_after_steps=0)
+    loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
+    loop.submit([request("running")])
+    loop.start()
+    assert engine.is_stepping.wait(5.0)
+    loop.submit([request("queued")])
+    engine.may_go_on.set()
+    sink.wait_for(lambda: "queued" in sink.ends())
+    (queued,) = [output for output in sink.outputs if output.request_id == "queued"]
+    assert queued.error is not None
+    assert queued.error.code is ErrorCode.ENGINE_FAILED
+    loop.stop()
+
+
+def test_an_engine_whose_step_does_not_end_is_not_closed_under_it(sink) -> None:
+    engine = StuckEngine()
+    loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
+    loop.submit([request("running")])
+    loop.start()
+    assert engine.is_stepping.wait(5.0)
+    with pytest.raises(EngineFailedError, match="did not end"):
+        loop.stop(timeout_s=0.05)
+    assert not engine.is_closed
+    engine.may_go_on.set()
+    loop.stop()
+    assert engine.is_closed
+
+
 def test_the_heartbeat_beats_while_idle(make_loop) -> None:
     loop = make_loop()
     first = loop.last_beat_s
@@ -140,6 +194,25 @@ def test_an_idle_engine_prepares_piece_by_piece_and_not_while_it_works(sink) -> 
     loop.stop()
     assert engine.num_preparations == 3
     assert not engine.prepared_with_work
+
+
+class StuckEngine(FakeEngine):
+    """Its first step waits until it may go on."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.is_stepping = threading.Event()
+        self.may_go_on = threading.Event()
+        self.is_closed = False
+
+    def step(self) -> list[StepOutput]:
+        self.is_stepping.set()
+        assert self.may_go_on.wait(5.0)
+        return super().step()
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
 
 
 class PreparingEngine(FakeEngine):

@@ -66,7 +66,7 @@ class SegmentedRunner(ModelRunner):
         if not is_covered:
             self.segments.capture_after(num_tokens)
             return super()._final_states(inputs, wants_all)
-        return self.segments.run(inputs.batch, inputs.sample_indices)
+        return self.segments.run(inputs.batch, inputs.state_indices)
 
 
 @pytest.fixture(scope="module", params=["llama3", "qwen3"])

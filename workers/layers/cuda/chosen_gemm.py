@@ -9,6 +9,7 @@ import torch
 
 from workers.layers.cuda.activation import silu_and_mul
 from workers.layers.cuda.cublaslt import CublasLt, load_library
+from workers.layers.cuda.device_limits import DeviceLimits
 from workers.layers.cuda.gated_gemm import triton_gated_gemm
 from workers.layers.cuda.gemm import GemmConfig, triton_gemm
 from workers.layers.cuda.gemm_candidates import Role
@@ -88,8 +89,13 @@ class _Activated:
 class GemmBuilder:
     """Makes GEMMs on one device. cuBLASLt is loaded for the first config that needs it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, limits: DeviceLimits) -> None:
         self._device = device
+        self.limits = limits
+
+    @classmethod
+    def on(cls, device: torch.device) -> "GemmBuilder":
+        return cls(device, DeviceLimits.of(device))
 
     @cached_property
     def library(self) -> CublasLt:

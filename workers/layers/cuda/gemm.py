@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workers.layers.cuda.device_limits import DeviceLimits
 from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
@@ -33,8 +34,10 @@ PREFETCH_BUDGET_BYTES = 20 << 20
 _MIN_PREFETCH_BYTES = 128
 MAX_LINE_PREFETCH_BYTES = 1024
 _OPERAND_BYTES = 2
-_MAX_SHARED_BYTES = 224 << 10
-"""Of one program, as Hopper allows."""
+_SUM_BYTES = 4
+_GEMV_SHARED_BYTES = 8 << 10
+_TURNING_BYTES = 17 << 10
+"""To turn sums over beside the next tile's operands; elsewhere they take the operands' place."""
 
 
 def block_tokens(num_tokens: int) -> int:
@@ -68,18 +71,36 @@ class GemmConfig:
         """Whether it leaves activations instead of a product."""
         return self.kind in ("gated_gemv", "gated", "gated_tiled")
 
-    def fits(self, num_tokens: int, in_features: int) -> bool:
+    @property
+    def is_tiled(self) -> bool:
+        """Whether its loads are by tensor maps."""
+        return self.kind in ("tiled", "gated_tiled")
+
+    @property
+    def is_gemv(self) -> bool:
+        return self.kind in ("gemv", "gated_gemv")
+
+    def fits(self, num_tokens: int, in_features: int, limits: DeviceLimits) -> bool:
+        """Whether a device of these limits can compute it."""
         if in_features % (self.num_splits * self.block_k):
             return False
-        if self.kind in ("gemv", "gated_gemv"):
+        if self.is_gemv:
             return num_tokens == 1
-        is_tiled = self.kind in ("tiled", "gated_tiled")
-        tile_rows = self.block_rows * (2 if self.is_gated else 1) + (
-            tile_tokens(num_tokens) if is_tiled else block_tokens(num_tokens)
-        )
-        num_bytes = self.num_stages * tile_rows * self.block_k * _OPERAND_BYTES
-        max_tokens = MAX_TILED_TOKENS if is_tiled else MAX_TOKENS
-        return num_tokens <= max_tokens and num_bytes <= _MAX_SHARED_BYTES
+        if self.is_tiled and not limits.has_copy_engine:
+            return False
+        max_tokens = MAX_TILED_TOKENS if self.is_tiled else MAX_TOKENS
+        return num_tokens <= max_tokens and self.shared_bytes(num_tokens) <= limits.shared_bytes
+
+    def shared_bytes(self, num_tokens: int) -> int:
+        """The most that a program's tiles take of shared memory, on any generation."""
+        if self.is_gemv:
+            return _GEMV_SHARED_BYTES
+        tokens = tile_tokens(num_tokens) if self.is_tiled else block_tokens(num_tokens)
+        rows = self.block_rows * (2 if self.is_gated else 1)
+        operands = self.num_stages * (rows + tokens) * self.block_k * _OPERAND_BYTES
+        if self.is_tiled:
+            return operands + _TURNING_BYTES
+        return max(operands, rows * tokens * _SUM_BYTES)
 
 
 def _run_prefetch_rows(

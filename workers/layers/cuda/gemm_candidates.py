@@ -1,11 +1,13 @@
 """Shapes of weights, the token counts that choices are made for, and the GEMMs worth timing.
 
-Knows no device: which kernels fit is arithmetic.
+Knows a device's limits, not the device: which kernels fit is arithmetic.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
 from workers.layers.cuda.gemm import GemmConfig
 
 TOKEN_BUCKETS = (1, 16, 32, 64, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
@@ -29,6 +31,9 @@ _SKINNY_SHAPES = (
 )
 _GATED_GEMV_SHAPES = ((1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8))
 _GATED_SHAPES = ((64, 64, 4, 4), (64, 128, 2, 4), (64, 128, 3, 4), (64, 128, 4, 4), (128, 64, 4, 8))
+_SMALL_SKINNY_SHAPES = ((64, 128, 2, 4), (64, 64, 4, 4), (64, 64, 3, 4), (128, 64, 3, 4))
+_SMALL_GATED_SHAPES = ((64, 64, 3, 4), (64, 64, 2, 4))
+"""For GPUs with less shared memory than Hopper's."""
 _SPLITS = (1, 2, 3, 4, 7, 8)
 
 _MANY_TOKENS = 128
@@ -65,24 +70,39 @@ class GemmShape:
         return TOKEN_BUCKETS
 
 
-def candidates(shape: GemmShape, num_tokens: int) -> list[GemmConfig]:
-    """Triton kernels worth timing for a shape."""
-    configs = _many(shape) if num_tokens > _MANY_TOKENS else _few(shape)
+def candidates(shape: GemmShape, num_tokens: int, limits: DeviceLimits) -> list[GemmConfig]:
+    """Triton kernels worth timing for a shape on a device of these limits."""
+    is_small = limits.shared_bytes < HOPPER.shared_bytes
+    configs = _many(shape) if num_tokens > _MANY_TOKENS else _few(shape, is_small)
     return [
         config
         for config in configs
-        if config.fits(num_tokens, shape.in_features) and _fills_a_gpu(shape, config)
+        if config.fits(num_tokens, shape.in_features, limits) and _fills_a_gpu(shape, config)
     ]
 
 
-def _few(shape: GemmShape) -> list[GemmConfig]:
+def like(configs: Sequence[GemmConfig], guesses: Sequence[GemmConfig]) -> list[GemmConfig]:
+    """Those of one kind and in about as many splits as a guess, the guesses first."""
+    kinds = {(guess.kind, splits) for guess in guesses for splits in _beside(guess.num_splits)}
+    alike = [config for config in configs if (config.kind, config.num_splits) in kinds]
+    return list(dict.fromkeys([guess for guess in guesses if guess in configs] + alike))
+
+
+def _beside(num_splits: int) -> tuple[int, ...]:
+    """From half a number of splits to twice as many."""
+    return tuple(n for n in _SPLITS if num_splits <= 2 * n and n <= 2 * num_splits)
+
+
+def _few(shape: GemmShape, is_small: bool) -> list[GemmConfig]:
+    skinny = _SKINNY_SHAPES + (_SMALL_SKINNY_SHAPES if is_small else ())
+    gated = _GATED_SHAPES + (_SMALL_GATED_SHAPES if is_small else ())
     configs = []
     for splits in (1,) if shape.role == "whole" else _SPLITS:
         configs += [GemmConfig("gemv", r, k, splits, 1, w) for r, k, w in _GEMV_SHAPES]
-        configs += [GemmConfig("skinny", r, k, splits, s, w) for r, k, s, w in _SKINNY_SHAPES]
+        configs += [GemmConfig("skinny", r, k, splits, s, w) for r, k, s, w in skinny]
     if shape.role == "gated":
         configs += [GemmConfig("gated_gemv", r, k, 1, 1, w) for r, k, w in _GATED_GEMV_SHAPES]
-        configs += [GemmConfig("gated", r, k, 1, s, w) for r, k, s, w in _GATED_SHAPES]
+        configs += [GemmConfig("gated", r, k, 1, s, w) for r, k, s, w in gated]
     return configs
 
 

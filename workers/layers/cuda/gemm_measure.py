@@ -1,16 +1,28 @@
-"""Times every GEMM worth timing on weights of one shape and takes the fastest. Keeps nothing."""
+"""Times every GEMM worth timing on weights of one shape and takes the fastest. Keeps nothing.
+
+Where a like GPU's choices are known only what is like them is worth it.
+"""
 
 import logging
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from workers.layers.cuda.activation import silu_and_mul
 from workers.layers.cuda.chosen_gemm import Config, GemmBuilder
 from workers.layers.cuda.cublaslt import CublasLtError, CublasLtUnavailableError
-from workers.layers.cuda.gemm_candidates import GemmShape, candidates, lt_splits
+from workers.layers.cuda.gemm import GemmConfig
+from workers.layers.cuda.gemm_candidates import (
+    TOKEN_BUCKETS,
+    GemmShape,
+    candidates,
+    like,
+    lt_splits,
+)
 from workers.layers.cuda.gemm_timing import CAREFUL, QUICK, Effort, gemm_seconds
 from workers.layers.cuda.lt_gemm import LtConfig, lt_configs
 from workers.layers.cuda.norm import rms_norm
@@ -34,6 +46,7 @@ _NUM_TIMED_WEIGHTS = 6
 _NUM_FINALISTS = 5
 _MAX_LT_CONFIGS = 24
 _MAX_LT_SPLIT_CONFIGS = 6
+_MAX_GUESSED_LT_CONFIGS = 10
 _MAX_LONG_LT_CONFIGS = 12
 _LONG_TOKENS = 1024
 _MIN_GAIN = 0.99
@@ -47,13 +60,14 @@ class Trial:
     """One number of tokens. Calls are timed between their neighbours in a layer.
 
     A norm before and a reader of the product after it: how far kernels overlap is part of their
-    worth.
+    worth. guesses: what a like GPU chose for about as many tokens; empty if nobody knows.
     """
 
     shape: GemmShape
     weights: Sequence[torch.Tensor]
     num_tokens: int
     builder: GemmBuilder
+    guesses: tuple[Config, ...] = ()
 
     def seconds(self, config: Config, effort: Effort) -> float:
         weights, shape = self.weights, self.shape
@@ -71,73 +85,117 @@ class Trial:
         return gemm_seconds(chain, weights, self.num_tokens, effort)
 
     def configs(self) -> list[Config]:
-        """cuBLASLt's first: they need no compiler."""
-        return [*self._lt_configs(), *candidates(self.shape, self.num_tokens)]
+        """cuBLASLt's first: they need no compiler. Fewer where there are guesses."""
+        triton = self.triton_configs()
+        return [*self._lt_configs(), *triton]
+
+    def triton_configs(self) -> list[GemmConfig]:
+        every = candidates(self.shape, self.num_tokens, self.builder.limits)
+        if not self.guesses:
+            return every
+        return like(every, [guess for guess in self.guesses if isinstance(guess, GemmConfig)])
 
     def _lt_configs(self) -> list[LtConfig]:
         weight = self.weights[0]
         x = weight[:1].expand(self.num_tokens, -1)
         limit = _MAX_LONG_LT_CONFIGS if self.num_tokens >= _LONG_TOKENS else _MAX_LT_CONFIGS
+        limit = min(limit, _MAX_GUESSED_LT_CONFIGS) if self.guesses else limit
         configs = []
         for splits in lt_splits(self.shape, self.num_tokens):
             try:
                 configs += lt_configs(self.builder.library, x, weight, splits, limit)
             except (CublasLtError, CublasLtUnavailableError) as error:
                 logger.info("gemm %s in %d splits: no cuBLASLt: %s", self.shape, splits, error)
-            limit = _MAX_LT_SPLIT_CONFIGS
+            limit = min(limit, _MAX_LT_SPLIT_CONFIGS)
         return configs
 
 
+class Race:
+    """A trial's candidates against each other, one timing at a time: all of them in a hurry, then
+    the best with care."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self._left = deque(trial.configs())
+        self._quick: dict[Config, float] = {}
+
+    def time_next(self) -> bool:
+        """Time one candidate in a hurry; whether there was one."""
+        if not self._left:
+            return False
+        config, trial = self._left.popleft(), self.trial
+        try:
+            self._quick[config] = trial.seconds(config, QUICK)
+        except (CublasLtError, OutOfResources) as error:
+            logger.info("gemm %s, %d tokens: %s: %s", trial.shape, trial.num_tokens, config, error)
+        return True
+
+    def finish(self) -> Measured:
+        """The fastest of those timed so far, cuBLAS's own choice included."""
+        trial, quick = self.trial, self._quick
+        finalists = sorted(quick, key=quick.__getitem__)[:_NUM_FINALISTS]
+        cublas_s = trial.seconds(None, CAREFUL)
+        best = Measured(None, cublas_s, cublas_s)
+        for config in finalists:
+            seconds = trial.seconds(config, CAREFUL)
+            logger.debug("  %s %.1f us", config, seconds * 1e6)
+            if seconds < min(best.seconds, _MIN_GAIN * cublas_s):
+                best = Measured(config, seconds, cublas_s)
+        logger.info(
+            "gemm %s, %d tokens: cuBLAS %.1f us, chosen %s %.1f us",
+            trial.shape,
+            trial.num_tokens,
+            cublas_s * 1e6,
+            best.config or "cuBLAS",
+            best.seconds * 1e6,
+        )
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Weights of one shape, on the device, and what a like GPU chose for them."""
+
+    shape: GemmShape
+    weights: Sequence[torch.Tensor]
+    guess: Choices
+
+    def trial(self, num_tokens: int, builder: GemmBuilder) -> Trial:
+        weights = self.weights[:_NUM_TIMED_WEIGHTS]
+        return Trial(self.shape, weights, num_tokens, builder, self._guesses(num_tokens))
+
+    def _guesses(self, bucket: int) -> tuple[Config, ...]:
+        """The guess for a bucket, then those for the buckets beside it."""
+        if bucket not in self.guess:
+            return ()
+        place = TOKEN_BUCKETS.index(bucket)
+        beside = TOKEN_BUCKETS[max(0, place - 1) : place + 2]
+        return tuple(self.guess[n] for n in (bucket, *beside) if n in self.guess)
+
+
+def in_order(buckets: Iterable[int]) -> list[int]:
+    """The most used first."""
+    return sorted(buckets, key=_ORDER.index)
+
+
 def measure(
-    shape: GemmShape,
-    weights: Sequence[torch.Tensor],
-    buckets: Sequence[int],
-    builder: GemmBuilder,
-    max_seconds: float,
+    contest: Contest, buckets: Sequence[int], builder: GemmBuilder, max_seconds: float
 ) -> dict[int, Measured]:
     """By bucket the fastest of all candidates, cuBLAS's own choice included.
 
-    weights: of one shape, on the device. After max_seconds the rest of the buckets is left out.
+    After max_seconds the rest of the buckets is left out.
     """
     start_s = time.monotonic()
-    todo = sorted(buckets, key=_ORDER.index)
+    todo = in_order(buckets)
     measured: dict[int, Measured] = {}
     while todo:
         left_s = start_s + max_seconds - time.monotonic()
         if left_s <= 0:
-            logger.warning("gemm %s: no time to measure for %s tokens", shape, todo)
+            logger.warning("gemm %s: no time to measure for %s tokens", contest.shape, todo)
             break
         deadline_s = time.monotonic() + left_s / len(todo)
-        trial = Trial(shape, weights[:_NUM_TIMED_WEIGHTS], todo.pop(0), builder)
-        measured[trial.num_tokens] = _fastest(trial, deadline_s)
+        race = Race(contest.trial(todo.pop(0), builder))
+        while time.monotonic() <= deadline_s and race.time_next():
+            pass
+        measured[race.trial.num_tokens] = race.finish()
     return measured
-
-
-def _fastest(trial: Trial, deadline_s: float) -> Measured:
-    """All of them in a hurry, then the best with care."""
-    quick: dict[Config, float] = {}
-    for config in trial.configs():
-        if time.monotonic() > deadline_s:
-            break
-        try:
-            quick[config] = trial.seconds(config, QUICK)
-        except CublasLtError as error:
-            logger.info("gemm %s, %d tokens: %s: %s", trial.shape, trial.num_tokens, config, error)
-    finalists = sorted(quick, key=quick.__getitem__)[:_NUM_FINALISTS]
-    cublas_s = trial.seconds(None, CAREFUL)
-    careful = {config: trial.seconds(config, CAREFUL) for config in finalists}
-    for config, seconds in careful.items():
-        logger.debug("  %s %.1f us", config, seconds * 1e6)
-    best = Measured(None, cublas_s, cublas_s)
-    for config, seconds in careful.items():
-        if seconds < min(best.seconds, _MIN_GAIN * cublas_s):
-            best = Measured(config, seconds, cublas_s)
-    logger.info(
-        "gemm %s, %d tokens: cuBLAS %.1f us, chosen %s %.1f us",
-        trial.shape,
-        trial.num_tokens,
-        cublas_s * 1e6,
-        best.config or "cuBLAS",
-        best.seconds * 1e6,
-    )
-    return best

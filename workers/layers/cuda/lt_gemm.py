@@ -27,9 +27,6 @@ class LtConfig:
     num_splits: int
     algorithm: str
 
-    def fits(self, num_tokens: int, in_features: int) -> bool:
-        return num_tokens > 0 and in_features % self.num_splits == 0
-
     def __str__(self) -> str:
         return f"cuBLASLt {self.num_splits} {self.algorithm.rstrip('0')}"
 

@@ -12,9 +12,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from service.api.auth import make_authenticator
-from service.api.errors import ERROR_TABLE, ApiError, ApiErrorCode
 from service.api.grpc import SERVICE_NAME, GrpcOptions, build_grpc_server
 from service.api.grpc_requests import to_prompt
+from service.api.grpc_status import GRPC_STATUS
+from service.errors import ApiError, ApiErrorCode
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
@@ -105,12 +106,12 @@ async def test_parameters_reach_the_engine_and_unset_ones_keep_their_defaults(st
         temperature=0, top_k=3, seed=-1, logit_bias={7: -2.5}, stop_token_ids=[9], logprobs=2,
         max_tokens=4,
     )  # fmt: skip
-    answer = await stub.Generate(_request(sampling=sampling, n=2, priority=-1, cache_salt="x"))
+    answer = await stub.Generate(_request(sampling=sampling, n=2, cache_salt="x"))
     request = bench.backend.requests[1]
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 3)
     assert (request.sampling.seed, request.sampling.logit_bias) == (0, {7: -2.5})
     assert (request.sampling.top_p, request.sampling.min_tokens) == (1.0, 0)
-    assert (request.priority, request.cache_salt) == (-1, "x")
+    assert request.cache_salt == "x"
     assert len(answer.choices) == 2
     assert [len(entry.top) for entry in answer.choices[0].logprobs] == [2] * 4
     assert answer.choices[0].finish_reason == pb.FINISH_REASON_LENGTH
@@ -245,7 +246,7 @@ async def test_models(stub):
 async def test_bad_requests_are_typed_and_name_their_parameter(stub, rpc, request_, code, param):
     call = getattr(stub, rpc)(request_)
     status, seen, metadata = await _error(_all(call) if rpc == "GenerateStream" else call)
-    assert status is ERROR_TABLE[ApiErrorCode(code)].grpc_status
+    assert status is GRPC_STATUS[ApiErrorCode(code)]
     assert (seen, metadata["tessera-error-param"]) == (code, param)
 
 
@@ -290,7 +291,7 @@ async def test_a_client_that_cancels_before_a_replica_has_its_request_takes_it_b
 ):
     started, taken_back = asyncio.Event(), asyncio.Event()
 
-    async def wait_for_ever(request):
+    async def wait_for_ever(request, context):
         started.set()
         try:
             await asyncio.Event().wait()

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import logging
 
 import pytest
+
+from service.deployments.listeners import HttpServer, bind_shared
 
 pytestmark = pytest.mark.asyncio
 
@@ -128,7 +131,7 @@ async def test_a_stream_starts_even_if_its_first_token_takes_long(app, bench):
 async def test_leaving_while_no_replica_has_the_request_yet_takes_it_back(app, bench, stream, n):
     outcomes = []
 
-    async def wait_for_ever(request):
+    async def wait_for_ever(request, context):
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -142,3 +145,21 @@ async def test_leaving_while_no_replica_has_the_request_yet_takes_it_back(app, b
     client.left.set()
     await asyncio.wait_for(running, 5)
     assert outcomes == ["taken back"] * n
+
+
+async def test_leaving_during_the_upload_is_the_clients_end_and_no_bug(app, bench, caplog):
+    listener = bind_shared("127.0.0.1", 0)
+    server = HttpServer(app, 5, 1)
+    await server.start(listener)
+    _, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        b'Content-Length: 1000\r\n\r\n{"model": '
+    )
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await _until(lambda: bench.metrics.named("rejected"))
+    await server.stop()
+    assert bench.metrics.named("rejected") == ["client_closed_request"]
+    assert not [line for line in caplog.records if line.levelno >= logging.ERROR]

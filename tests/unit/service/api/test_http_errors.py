@@ -3,18 +3,20 @@
 import dataclasses
 import json
 
+import grpc
 import httpx
 import pytest
 
 from service.api.auth import make_authenticator
-from service.api.errors import (
+from service.api.grpc_status import GRPC_STATUS
+from service.api.http import build_http_app
+from service.errors import (
     ERROR_TABLE,
     ApiError,
     ApiErrorCode,
     from_output_error,
     from_rejection,
 )
-from service.api.http import build_http_app
 from service.limits import Limits
 from tests.fakes.backend import FakeStream, make_outputs
 from tests.fakes.callers import callers_of
@@ -42,6 +44,7 @@ def _assert_error(response, status, code, param=None):
 @pytest.mark.parametrize("code", list(ApiErrorCode))
 def test_every_code_has_a_row(code):
     assert 400 <= ERROR_TABLE[code].http_status < 600
+    assert GRPC_STATUS[code] is not grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
@@ -123,6 +126,7 @@ async def test_only_json_is_accepted(client):
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),
+        ({"best_of": True}, "unsupported_parameter", "best_of"),
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
         ({"store": True}, "unsupported_parameter", "store"),
         ({"chat_template": "{{ 1 }}"}, "unsupported_parameter", "chat_template"),
@@ -296,7 +300,7 @@ async def test_bodies_are_read_only_up_to_the_ceiling(services, tmp_path):
 async def test_keys_are_wanted_on_every_path_but_health(services):
     keys = make_authenticator(callers_of("first", "second"))
     async with _client(build_http_app(dataclasses.replace(services, authenticator=keys))) as client:
-        for path in ("/v1/models", "/openapi.json", "/nowhere", "/health/live/", "/health", "//"):
+        for path in ("/v1/models", "/openapi.json", "/nowhere", "/health/live/", "/healthy", "//"):
             for authorization in (None, "Bearer", "Bearer wrong", "Basic first", "first"):
                 headers = {} if authorization is None else {"authorization": authorization}
                 response = await client.get(path, headers=headers)
@@ -316,6 +320,33 @@ async def test_readiness_is_told_apart_from_liveness(services):
         response = await client.get("/health/ready")
         _assert_error(response, 503, "unavailable")
         assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_health_as_the_peers_have_it_is_open_empty_and_follows_readiness(
+    services, bench, path
+):
+    keyed = dataclasses.replace(services, authenticator=make_authenticator(callers_of("key")))
+    async with _client(build_http_app(keyed)) as client:
+        answer = await client.get(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    loading = dataclasses.replace(keyed, is_ready=lambda: False)
+    async with _client(build_http_app(loading)) as client:
+        _assert_error(await client.get(path), 503, "unavailable")
+    assert bench.metrics.calls == []
+
+
+@pytest.mark.asyncio
+async def test_a_model_card_has_what_clients_of_the_peers_read(client):
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["root"], card["parent"]) == ("tiny", "org/tiny", None)
+    assert (card["object"], card["max_model_len"], card["ready"]) == ("model", 512, True)
+    (permission,) = card["permission"]
+    assert permission["object"] == "model_permission"
+    assert permission["allow_sampling"] is True
+    assert permission["allow_fine_tuning"] is False
+    assert permission["created"] == card["created"]
 
 
 @pytest.mark.asyncio
@@ -340,7 +371,7 @@ async def test_a_bug_within_a_stream_ends_it_with_a_typed_error(services, bench)
                 raise RuntimeError("secret detail")
             return self._outputs.pop(0)
 
-    async def submit(request):
+    async def submit(request, context):
         return Broken(make_outputs(request, [4, 5, 6])[:2], None)
 
     bench.backend.submit = submit

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.body import MAX_INLINE_BYTES, parse_body
-from service.api.errors import ApiError
 from service.api.json_shape import JsonShape, measure
 from service.api.openai.completions import CompletionRequest
+from service.errors import ApiError
 from tests.fakes.random_requests import JSON_VALUES
 from tests.fakes.text import ANSWER
 

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from tests.fakes.backend import make_failure, make_outputs
 from tests.fakes.text import ANSWER
 from workers.errors import ErrorCode
@@ -113,7 +113,6 @@ async def test_vllm_extensions_are_honoured(openai_client, bench):
             "min_tokens": 2,
             "skip_special_tokens": False,
             "prompt_logprobs": 1,
-            "priority": -4,
             "cache_salt": "tenant",
             "request_id": "mine",
             "return_token_ids": True,
@@ -124,7 +123,7 @@ async def test_vllm_extensions_are_honoured(openai_client, bench):
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (5, 0.1, 1.1)
     assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.min_tokens) == ((9,), True, 2)
     assert (sampling.seed, sampling.logit_bias, sampling.max_tokens) == (3, {7: 1.5}, 9)
-    assert (request.priority, request.cache_salt) == (-4, "tenant")
+    assert request.cache_salt == "tenant"
     assert answer.id == "cmpl-mine"
     choice = answer.choices[0]
     assert choice.prompt_token_ids == request.prompt_token_ids

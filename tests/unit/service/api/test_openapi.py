@@ -62,3 +62,11 @@ def test_every_operation_describes_an_answer_and_an_error(app):
             assert set(operation["responses"]) == {"200", "default"}, path
     streamed = app.openapi()["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
     assert "text/event-stream" in streamed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_what_answers_without_a_body_is_described_so(app, client, path):
+    answer = await client.get(path)
+    assert (answer.content, answer.headers.get("content-type")) == (b"", None)
+    assert "content" not in app.openapi()["paths"][path]["get"]["responses"]["200"]

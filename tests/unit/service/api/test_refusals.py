@@ -1,5 +1,6 @@
 """Requests that an API server refuses by itself are counted, each once and by its code."""
 
+import asyncio
 import dataclasses
 
 import grpc
@@ -7,9 +8,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from service.api.errors import ERROR_TABLE
 from service.api.grpc import SERVICE_NAME, build_grpc_server
 from service.api.http import build_http_app
+from service.errors import ERROR_TABLE
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from service.security.callers import ANONYMOUS
@@ -140,6 +141,15 @@ async def test_a_service_that_is_not_ready_is_no_refused_request(services, bench
     assert rejections(bench) == []
 
 
+async def counted(bench, codes):
+    """A gRPC client may know of its call's end before the call has ended here."""
+    for _ in range(200):
+        if len(rejections(bench)) >= len(codes):
+            break
+        await asyncio.sleep(0.005)
+    assert rejections(bench) == codes
+
+
 async def failure_of(call):
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
@@ -154,7 +164,7 @@ async def test_a_grpc_call_without_a_key_is_counted_once(dial, bench):
         stub.ListModels(pb.ListModelsRequest()),
     ):
         assert await failure_of(call) is grpc.StatusCode.UNAUTHENTICATED
-    assert rejections(bench) == ["invalid_api_key"] * 3
+    await counted(bench, ["invalid_api_key"] * 3)
 
 
 @pytest.mark.parametrize("rpc", ["Generate", "Tokenize", "ListModels"])
@@ -162,7 +172,7 @@ async def test_bytes_that_are_no_message_are_counted_once(dial, bench, rpc):
     channel = await dial()
     call = channel.unary_unary(f"/{SERVICE_NAME}/{rpc}")(b"\xff\xff\xff")
     assert await failure_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-    assert rejections(bench) == ["invalid_request"]
+    await counted(bench, ["invalid_request"])
 
 
 @pytest.mark.parametrize("rpc", ["Generate", "GenerateStream"])
@@ -178,7 +188,7 @@ async def test_bytes_that_are_no_message_are_counted_once(dial, bench, rpc):
 async def test_a_refused_message_is_counted_once(dial, bench, rpc, request_, code):
     call = getattr(pb_grpc.InferenceStub(await dial()), rpc)(request_)
     await failure_of(call.read() if rpc == "GenerateStream" else call)
-    assert rejections(bench) == [code]
+    await counted(bench, [code])
 
 
 @pytest.mark.parametrize(
@@ -195,11 +205,11 @@ async def test_a_refused_message_of_another_method_is_counted_once(
     dial, bench, rpc, request_, code
 ):
     await failure_of(getattr(pb_grpc.InferenceStub(await dial()), rpc)(request_))
-    assert rejections(bench) == [code]
+    await counted(bench, [code])
 
 
 async def test_a_method_that_does_not_exist_is_counted_once(dial, bench):
     channel = await dial()
     call = channel.unary_unary(f"/{SERVICE_NAME}/Nothing")(b"")
     assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED
-    assert rejections(bench) == ["route_not_found"]
+    await counted(bench, ["route_not_found"])

@@ -13,7 +13,8 @@ from service.api.http import build_http_app
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
-from service.session import NO_SESSION, session_key
+from service.routing.routed_stream import RoutedStream
+from service.routing.session import NO_SESSION
 from tests.fakes.backend import make_outputs
 from tests.fakes.callers import callers_of
 
@@ -22,17 +23,26 @@ HEADER = "x-session-id"
 MAX_BYTES = Limits().max_session_id_bytes
 
 
+class Sessions:
+    """What the router would make of the session of each request so far."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def __len__(self):
+        return len(self._backend.requests)
+
+    def __getitem__(self, index):
+        return [
+            RoutedStream(request, context, None, 1).session_key
+            for request, context in zip(self._backend.requests, self._backend.contexts, strict=True)
+        ][index]
+
+
 @pytest.fixture
 def keys(bench):
-    """What the backend would see as the session of each request so far."""
-    seen = []
-
-    def answer(request):
-        seen.append(session_key())
-        return make_outputs(request, [1])
-
-    bench.backend.script = answer
-    return seen
+    bench.backend.script = lambda request: make_outputs(request, [1])
+    return Sessions(bench.backend)
 
 
 async def complete(client, name="", path="completions", header=HEADER, **fields):
@@ -120,7 +130,7 @@ async def test_a_name_that_is_too_long_is_a_typed_error_over_both_protocols(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Generate(grpc_request(), metadata=((HEADER, name.replace("ä", "aa")),))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert keys == []
+    assert len(keys) == 0
 
 
 async def test_a_name_of_the_greatest_length_is_taken(client, keys):

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from service.api.auth import OpenAuthenticator, make_authenticator
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.grpc import build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
+from service.errors import ApiError, ApiErrorCode
 from service.handler.directory import ModelDirectory, ServedModel
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
@@ -50,7 +50,10 @@ class TwoModels:
 
     def bench(self, folder, name):
         folder.mkdir(parents=True)
-        info = msgspec.structs.replace(MODEL_INFO, name=name, max_context_len=CONTEXT_LEN[name])
+        length = CONTEXT_LEN[name]
+        info = msgspec.structs.replace(
+            MODEL_INFO, name=name, max_context_len=length, max_request_len=length
+        )
         bench = make_bench(folder, info=info)
         answer = [*bench.tokenizer.ids(f"I am {name}"), 2]
         bench.backend.script = lambda request: make_outputs(request, answer)
@@ -60,7 +63,7 @@ class TwoModels:
     def directory(self):
         return ModelDirectory(
             [
-                ServedModel(name, bench.handler, lambda name=name: self.ready[name])
+                ServedModel(name, bench.handler, lambda name=name: self.ready[name], name)
                 for name, bench in self.benches.items()
             ],
             Limits(),

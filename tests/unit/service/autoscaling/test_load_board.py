@@ -13,7 +13,7 @@ from service.autoscaling.load import (
     ReplicaLoadReport,
     load_key,
 )
-from service.registry import ReplicaRegistry
+from service.deployments.registry import ReplicaRegistry
 from tests.fakes.engine import FakeEngine
 from workers.protocol import EngineStats
 
@@ -105,6 +105,17 @@ def test_a_failed_start_holds_for_a_while_or_until_a_replica_runs():
     board.report_start_failure(KEY)
     board.report_load(replica("a"))
     assert not has_failed()
+
+
+def test_a_replica_that_ran_before_says_nothing_of_a_later_start():
+    board = LoadBoard(Clock())
+    board.report_policy(KEY, can_wake=True)
+    board.report_load(replica("a"))
+    board.report_start_failure(KEY)
+    board.report_load(replica("a"))
+    assert board.availability()[0].has_failed
+    board.report_load(replica("b"))
+    assert not board.availability()[0].has_failed
 
 
 def test_the_version_changes_exactly_when_ingresses_have_something_new_to_know():

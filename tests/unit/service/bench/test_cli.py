@@ -74,7 +74,15 @@ def test_json_goes_to_standard_output_and_to_a_file(url: str, tmp_path: Path) ->
     assert report["workload"]["input_len"] == "uniform:4:8"
     assert report["result"]["num_output_tokens"] == 30
     assert report["result"]["ttft_s"]["num_samples"] == 6
-    assert report["result"]["client_lag_s"]["p99"] >= 0
+    lag = report["result"]["client_lag_s"]
+    assert lag["num_samples"] == 6
+    assert 0 < lag["p50"] <= lag["p99"] < report["result"]["elapsed_s"]
+
+
+def test_a_closed_loop_has_no_schedule_to_lag_behind(url: str) -> None:
+    result = run("--url", url, *SMALL, "--concurrency", "2", "--output", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["result"]["client_lag_s"] is None
 
 
 def test_failed_requests_are_listed_by_code_and_none_succeeding_is_a_failure(url: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import struct
 import time
 
+import msgspec
 import pytest
 
 from service.channel.address import ReplicaAddress
@@ -12,7 +13,7 @@ from service.channel.client import ReplicaLink
 from service.channel.errors import AuthenticationError, ChannelError
 from service.channel.framing import read_frame, write_frame
 from service.channel.handshake import greet_replica, new_channel_key
-from service.channel.messages import Ping, Submit, encode
+from service.channel.messages import PROTOCOL_VERSION, Ping, Submit, encode
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, FakeReplica, eventually
 from workers.engine_loop import EngineLoop
@@ -111,6 +112,17 @@ async def test_submits_of_one_tick_travel_in_one_frame():
             for sink in sinks:
                 await sink.wait()
     assert frames == [10]
+
+
+@pytest.mark.asyncio
+async def test_a_resumed_request_reaches_the_engine_with_its_output():
+    with FakeReplica() as replica:
+        async with linked(replica.address) as link:
+            sink = Sink()
+            resumed = msgspec.structs.replace(request(max_tokens=8), resumed_token_ids=[6, 7, 8])
+            link.submit(resumed, sink)
+            await sink.wait()
+            assert sink.token_ids == [9, 10, 11, 12, 13]
 
 
 @pytest.mark.asyncio
@@ -255,7 +267,7 @@ async def test_an_ingress_that_skips_its_proof_is_refused():
 
     with FakeReplica() as replica:
         reader, writer = await asyncio.open_unix_connection(replica.address.unix_path)
-        write_frame(writer, encode(ClientHello(1, b"n" * 32, "thief")))
+        write_frame(writer, encode(ClientHello(PROTOCOL_VERSION, b"n" * 32, "thief")))
         await read_frame(reader, 1 << 16)
         write_frame(writer, encode(ClientProof(b"x" * 32)))
         with pytest.raises(ChannelError):
@@ -324,17 +336,20 @@ async def test_a_tick_larger_than_a_frame_is_split_and_a_request_larger_than_one
 
 
 @pytest.mark.asyncio
-async def test_load_counts_what_is_on_its_way_until_the_replica_reports_it():
+async def test_a_report_says_the_last_message_that_it_includes():
     with FakeReplica(FakeEngine(step_s=0.02, max_running=1)) as replica:
         async with linked(replica.address) as link:
             sinks = [Sink() for _ in range(4)]
             for i, sink in enumerate(sinks):
-                link.submit(request(f"r{i}", prompt=[1] * 100, max_tokens=3), sink)
-            assert link.load.queued_tokens == 400
-            await eventually(lambda: link.load.queued_tokens < 400)
-            for sink in sinks:
-                await sink.wait()
-            await eventually(lambda: link.load.total_tokens == 0)
+                number = link.submit(request(f"r{i}", prompt=[1] * 100, max_tokens=3), sink)
+                assert number == 1
+            await eventually(lambda: link.load.seen_sequence == 1)
+            assert link.load.queued_tokens < 400
+            assert link.submit(request("later", max_tokens=1), late := Sink()) == 2
+            assert link.submit(request("same tick", max_tokens=1), Sink()) == 2
+            await late.wait()
+            await eventually(lambda: link.load.seen_sequence == 2)
+            await eventually(lambda: link.load.running_tokens == 0)
 
 
 def test_the_key_never_shows_in_a_representation():

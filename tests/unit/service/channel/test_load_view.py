@@ -21,23 +21,15 @@ def report(seen_sequence=0, **stats):
     return ReplicaLoad(EngineStats(**stats), seen_sequence, False)
 
 
-def test_requests_count_until_the_report_that_includes_them():
+def test_it_tells_what_the_last_report_says_and_forgets_it_with_the_connection():
     load, _ = view()
-    load.add("a", 100, sequence=1)
-    load.add("b", 50, sequence=2)
-    assert (load.queued_tokens, load.num_waiting) == (150, 2)
-    load.update(report(1, queued_tokens=100, num_waiting=1))
-    assert (load.queued_tokens, load.num_waiting) == (150, 2)
     load.update(report(2, queued_tokens=120, running_tokens=30, num_waiting=1))
-    assert (load.queued_tokens, load.num_waiting, load.total_tokens) == (120, 1, 150)
-
-
-def test_a_request_that_ends_before_it_is_reported_counts_no_longer():
-    load, _ = view()
-    load.add("a", 100, sequence=1)
-    load.remove("a")
-    load.remove("a")
-    assert load.queued_tokens == 0
+    assert (load.queued_tokens, load.running_tokens, load.num_waiting) == (120, 30, 1)
+    assert load.seen_sequence == 2
+    load.update(ReplicaLoad(EngineStats(), 3, is_draining=True))
+    assert load.is_draining
+    load.clear()
+    assert (load.queued_tokens, load.seen_sequence, load.is_draining) == (0, 0, False)
 
 
 def test_work_without_steps_is_a_stall():

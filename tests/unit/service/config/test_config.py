@@ -18,8 +18,18 @@ def load(tmp_path, text="", environment=None, overrides=None):
 
 def test_engine_settings_mirror_engine_config():
     mirrored = {name: field.default for name, field in EngineSettings.model_fields.items()}
-    assert mirrored == {field.name: field.default for field in fields(EngineConfig)}
-    assert EngineSettings().to_engine_config() == EngineConfig()
+    assert mirrored.pop("revision") is None  # of the hub's models: engines get folders
+    engine = {field.name: field.default for field in fields(EngineConfig)}
+    # A service has streams that wait for their next tokens; an engine by itself has none.
+    assert mirrored == engine | {"target_inter_token_ms": 50.0}
+    expected = EngineConfig(target_inter_token_ms=50.0)
+    assert EngineSettings().to_engine_config() == expected
+
+
+@pytest.mark.parametrize("target_ms", [0, -1])
+def test_a_target_must_lie_above_zero(target_ms):
+    with pytest.raises(ConfigError, match="target_inter_token_ms"):
+        parse_config({"engine": {"target_inter_token_ms": target_ms}})
 
 
 def test_command_line_wins_over_environment_wins_over_file(tmp_path):

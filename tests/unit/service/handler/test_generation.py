@@ -1,17 +1,21 @@
 """The handler from request to deltas: text, stops, choices, usage, endings, metrics."""
 
 import asyncio
+import itertools
 
 import pytest
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, TextOptions, TokenPrompt
 from service.limits import Limits
+from service.request_context import RequestContext
+from service.security.callers import Caller
+from service.security.quota import FreeLease, UnlimitedQuota
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import make_failure, make_outputs
 from tests.fakes.text import ANSWER, make_bench
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason
+from workers.protocol import FinishReason, StepOutput
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 pytestmark = pytest.mark.asyncio
@@ -29,7 +33,7 @@ def _request(prompt="hello", **fields):
 
 
 async def _collect(bench, request):
-    async with await bench.handler.start(request) as generation:
+    async with await bench.handler.start(request, RequestContext(), FreeLease()) as generation:
         deltas = [delta async for delta in generation]
     return deltas, generation.usage
 
@@ -173,28 +177,48 @@ async def test_a_refused_submit_leaves_no_choice_running(bench):
     calls = []
     submit = bench.backend.submit
 
-    async def refuse_the_third(request):
+    async def refuse_the_third(request, context):
         calls.append(request)
         if len(calls) == 3:
             raise ApiError(ApiErrorCode.OVERLOADED, "full")
-        return await submit(request)
+        return await submit(request, context)
 
     bench.backend.submit = refuse_the_third
     with pytest.raises(ApiError, match="full"):
-        await bench.handler.start(_request(n=4))
+        await bench.handler.start(_request(n=4), RequestContext(), FreeLease())
     assert bench.backend.num_live == 0
-    assert bench.metrics.calls == [("rejected", "overloaded")]
+    assert bench.metrics.calls == []
 
 
 async def test_what_is_not_admitted_is_not_tokenised(bench, monkeypatch):
-    async def never(prompts):
+    async def never(job, flow):
         raise AssertionError("tokenised")
 
-    monkeypatch.setattr(bench.handler, "_tokenise", never)
+    monkeypatch.setattr(bench.tokenizer, "encode_text", never)
     bench.backend.is_full = True
     with pytest.raises(ApiError, match="full"):
-        await bench.handler.start(_request())
-    assert bench.metrics.calls == [("rejected", "overloaded")]
+        await bench.handler.start(_request(), RequestContext(), FreeLease())
+    assert bench.metrics.calls == []
+
+
+@pytest.mark.parametrize("prompt", [EncodeText("hello"), EncodeChat([{"role": "user"}])])
+async def test_the_tokenizer_is_told_what_fits_unless_the_prompt_is_cut(bench, monkeypatch, prompt):
+    jobs = []
+
+    async def encode(job, flow):
+        jobs.append((job.max_tokens, flow))
+        return [1]
+
+    monkeypatch.setattr(bench.tokenizer, "encode_text", encode)
+    monkeypatch.setattr(bench.tokenizer, "encode_chat", encode)
+    context = RequestContext(Caller("anne", UnlimitedQuota()))
+    for fields in ({}, {"truncate_prompt_tokens": 5}):
+        generation = await bench.handler.start(_request((prompt,), **fields), context, FreeLease())
+        await generation.aclose()
+    await bench.handler.tokenise(prompt, context)
+    room = bench.handler.model_info.max_context_len - 1
+    assert [max_tokens for max_tokens, _ in jobs] == [room, None, None]
+    assert {flow.caller for _, flow in jobs} == {"anne"}
 
 
 async def test_echo_puts_the_prompt_and_its_log_probabilities_first(bench):
@@ -301,7 +325,7 @@ SMALL = Limits(
         ({"cache_salt": "12345"}, "limit_exceeded", "cache_salt"),
         ({"request_id": "12345"}, "limit_exceeded", "request_id"),
         ({"session_id": "12345"}, "limit_exceeded", "session_id"),
-        ({"priority": 2**31}, "limit_exceeded", "priority"),
+        ({"priority": 1}, "limit_exceeded", "priority"),
         ({"truncate_prompt_tokens": 0}, "invalid_request", "truncate_prompt_tokens"),
     ],
 )
@@ -309,10 +333,10 @@ async def test_every_ceiling_is_a_typed_error_naming_its_parameter(tmp_path, fie
     bench = make_bench(tmp_path, limits=SMALL)
     fields = {"max_tokens": 5, **fields} if "sampling" not in fields else fields
     with pytest.raises(ApiError) as raised:
-        await bench.handler.start(_request(**fields))
+        await bench.handler.start(_request(**fields), RequestContext(), FreeLease())
     assert (raised.value.code.value, raised.value.param) == (code, param)
     assert bench.backend.requests == []
-    assert bench.metrics.calls == [("rejected", code)]
+    assert bench.metrics.calls == []
 
 
 @pytest.mark.parametrize(
@@ -324,6 +348,15 @@ async def test_every_ceiling_is_a_typed_error_naming_its_parameter(tmp_path, fie
 )
 async def test_what_does_not_fit_the_context_is_refused(bench, fields, param):
     with pytest.raises(ApiError) as raised:
-        await bench.handler.start(_request(**fields))
+        await bench.handler.start(_request(**fields), RequestContext(), FreeLease())
     assert raised.value.code is ApiErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert raised.value.param == param
+
+
+async def test_tokens_that_came_together_share_the_time_since_the_last_one(bench):
+    together = [StepOutput("r", [7]), StepOutput("r", [8, 9, 10, 11]), StepOutput("r", [2])]
+    together[-1].finish_reason = FinishReason.STOP
+    bench.backend.script = lambda request: together
+    bench.handler._clock = itertools.count(step=0.8).__next__  # each look is 0.8 s after the last
+    await _collect(bench, _request())
+    assert bench.metrics.named("tokens") == [(4, pytest.approx(0.2)), (1, pytest.approx(0.8))]

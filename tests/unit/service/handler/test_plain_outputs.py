@@ -12,6 +12,7 @@ from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.stop_strings import StopStrings
 from workers.builtin import builtin_model_path
+from workers.logprobs import TokenLogprobs
 from workers.protocol import FinishReason, StepOutput
 
 NEVER = "\x00never in any text\x00"
@@ -48,8 +49,7 @@ def test_an_output_without_tokens_tells_nothing(options):
     assert ChoiceAssembler(0, options).push(StepOutput("r", [])) is None
 
 
-def test_an_echo_is_told_with_the_first_output(options):
-    assembler = ChoiceAssembler(0, options, "echoed")
-    first = assembler.push(StepOutput("r", [100]))
-    second = assembler.push(StepOutput("r", [100]))
-    assert first.text == "echoed" + second.text
+def test_offsets_count_from_behind_an_echo(options):
+    assembler = ChoiceAssembler(0, options, num_chars=len("echoed"))
+    output = StepOutput("r", [100], logprobs=[TokenLogprobs(-1.0, 1, [], [])])
+    assert assembler.push(output).logprobs[0].text_offset == len("echoed")

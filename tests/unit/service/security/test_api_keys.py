@@ -4,6 +4,7 @@ import pytest
 
 from service.security.api_keys import ApiKey, check_distinct, parse_key_file
 from service.security.callers import digest_api_key, make_callers
+from service.security.priorities import PriorityRange
 from service.security.quota import KeyLimits
 from workers.errors import ConfigError
 
@@ -14,7 +15,7 @@ def test_a_line_is_a_key_and_what_it_may():
     text = (
         "# comment\n\n  plain \nlimited name=team-a tokens_per_minute=1000 requests_per_minute=5\n"
     )
-    assert parse_key_file(text, DEFAULTS) == [
+    assert parse_key_file(text, DEFAULTS, PriorityRange()) == [
         ApiKey("plain", "line-3", DEFAULTS),
         ApiKey("limited", "team-a", KeyLimits(requests_per_minute=5, tokens_per_minute=1000)),
     ]
@@ -30,19 +31,34 @@ def test_a_line_is_a_key_and_what_it_may():
         "the-key requests_per_hour=5",
         "the-key requests_per_minute=0",
         "the-key requests_per_minute=many",
+        "the-key min_priority=1",
+        "the-key max_priority=-1",
+        "the-key max_priority=2147483648",
+        "the-key min_priority=low",
     ],
 )
 def test_a_line_that_cannot_be_is_named_and_its_key_is_not_shown(line):
     with pytest.raises(ConfigError, match="line 2") as raised:
-        parse_key_file(f"# one\n{line}\n", DEFAULTS)
+        parse_key_file(f"# one\n{line}\n", DEFAULTS, PriorityRange())
     assert "the-key" not in str(raised.value)
 
 
-@pytest.mark.parametrize("second", ["b name=one", "a name=two requests_per_minute=9"])
+@pytest.mark.parametrize(
+    "second", ["b name=one", "a name=two requests_per_minute=9", "a name=two max_priority=9"]
+)
 def test_ambiguous_keys_are_an_error(second):
-    keys = parse_key_file(f"a name=one\n{second}\n", KeyLimits())
+    keys = parse_key_file(f"a name=one\n{second}\n", KeyLimits(), PriorityRange())
     with pytest.raises(ConfigError, match="auth"):
         check_distinct(keys)
+
+
+def test_a_line_widens_the_range_of_priorities_that_others_have():
+    given = PriorityRange(min_priority=-1)
+    plain, wider = parse_key_file("plain\nwider max_priority=5\n", KeyLimits(), given)
+    assert plain.priorities == given
+    assert wider.priorities == PriorityRange(min_priority=-1, max_priority=5)
+    callers = make_callers([plain, wider], float, salt_prefix_cache=False)
+    assert callers[digest_api_key("wider")].priorities == wider.priorities
 
 
 def test_salts_differ_by_key_are_equal_in_every_process_and_do_not_show_the_key():

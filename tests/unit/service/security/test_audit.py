@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 
-from service.control import RegistryActor
+from service.deployments.control_plane import RegistryActor
 from service.security.audit import AuditLog, describe_this_process
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from service.bounded_http import MAX_HEADER_BYTES
-from service.listeners import HttpServer, bind_shared
+from service.deployments.framing import MAX_HEADER_BYTES
+from service.deployments.listeners import HttpServer, bind_shared
 
 BEGIN = b"POST / HTTP/1.1\r\nHost: a\r\n"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 
 import grpc
 import httpx
@@ -9,12 +10,15 @@ import pytest
 import pytest_asyncio
 
 from service.api.auth import OpenAuthenticator, make_authenticator
-from service.api.errors import ApiError, ApiErrorCode
 from service.api.grpc import build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
+from service.config import parse_config
+from service.errors import ApiError, ApiErrorCode
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
+from service.security.callers import make_callers
+from tests.fakes.backend import make_outputs
 from tests.fakes.callers import callers_of
 from tests.fakes.text import make_bench
 
@@ -114,7 +118,7 @@ async def test_an_ended_request_gives_its_place_back(services, is_stream):
 
 
 async def test_a_failed_start_gives_its_place_back(services, bench):
-    async def fail(request):
+    async def fail(request, context):
         raise ApiError(ApiErrorCode.UNAVAILABLE, "no replica")
 
     limited = keyed(services, "a", max_concurrent_requests=1)
@@ -162,3 +166,87 @@ async def test_keys_share_cached_prefixes_unless_salted_apart(services, bench, s
     assert len(set(seen)) == (4 if salts else 2)
     if not salts:
         assert set(seen) == {"", "own"}
+
+
+@pytest.mark.parametrize(("n", "num_prompts"), [(3, 1), (1, 3), (8, 64)])
+async def test_more_sequences_than_a_key_may_ever_run_are_its_requests_fault(
+    services, bench, serve_grpc, n, num_prompts
+):
+    limited = keyed(services, "a", max_concurrent_requests=2)
+    async with http_client(limited, "a") as client:
+        answer = await complete(client, prompt=["hi"] * num_prompts, n=n)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "limit_exceeded")
+        assert bench.backend.requests == []
+        assert (await complete(client, n=2)).status_code == 200
+    if num_prompts == 1:
+        stub = await serve_grpc(limited)
+        request = pb.GenerateRequest(text=pb.Text(text="hi"), n=n)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Generate(request, metadata=metadata("a"))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_sequences_under_way_leave_no_room_for_more_than_the_rest(services, bench):
+    limited = keyed(services, "a", max_concurrent_requests=4)
+    bench.backend.gate = asyncio.Semaphore(0)
+    async with http_client(limited, "a") as client:
+        running = asyncio.create_task(complete(client, n=3))
+        async with asyncio.timeout(5):
+            while bench.backend.num_live < 3:
+                await asyncio.sleep(0.005)
+        refused = await complete(client, n=2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        assert refused.headers["retry-after"] == "1"
+        assert bench.backend.num_live == 3
+        bench.backend.gate = None
+        for _ in range(1000):
+            bench.backend.streams[0]._gate.release()
+        assert (await running).status_code == 200
+        assert (await complete(client, n=4)).status_code == 200
+
+
+async def test_a_request_of_many_sequences_is_one_request_of_its_minute(services):
+    async with http_client(keyed(services, "a", requests_per_minute=2), "a") as client:
+        for expected in (200, 200, 429):
+            answer = await complete(client, prompt=["hi"] * 4, n=3, max_tokens=1)
+            assert answer.status_code == expected
+
+
+async def cached_tokens(services, bench, keys):
+    """What each key is told of a prompt that all of them send, of an engine that keeps prefixes."""
+    known = set()
+
+    def answer(request):
+        hit = request.cache_salt in known
+        known.add(request.cache_salt)
+        return make_outputs(request, [1], num_cached_tokens=len(request.prompt_token_ids) * hit)
+
+    bench.backend.script = answer
+    told = []
+    for key in keys:
+        async with http_client(services, key) as client:
+            usage = (await complete(client)).json()["usage"]
+            told.append(usage["prompt_tokens_details"]["cached_tokens"] > 0)
+    return told
+
+
+async def test_by_default_no_key_is_told_of_what_another_has_sent(services, bench):
+    auth = parse_config({"auth": {"api_keys": "a,b"}}).auth
+    assert await cached_tokens(configured(services, auth), bench, "aba") == [False, False, True]
+
+
+async def test_keys_that_share_a_cache_do_so_by_choice(services, bench):
+    auth = parse_config({"auth": {"api_keys": "a,b", "salt_prefix_cache_by_key": False}}).auth
+    assert await cached_tokens(configured(services, auth), bench, "ab") == [False, True]
+
+
+async def test_without_keys_everybody_is_one_tenant(services, bench):
+    auth = parse_config({}).auth
+    assert await cached_tokens(configured(services, auth), bench, "ab") == [False, True]
+
+
+def configured(services, auth):
+    callers = make_callers(
+        auth.load_keys(), time.monotonic, salt_prefix_cache=auth.salt_prefix_cache_by_key
+    )
+    return dataclasses.replace(services, authenticator=make_authenticator(callers))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
 from service.security.quota import KeyLimits, UnlimitedQuota, make_quota
 
 
@@ -83,3 +83,38 @@ def test_a_refused_request_takes_nothing_from_the_other_limits(clock):
 
 def test_no_limits_remember_nothing(clock):
     assert isinstance(quota(clock), UnlimitedQuota)
+
+
+def test_every_sequence_of_a_request_takes_a_place_until_it_ends(clock):
+    q = quota(clock, max_concurrent_requests=8)
+    first, second = q.admit(), q.admit()
+    first.take_sequences(5)
+    second.take_sequences(3)
+    refusal(q.admit)
+    second.end(0)
+    third = q.admit()
+    assert refusal(third.take_sequences, 4) == 1
+    third.take_sequences(3)
+    first.end(0)
+    q.admit().take_sequences(5)
+
+
+def test_what_may_never_run_at_once_is_the_requests_own_fault(clock):
+    q = quota(clock, max_concurrent_requests=8)
+    lease = q.admit()
+    with pytest.raises(ApiError, match="64") as raised:
+        lease.take_sequences(64)
+    assert (raised.value.code, raised.value.param) == (ApiErrorCode.LIMIT_EXCEEDED, "n")
+    assert raised.value.retry_after_s is None
+    lease.cancel()
+    q.admit().take_sequences(8)
+
+
+def test_sequences_count_for_no_other_limit(clock):
+    q = quota(clock, requests_per_minute=2, tokens_per_minute=100)
+    for _ in range(2):
+        lease = q.admit()
+        lease.take_sequences(64)
+        lease.charge_prompt(10)
+        lease.end(20)
+    refusal(q.admit)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.api.auth import OpenAuthenticator
-from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc import build_grpc_server
 from service.api.http import build_http_app
 from service.api.services import ApiServices
 from service.bench.grpc_transport import GrpcTransport
@@ -17,9 +17,9 @@ from service.bench.http_transport import HttpTransport
 from service.bench.transport import GenerationSettings, TargetError
 from service.cli import app
 from service.config import parse_config
-from service.listeners import HttpServer, bind_shared
+from service.deployments.listeners import HttpServer, bind_shared
 from service.security.client_tls import ClientTls
-from service.security.tls import TlsSettings
+from service.security.tls import GrpcTls, TlsSettings
 from tests.fakes.certificates import Authority, encrypt_key
 from tests.fakes.text import make_bench
 from workers.errors import ConfigError
@@ -75,7 +75,7 @@ class Servers:
         self.http_at = f"127.0.0.1:{listener.getsockname()[1]}"
         self.http = HttpServer(build_http_app(self.services), 5, 1, self.tls)
         await self.http.start(listener)
-        self.grpc, port = build_grpc_server(self.services, "127.0.0.1:0", GrpcOptions(tls=self.tls))
+        self.grpc, port = build_grpc_server(self.services, "127.0.0.1:0", tls=GrpcTls(self.tls))
         self.grpc_at = f"127.0.0.1:{port}"
         await self.grpc.start()
         return self
@@ -195,7 +195,7 @@ def test_a_client_certificate_and_its_key_come_together(files):
 
 
 def test_grpc_credentials_are_made_of_the_files(files):
-    assert isinstance(files.mutual.to_grpc_credentials(), grpc.ServerCredentials)
+    assert isinstance(GrpcTls(files.mutual).credentials, grpc.ServerCredentials)
 
 
 def test_the_benchmark_names_tls_files_that_cannot_be_used(files):

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
 
 from service.tokenizer.detokenizer import decode_all, make_detokenizer
 from service.tokenizer.encoder import load_tokenizer
@@ -82,3 +83,27 @@ def test_a_decoder_that_cannot_be_followed_is_refused_at_load(loaded, decoder):
     tokenizer, _ = loaded["byte_level"]
     with pytest.raises(ModelLoadError, match=r"decoder"):
         build_token_pieces(tokenizer, f'{{"decoder": {decoder}}}')
+
+
+@pytest.fixture(scope="module")
+def metaspace_with_bytes(tmp_path_factory):
+    """A decoder that drops the first token's space, of a vocabulary with byte tokens."""
+    folder = make_sentencepiece_like_folder(tmp_path_factory.mktemp("t"), is_metaspace_decoder=True)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return tokenizer, build_token_pieces(tokenizer, tokenizer.to_str())
+
+
+def test_a_byte_token_is_a_first_token_like_any_other(metaspace_with_bytes):
+    tokenizer, pieces = metaspace_with_bytes
+    byte, word = tokenizer.token_to_id("<0x41>"), tokenizer.token_to_id("\u2581hello")
+    for token_ids, text in (([byte, word], "A hello"), ([word, word], "hello hello")):
+        assert tokenizer.decode(token_ids) == text
+        assert decode_all(pieces, token_ids, skip_special_tokens=True) == text
+
+
+@given(token_ids=st.lists(st.integers(0, 300), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_bytes_and_a_dropped_first_space_together(metaspace_with_bytes, token_ids):
+    tokenizer, pieces = metaspace_with_bytes
+    assert decode_all(pieces, token_ids, skip_special_tokens=True) == tokenizer.decode(token_ids)

@@ -1,28 +1,43 @@
-"""The pool of processes: right answers, bounded jobs, and no worker lost for good."""
+"""The pool of processes: right answers, bounded jobs, turns, and no worker lost for good."""
 
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 import pytest_asyncio
 
-from service.api.errors import ApiError, ApiErrorCode
+from service.errors import ApiError, ApiErrorCode
+from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
-from tests.fakes.tokenizer_folders import make_byte_level_folder
+from tests.fakes.tokenizer_folders import CORPUS, make_byte_level_folder
 from workers.errors import ModelLoadError
 
 SLOW_TEMPLATE = (
-    "{% if messages[0]['content'] == 'slow' %}{% for i in range(99999) %}"
+    "{% if messages[0]['content'][0] == 's' %}{% for i in range(99999) %}"
     "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ messages[0]['content'] }}"
 )
+ANNE = Flow("anne", "1")
+MAX_SHORT_BYTES = 1024
+BIG = CORPUS[1] * 20_000
+
+
+def make_pool(folder, **settings):
+    config = {"timeout_s": 1.0, "max_short_bytes": MAX_SHORT_BYTES, **settings}
+    return TokenizerPool(TokenizerPoolConfig(folder, **config))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_byte_level_folder(tmp_path, SLOW_TEMPLATE)
 
 
 @pytest_asyncio.fixture
-async def pool(tmp_path):
-    folder = make_byte_level_folder(tmp_path, SLOW_TEMPLATE)
-    pool = TokenizerPool(TokenizerPoolConfig(folder, num_workers=1, timeout_s=1.0))
+async def pool(folder):
+    """One worker for everything, one for what is short."""
+    pool = make_pool(folder)
     await pool.start()
     yield pool
     await pool.aclose()
@@ -32,46 +47,124 @@ def _chat(content):
     return EncodeChat([{"role": "user", "content": content}])
 
 
+def _stuck(pool, flow=ANNE, content="s" * MAX_SHORT_BYTES):
+    """A long job that ends by running out of time."""
+    return asyncio.create_task(pool.encode_chat(_chat(content), flow))
+
+
+async def _code_of(job):
+    with pytest.raises(ApiError) as raised:
+        await job
+    return raised.value.code
+
+
 @pytest.mark.asyncio
 async def test_round_trip_through_a_process(pool):
     texts = ["hello world", "naïve 🙂", "", "\x00 nul"]
     for text in texts:
-        token_ids = await pool.encode_text(EncodeText(text))
-        assert await pool.decode(token_ids, skip_special_tokens=True) == text
+        token_ids = await pool.encode_text(EncodeText(text), ANNE)
+        assert await pool.decode(token_ids, ANNE, skip_special_tokens=True) == text
 
 
 @pytest.mark.asyncio
-async def test_a_job_that_runs_too_long_is_a_typed_error_and_the_next_one_works(pool):
-    with pytest.raises(ApiError, match="longer than 1 s") as raised:
-        await pool.encode_chat(_chat("slow"))
+async def test_a_job_that_runs_too_long_is_the_requests_fault_and_the_next_one_works(pool):
+    with pytest.raises(ApiError, match="takes longer than 1 s") as raised:
+        await pool.encode_chat(_chat("slow"), ANNE)
+    assert raised.value.code is ApiErrorCode.LIMIT_EXCEEDED
+    assert raised.value.row.http_status == 400
+    assert raised.value.param == "messages"
+    assert await pool.encode_chat(_chat("hello"), ANNE)
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_got_no_cpu_is_not_the_requests_fault(pool):
+    for worker in (*pool._lanes._idle, *pool._lanes._idle_for_short):
+        os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(ApiError, match="too busy") as raised:
+        await pool.encode_text(EncodeText("hello"), ANNE)
     assert raised.value.code is ApiErrorCode.TOKENIZER_FAILED
-    assert await pool.encode_chat(_chat("hello"))
+    assert raised.value.retry_after_s is not None
 
 
 @pytest.mark.asyncio
-async def test_a_killed_worker_is_a_typed_error_and_is_replaced(pool):
-    worker = pool._idle._queue[0]
-    job = asyncio.create_task(pool.encode_chat(_chat("slow")))
+async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pool):
+    (worker,) = pool._lanes._idle_for_short
+    job = _stuck(pool, content="slow")
     await asyncio.sleep(0.1)
-    os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(ApiError) as raised:
-        await job
-    assert raised.value.code is ApiErrorCode.TOKENIZER_FAILED
-    assert await pool.encode_text(EncodeText("hello"))
+    os.kill(worker.pid, signal.SIGKILL)
+    assert await _code_of(job) is ApiErrorCode.TOKENIZER_FAILED
+    async with asyncio.timeout(30):
+        while not pool._lanes._idle_for_short:
+            await asyncio.sleep(0.01)
+    assert await pool.encode_text(EncodeText("hello"), ANNE)
 
 
 @pytest.mark.asyncio
 async def test_a_caller_that_leaves_does_not_mix_up_the_answers(pool):
-    big = asyncio.create_task(pool.encode_text(EncodeText("hello world " * 20000)))
+    big = asyncio.create_task(pool.encode_text(EncodeText("hello world " * 20000), ANNE))
     await asyncio.sleep(0.01)
     big.cancel()
-    token_ids = await pool.encode_text(EncodeText("naïve"))
-    assert await pool.decode(token_ids, skip_special_tokens=True) == "naïve"
+    token_ids = await pool.encode_text(EncodeText("naïve " * MAX_SHORT_BYTES), ANNE)
+    text = await pool.decode(token_ids, ANNE, skip_special_tokens=True)
+    assert text == "naïve " * MAX_SHORT_BYTES
+
+
+@pytest.mark.asyncio
+async def test_short_texts_do_not_wait_for_long_ones(folder):
+    """A ratio: a short text beside a long one takes a small part of the long one's time."""
+    pool = make_pool(folder, timeout_s=60.0)
+    await pool.start()
+    started_s = time.perf_counter()
+    jobs = [asyncio.create_task(pool.encode_text(EncodeText(BIG), ANNE)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    waits_s = []
+    while not jobs[0].done():
+        asked_s = time.perf_counter()
+        await pool.encode_text(EncodeText("hello world"), ANNE)
+        waits_s.append(time.perf_counter() - asked_s)
+    long_s = time.perf_counter() - started_s
+    await asyncio.gather(*jobs)
+    await pool.aclose()
+    assert len(waits_s) > 5
+    assert max(waits_s) < 0.25 * long_s
+
+
+@pytest.mark.asyncio
+async def test_callers_take_turns_with_long_texts(folder):
+    pool = make_pool(folder, timeout_s=60.0)
+    await pool.start()
+    done = []
+
+    async def encode(flow):
+        await pool.encode_text(EncodeText(CORPUS[1] * 200), flow)
+        done.append(flow.caller)
+
+    greedy = [asyncio.create_task(encode(Flow("greedy", str(i)))) for i in range(8)]
+    await asyncio.sleep(0)
+    await asyncio.gather(encode(Flow("anne", "1")), encode(Flow("ben", "1")))
+    await asyncio.gather(*greedy)
+    await pool.aclose()
+    assert max(done.index("anne"), done.index("ben")) <= 4
+
+
+@pytest.mark.asyncio
+async def test_what_certainly_does_not_fit_is_refused_without_encoding(folder):
+    """By CPU time of the worker, against what encoding the text takes."""
+    pool = make_pool(folder, timeout_s=60.0)
+    await pool.start()
+    (worker,) = pool._lanes._idle
+    await pool.encode_text(EncodeText(BIG, max_tokens=len(BIG.encode())), ANNE)
+    encoded_s = worker.cpu_s()
+    with pytest.raises(ApiError, match="room for 1000 prompt tokens.* at least") as raised:
+        await pool.encode_text(EncodeText(BIG, max_tokens=1000), ANNE)
+    assert raised.value.code is ApiErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert worker.cpu_s() - encoded_s < 0.3 * encoded_s
+    await pool.aclose()
 
 
 @pytest.mark.asyncio
 async def test_the_event_loop_runs_on_while_a_large_prompt_is_encoded(pool):
-    job = asyncio.create_task(pool.encode_text(EncodeText("hello world " * 40000)))
+    job = asyncio.create_task(pool.encode_text(EncodeText("hello world " * 40000), ANNE))
     longest, loop = 0.0, asyncio.get_running_loop()
     while not job.done():
         before = loop.time()
@@ -84,44 +177,57 @@ async def test_the_event_loop_runs_on_while_a_large_prompt_is_encoded(pool):
 @pytest.mark.asyncio
 async def test_a_refusal_of_the_template_is_the_clients_error(pool):
     with pytest.raises(ApiError) as raised:
-        await pool.encode_chat(EncodeChat([]))
+        await pool.encode_chat(EncodeChat([]), ANNE)
     assert raised.value.code is ApiErrorCode.INVALID_REQUEST
     assert raised.value.param == "messages"
 
 
 @pytest.mark.asyncio
-async def test_more_waiting_jobs_than_the_ceiling_are_refused_at_once(tmp_path):
-    folder = make_byte_level_folder(tmp_path, SLOW_TEMPLATE)
-    config = TokenizerPoolConfig(folder, num_workers=1, timeout_s=0.5, max_pending_jobs=1)
-    pool = TokenizerPool(config)
+async def test_more_waiting_jobs_than_the_ceiling_are_refused_at_once_and_no_others(folder):
+    pool = make_pool(folder, timeout_s=0.5, max_pending_jobs=1)
     await pool.start()
-    running = asyncio.create_task(pool.encode_chat(_chat("slow")))
-    waiting = asyncio.create_task(pool.encode_text(EncodeText("x")))
+    running = _stuck(pool)
     await asyncio.sleep(0.1)
-    with pytest.raises(ApiError) as raised:
-        await pool.encode_text(EncodeText("y"))
-    assert raised.value.code is ApiErrorCode.OVERLOADED
-    assert await asyncio.gather(running, waiting, return_exceptions=True)
+    long = EncodeText("x" * 2 * MAX_SHORT_BYTES)
+    waiting = asyncio.create_task(pool.encode_text(long, ANNE))
+    await asyncio.sleep(0.05)
+    before_s = time.monotonic()
+    assert await _code_of(pool.encode_text(long, ANNE)) is ApiErrorCode.OVERLOADED
+    assert time.monotonic() - before_s < 0.2
+    assert not running.done()
+    assert await _code_of(running) is ApiErrorCode.LIMIT_EXCEEDED
+    assert len(await waiting) > 0
     await pool.aclose()
 
 
 @pytest.mark.asyncio
-async def test_waiting_for_a_worker_ends_with_a_typed_error(tmp_path):
-    folder = make_byte_level_folder(tmp_path, SLOW_TEMPLATE)
-    config = TokenizerPoolConfig(folder, num_workers=1, timeout_s=1.0, queue_timeout_s=0.1)
-    pool = TokenizerPool(config)
+async def test_one_caller_leaves_as_much_room_as_it_takes(folder):
+    pool = make_pool(folder, timeout_s=0.3, max_pending_jobs=4)
     await pool.start()
-    running = asyncio.create_task(pool.encode_chat(_chat("slow")))
+    jobs = [_stuck(pool, Flow("greedy", str(i))) for i in range(4)]  # one runs, two wait
+    await asyncio.sleep(0.1)
+    assert await _code_of(jobs[3]) is ApiErrorCode.OVERLOADED
+    jobs[3] = _stuck(pool, Flow("anne", "1"))
+    assert [await _code_of(job) for job in jobs] == [ApiErrorCode.LIMIT_EXCEEDED] * 4
+    await pool.aclose()
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_worker_ends_with_a_typed_error_and_its_place_is_given_back(folder):
+    pool = make_pool(folder, queue_timeout_s=0.1, max_pending_jobs=1)
+    await pool.start()
+    running = _stuck(pool)
     await asyncio.sleep(0.05)
-    with pytest.raises(ApiError) as raised:
-        await pool.encode_text(EncodeText("y"))
-    assert raised.value.code is ApiErrorCode.OVERLOADED
+    for _ in range(3):  # the second would be refused for the ceiling if the first still counted
+        with pytest.raises(ApiError, match="became free in time") as raised:
+            await pool.encode_text(EncodeText("x" * 2 * MAX_SHORT_BYTES), ANNE)
+        assert raised.value.code is ApiErrorCode.OVERLOADED
     await asyncio.gather(running, return_exceptions=True)
     await pool.aclose()
 
 
 @pytest.mark.asyncio
 async def test_a_folder_that_cannot_be_served_fails_at_start(tmp_path):
-    pool = TokenizerPool(TokenizerPoolConfig(tmp_path, num_workers=1))
+    pool = make_pool(tmp_path)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
         await pool.start()

@@ -2,33 +2,16 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.workers.kv_cache.caches import insert, ints, make_cache, match
 from workers.errors import IntegrityError
 from workers.kv_cache import eviction_order
 from workers.kv_cache.eviction_order import LIFETIME_RATIO
-from workers.kv_cache.prefix_cache import InsertResult, NoPrefixCache, PrefixMatch
-from workers.kv_cache.radix_cache import RadixCache
+from workers.kv_cache.prefix_cache import NoPrefixCache
 from workers.kv_cache.radix_node import RadixNode
-
-
-def ints(values: object) -> np.ndarray:
-    return np.array(list(values), dtype=np.int32)  # type: ignore[call-overload]
-
-
-def make_cache(page_size: int = 2) -> RadixCache:
-    return RadixCache(page_size, clock=itertools.count(1).__next__)
-
-
-def insert(cache: RadixCache, tokens: list[int], pages: list[int], salt: str = "") -> InsertResult:
-    return cache.insert(ints(tokens), ints(pages), salt)
-
-
-def match(cache: RadixCache, tokens: list[int], salt: str = "") -> PrefixMatch:
-    return cache.match_prefix(ints(tokens), salt)
 
 
 def test_an_empty_cache_matches_nothing():
@@ -96,9 +79,9 @@ def test_a_salt_without_pages_is_forgotten():
     cache = make_cache()
     insert(cache, [1, 2], [7], salt="a")
     insert(cache, [], [], salt="b")
-    assert cache.num_salts == 1
+    assert list(cache._roots) == ["a"]
     cache.evict(1)
-    assert cache.num_salts == 0
+    assert not cache._roots
     cache.check_integrity([])
 
 
@@ -136,14 +119,14 @@ def test_locked_pages_are_not_evicted_until_unlocked_as_often():
     node = match(cache, [1, 2]).node
     cache.lock(node)
     cache.lock(node)
-    assert (cache.num_evictable_pages, cache.num_protected_pages) == (1, 1)
+    assert cache.num_evictable_pages == 1
     assert cache.evict(5).tolist() == [8]
     cache.unlock(node)
     assert len(cache.evict(5)) == 0
     cache.check_integrity([node])
     cache.unlock(node)
     assert cache.evict(5).tolist() == [7]
-    assert (cache.num_evictable_pages, cache.num_protected_pages) == (0, 0)
+    assert cache.num_evictable_pages == 0
 
 
 def test_a_lock_survives_a_split_of_its_edge():
@@ -197,7 +180,7 @@ def test_the_disabled_cache_takes_and_finds_nothing():
     cache.unlock(result.node)
     assert len(result.pages) == 0
     assert len(cache.match_prefix(ints([1, 2]), "").pages) == 0
-    assert (cache.num_evictable_pages, cache.num_protected_pages) == (0, 0)
+    assert cache.num_evictable_pages == 0
     assert len(cache.evict(3)) == len(cache.all_pages()) == 0
     cache.check_integrity([result.node])
     with pytest.raises(IntegrityError, match="a cache that keeps none"):
@@ -268,117 +251,8 @@ def check_any_history(page_size: int, history: list) -> None:
             assert not gone & {page for _, held in locked for page in held}
             model.page_of = {k: page for k, page in model.page_of.items() if page not in gone}
         assert sorted(cache.all_pages().tolist()) == sorted(model.page_of.values())
-        assert cache.num_evictable_pages + cache.num_protected_pages == len(model.page_of)
+        in_use = {page for _, held in locked for page in held}
+        assert cache.num_evictable_pages == len(model.page_of) - len(in_use)
         for node, held in locked:
             assert node.path_pages().tolist() == held
         cache.check_integrity([node for node, _ in locked])
-
-
-def shared_then_unshared(num_unshared: int) -> RadixCache:
-    """Page 7 leads on to 8 and to 9; then num_unshared pages from 100 on, used once each."""
-    cache = make_cache()
-    insert(cache, [1, 2, 3, 4], [7, 8])
-    insert(cache, [1, 2, 5, 6], [7, 9])
-    assert cache.evict(2).tolist() == [8, 9]
-    for number in range(num_unshared):
-        insert(cache, [50 + number, 0], [100 + number])
-    return cache
-
-
-def test_what_requests_went_on_from_in_different_ways_outlives_what_was_used_later():
-    assert shared_then_unshared(3).evict(3).tolist() == [100, 101, 102]
-
-
-def test_a_shared_prefix_that_fell_out_of_use_goes_before_what_is_recent():
-    cache = shared_then_unshared(1)
-    for number in range(LIFETIME_RATIO * 10):
-        cache.evict(1)
-        insert(cache, [200 + number, 0], [300 + number])
-    assert 7 not in cache.all_pages()
-
-
-def test_a_conversation_is_not_shared_however_many_turns_it_has():
-    cache = make_cache()
-    for num_pages in range(1, 6):
-        tokens = list(range(2 * num_pages))
-        match(cache, tokens)
-        insert(cache, tokens, list(range(1, num_pages + 1)))
-    insert(cache, [90, 91], [90])
-    assert cache.evict(5).tolist() == [5, 4, 3, 2, 1]
-    cache.check_integrity([])
-
-
-def test_a_prefix_whose_first_continuation_was_evicted_is_shared_with_the_next_one():
-    cache = make_cache()
-    insert(cache, [1, 2, 3, 4], [7, 8])
-    assert cache.evict(1).tolist() == [8]
-    insert(cache, [1, 2, 5, 6], [7, 9])
-    assert cache.evict(1).tolist() == [9]
-    insert(cache, [60, 61], [60])
-    assert cache.evict(1).tolist() == [60]
-
-
-def instruction_with_questions(num_questions: int, num_returns: int) -> RadixCache:
-    """Page 7 leads on to as many pages from 100 on; the first question is asked again."""
-    cache = make_cache()
-    for number in range(num_questions):
-        insert(cache, [1, 2, 50 + number, 0], [7, 100 + number])
-    for _ in range(num_returns):
-        match(cache, [1, 2, 50, 0, 0, 0])
-    return cache
-
-
-def test_continuations_of_what_never_had_one_come_back_go_before_an_older_text_seen_once():
-    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=0)
-    cache.evict(LIFETIME_RATIO + 1)
-    insert(cache, [90, 91], [90])
-    for number in range(5):
-        insert(cache, [1, 2, 80 + number, 0], [7, 200 + number])
-    assert cache.evict(5).tolist() == [200, 201, 202, 203, 204]
-    cache.check_integrity([])
-
-
-def test_leaves_that_have_become_barren_since_they_were_queued_are_found():
-    cache = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
-    cache.lock(insert(cache, [1, 2, 80, 0], [7, 200]).node)
-    assert len(cache.evict(LIFETIME_RATIO)) == LIFETIME_RATIO
-
-
-def test_an_old_text_seen_once_does_go_before_barren_ones_just_written():
-    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=0)
-    insert(cache, [90, 91], [90])
-    for number in range(10 * LIFETIME_RATIO):
-        cache.evict(1)
-        insert(cache, [1, 2, 80 + number, 0], [7, 200 + number])
-    assert 90 not in cache.all_pages()
-
-
-def test_continuations_of_which_enough_come_back_wait_for_their_turn():
-    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=1)
-    insert(cache, [90, 91], [90])
-    assert cache.evict(1).tolist() == [101], "the oldest that was not asked again"
-    few = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
-    assert few.evict(1).tolist() == [100], "the oldest of too few to tell"
-
-
-def test_nothing_is_barren_only_because_it_begins_unlike_all_else():
-    cache = make_cache()
-    for number in range(5 * LIFETIME_RATIO):
-        insert(cache, [50 + number, 0], [100 + number])
-    instruction = instruction_with_questions(0, 0)
-    assert instruction.evict(1).tolist() == []
-    assert cache.evict(2).tolist() == [100, 101]
-
-
-def test_the_horizon_says_what_was_evicted_by_last_use_and_shared_texts_apart():
-    cache = shared_then_unshared(3)
-    before = cache.eviction_horizon
-    cache.evict(1)
-    first = cache.eviction_horizon
-    cache.evict(1)
-    second = cache.eviction_horizon
-    assert before.ordinary < first.ordinary < second.ordinary
-    assert before.shared == second.shared == -1, "none is gone yet"
-    cache.evict(2)
-    assert cache.eviction_horizon.shared > -1
-    assert make_cache().eviction_horizon == (-1, -1)

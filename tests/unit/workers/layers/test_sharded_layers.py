@@ -1,5 +1,7 @@
 """Sharded layers: every rank's slice, put together, is the whole layer. No processes here."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -30,6 +32,31 @@ class PartialRank(SingleRank):
     size: int = 1
 
 
+class Meeting:
+    """Where ranks that are threads add their tensors up."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=30.0)
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def sum(self, rank: int, part: torch.Tensor) -> torch.Tensor:
+        self._parts[rank] = part
+        self._barrier.wait()
+        return torch.stack([self._parts[rank] for rank in sorted(self._parts)]).sum(0)
+
+
+class MeetingRank(SingleRank):
+    """One of several ranks that run at the same time. Sums once."""
+
+    def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self.size = size
+        self.meeting = meeting
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.meeting.sum(self.rank, tensor)
+
+
 def context(rank: int = 0, size: int = 1) -> ShardContext:
     return ShardContext(PartialRank(rank, size), torch.float32, torch.device("cpu"))
 
@@ -55,12 +82,19 @@ def test_column_parallel_ranks_join_to_the_whole(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_row_parallel_ranks_sum_to_the_whole_with_one_bias(size: int) -> None:
     weight, bias, x = torch.randn(6, 12), torch.randn(6), torch.randn(5, 12)
-    total = torch.zeros(5, 6)
-    for rank, part in enumerate(x.chunk(size, -1)):
-        layer = RowParallelLinear(12, 6, True, context(rank, size))
+    meeting = Meeting(size)
+
+    def whole_on(rank: int) -> torch.Tensor:
+        group = MeetingRank(rank, size, meeting)
+        shard = ShardContext(group, torch.float32, torch.device("cpu"))
+        layer = RowParallelLinear(12, 6, True, shard)
         load_all(layer, {"weight": weight, "bias": bias})
-        total += layer(part) - bias
-    torch.testing.assert_close(total + bias, functional.linear(x, weight, bias))
+        return layer(x.chunk(size, -1)[rank])
+
+    with ThreadPoolExecutor(size) as threads:
+        wholes = list(threads.map(whole_on, range(size)))
+    for whole in wholes:
+        torch.testing.assert_close(whole, functional.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

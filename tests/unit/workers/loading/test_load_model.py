@@ -144,11 +144,13 @@ def test_dummy_weights_need_only_a_config_and_follow_the_seed(
         if path.name != "config.json":
             path.unlink()
     first, again, other = (
-        logits(load(folder, load_format="dummy", seed=seed)) for seed in (1, 1, 2)
+        logits(load(folder, load_format="dummy", dummy_weights_seed=seed)) for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.allclose(first, other)
     assert first.isfinite().all()
+    drawn_otherwise = load(folder, load_format="dummy", dummy_weights_seed=1, seed=5)
+    assert torch.equal(logits(drawn_otherwise), first), "weights know nothing of requests' seeds"
 
 
 def test_a_redundant_copy_of_tied_weights_is_fine(tmp_path: Path) -> None:
@@ -232,7 +234,9 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path: Path, file: str) -> 
         load(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 5}}']
+)
 def test_a_broken_index_is_an_error(tmp_path: Path, text: str) -> None:
     folder = save_tiny_model(LLAMA, tmp_path)
     (folder / "model.safetensors.index.json").write_text(text)

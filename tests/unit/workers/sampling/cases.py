@@ -24,7 +24,8 @@ def admitted(
         seed=seed,
         sampling=sampling,
         num_prompt_tokens=len(prompt),
-        token_ids=np.array([*prompt, *output], dtype=np.int32),
+        prompt_ids=np.unique(prompt).astype(np.int32),
+        output_ids=np.array(output, dtype=np.int32),
     )
 
 

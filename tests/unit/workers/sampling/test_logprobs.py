@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.unit.workers.sampling.cases import admitted, make_state, random_logits, sample_each
-from workers.protocol import TokenLogprobs
+from workers.logprobs import TokenLogprobs
+from workers.sampling import logprobs
 from workers.sampling.logprobs import compute_logprobs, prompt_logprobs, read_logprobs
 from workers.sampling.params import SamplingParams
 
@@ -79,10 +80,21 @@ def test_more_top_tokens_than_vocabulary_gives_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 300, 513])
-def test_prompt_logprobs_are_exact_over_any_number_of_chunks(num_rows: int) -> None:
+def test_prompt_logprobs_are_exact_over_any_number_of_pieces(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "MAX_PIECE_BYTES", 128 * 50 * 4)
     logits = random_logits(num_rows, 50)
     targets = torch.arange(num_rows) % 50
-    entries = read_logprobs(prompt_logprobs(logits, targets, 4), [4] * num_rows)
+    made: list[int] = []
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        made.append(len(hidden))
+        return hidden
+
+    tensors = prompt_logprobs(head, logits, targets, 4, 50)
+    entries = read_logprobs(tensors, [4] * num_rows)
+    assert (sum(made), max(made)) == (num_rows, min(num_rows, 128))
     assert len(entries) == num_rows
     for row in range(num_rows):
         _assert_close(entries[row], _expected(logits[row], row % 50, 4))

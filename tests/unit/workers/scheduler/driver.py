@@ -3,7 +3,7 @@ every request was told. Plans reach the runner by the wire.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "max_running_requests": 8,
     "max_context_len": 64,
     "max_step_tokens": 64,
+    "target_inter_token_s": None,
     "max_waiting_requests": 64,
     "max_waiting_tokens": 4096,
     "enable_prefix_cache": True,
@@ -63,9 +64,15 @@ class Driver:
     """
 
     def __init__(
-        self, config: SchedulerConfig, is_overlapped: bool = False, has_reserve: bool = True
+        self,
+        config: SchedulerConfig,
+        is_overlapped: bool = False,
+        has_reserve: bool = True,
+        seconds_of: Callable[[StepPlan], float] = lambda plan: 1e-3 * (2 + plan.num_tokens),
     ) -> None:
+        """seconds_of: how long a step is said to have taken."""
         self.config = config
+        self._seconds_of = seconds_of
         self.clock = Clock()
         self.scheduler = Scheduler(config, self.clock)
         if not has_reserve:
@@ -95,7 +102,9 @@ class Driver:
         return plan
 
     def commit(self) -> list[StepOutput]:
-        outputs = self.scheduler.commit(*self._launched.popleft())
+        plan, result = self._launched.popleft()
+        outputs = self.scheduler.commit(plan, result)
+        self.scheduler.observe_duration(plan, self._seconds_of(plan))
         self._keep(outputs)
         self.scheduler.check_integrity()
         return outputs
@@ -104,7 +113,7 @@ class Driver:
         """What an engine does: launch the next step, then commit the one before."""
         plan = self.launch()
         if plan is None:
-            assert self.scheduler.needs_commit == bool(self._launched)
+            assert self._launched or not self.scheduler.stats().num_running
         if self._launched and (plan is None or len(self._launched) == self._depth):
             self.commit()
         else:

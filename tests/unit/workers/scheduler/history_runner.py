@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.protocol import FinishReason, GenerateRequest, TokenLogprobs
+from tests.fakes.logprobs import pack
+from workers.logprobs import PackedLogprobs, TokenLogprobs
+from workers.protocol import FinishReason, GenerateRequest
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
     StepPlan,
     StepResult,
+    TableWrite,
 )
 
 MASK = (1 << 64) - 1
@@ -92,6 +95,12 @@ def run_alone(config: SchedulerConfig, request: GenerateRequest) -> Reference:
         values = np.append(values, np.uint64(value_of(output[-1], values)))
 
 
+def cache_indices_of(write: TableWrite, page_size: int) -> np.ndarray:
+    """What a table write stands for, int32 (n,)."""
+    offsets = np.arange(page_size, dtype=np.int32)
+    return (write.pages[:, None] * np.int32(page_size) + offsets).ravel()
+
+
 class HistoryRunner:
     """Carries plans out in order, as a device would, and distrusts them."""
 
@@ -105,7 +114,6 @@ class HistoryRunner:
         self._admitted: dict[int, AdmittedRequest] = {}
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
-        self._num_sampled: dict[int, int] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         self._check(plan)
@@ -113,45 +121,50 @@ class HistoryRunner:
         for admitted in plan.admitted:
             self._admit(admitted)
         for write in plan.table_writes:
-            stop = write.start + len(write.cache_indices)
-            self._req_to_token[write.slot, write.start : stop] = write.cache_indices
-            self._lens[write.slot] = max(self._lens[write.slot], stop)
+            start = write.first_page * self._config.page_size
+            indices = cache_indices_of(write, self._config.page_size)
+            for slot in write.slots.tolist():
+                stop = start + len(indices)
+                self._req_to_token[slot, start:stop] = indices
+                self._lens[slot] = max(self._lens[slot], stop)
         wanted = {entry.row: entry for entry in plan.prompt_logprobs}
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
-        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        prompt_logprobs: dict[int, PackedLogprobs] = {}
+        chunk_has_nan = (False,) * int((plan.samples == 0).sum())
         first = 0
         for row, slot in enumerate(plan.slots.tolist()):
             stop = first + int(plan.num_new_tokens[row])
             start_position = int(plan.prefix_lens[row])
             self._write(slot, plan.input_ids[first:stop], plan.out_cache_loc[first:stop])
             if row in wanted:
-                prompt_logprobs[row] = tuple(
-                    prompt_logprob(self._values(slot, start_position + j + 1), target)
-                    for j, target in enumerate(wanted[row].target_ids.tolist())
+                prompt_logprobs[row] = pack(
+                    [
+                        prompt_logprob(self._values(slot, start_position + j + 1), target)
+                        for j, target in enumerate(wanted[row].target_ids.tolist())
+                    ]
                 )
             if plan.samples[row]:
                 token_ids.append(self._sample(slot))
                 asked = self._admitted[slot].sampling.logprobs is not None
                 logprobs.append(output_logprob(self._values(slot)) if asked else None)
             first = stop
-        return StepResult(np.array(token_ids, dtype=np.int32), tuple(logprobs), prompt_logprobs)
+        return StepResult(
+            np.array(token_ids, dtype=np.int32), tuple(logprobs), prompt_logprobs, chunk_has_nan
+        )
 
     def _admit(self, admitted: AdmittedRequest) -> None:
         slot = admitted.slot
         self._admitted[slot] = admitted
         self._lens[slot] = 0
         self._last_sampled.pop(slot, None)
-        self._num_sampled[slot] = len(admitted.token_ids) - admitted.num_prompt_tokens
         self._req_to_token[slot] = 0
 
     def _write(self, slot: int, input_ids: np.ndarray, out_cache_loc: np.ndarray) -> None:
-        tokens, start = self._admitted[slot].token_ids, self._lens[slot]
+        start = self._lens[slot]
         for token_id, location in zip(input_ids.tolist(), out_cache_loc.tolist(), strict=True):
             position = self._lens[slot]
             actual = self._last_sampled[slot] if token_id == LAST_SAMPLED_TOKEN else token_id
-            if position < len(tokens):
-                assert actual == tokens[position]
             self._req_to_token[slot, position] = location
             self._pool[location] = value_of(actual, self._values(slot))
             self._lens[slot] = position + 1
@@ -166,12 +179,11 @@ class HistoryRunner:
         sampling = admitted.sampling
         eos = () if sampling.ignore_eos else self._config.eos_token_ids
         masked = frozenset((*eos, *sampling.stop_token_ids))
-        if self._num_sampled[slot] >= sampling.min_tokens:
-            masked = frozenset()
         values = self._values(slot)
+        if len(values) - admitted.num_prompt_tokens >= sampling.min_tokens:
+            masked = frozenset()
         token_id = next_token(values, admitted.seed, self._config.vocab_size, masked)
         self._last_sampled[slot] = token_id
-        self._num_sampled[slot] += 1
         return token_id
 
     def _check(self, plan: StepPlan) -> None:
@@ -187,11 +199,14 @@ class HistoryRunner:
         assert plan.slots.max() < self._config.max_running_requests
         assert len(set(plan.out_cache_loc.tolist())) == plan.num_tokens
         assert plan.out_cache_loc.min() >= self._config.page_size, "page 0 is for padding"
-        prefixes = {write.slot: write for write in plan.table_writes}
-        new = {admitted.slot for admitted in plan.admitted}
+        num_cached = {admitted.slot: 0 for admitted in plan.admitted}
+        for write in plan.table_writes:
+            assert len(set(write.slots.tolist())) == len(write.slots) > 0
+            for slot in num_cached.keys() & set(write.slots.tolist()):
+                assert write.first_page * self._config.page_size == num_cached[slot], "a gap"
+                num_cached[slot] += len(write.pages) * self._config.page_size
         for slot, prefix_len in zip(plan.slots.tolist(), plan.prefix_lens.tolist(), strict=True):
-            if slot in new:
-                cached = prefixes[slot].cache_indices if slot in prefixes else ()
-                assert prefix_len == len(cached)
+            if slot in num_cached:
+                assert prefix_len == num_cached[slot]
             else:
                 assert prefix_len == self._lens[slot]

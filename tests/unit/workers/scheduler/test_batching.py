@@ -15,13 +15,12 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
 
 
 def admitted_lengths(plan: StepPlan) -> list[int]:
-    return [len(admitted.token_ids) for admitted in plan.admitted]
+    return [admitted.num_prompt_tokens for admitted in plan.admitted]
 
 
 def test_an_idle_scheduler_has_no_plan():
     driver = Driver(make_config())
     assert driver.launch() is None
-    assert not driver.scheduler.needs_commit
     assert not driver.scheduler.has_work
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.scheduler.driver import EOS, Driver, make_config, make_request
+from tests.unit.workers.scheduler.history_runner import cache_indices_of, run_alone
 from workers.kv_cache.radix_node import IntArray
 from workers.protocol import FinishReason
 from workers.scheduler.config import SchedulerConfig
@@ -22,7 +23,7 @@ PAGE_SIZE = 4
 
 
 class NanDevice:
-    """A pool of one number a token. Rows of slots in bad_slots write NaN and sample NaN.
+    """A pool of one number a token. From EOS in its input on a request writes and samples NaN.
 
     Like an attention kernel that loads whole pages: a row must find no NaN in its pages beyond
     what it wrote itself.
@@ -30,8 +31,7 @@ class NanDevice:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = np.zeros(config.num_pages * config.page_size)
-        self.bad_slots: set[int] = set()
-        self.is_bad_prompt = lambda token_ids: bool((token_ids == EOS).any())
+        self._bad_slots: set[int] = set()
         self._page_size = config.page_size
         # Of each slot, where a token of each position stands.
         self._places: dict[int, dict[int, int]] = {}
@@ -42,11 +42,12 @@ class NanDevice:
         self.pool[plan.cleared] = 0.0
         for admitted in plan.admitted:
             self._places[admitted.slot] = {}
-            is_bad = self.is_bad_prompt(admitted.token_ids)
-            (self.bad_slots.add if is_bad else self.bad_slots.discard)(admitted.slot)
+            self._bad_slots.discard(admitted.slot)
         for write in plan.table_writes:
-            self._place(write.slot, write.start, write.cache_indices)
-        token_ids = []
+            indices = cache_indices_of(write, self._page_size)
+            for slot in write.slots.tolist():
+                self._place(slot, write.first_page * self._page_size, indices)
+        token_ids, chunk_has_nan = [], []
         first = 0
         for slot, prefix_len, num_new, samples in zip(
             plan.slots.tolist(),
@@ -56,15 +57,20 @@ class NanDevice:
             strict=True,
         ):
             new = plan.out_cache_loc[first : first + num_new]
+            if (plan.input_ids[first : first + num_new] == EOS).any():
+                self._bad_slots.add(slot)
             first += num_new
             self._place(slot, prefix_len, new)
-            is_bad = slot in self.bad_slots
+            is_bad = slot in self._bad_slots
             self.pool[new] = np.nan if is_bad else 1.0
             if not is_bad:
                 self._check_pages(slot)
             if samples:
                 token_ids.append(NAN_TOKEN if is_bad else 7)
-        return StepResult(np.array(token_ids, dtype=np.int32))
+            else:
+                chunk_has_nan.append(is_bad)
+        tokens = np.array(token_ids, dtype=np.int32)
+        return StepResult(tokens, chunk_has_nan=tuple(chunk_has_nan))
 
     def _place(self, slot: int, start: int, cache_indices: IntArray) -> None:
         self._places[slot].update(enumerate(cache_indices.tolist(), start))
@@ -111,6 +117,102 @@ def test_a_prefill_that_is_aborted_half_way_is_cleared_and_not_shared(num_steps:
     driver.launch()
     assert cleared_of(driver) == sorted(written.tolist())
     driver.finish()
+
+
+def half_a_prefill(num_committed: int) -> tuple[Driver, list[np.ndarray]]:
+    """A prompt of 24 tokens in chunks of 8, two of them launched, and where each chunk went."""
+    driver = Driver(make_config(max_step_tokens=8), is_overlapped=True)
+    driver.submit(make_request("r", list(range(2, 26))))
+    driver.launch()
+    driver.launch()
+    for _ in range(num_committed):
+        driver.commit()
+    return driver, [plan.out_cache_loc for plan in driver.plans]
+
+
+def test_chunks_that_are_committed_are_kept_when_the_prefill_is_aborted():
+    driver, (_, second) = half_a_prefill(num_committed=1)
+    driver.scheduler.abort("r")
+    assert driver.scheduler.stats().num_evictable_pages == 2
+    driver.commit()
+    driver.submit(make_request("again", list(range(2, 26)), max_tokens=1))
+    driver.launch()
+    assert cleared_of(driver) == sorted(second.tolist())
+    assert driver.plans[-1].prefix_lens.tolist() == [8]
+    driver.finish()
+    assert driver.outputs["again"][0].num_cached_tokens == 8
+
+
+def test_a_chunk_ends_within_a_page_and_vouches_for_whole_pages_only():
+    driver = Driver(make_config(max_step_tokens=7))
+    driver.submit(make_request("r", list(range(2, 26))))
+    driver.step()
+    driver.scheduler.abort("r")
+    assert driver.scheduler.stats().num_evictable_pages == 1
+    driver.submit(make_request("other", [3]))
+    driver.step()
+    assert cleared_of(driver) == [], "all that was written is known to be numbers"
+    driver.finish()
+
+
+def test_a_retracted_prefill_leaves_its_committed_chunks_in_the_cache():
+    config = make_config(page_size=1, num_pages=31, max_step_tokens=6, max_context_len=31)
+    driver = Driver(config, has_reserve=False)
+    driver.submit(make_request("first", [3] * 4, max_tokens=26))
+    second = make_request("second", list(range(2, 28)), max_tokens=4)
+    driver.submit(second)
+    before = 0
+    while not driver.scheduler.stats().num_preemptions:
+        before = driver.scheduler.stats().num_used_pages
+        driver.step()
+    assert driver.outputs["second"] == [], "it had not even begun to answer"
+    left = driver.scheduler.stats()
+    assert left.num_evictable_pages > 0.5 * before, "what it had computed waits for it"
+    driver.finish()
+    assert driver.tokens("second") == run_alone(config, second).token_ids
+
+
+def chunk_result(plan: StepPlan, has_nan: bool) -> StepResult:
+    """Of a plan of one row."""
+    tokens = np.full(int(plan.samples.sum()), 7, dtype=np.int32)
+    return StepResult(tokens, chunk_has_nan=() if len(tokens) else (has_nan,))
+
+
+def test_a_chunk_without_a_number_is_not_vouched_for_and_ends_nobody():
+    """Numbers that later tokens make of it vouch for it after all."""
+    scheduler = Scheduler(make_config(page_size=PAGE_SIZE, max_step_tokens=8))
+    scheduler.submit(make_request("r", list(range(2, 26)), max_tokens=1))
+    cached = []
+    for has_nan in (True, False, False):
+        plan = scheduler.schedule()
+        assert plan is not None
+        outputs = scheduler.commit(plan, chunk_result(plan, has_nan))
+        request = scheduler._ledger.get("r")
+        cached.append(None if request is None else request.num_vouched_tokens)
+    assert cached == [0, 16, None]
+    assert outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_chunks_before_the_first_nan_are_kept_and_those_from_it_on_cleared():
+    config = make_config(page_size=PAGE_SIZE, max_step_tokens=8)
+    scheduler, device = Scheduler(config), NanDevice(config)
+    prompt = list(range(2, 26))
+    prompt[13] = EOS
+    scheduler.submit(make_request("bad", prompt))
+    chunks = []
+    for _ in range(2):
+        plan = scheduler.schedule()
+        assert plan is not None
+        chunks.append(plan.out_cache_loc)
+        scheduler.commit(plan, device.run(plan))
+    scheduler.abort("bad")
+    assert scheduler.stats().num_evictable_pages == 2
+    scheduler.submit(make_request("good", [3]))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert sorted(plan.cleared) == sorted(chunks[1])
+    device.run(plan)
+    assert not np.isnan(device.pool).any()
 
 
 def test_the_token_of_a_step_that_runs_on_after_the_last_one_is_cleared():
@@ -185,3 +287,5 @@ def test_no_row_ever_finds_nan_in_its_pages(seed: int):
         if launched and (plan is None or len(launched) == 2):
             scheduler.commit(*launched.pop(0))
         scheduler.check_integrity()
+        cached = scheduler._cache.all_pages()
+        assert not np.isnan(device.pool.reshape(-1, PAGE_SIZE)[cached]).any(), "NaN is shared"

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.fakes.logprobs import pack, prompt_entries
 from tests.unit.workers.scheduler.driver import EOS, Clock, make_config, make_request
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest, StepOutput, TokenLogprobs
+from workers.logprobs import TokenLogprobs
+from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.scheduler.plan import NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.scheduler import Scheduler
 
@@ -93,13 +95,24 @@ def test_the_first_output_alone_tells_the_times_and_the_cached_tokens():
         outputs: list[StepOutput] = []
         while (plan := scheduler.schedule()) is not None:
             clock.now_s += 0.5
-            outputs += scheduler.commit(plan, result(*[7] * int(plan.samples.sum())))
+            tokens = np.full(int(plan.samples.sum()), 7, dtype=np.int32)
+            unfinished = (False,) * (1 - len(tokens))
+            outputs += scheduler.commit(plan, StepResult(tokens, chunk_has_nan=unfinished))
         first, second = outputs
         num_prefill_steps = 1 if cached else 3
         assert (first.queue_s, first.prefill_s) == (3.0, 0.5 * num_prefill_steps)
         assert first.num_cached_tokens == cached
         assert (second.queue_s, second.prefill_s, second.num_cached_tokens) == (0.0, 0.0, 0)
     assert scheduler.stats().num_cached_prompt_tokens == 8
+
+
+def test_a_result_that_does_not_tell_of_every_chunk_is_refused():
+    scheduler = Scheduler(make_config(max_step_tokens=4))
+    scheduler.submit(make_request("r", list(range(2, 12))))
+    plan = scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(ValueError, match="1 unfinished prefills, its result tells of 0"):
+        scheduler.commit(plan, result())
 
 
 def entry(value: float) -> TokenLogprobs:
@@ -128,15 +141,16 @@ def test_prompt_log_probabilities_are_gathered_over_chunks():
     for num_samples in (0, 0, 1):
         plan = scheduler.schedule()
         assert plan is not None
-        targets: dict[int, tuple[TokenLogprobs, ...]] = {}
+        targets = {}
         for wanted in plan.prompt_logprobs:
             assert (wanted.row, wanted.num_top) == (0, 4)
             seen.append(wanted.target_ids.tolist())
-            targets[0] = tuple(entry(-float(target)) for target in seen[-1])
+            targets[0] = pack([entry(-float(target)) for target in seen[-1]])
         tokens = np.array([7] * num_samples, dtype=np.int32)
-        outputs += scheduler.commit(plan, StepResult(tokens, (), targets))
+        unfinished = (False,) * (1 - num_samples)
+        outputs += scheduler.commit(plan, StepResult(tokens, (), targets, unfinished))
     assert seen == [[6, 7, 8], [9, 10, 11]], "the last chunk has one token and no target"
-    assert outputs[0].prompt_logprobs == [None, *(entry(-float(t)) for t in range(6, 12))]
+    assert prompt_entries(outputs[0]) == [None, *(entry(-float(t)) for t in range(6, 12))]
 
 
 def test_prompt_log_probabilities_keep_a_request_from_the_prefix_cache():
@@ -147,8 +161,8 @@ def test_prompt_log_probabilities_keep_a_request_from_the_prefix_cache():
         assert plan is not None
         assert plan.num_tokens == 3
         entries = (entry(-1.0), entry(-2.0))
-        output = scheduler.commit(plan, StepResult(result(7).token_ids, (), {0: entries}))[0]
-        assert output.prompt_logprobs == [None, *entries]
+        output = scheduler.commit(plan, StepResult(result(7).token_ids, (), {0: pack(entries)}))[0]
+        assert prompt_entries(output) == [None, *entries]
         scheduler.check_integrity()
 
 

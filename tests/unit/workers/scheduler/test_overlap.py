@@ -49,11 +49,10 @@ def test_while_only_the_last_token_is_under_way_a_commit_is_needed():
     driver.submit(make_request("r", [3], max_tokens=1))
     driver.launch()
     assert driver.launch() is None
-    assert driver.scheduler.needs_commit
     assert driver.scheduler.has_work
     driver.commit()
     assert driver.launch() is None
-    assert not driver.scheduler.needs_commit
+    assert not driver.scheduler.has_work
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -97,7 +96,7 @@ def test_when_pages_are_short_a_commit_comes_before_a_retraction():
             break
         if len(driver.plans) > 1:
             driver.commit()
-    assert driver.scheduler.needs_commit
+    assert driver.has_launched
     assert driver.scheduler.stats().num_preemptions == 0
     driver.commit()
     assert driver.launch() is not None

@@ -5,6 +5,7 @@ import pytest
 
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.scheduler.prefill_batch import MAX_PARKED_A_STEP
 from workers.scheduler.prefills_under_way import MIN_SAVED_TOKENS, common_length
 
 SHARED = [2 + i % 29 for i in range(MIN_SAVED_TOKENS + 8)]
@@ -48,6 +49,53 @@ def test_a_request_that_shares_nothing_does_not_wait_behind_those_that_do():
     plan = driver.launch()
     assert plan is not None
     assert plan.num_new_tokens.tolist() == [len(SHARED) + 3, 3]
+
+
+@pytest.mark.parametrize("num_sharing", [65, MAX_PARKED_A_STEP - 1])
+def test_however_many_share_a_prefix_nobody_else_waits_for_it(num_sharing):
+    config = config_with(max_waiting_requests=1024, max_waiting_tokens=1 << 20)
+    driver = Driver(config, is_overlapped=True)
+    driver.submit(*family(1, max_tokens=1))
+    driver.launch()
+    sharing = [make_request(f"s{i}", [*SHARED, 4, 5 + i % 20]) for i in range(num_sharing)]
+    driver.submit(*sharing, make_request("other", [5, 4, 3], max_tokens=1))
+    plan = driver.launch()
+    assert plan is not None, "the prefix is under way and nothing is known of it"
+    assert plan.num_new_tokens.tolist() == [3]
+    assert driver.scheduler.stats().num_waiting == num_sharing
+    driver.commit()
+    driver.finish()
+    cached = {driver.outputs[request.request_id][0].num_cached_tokens for request in sharing}
+    assert cached == {len(SHARED)}
+
+
+def test_a_step_parks_so_many_at_most_and_the_next_one_goes_on():
+    config = config_with(max_waiting_requests=1024, max_waiting_tokens=1 << 20)
+    driver = Driver(config, is_overlapped=True)
+    driver.submit(*family(1, max_tokens=1))
+    driver.launch()
+    num_sharing = MAX_PARKED_A_STEP + 3
+    driver.submit(*(make_request(f"s{i}", [*SHARED, 4, 5]) for i in range(num_sharing)))
+    driver.submit(make_request("other", [5, 4, 3], max_tokens=1))
+    assert driver.launch() is None
+    plan = driver.launch()
+    assert plan is not None
+    assert plan.num_new_tokens.tolist() == [3]
+    driver.commit()
+    driver.finish()
+
+
+def test_a_parked_request_can_be_aborted_and_is_counted_while_it_waits():
+    driver = Driver(config_with(max_step_tokens=64))
+    driver.submit(*family(3))
+    driver.step()
+    stats = driver.scheduler.stats()
+    assert (stats.num_waiting, stats.num_running) == (2, 1)
+    assert driver.scheduler.abort("r1")
+    driver.scheduler.check_integrity()
+    driver.finish()
+    assert driver.is_aborted("r1")
+    assert len(driver.tokens("r2")) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Pages shared through the prefix cache: found, locked, moved to, and never across salts."""
 
+import numpy as np
 import pytest
 
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
@@ -74,7 +75,7 @@ def test_equal_prompts_computed_at_once_end_up_on_the_same_pages(is_overlapped: 
     # 4 shared pages and one page or two of each request's own.
     assert 4 + 3 <= driver.scheduler.stats().num_used_pages <= 4 + 6
     moved = [write for plan in driver.plans[1:] for write in plan.table_writes]
-    assert [(write.start, len(write.cache_indices)) for write in moved] == [(0, 16), (0, 16)]
+    assert [(write.first_page, len(write.pages)) for write in moved] == [(0, 4), (0, 4)]
     driver.finish()
     for request in requests:
         assert driver.tokens(request.request_id) == run_alone(driver.config, request).token_ids
@@ -89,7 +90,7 @@ def test_a_request_moves_only_from_where_its_own_pages_begin():
     driver.finish()
     _, *later = driver.plans[num_plans:]
     moved = [write for plan in later for write in plan.table_writes]
-    assert [(write.start, len(write.cache_indices)) for write in moved] == [(8, 8)]
+    assert [(write.first_page, len(write.pages)) for write in moved] == [(2, 2)]
 
 
 def test_pages_in_use_are_not_evicted_by_others():
@@ -128,3 +129,31 @@ def test_a_move_is_dropped_when_its_request_ends_before_the_next_plan():
     driver.commit()
     driver.finish()
     assert driver.tokens("r0") == run_alone(driver.config, requests[0]).token_ids
+
+
+def test_a_request_returns_to_its_prefix_once_however_long_it_waits():
+    """It looks for its prefix at every step while it waits."""
+    driver = Driver(make_config(num_pages=13))
+    driver.submit(make_request("seed", PROMPT[:9], max_tokens=1))
+    driver.finish()
+    driver.submit(make_request("long", [30] * 20, max_tokens=20))
+    driver.step()
+    driver.submit(make_request("waiting", [*PROMPT, 25, 26], max_tokens=20))
+    for _ in range(10):
+        driver.step()
+        assert driver.scheduler.stats().num_waiting == 1
+    root = driver.scheduler._cache.match_prefix(
+        np.array(PROMPT[:9], dtype=np.int32), ""
+    ).node.parent
+    assert root.num_returns == 0
+    driver.finish()
+    assert root.num_returns == 1
+
+
+def test_a_retracted_request_does_not_count_as_a_return_to_what_it_left():
+    driver = Driver(make_config(page_size=1, num_pages=41), has_reserve=False)
+    driver.submit(*(make_request(f"r{i}", [i + 3] * 6, seed=i, max_tokens=24) for i in range(2)))
+    driver.finish()
+    assert driver.scheduler.stats().num_preemptions > 0
+    roots = driver.scheduler._cache._roots.values()
+    assert [root.num_returns for root in roots] == [0]

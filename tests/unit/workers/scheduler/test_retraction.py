@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import TIGHT, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.errors import IntegrityError
@@ -37,15 +38,16 @@ def test_a_retracted_request_continues_as_if_nothing_had_happened(
     assert driver.scheduler.stats().num_used_pages == 0
 
 
-def test_a_retracted_request_comes_back_with_all_its_tokens_and_its_seed():
+def test_a_retracted_request_comes_back_with_its_seed_and_what_its_penalties_count():
     driver = Driver(make_config(**TIGHT), has_reserve=False)
-    driver.submit(*make_requests(3, seed=None))
+    driver.submit(*make_requests(3, seed=None, repetition_penalty=1.2))
     driver.finish()
     tenancies: dict[int, list[np.ndarray]] = {}
     for plan in driver.plans:
         for admitted in plan.admitted:
             assert admitted.num_prompt_tokens == 6
-            tenancies.setdefault(admitted.seed, []).append(admitted.token_ids)
+            assert len(admitted.prompt_ids) == 1
+            tenancies.setdefault(admitted.seed, []).append(admitted.output_ids)
     assert len(tenancies) == 3
     again = [arrays for arrays in tenancies.values() if len(arrays) > 1]
     assert again
@@ -55,26 +57,37 @@ def test_a_retracted_request_comes_back_with_all_its_tokens_and_its_seed():
             assert later[: len(earlier)].tolist() == earlier.tolist()
 
 
-def preempted_prompts(driver: Driver) -> list[int]:
-    """The first token of every request that was admitted again, in order."""
+def preempted_seeds(driver: Driver) -> list[int]:
+    """The seed of every request that was admitted again, in order."""
     seen: set[int] = set()
     again = []
     for plan in driver.plans:
         for admitted in plan.admitted:
-            first = int(admitted.token_ids[0])
-            if first in seen:
-                again.append(first)
-            seen.add(first)
+            if admitted.seed in seen:
+                again.append(admitted.seed)
+            seen.add(admitted.seed)
     return again
+
+
+def test_a_retraction_raises_the_forecast():
+    driver = Driver(make_config(**TIGHT), has_reserve=False)
+    driver.submit(*make_requests(2))
+    forecast = driver.scheduler._forecast
+    ratios = [forecast.ratio]
+    while not driver.scheduler.stats().num_preemptions:
+        driver.step()
+        ratios.append(forecast.ratio)
+    assert sorted(ratios[:-1], reverse=True) == ratios[:-1], "it falls while nobody is retracted"
+    assert ratios[-1] > ratios[-2]
 
 
 def test_the_lowest_priority_goes_first_however_early_it_came():
     driver = Driver(make_config(**TIGHT), has_reserve=False)
-    driver.submit(make_request("normal", [4] * 6, priority=0, max_tokens=20))
+    driver.submit(make_request("normal", [4] * 6, priority=0, max_tokens=20, seed=4))
     driver.step()
-    driver.submit(make_request("urgent", [3] * 6, priority=-1, max_tokens=20))
+    driver.submit(make_request("urgent", [3] * 6, priority=-1, max_tokens=20, seed=3))
     driver.finish()
-    assert preempted_prompts(driver) == [4]
+    assert preempted_seeds(driver) == [4]
     assert len(driver.tokens("normal")) == len(driver.tokens("urgent")) == 20
 
 
@@ -82,16 +95,16 @@ def test_among_equals_the_first_come_is_never_retracted():
     driver = Driver(make_config(**TIGHT), has_reserve=False)
     driver.submit(*make_requests(6))
     driver.finish()
-    assert preempted_prompts(driver)
-    assert 3 not in preempted_prompts(driver)
+    assert preempted_seeds(driver)
+    assert 0 not in preempted_seeds(driver)
 
 
 def test_a_retracted_request_runs_before_those_that_never_did():
     driver = Driver(make_config(**TIGHT, max_running_requests=2), has_reserve=False)
     driver.submit(*make_requests(4))
     driver.finish()
-    order = [int(admitted.token_ids[0]) for plan in driver.plans for admitted in plan.admitted]
-    assert order.index(5) > max(i for i, first in enumerate(order) if first == 4) > order.index(4)
+    order = [admitted.seed for plan in driver.plans for admitted in plan.admitted]
+    assert order.index(2) > max(i for i, seed in enumerate(order) if seed == 1) > order.index(1)
 
 
 def test_its_full_pages_stay_in_the_cache_and_are_found_again():
@@ -115,7 +128,7 @@ def test_prompt_log_probabilities_survive_a_retraction_in_the_middle_of_the_prom
     assert any(plan.prompt_logprobs for plan in driver.plans)
     driver.finish()
     expected = run_alone(config, second)
-    assert driver.outputs["second"][0].prompt_logprobs == expected.prompt_logprobs
+    assert prompt_entries(driver.outputs["second"][0]) == expected.prompt_logprobs
     assert driver.tokens("second") == expected.token_ids
 
 

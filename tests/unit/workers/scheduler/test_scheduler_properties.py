@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -12,14 +13,24 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import Driver, make_config
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
+from workers.scheduler import step_budget
 from workers.scheduler.config import SchedulerConfig
 
 VOCAB_SIZE = 40
+
+
+@pytest.fixture(autouse=True)
+def steps_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a target binds at the length of these prompts."""
+    monkeypatch.setattr(step_budget, "MIN_PROMPT_TOKENS", 2)
+    monkeypatch.setattr(step_budget, "UNMEASURED_PROMPT_TOKENS", 5)
+    monkeypatch.setattr(step_budget, "TILE_TOKENS", 4)
 
 
 @st.composite
@@ -34,6 +45,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_waiting_requests=20,
         enable_prefix_cache=draw(st.booleans()),
         enable_mixed_batches=draw(st.booleans()),
+        target_inter_token_s=draw(st.sampled_from([None, 1e-4, 6e-3, 12e-3])),
         vocab_size=VOCAB_SIZE,
     )
 
@@ -100,7 +112,7 @@ def check_result(driver: Driver, request: GenerateRequest) -> None:
     else:
         assert [entry for output in outputs for entry in output.logprobs or ()] == expected.logprobs
     wants_prompt = request.sampling.prompt_logprobs is not None
-    assert outputs[0].prompt_logprobs == (expected.prompt_logprobs if wants_prompt else None)
+    assert prompt_entries(outputs[0]) == (expected.prompt_logprobs if wants_prompt else None)
     assert all(output.prompt_logprobs is None for output in outputs[1:])
 
 

@@ -113,6 +113,17 @@ def test_seeds_are_drawn_once_and_reproducibly():
     assert seeds[0][2] == 9
 
 
+def test_without_an_operators_seed_no_two_schedulers_draw_alike():
+    """As replicas or restarts: the same requests in the same order."""
+    seeds = []
+    for _ in range(3):
+        driver = Driver(make_config(seed=None))
+        driver.submit(*(make_request(name, [3], seed=None) for name in "ab"))
+        driver.step()
+        seeds += [admitted.seed for admitted in driver.plans[0].admitted]
+    assert len(set(seeds)) == 6
+
+
 @pytest.mark.parametrize("change", [{"num_pages": 1}, {"page_size": 0}, {"num_pages": 2**30}])
 def test_an_impossible_configuration_is_refused(change: dict[str, int]):
     with pytest.raises(ConfigError):

@@ -29,9 +29,8 @@ def test_order_is_priority_then_arrival_and_tokens_are_counted(priorities, rando
         queue.remove(request)
     left = [request for request in requests if request not in shuffled[::3]]
     assert queue.num_tokens == sum(request.num_tokens for request in left)
-    in_order = [queue.peek(index) for index in range(len(queue))]
+    in_order = list(queue)
     assert in_order == sorted(left, key=lambda r: (r.priority, r.arrival))
-    assert queue.peek(len(queue)) is None
     for request in in_order:
         assert queue.peek() is request
         queue.remove(request)
@@ -45,3 +44,40 @@ def test_removing_what_does_not_wait_is_an_error():
     queue.push(first)
     with pytest.raises(ValueError, match="is not waiting"):
         queue.remove(second)
+
+
+@given(st.lists(st.integers(-2, 2), min_size=3, max_size=20), st.randoms())
+def test_parked_requests_are_in_nobodys_way_and_come_back_to_their_places(priorities, random):
+    first, second, *requests = make_requests(priorities)
+    queue = WaitingQueue()
+    for request in requests:
+        queue.push(request)
+    parked = random.sample(requests, len(requests) // 2)
+    for request in parked:
+        queue.park(request, until=random.choice([first, second]))
+    num_tokens = sum(request.num_tokens for request in requests)
+    assert (len(queue), queue.num_tokens) == (len(requests), num_tokens)
+    assert sorted(queue, key=lambda r: r.arrival) == requests
+    assert queue.peek() not in parked
+    gone = parked[::2]
+    for request in gone:
+        queue.remove(request)
+    for until in (first, second, second):
+        queue.release_parked(until)
+    left = [request for request in requests if request not in gone]
+    assert list(queue) == sorted(left, key=lambda r: (r.priority, r.arrival))
+    assert (len(queue), queue.num_tokens) == (len(left), sum(r.num_tokens for r in left))
+
+
+def test_parking_twice_and_removing_twice_are_errors():
+    first, second = make_requests([0, 0])
+    queue = WaitingQueue()
+    queue.push(first)
+    queue.park(first, until=second)
+    with pytest.raises(ValueError, match="not in the queue's order"):
+        queue.park(first, until=second)
+    queue.remove(first)
+    with pytest.raises(ValueError, match="is not waiting"):
+        queue.remove(first)
+    queue.release_parked(second)
+    assert (len(queue), queue.peek()) == (0, None)

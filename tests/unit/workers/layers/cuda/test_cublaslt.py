@@ -159,7 +159,9 @@ def test_no_algorithm_at_all_is_an_error(no_device) -> None:
 def test_a_gemm_runs_its_algorithm_on_the_current_stream(no_device, num_splits, dtype) -> None:
     loaded = FakeLoaded()
     config = LtConfig(130100, num_splits, (b"b" * 64).hex())
-    out = LtGemm(on_cpu(loaded), config, WEIGHT)(X, WEIGHT)
+    # Kept: the call's arguments point into it.
+    gemm = LtGemm(on_cpu(loaded), config, WEIGHT)
+    out = gemm(X, WEIGHT)
     assert out.shape == (num_splits, 5, 24)
     assert out.dtype == dtype
     arguments = loaded.named("cublasLtMatmul")[-1]

@@ -1,14 +1,16 @@
 """How GEMMs are chosen and what is kept of it, with clocks and timings made up."""
 
-import json
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
+from triton.runtime.errors import OutOfResources
+
 from workers.layers.cuda import gemm_choice, gemm_measure
-from workers.layers.cuda.chosen_gemm import TRITON_GEMMS, GemmBuilder
+from workers.layers.cuda.chosen_gemm import TRITON_GATED_GEMMS, TRITON_GEMMS, GemmBuilder
+from workers.layers.cuda.cublaslt import CublasLtUnavailableError
+from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
 from workers.layers.cuda.gemm import GemmConfig
 from workers.layers.cuda.gemm_candidates import (
     MAX_SAMPLED_TOKENS,
@@ -17,21 +19,18 @@ from workers.layers.cuda.gemm_candidates import (
     candidates,
     lt_splits,
 )
-from workers.layers.cuda.gemm_choice import (
-    SHIPPED_FOLDER,
-    GemmChooser,
-    dump_choices,
-    merged,
-    read_choices,
-)
-from workers.layers.cuda.gemm_measure import Measured, Trial, measure
+from workers.layers.cuda.gemm_choice import GemmChooser
+from workers.layers.cuda.gemm_measure import Contest, Measured, Trial, measure
+from workers.layers.cuda.gemm_tables import Tables, dump_choices, read_choices
 from workers.layers.cuda.linear import PartialGemm
 from workers.layers.cuda.lt_gemm import LtConfig
 
 SKINNY = GemmConfig("skinny", 64, 128, 2, 4, 4)
+GEMV = GemmConfig("gemv", 2, 1024, 2, 1, 4)
 LT = LtConfig(130100, 2, "0a" * 64)
 SHAPE = GemmShape(4096, 4096, "split")
 WEIGHT = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+CONTEST = Contest(SHAPE, [WEIGHT], {})
 MODEL_SHAPES = [
     SHAPE,
     GemmShape(28672, 4096, "gated"),
@@ -55,7 +54,7 @@ def asked(monkeypatch):
     """Buckets that were measured, in calls; the choice is SKINNY for all of them."""
     calls = []
 
-    def fake(shape, weights, buckets, builder, max_seconds):
+    def fake(contest, buckets, builder, max_seconds):
         calls.append((list(buckets), max_seconds))
         return {bucket: Measured(SKINNY, 1.0, 2.0) for bucket in buckets}
 
@@ -64,21 +63,9 @@ def asked(monkeypatch):
 
 
 def chooser_in(folder, shipped=None, cached=None) -> GemmChooser:
-    for name, choices in (("shipped", shipped), ("cached", cached)):
-        if choices is not None:
-            (folder / f"{name}.json").write_text(dump_choices(choices))
-    return GemmChooser(folder / "shipped.json", folder / "cached.json")
-
-
-def test_choices_survive_the_file(tmp_path) -> None:
-    choices = {"a": {1: SKINNY, 16: LT, 8192: None}, "b": {}}
-    (tmp_path / "x.json").write_text(dump_choices(choices))
-    assert read_choices(tmp_path / "x.json") == choices
-
-
-def test_of_two_files_the_second_goes_first_bucket_by_bucket() -> None:
-    first, second = {"a": {1: SKINNY, 16: LT}}, {"a": {16: None}, "b": {1: LT}}
-    assert merged(first, second) == {"a": {1: SKINNY, 16: None}, "b": {1: LT}}
+    if cached is not None:
+        (folder / "cached.json").write_text(dump_choices(cached))
+    return GemmChooser(Tables(shipped or {}, {}), folder / "cached.json", HOPPER)
 
 
 def test_what_is_shipped_is_not_measured(tmp_path, library, asked) -> None:
@@ -94,7 +81,7 @@ def test_missing_buckets_are_measured_and_kept(tmp_path, asked) -> None:
     assert [buckets for buckets, _ in asked] == [list(TOKEN_BUCKETS[5:])]
     kept = read_choices(tmp_path / "cached.json")
     assert kept == {str(SHAPE): dict.fromkeys(TOKEN_BUCKETS[5:], SKINNY)}
-    assert chooser_in(tmp_path).choose(SHAPE, [WEIGHT]) == dict.fromkeys(
+    assert chooser_in(tmp_path, shipped).choose(SHAPE, [WEIGHT]) == dict.fromkeys(
         TOKEN_BUCKETS, SKINNY
     ) | dict.fromkeys(TOKEN_BUCKETS[:5])
 
@@ -129,6 +116,88 @@ def test_weights_of_32_bits_stay_with_cublas(tmp_path, asked) -> None:
     assert asked == []
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A start that has no time to measure."""
+    monkeypatch.setattr(gemm_choice, "MAX_MEASURING_SECONDS", 0.0)
+
+
+def guessing(folder, guess, limits=HOPPER) -> GemmChooser:
+    tables = Tables({}, {str(SHAPE): guess})
+    return GemmChooser(tables, folder / "cached.json", limits)
+
+
+def test_a_like_gpu_is_followed_where_there_was_no_time(tmp_path, library, clock) -> None:
+    guess = {1: GEMV, 16: SKINNY, 256: LT}
+    assert guessing(tmp_path, guess).choose(SHAPE, [WEIGHT]) == guess
+    assert not (tmp_path / "cached.json").exists()
+
+
+def test_a_guess_that_does_not_fit_the_gpu_is_left_to_cublas(tmp_path, library, clock) -> None:
+    large = GemmConfig("skinny", 64, 128, 1, 6, 4)
+    tiled = GemmConfig("tiled", 64, 64, 1, 2, 4)
+    guess = {1: GEMV, 16: large, 256: tiled}
+    assert guessing(tmp_path, guess).choose(SHAPE, [WEIGHT]) == guess
+    chooser = guessing(tmp_path, guess, DeviceLimits((8, 9), 96 << 10))
+    assert chooser.choose(SHAPE, [WEIGHT]) == {1: GEMV}
+
+
+def test_without_cublaslt_a_guess_of_its_algorithms_is_left_to_cublas(
+    tmp_path, monkeypatch, clock, caplog
+) -> None:
+    def missing(builder):
+        raise CublasLtUnavailableError("no libcublasLt")
+
+    monkeypatch.setattr(GemmBuilder, "library", property(missing))
+    assert guessing(tmp_path, {16: SKINNY, 256: LT}).choose(SHAPE, [WEIGHT]) == {16: SKINNY}
+    assert "no libcublasLt" in caplog.text
+
+
+def test_what_a_start_left_is_measured_while_idle_and_kept(
+    tmp_path, library, clock, monkeypatch
+) -> None:
+    trial_times(monkeypatch, {LT: 3.0})
+    chooser = guessing(tmp_path, dict.fromkeys(TOKEN_BUCKETS, SKINNY))
+    assert set(chooser.choose(SHAPE, [WEIGHT]).values()) == {SKINNY}
+    num_turns = 0
+    while chooser.measure_next():
+        num_turns += 1
+    assert num_turns > 3 * len(TOKEN_BUCKETS)
+    assert read_choices(tmp_path / "cached.json") == {str(SHAPE): dict.fromkeys(TOKEN_BUCKETS, LT)}
+    again = guessing(tmp_path, {})
+    assert set(again.choose(SHAPE, [WEIGHT]).values()) == {LT}
+    assert not again.measure_next()
+
+
+def test_idle_measuring_ends_where_there_is_no_memory(
+    tmp_path, library, clock, monkeypatch, caplog
+) -> None:
+    def full(trial, config, effort):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trial_times(monkeypatch, {})
+    monkeypatch.setattr(Trial, "seconds", full)
+    chooser = guessing(tmp_path, {1: GEMV})
+    chooser.choose(SHAPE, [WEIGHT])
+    assert chooser.measure_next()
+    assert not chooser.measure_next()
+    assert not chooser.measure_next()
+    assert "no memory to measure" in caplog.text
+
+
+def test_only_what_is_like_a_guess_is_timed() -> None:
+    builder = GemmBuilder(WEIGHT.device, HOPPER)
+    guess = {1: GEMV, 16: SKINNY, 32: SKINNY, 64: None}
+    contest = Contest(SHAPE, [WEIGHT], guess)
+    timed = contest.trial(32, builder).triton_configs()
+    assert timed[0] == SKINNY
+    assert {(config.kind, config.num_splits) for config in timed} == {
+        ("skinny", splits) for splits in (1, 2, 4)
+    }
+    assert 1 < len(timed) < len(candidates(SHAPE, 32, HOPPER))
+    assert contest.trial(128, builder).triton_configs() == candidates(SHAPE, 128, HOPPER)
+
+
 def trial_times(monkeypatch, times):
     """Seconds by config: everything else takes 10, cuBLAS 5, a candidate in times its own."""
     monkeypatch.setattr(Trial, "_lt_configs", lambda trial: [LT])
@@ -141,11 +210,25 @@ def trial_times(monkeypatch, times):
 
 def measured_at_256(monkeypatch, times) -> Measured:
     trial_times(monkeypatch, times)
-    return measure(SHAPE, [WEIGHT], [256], GemmBuilder(WEIGHT.device), 60.0)[256]
+    return measure(CONTEST, [256], GemmBuilder(WEIGHT.device, HOPPER), 60.0)[256]
+
+
+def test_a_kernel_that_asks_for_too_much_is_passed_over(monkeypatch) -> None:
+    second = candidates(SHAPE, 256, HOPPER)[1]
+    trial_times(monkeypatch, {})
+
+    def seconds(trial, config, effort) -> float:
+        if config == second:
+            raise OutOfResources(163840, 101376, "shared memory")
+        return {LT: 3.0}.get(config, 5.0)
+
+    monkeypatch.setattr(Trial, "seconds", seconds)
+    builder = GemmBuilder(WEIGHT.device, HOPPER)
+    assert measure(CONTEST, [256], builder, 60.0)[256] == Measured(LT, 3.0, 5.0)
 
 
 def test_the_fastest_is_taken(monkeypatch) -> None:
-    second = candidates(SHAPE, 256)[1]
+    second = candidates(SHAPE, 256, HOPPER)[1]
     assert measured_at_256(monkeypatch, {second: 4.0, LT: 3.0}) == Measured(LT, 3.0, 5.0)
     assert measured_at_256(monkeypatch, {second: 2.0, LT: 3.0}) == Measured(second, 2.0, 5.0)
 
@@ -158,7 +241,7 @@ def test_measuring_ends_when_its_time_is_over(monkeypatch, caplog) -> None:
     trial_times(monkeypatch, {})
     clock = iter(range(0, 100_000, 7))
     monkeypatch.setattr(gemm_measure.time, "monotonic", lambda: next(clock))
-    measured = measure(SHAPE, [WEIGHT], TOKEN_BUCKETS, GemmBuilder(WEIGHT.device), 60.0)
+    measured = measure(CONTEST, TOKEN_BUCKETS, GemmBuilder(WEIGHT.device, HOPPER), 60.0)
     assert 0 < len(measured) < len(TOKEN_BUCKETS)
     assert 256 in measured
     assert "no time to measure" in caplog.text
@@ -167,11 +250,11 @@ def test_measuring_ends_when_its_time_is_over(monkeypatch, caplog) -> None:
 @pytest.mark.parametrize("shape", MODEL_SHAPES, ids=str)
 def test_candidates_fit_and_are_few_enough_to_time(shape) -> None:
     for num_tokens in TOKEN_BUCKETS:
-        configs = candidates(shape, num_tokens)
+        configs = candidates(shape, num_tokens, HOPPER)
         assert len(configs) == len(set(configs)) <= 80
         for config in configs:
-            assert config.fits(num_tokens, shape.in_features)
-            assert config.kind in TRITON_GEMMS
+            assert config.fits(num_tokens, shape.in_features, HOPPER)
+            assert config.kind in {**TRITON_GEMMS, **TRITON_GATED_GEMMS}
             assert shape.role != "whole" or config.num_splits == 1
         if shape.role == "whole":
             assert lt_splits(shape, num_tokens) in ([], [1])
@@ -184,24 +267,7 @@ def test_a_vocabulary_is_measured_for_sampled_rows_only() -> None:
 
 def test_each_number_of_tokens_has_the_gemm_of_its_bucket() -> None:
     names = {1: "one", 16: "some", 256: "many"}
-    gemms = {n: lambda x, weight, name=name: (name, weight) for n, name in names.items()}
+    gemms = {n: lambda x, weight, new, name=name: (name, weight) for n, name in names.items()}
     gemm = PartialGemm(WEIGHT, gemms)
     for num_tokens, name in ((1, "one"), (2, "some"), (16, "some"), (17, "many"), (256, "many")):
         assert gemm(torch.zeros(num_tokens, 8)) == (name, WEIGHT)
-
-
-@pytest.mark.parametrize("path", sorted(SHIPPED_FOLDER.glob("*.json")), ids=lambda path: path.stem)
-def test_shipped_choices_are_whole(path) -> None:
-    choices = read_choices(path)
-    assert choices
-    assert dump_choices(choices) == path.read_text(encoding="utf-8")
-    for key, by_tokens in choices.items():
-        size, role = key.split()
-        out_features, in_features = map(int, size.split("x"))
-        assert sorted(by_tokens) == list(TOKEN_BUCKETS)
-        for num_tokens, config in by_tokens.items():
-            assert config is None or config.fits(num_tokens, in_features), (key, num_tokens)
-            assert role != "whole" or config is None or config.num_splits == 1
-        assert json.loads(path.read_text(encoding="utf-8"))[key].keys() == {
-            str(n) for n in TOKEN_BUCKETS
-        }

@@ -1,0 +1,182 @@
+"""HTTP responses: JSON, errors and event streams that end what they stand for."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.api.openai.renderers import Renderer
+from service.api.openai.wire import DONE, encode_json, sse
+from service.errors import ApiError, ApiErrorCode
+from service.handler.events import ChoiceDelta
+from service.handler.generation import Generation
+from service.observability.request_log.record import RequestRecord
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def json_response(content: Any, status_code: int = 200) -> Response:
+    return Response(encode_json(content), status_code, media_type="application/json")
+
+
+async def response_in_pieces(pieces: Iterator[bytes]) -> Response:
+    """A JSON body that is made and sent piece by piece; other tasks run between two of them."""
+    made = []
+    for piece in pieces:
+        if piece:
+            made.append(piece)
+        await asyncio.sleep(0)
+    if len(made) == 1:
+        return Response(made[0], media_type="application/json")
+    return _PiecesResponse(made)
+
+
+class _PiecesResponse(Response):
+    """The server's buffer never gets more than a piece at a time."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def error_response(error: ApiError, record: RequestRecord) -> Response:
+    """The OpenAI error object, with Retry-After in whole seconds where retrying can help.
+
+    record: of the request that ends so.
+    """
+    record.error_code = error.code.value
+    response = json_response(error.to_openai(), error.row.http_status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if error.code is ApiErrorCode.INVALID_API_KEY:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves. Raises ApiError then.
+
+    The body must have been read already: what is received from here on can only be the end.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(ApiErrorCode.CLIENT_CLOSED_REQUEST, "the client closed the connection")
+    finally:
+        for pending in (task, watcher):
+            pending.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    await _wait_until_left(request.receive)
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream:
+    """The deltas of a generation with the first one already on its way."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._deltas = aiter(generation)
+        self._first = asyncio.create_task(_next(self._deltas))
+        self._failure: Exception | None = None
+
+    async def peek(self, timeout_s: float) -> None:
+        """Wait for the first delta for a while. Raises ApiError if the request failed by then."""
+        await asyncio.wait({self._first}, timeout=timeout_s)
+        if self._first.done():
+            self._first.result()
+
+    async def events(self, renderer: Renderer) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; a failure becomes an error event, after which the stream ends."""
+        wants_usage = renderer.wants_usage_per_chunk
+        generation = self._generation
+        try:
+            yield renderer.first_chunks()
+            delta = await self._first
+            while delta is not None:
+                yield renderer.chunk(delta, generation.usage if wants_usage else None)
+                delta = await anext(self._deltas, None)
+            yield renderer.last_chunk(generation.usage) + DONE
+        except ApiError as error:
+            generation.record.error_code = error.code.value
+            yield sse(encode_json(error.to_openai()))
+        except Exception as error:  # noqa: BLE001 - the process boundary: the status is sent
+            _log.error("a stream failed", exc_info=error)
+            self._failure = error
+            bug = ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
+            generation.record.error_code = bug.code.value
+            yield sse(encode_json(bug.to_openai()))
+
+    async def aclose(self) -> None:
+        """Abort what has not finished."""
+        self._first.cancel()
+        # Whoever asked for the first delta has had its exception; here it only has to be over.
+        await asyncio.gather(self._first, return_exceptions=True)
+        await self._deltas.aclose()
+        await self._generation.aclose(self._failure)
+
+
+async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None:
+    return await anext(deltas, None)
+
+
+class EventStreamResponse(Response):
+    """Closes its stream however the response ends, even if its first byte was never asked for.
+
+    Chunks go to the server without a layer between; a client that leaves ends the stream.
+    """
+
+    def __init__(self, stream: EventStream, renderer: Renderer) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+        # Of an empty body; the stream's length is not known.
+        del self.headers["content-length"]
+        self._stream = stream
+        self._renderer = renderer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_events(send))
+        leaving = asyncio.create_task(_wait_until_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            sending.cancel()  # harmless if it is done
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._stream.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self._stream.events(self._renderer)) as events:
+            async for event in events:
+                if event:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,1 @@
+"""The command line's subcommands and what starts the application."""

@@ -1,0 +1,199 @@
+"""`tessera serve`: start the service, show how far it is, drain it on SIGTERM or SIGINT.
+
+Knows flags and the terminal; service.command.launcher does the work.
+"""
+
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from service.command.launcher import Launcher, LaunchError, RayTarget, prepare_environment
+from service.command.start_display import make_start_display
+from service.config import ServeConfig, load_config
+from service.deployments.engine_factory import EngineFactory, create_engine
+from service.deployments.listeners import host_and_port
+from workers.errors import ConfigError
+
+_SIGNAL_POLL_S = 0.2
+_WATCH_PERIOD_S = 5.0
+_MAX_SILENT = 3
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help='"builtin" (default), "builtin-draft", a model folder, or an id of the Hugging Face '
+        "hub such as Qwen/Qwen3-0.6B."
+    ),
+]
+Revision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a model of the hub; default main.")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file of ServeConfig.")]
+Host = Annotated[str | None, typer.Option(help="Where HTTP and gRPC listen; default 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(help="HTTP port; default 8000.")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; default 9000.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Metrics port; default 9400.")]
+Replicas = Annotated[int | None, typer.Option(help="Engine replicas; default 1.")]
+TpSize = Annotated[int | None, typer.Option(help="Ranks per replica; default 1.")]
+KVCache = Annotated[
+    str | None,
+    typer.Option("--kv-cache-dtype", help="auto (the weights') or fp8_e4m3; default auto."),
+]
+Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray to join; default RAY_ADDRESS, else a new one.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting by its dotted name: engine.page_size=16. Repeatable."),
+]
+
+
+class StopSignal:
+    """Counts SIGTERM and SIGINT: the first drains, the second does not wait."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def is_raised(self) -> bool:
+        return self._count > 0
+
+    def is_urgent(self) -> bool:
+        return self._count > 1
+
+    def wait(self, timeout_s: float) -> bool:
+        """True as soon as a signal came, False after timeout_s without one."""
+        # Not signal.pause(): a signal between the test and the pause would be slept through.
+        end_s = time.monotonic() + timeout_s
+        while not self._count and time.monotonic() < end_s:
+            time.sleep(_SIGNAL_POLL_S)
+        return self.is_raised()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+
+
+def serve(  # noqa: PLR0913  one parameter a flag
+    model: Model = None,
+    revision: Revision = None,
+    config: ConfigFile = None,
+    host: Host = None,
+    port: Port = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    replicas: Replicas = None,
+    tp_size: TpSize = None,
+    kv_cache_dtype: KVCache = None,
+    proxy: Proxy = None,
+    ray_address: RayAddress = None,
+    setting: Settings = None,
+) -> None:
+    """Serve a model over HTTP and gRPC."""
+    flags = {
+        "engine.model": model,
+        "engine.revision": revision,
+        "http.host": host,
+        "grpc.host": host,
+        "http.port": port,
+        "grpc.port": grpc_port,
+        "metrics.port": metrics_port,
+        "num_replicas": replicas,
+        "engine.tp_size": tp_size,
+        "engine.kv_cache_dtype": kv_cache_dtype,
+        "http.proxy": proxy,
+    }
+    console = Console(stderr=True)
+    try:
+        loaded = load_config(config, os.environ, _overrides(flags, setting or []))
+    except ConfigError as error:
+        _complain(console, error)
+        raise typer.Exit(2) from error
+    address = ray_address or os.environ.get("RAY_ADDRESS")
+    raise typer.Exit(run_service(loaded, RayTarget(address), console))
+
+
+def _overrides(flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Raises ConfigError for a setting that is not NAME=VALUE."""
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {setting}: expected NAME=VALUE")
+        overrides[name] = None if value == "null" else value
+    return overrides
+
+
+def run_service(
+    config: ServeConfig,
+    target: RayTarget,
+    console: Console,
+    create_engine: EngineFactory = create_engine,
+) -> int:
+    """Everything between flags and exit code."""
+    prepare_environment(config, target, os.environ)
+    launcher = Launcher(config, target, create_engine)
+    stop = StopSignal()
+    try:
+        with make_start_display(console, "starting Ray") as bar:
+            launcher.connect()
+            stop.install()  # after Ray, which installs handlers of its own
+            launcher.deploy()
+            is_ready = launcher.wait_until_ready(bar.update, stop.is_raised)
+        if is_ready:
+            _announce(config, Console())
+            _watch(launcher, stop)
+        with make_start_display(console, "draining") as bar:
+            if not launcher.drain(bar.update, stop.is_urgent):
+                console.print("some requests were still running")
+    except LaunchError as error:
+        _complain(console, error)
+        return 1
+    finally:
+        launcher.stop()
+    return 0
+
+
+def _complain(console: Console, error: Exception) -> None:
+    console.print(
+        f"tessera serve: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+def _watch(launcher: Launcher, stop: StopSignal) -> None:
+    """Return at a signal. Raises LaunchError when the control plane is gone for good."""
+    num_silent = 0
+    while not stop.wait(_WATCH_PERIOD_S):
+        num_silent = 0 if launcher.is_answering() else num_silent + 1
+        if num_silent == _MAX_SILENT:
+            raise LaunchError("Ray does not answer any more; the service is gone")
+
+
+def _announce(config: ServeConfig, console: Console) -> None:
+    scheme, trust = ("http", "") if config.http.tls is None else ("https", " --cacert CA_FILE")
+    url = f"{scheme}://{host_and_port(config.http.host, config.http.port)}"
+    names = [model.name for model in config.served_models()]
+    body = f'{{"model": "{names[0]}", "prompt": "def __init__(self", "max_tokens": 32}}'
+    has_keys = bool(config.auth.api_keys or config.auth.api_key_file)
+    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+    lines = (
+        f"Tessera serves {', '.join(names)}",
+        f"  HTTP     {url}/v1",
+        f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
+        f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",
+        "",
+        f"curl{trust} {url}/v1/completions{key} -H 'Content-Type: application/json'"
+        f" -d {shlex.quote(body)}",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

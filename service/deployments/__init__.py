@@ -1,0 +1,1 @@
+"""The processes of the application: what Serve and Ray instantiate."""

@@ -1,0 +1,107 @@
+"""Prompts to token ids and back, at the turn of whoever asks. Knows no stream."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from service.errors import ApiError, ApiErrorCode
+from service.handler.checks import FittedPrompt
+from service.handler.requests import Prompt, TokenPrompt
+from service.request_context import RequestContext
+from service.tokenizer.fair_queue import Flow
+from service.tokenizer.jobs import EncodeChat
+from service.tokenizer.pool import Tokenizer
+from workers.protocol import ModelInfo
+
+_IDS_PER_TURN = 1 << 16
+_FEW_IDS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePrompt:
+    """max_tokens: output tokens that each of its choices may have."""
+
+    token_ids: list[int]
+    max_tokens: int
+
+
+class PromptEncoder:
+    """All methods may raise ApiError. However many tokens there are, others have their turns."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def encode(
+        self,
+        prompts: Sequence[Prompt],
+        context: RequestContext,
+        info: ModelInfo,
+        max_tokens: int | None,
+    ) -> list[Sequence[int]]:
+        """max_tokens: texts that certainly have more are refused unread; None: nothing is."""
+        flow = _flow_of(context)
+        if len(prompts) == 1 or isinstance(prompts[0], TokenPrompt):
+            return [await self._encode(prompt, flow, info, max_tokens) for prompt in prompts]
+        return await asyncio.gather(
+            *(self._encode(prompt, flow, info, max_tokens) for prompt in prompts)
+        )
+
+    async def decode(
+        self,
+        sequences: Sequence[Sequence[int]],
+        context: RequestContext,
+        *,
+        skip_special_tokens: bool,
+    ) -> list[str]:
+        flow = _flow_of(context)
+        return await asyncio.gather(
+            *(
+                self._tokenizer.decode(token_ids, flow, skip_special_tokens=skip_special_tokens)
+                for token_ids in sequences
+            )
+        )
+
+    async def _encode(
+        self, prompt: Prompt, flow: Flow, info: ModelInfo, max_tokens: int | None
+    ) -> Sequence[int]:
+        if isinstance(prompt, TokenPrompt):
+            await check_range(prompt.token_ids, info, "prompt")
+            return await _as_list(prompt.token_ids)
+        job = msgspec.structs.replace(prompt, max_tokens=max_tokens)
+        if isinstance(job, EncodeChat):
+            return await self._tokenizer.encode_chat(job, flow)
+        return await self._tokenizer.encode_text(job, flow)
+
+
+async def check_range(token_ids: Sequence[int], info: ModelInfo, param: str) -> None:
+    """Raise ApiError unless the model has all of these tokens."""
+    for start in range(0, len(token_ids), _IDS_PER_TURN):
+        some = token_ids[start : start + _IDS_PER_TURN]
+        if min(some) < 0 or max(some) >= info.vocab_size:
+            message = f"token ids must be in [0, {info.vocab_size})"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, param)
+        if len(some) > _FEW_IDS:
+            await asyncio.sleep(0)
+
+
+async def for_engine(fitted: Sequence[FittedPrompt]) -> list[EnginePrompt]:
+    """Prompts that fit, as engines take them."""
+    return [EnginePrompt(await _as_list(each.token_ids), each.max_tokens) for each in fitted]
+
+
+async def _as_list(token_ids: Sequence[int]) -> list[int]:
+    if isinstance(token_ids, list):
+        return token_ids
+    listed: list[int] = []
+    for start in range(0, len(token_ids), _IDS_PER_TURN):
+        listed.extend(token_ids[start : start + _IDS_PER_TURN])
+        if start + _IDS_PER_TURN < len(token_ids):
+            await asyncio.sleep(0)
+    return listed
+
+
+def _flow_of(context: RequestContext) -> Flow:
+    """A request has one record for as long as it lives."""
+    return Flow(context.caller.name, f"{id(context.record):x}")

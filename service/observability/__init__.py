@@ -1,0 +1,1 @@
+"""What can be seen from outside: metrics, traces, the request log."""

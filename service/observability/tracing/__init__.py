@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests. Only .otel imports OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""Which replica gets a request, and where requests wait."""

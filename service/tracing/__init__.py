@@ -1,1 +1,0 @@
-"""OpenTelemetry spans of requests. Only service.tracing.otel imports OpenTelemetry."""

@@ -1,0 +1,55 @@
+"""How long an event loop stood still, in CPU time of its process.
+
+A task comes back to the loop again and again. What passes between two of its turns is counted as
+the smaller of wall and CPU time, so that a machine that is busy with others does not count, and
+what holds the interpreter lock on another thread does.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class LoopProbe:
+    """longest_s: of the longest time without a turn."""
+
+    longest_s: float = 0.0
+
+    async def run(self) -> None:
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s, cpu_now_s = time.perf_counter(), time.process_time()
+            self.longest_s = max(self.longest_s, min(now_s - wall_s, cpu_now_s - cpu_s))
+            wall_s, cpu_s = now_s, cpu_now_s
+
+
+@asynccontextmanager
+async def watching_the_loop() -> AsyncIterator[LoopProbe]:
+    """What lives before, the test suite's own objects, is no work of the collector's meanwhile."""
+    gc.collect()
+    gc.freeze()
+    probe = LoopProbe()
+    task = asyncio.create_task(probe.run())
+    try:
+        await asyncio.sleep(0)
+        yield probe
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        gc.unfreeze()
+
+
+def cpu_unit_s() -> float:
+    """What this machine takes now for a fixed piece of work that a quiet core does in 10 ms."""
+
+    def once() -> float:
+        started_s = time.thread_time()
+        sum(i * i for i in range(170_000))
+        return time.thread_time() - started_s
+
+    return min(once() for _ in range(5))

@@ -1,0 +1,187 @@
+"""The engine's Triton kernels compiled for GPUs that are not here: Triton's ptxas needs none."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attention.kernels import triton_kv_write
+from workers.layers.cuda import (
+    activation,
+    embedding,
+    gated_gemm,
+    gemm,
+    greedy,
+    norm,
+    peer_norm,
+    rope,
+    sharded_greedy,
+    tiled_gemm,
+    two_shot_norm,
+)
+from workers.layers.cuda.device_limits import DeviceLimits
+
+KIB = 1 << 10
+SHARED_BYTES = MappingProxyType(
+    {
+        (8, 0): 163 * KIB,
+        (8, 6): 99 * KIB,
+        (8, 9): 99 * KIB,
+        (9, 0): 227 * KIB,
+        (10, 0): 227 * KIB,
+        (12, 0): 99 * KIB,
+    }
+)
+"""Of one program, by compute capability (CUDA programming guide, "Compute Capabilities")."""
+_INTEGERS = {"num_splits", "num_tokens", "num_rows", "num_blocks", "num_ring_slots", "width"}
+_INTEGERS |= {"out_features", "in_features", "k_per_split", "hidden_size", "first_row", "end_row"}
+_INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset"}
+_ALIGNED = {"in_features", "k_per_split", "out_features", "width", "hidden_size"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel as it is launched. types: of pointers; integers are known by name."""
+
+    kernel: object
+    types: dict
+    constants: dict
+    options: dict
+
+    def compile_for(self, capability):
+        """Raises what Triton and ptxas raise where the GPU cannot run it."""
+        types = {name: self._type(name) for name in self.kernel.arg_names}
+        positions = {name: place for place, name in enumerate(self.kernel.arg_names)}
+        constants = {**self.constants}
+        if "IS_DEPENDENT" in positions:
+            constants["IS_DEPENDENT"] = DeviceLimits(capability, 0).has_copy_engine
+        aligned = {
+            (positions[name],): [["tt.divisibility", 16]]
+            for name, kind in types.items()
+            if isinstance(kind, str) and (kind.startswith("*") or name in _ALIGNED)
+        }
+        places = {(positions[name],): value for name, value in constants.items()}
+        source = ASTSource(self.kernel, types, places, aligned)
+        target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+        return triton.compile(source, target=target, options=self.options)
+
+    def _type(self, name):
+        if name in self.constants or name == "IS_DEPENDENT":
+            return "constexpr"
+        if name in self.types:
+            return self.types[name]
+        assert name in _INTEGERS or name.endswith("stride"), name
+        return "i32"
+
+
+def gemm_variant(config, num_tokens):
+    """config: a GemmConfig, with tensors of bfloat16."""
+    out = "*bf16" if config.num_splits == 1 else "*fp32"
+    types = {"x": "*bf16", "weight": "*bf16", "out": out}
+    constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_K": config.block_k, "PREFETCH_BYTES": 1024}
+    options = {"num_stages": config.num_stages, "num_warps": config.num_warps}
+    if config.is_gemv:
+        kernel = gated_gemm._gated_gemv_kernel if config.is_gated else gemm._gemv_kernel
+        return Variant(kernel, types, constants, options)
+    if not config.is_tiled:
+        constants["BLOCK_TOKENS"] = gemm.block_tokens(num_tokens)
+        kernel = gated_gemm._gated_kernel if config.is_gated else gemm._skinny_kernel
+        return Variant(kernel, types, constants, options)
+    constants["BLOCK_TOKENS"] = tokens = gemm.tile_tokens(num_tokens)
+    types["x_map"] = f"tensordesc<bf16[{tokens}, {config.block_k}]>"
+    types["weight_map"] = f"tensordesc<bf16[{config.block_rows}, {config.block_k}]>"
+    if config.is_gated:
+        return Variant(tiled_gemm._gated_tiled_kernel, types, constants, options)
+    constants["NUM_SPLITS"] = config.num_splits
+    return Variant(tiled_gemm._tiled_kernel, types, constants, options)
+
+
+_RING = {"next_slot": "*i32", "current": "*i32", "last_token_ids": "*i64", "slots": "*i64"}
+_STEP = dict.fromkeys(("input_ids", "positions", "out_cache_loc"), "*i64")
+_STEP |= dict.fromkeys(("ring_rows", "req_to_token", "seq_lens", "prefix_lens"), "*i32")
+_STREAM = {"residual": "*bf16", "weight": "*bf16", "hidden": "*bf16", "eps": "fp32"}
+_PAGES = {"k": "*bf16", "v": "*bf16", "cache_indices": "*i64"}
+_HEADS = {"num_heads": 8, "head_dim": 128, "v_head_dim": 128, "k_block": 1024, "v_block": 1024}
+_MEETING = {"addresses": "*i64", "timeout_ns": "i64"}
+_RANKS = {"RANK": 0, "NUM_RANKS": 2, "BLOCK_RANKS": 2, "ROW_BYTES": 32, "FLAG": 4}
+_PARTS = ("*bf16", "*bf16")
+
+OTHERS = {
+    "add_norm": Variant(
+        norm._add_norm_kernel,
+        {**_STREAM, "partials": "*fp32"},
+        {"NUM_SPLITS": 4, "BLOCK": 8192},
+        {"num_warps": 16},
+    ),
+    "silu_and_mul": Variant(
+        activation._silu_and_mul_kernel,
+        {"partials": "*fp32", "out": "*bf16"},
+        {"NUM_SPLITS": 4, "BLOCK": 1024},
+        {"num_warps": 4},
+    ),
+    "lookup": Variant(
+        embedding._lookup_kernel,
+        {"input_ids": "*i64", "weight": "*bf16", "out": "*bf16"},
+        {"BLOCK": 8192},
+        {"num_warps": 8},
+    ),
+    "rope": Variant(
+        rope._rope_kv_kernel,
+        {"partials": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
+        | dict.fromkeys(("positions", "target_indices"), "*i64")
+        | dict.fromkeys(("bias", "q_norm", "k_norm", "q_out", "k_target", "v_target"), "*bf16"),
+        {"NUM_Q": 32, "NUM_KV": 8, "HALF": 64, "HEADS": 8, "NUM_SPLITS": 4}
+        | {"HAS_BIAS": True, "HAS_NORM": True},
+        {"num_warps": 2},
+    ),
+    "begin_step": Variant(
+        greedy._begin_step_kernel, {**_RING, **_STEP}, {"BLOCK": 512}, {"num_warps": 4}
+    ),
+    "block_argmax": Variant(
+        greedy._block_argmax_kernel,
+        {"logits": "*bf16", "block_max": "*fp32", "block_token": "*i32"},
+        {"BLOCK": 4096},
+        {"num_warps": 4},
+    ),
+    "end_step": Variant(
+        greedy._end_step_kernel,
+        {**_RING, "block_max": "*fp32", "block_token": "*i32", "ring_sampled": "*i32"},
+        {"BLOCK": 64},
+        {"num_warps": 1},
+    ),
+    "copy_kv": Variant(
+        triton_kv_write._copy_kernel,
+        {**_PAGES, "k_pages": "*bf16", "v_pages": "*bf16"},
+        _HEADS,
+        {"num_warps": 4},
+    ),
+    "peer_norm": Variant(
+        peer_norm._peer_add_norm_kernel,
+        {**_STREAM, **_MEETING, "parts": _PARTS},
+        {**_RANKS, "PLACE_BYTES": 8448, "BLOCK": 8192, "BEGINS_STREAM": False},
+        {"num_warps": 16, "maxnreg": 128},
+    ),
+    "two_shot_norm": Variant(
+        two_shot_norm._two_shot_add_norm_kernel,
+        {**_STREAM, **_MEETING, "parts": _PARTS, "hidden": _PARTS},
+        {**_RANKS, "PLACE_BYTES": 8448, "BLOCK": 8192, "BEGINS_STREAM": False},
+        {"num_warps": 16, "maxnreg": 128},
+    ),
+    "peer_end_step": Variant(
+        sharded_greedy._peer_end_step_kernel,
+        {**_RING, **_MEETING, "ring_sampled": "*i32"}
+        | {"maxima": ("*fp32", "*fp32"), "tokens": ("*i32", "*i32")},
+        {**_RANKS, "BLOCK": 64},
+        {"num_warps": 1},
+    ),
+}
+"""What a step launches beside GEMMs, by name."""
+
+QUANTISE_KV = Variant(
+    triton_kv_write._quantise_kernel,
+    {**_PAGES, "k_pages": "*fp8e4nv", "v_pages": "*fp8e4nv", "scales": "*fp32"},
+    _HEADS,
+    {"num_warps": 4},
+)

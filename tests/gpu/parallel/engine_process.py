@@ -1,0 +1,73 @@
+"""One engine in a process of its own: `python -m tests.gpu.parallel.engine_process`.
+
+A process belongs to one group of ranks and ends with any of them, so that tests run it from
+outside. It reads lines of JSON: first what to be, then one task after the other until there are no
+more. Prints "ready" when the engine is, then the tokens of every round as a line of JSON. It and
+its ranks are one process group, which ends with the process that started it: nothing is left on a
+GPU. Imports are done before the first line is read, which may wait for the GPUs to be free.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+
+from tests.gpu.parallel.limited_ranks import limit_one_shot, limited_followers
+from workers.config import EngineConfig
+from workers.observer import NullObserver
+from workers.parallel.local_engine import build_local_engine
+from workers.parallel.tp_engine import build_tp_engine
+from workers.sampling.params import SamplingParams
+
+PARENT_POLL_S = 0.5
+
+
+def end_with(parent: int) -> None:
+    """End this process group when the process that leads to it has gone."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def build_engine(config, one_shot_bytes):
+    """one_shot_bytes: see limited_ranks; None: as it is."""
+    if one_shot_bytes is None:
+        return build_local_engine(config, lambda done, total: None)
+    limit_one_shot(one_shot_bytes)
+    followers = limited_followers(one_shot_bytes)
+    lost = partial(print, "lost rank", file=sys.stderr)
+    return build_tp_engine(config, followers, lost, NullObserver(), lambda done, total: None)
+
+
+def run(engine, task):
+    """task: prompts, sampling, rounds, and whether all graphs are captured before."""
+    while task["captures"] and engine.prepare_while_idle():
+        pass
+    sampling = [SamplingParams(**one) for one in task["sampling"]]
+    for _ in range(task["rounds"]):
+        results = engine.generate(task["prompts"], sampling)
+        engine.check_integrity()
+        print(json.dumps([result.token_ids for result in results]), flush=True)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    told = json.loads(sys.stdin.readline())
+    # Set when the GPUs are this process's: from then on it must come to its end.
+    os.environ["CUDA_VISIBLE_DEVICES"] = told["gpus"]
+    faulthandler.dump_traceback_later(told["dump_s"])
+    engine = build_engine(EngineConfig(**told["config"]), told["one_shot_bytes"])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        run(engine, json.loads(line))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

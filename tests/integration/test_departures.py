@@ -1,0 +1,31 @@
+"""A rolling upgrade and a scale-down in the middle of streams lose none, and wait for none.
+
+    tests/integration/isolated.sh python -m tests.integration.chaos.departures --stream-s 60
+
+is the same with long streams.
+"""
+
+import pytest
+
+from tests.integration.chaos.departures import SCALED, UPGRADED, delete, scale_down, upgrade
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+STREAM_S = 30.0
+"""Replicas take some seconds to start, more on a busy machine; streams are to run all the while."""
+
+
+@pytest.mark.parametrize(
+    ("application", "leave"),
+    [(UPGRADED, upgrade), (SCALED, scale_down)],
+    ids=["rolling upgrade", "scale-down"],
+)
+def test_replicas_leave_before_their_streams_would_have_ended(ray_session, application, leave):
+    try:
+        departed = leave(STREAM_S)
+    finally:
+        delete(application)
+    print(departed.describe())
+    assert departed.broken() == []
+    assert departed.num_moves > 0
+    assert departed.left_s > 0

@@ -1,0 +1,194 @@
+"""Every script in benchmarks/ that needs no GPU, short: it runs, and counts what it says it counts.
+
+A figure in the documents is only as good as the script that gives it. Nothing here judges how fast
+anything is: machines that run this are shared.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.contained import contained
+
+ROOT = Path(__file__).parents[2]
+# Modules of benchmarks/ that are no commands of their own.
+PARTS = {
+    "fake_service",
+    "model_folder",
+    "overhead_cpu",
+    "overhead_levels",
+    "overhead_process",
+    "pretended_steps",
+    "routing_policies",
+    "routing_simulation",
+    "routing_traffic",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def run(name: str, *arguments: str) -> str:
+    """What `python -m benchmarks.NAME` prints. It must end with 0."""
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(
+        contained(sys.executable, "-m", f"benchmarks.{name}", *arguments),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def rows(printed: str, separator: str = "|") -> dict[str, list[str]]:
+    """Cells of a printed table by its first one; of several tables the last row of a name."""
+    cells = (
+        [cell.strip() for cell in line.strip().strip(separator).split(separator)]
+        for line in printed.splitlines()
+        if line.strip().startswith(separator)
+    )
+    return {first: rest for first, *rest in cells}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"-?\d[\d,]*\.?\d*", text)]
+
+
+def test_schedule_cost_runs_the_whole_workload_under_every_policy():
+    table = rows(run("schedule_cost"))
+    policies = {name: numbers(" ".join(cells)) for name, cells in table.items() if name[0] != "-"}
+    del policies["policy"]
+    assert len(policies) > 4
+    for predicted_s, num_steps, with_prompts, *_ in policies.values():
+        # 512 prompts of 1,024 tokens take 11 s of prefill alone; 256 decode steps are the least.
+        assert 11 < predicted_s < 40
+        assert num_steps > 256
+        assert with_prompts >= 64
+
+
+def test_plan_cost_names_a_document_once_however_many_ask_about_it():
+    arguments = ("--tokens", "4096", "--page-size", "1", "16", "--repeats", "1")
+    few, many = (
+        {name: numbers(" ".join(cells)) for name, cells in rows(run("plan_cost", *given)).items()}
+        for given in (("--requests", "4", *arguments), ("--requests", "16", *arguments))
+    )
+    for page_size in (1, 16):
+        name = f"greedy, page size {page_size}"
+        assert (few[name][0], many[name][0]) == (4, 16)
+        assert 4 * 4096 // page_size < few[name][1] < many[name][1] < few[name][1] + 12 * 1024
+        assert many[f"repetition penalty, page size {page_size}"][1] > many[name][1]
+
+
+def test_routing_counts_hits_where_there_is_something_to_hit():
+    printed = run("routing", "--seeds", "1", "--duration-s", "2", "--jobs", "1")
+    shared, multi_turn, uniform = (
+        {name: numbers(cells[0])[0] for name, cells in rows(part).items() if "(" in cells[0]}
+        for part in re.split(r"\n(?=multi-turn|uniform)", printed)
+    )
+    assert set(shared) == set(multi_turn) == set(uniform)
+    assert min(*shared.values(), *multi_turn.values()) > 20
+    assert set(uniform.values()) == {0.0}
+
+
+def test_host_overhead_is_the_sum_of_its_parts():
+    printed = run("host_overhead", "--steps", "30")
+    lines = [numbers(line) for line in printed.splitlines() if re.match(r"\s+\d+\s+\d+ /", line)]
+    assert [line[0] for line in lines] == [1, 64, 256]
+    for _, schedule, _, launch, _, commit, _, output, _, total, *_ in lines:
+        assert total == pytest.approx(schedule + launch + commit + output, rel=0.5, abs=20)
+
+
+def test_ingress_cost_tells_requests_from_tokens():
+    arguments = ("--streams", "8", "--step-ms", "5", "--output-len", "32")
+    token_us, request_us = numbers(run("ingress_cost", *arguments).splitlines()[0])
+    assert 1 < token_us < request_us < 1e5
+
+
+def test_access_log_measures_both_formats_and_both_requests():
+    table = rows(run("access_log", "--requests", "60", "--rounds", "1"), "│")
+    assert set(table) == {"text", "json"}
+    for request, without_us, with_us, _ in table.values():
+        assert request == "128 tokens streamed"
+        assert min(float(without_us), float(with_us)) > 0
+
+
+def test_tokenizer_lanes_keep_short_texts_from_waiting_for_long_ones():
+    printed = run("tokenizer_lanes", "--seconds", "4")
+    table = {name: cells for name, *cells in (line.split("|") for line in printed.splitlines())}
+    one, two = (float(table[name][3]) for name in ("one lane", "two lanes"))
+    assert two < 0.5 * one
+    assert int(table["quiet"][0]) > int(table["two lanes"][0]) > int(table["one lane"][0]) > 0
+
+
+def test_weights_cache_reads_a_checkpoint_from_disk_once():
+    printed = run("weights_cache", "--gigabytes", "0.05")
+    measured = json.loads(printed.splitlines()[-1])
+    assert set(measured) == {"model folder", "weights cache"}
+    for replicas in measured.values():
+        first, *others = (replica["disk_bytes"] for replica in replicas)
+        assert first > 0.04e9
+        assert sum(others) < 0.1 * first
+    cached = measured["weights cache"]
+    assert cached[0]["own_bytes"] < 0.5 * measured["model folder"][0]["own_bytes"]
+
+
+def test_scale_from_zero_waits_for_a_start_once():
+    table = rows(run("scale_from_zero", "--fake", "--cycles", "1"), "│")
+    from_zero, warm = (table[name] for name in ("from zero", "with a replica"))
+    assert (from_zero[3], warm[3]) == ("1", "1")
+    assert float(from_zero[1]) > 10 * float(warm[1]) > 0
+
+
+def test_serve_overhead_counts_every_token_of_a_paced_engine(tmp_path):
+    log = tmp_path / "log"
+    lengths = ("--requests-per-stream", "2", "--output-len", "32", "--input-len", "16")
+    levels = ("--ways", "direct", "--streams", "8", *lengths)
+    run("serve_overhead", "--fake-step-ms", "10", *levels, "--log", str(log))
+    result = json.loads(log.read_text().splitlines()[-1])["result"]
+    assert (result["num_ok"], result["num_output_tokens"]) == (16, 16 * 32)
+    # The engine gives a token each 10 ms: whoever counts otherwise does not count tokens.
+    assert result["inter_token_s"]["p50"] == pytest.approx(0.010, rel=0.3)
+
+
+def test_end_to_end_sends_every_way_the_same_requests(tmp_path):
+    file = tmp_path / "result"
+    load = ("--num-requests", "8", "--concurrency", "4", "--output-len", "16")
+    run("end_to_end", *load, "--json-file", str(file))
+    reports = json.loads(file.read_text())["reports"]
+    assert set(reports) == {"in process", "HTTP", "gRPC"}
+    for way in reports.values():
+        for report in way:
+            result = report["result"]
+            assert (result["num_ok"], result["num_output_tokens"]) == (8, 8 * 16)
+
+
+def test_token_way_counts_tokens_of_every_way(tmp_path):
+    file = tmp_path / "rows"
+    run("token_way", "--streams", "64", "--seconds", "2", "--json", str(file))
+    measured = json.loads(file.read_text())["rows"]
+    ours, default, by_value = [row["tokens_per_s"] for row in measured[-3:]]
+    assert ours > 10 * default
+    assert ours > by_value
+    paced = measured[0]
+    assert paced["target_tokens_per_s"] == 64 / 0.02
+    assert paced["tokens_per_s"] == pytest.approx(3200, rel=0.2)
+
+
+def test_every_script_has_a_short_run_here():
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - PARTS
+    tried = set(re.findall(r"\brun\(\s*\"(\w+)\"", Path(__file__).read_text()))
+    assert tried == scripts

@@ -1,0 +1,1 @@
+"""What the GPU suite is made of, as far as it needs no GPU."""

@@ -1,0 +1,180 @@
+"""Shared sockets and the HTTP server on them."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from service.deployments.bounded_http import LINGER_S
+from service.deployments.listeners import HttpServer, bind_shared
+
+
+async def slow_app(scope, receive, send):
+    await asyncio.sleep(0.3)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+def test_two_listeners_share_a_port():
+    with bind_shared("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bind_shared("127.0.0.1", port) as second:
+            assert second.getsockname() == first.getsockname()
+
+
+def test_a_port_of_somebody_else_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        bind_shared("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.asyncio
+async def test_stopping_lets_a_response_finish_and_accepts_no_more():
+    listener = bind_shared("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server = HttpServer(slow_app, keep_alive_timeout_s=5, drain_timeout_s=5)
+    await server.start(listener)
+    server.check_health()
+    async with httpx.AsyncClient() as client:
+        running = asyncio.create_task(client.get(url))
+        await asyncio.sleep(0.1)
+        await server.stop()
+        assert (await running).text == "done"
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
+    with pytest.raises(RuntimeError, match="ended"):
+        server.check_health()
+
+
+async def quick_app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def read_answer(connection):
+    connection.settimeout(5)
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        part = connection.recv(4096)
+        assert part, f"closed after {answer!r}"
+        answer += part
+    return answer
+
+
+@pytest.mark.asyncio
+async def test_connections_that_wait_to_be_accepted_are_served_when_listening_ends():
+    listener = bind_shared("127.0.0.1", 0)
+    address = listener.getsockname()
+    server = HttpServer(quick_app, keep_alive_timeout_s=5, drain_timeout_s=5)
+    await server.start(listener)
+    # The event loop does not get to run meanwhile: the kernel's queue holds them.
+    clients = [socket.create_connection(address) for _ in range(50)]
+    for client in clients[::2]:
+        client.sendall(GET)
+    await server.stop_accepting()
+    for client in clients[1::2]:
+        client.sendall(GET)
+    for client in clients:
+        answer = await asyncio.to_thread(read_answer, client)
+        assert b"connection: close" in answer
+        client.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+    await server.stop()
+
+
+@pytest.mark.asyncio
+async def test_no_client_sees_one_of_two_listeners_go():
+    first, second = (HttpServer(quick_app, 5, 5) for _ in range(2))
+    listener = bind_shared("127.0.0.1", 0)
+    address = listener.getsockname()
+    await first.start(listener)
+    await second.start(bind_shared(*address))
+    is_over = threading.Event()
+
+    def ask_again_and_again():
+        count = 0
+        while not is_over.is_set():
+            with socket.create_connection(address) as client:
+                client.sendall(GET)
+                read_answer(client)
+            count += 1
+        return count
+
+    clients = [asyncio.create_task(asyncio.to_thread(ask_again_and_again)) for _ in range(8)]
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        await first.stop_accepting()
+        await asyncio.sleep(0.1)
+        await first.stop()
+        first = HttpServer(quick_app, 5, 5)
+        await first.start(bind_shared(*address))
+    is_over.set()
+    assert sum(await asyncio.gather(*clients)) > 50
+    await first.stop()
+    await second.stop()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wait", [0.0, 0.5])
+async def test_an_open_connection_gets_one_more_answer_after_listening_ended(wait):
+    listener = bind_shared("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server = HttpServer(quick_app, keep_alive_timeout_s=5, drain_timeout_s=5)
+    await server.start(listener)
+    async with httpx.AsyncClient() as client:
+        assert "connection" not in (await client.get(url)).headers
+        await server.stop_accepting()
+        await asyncio.sleep(LINGER_S * wait)
+        answer = await client.get(url)
+        assert (answer.text, answer.headers["connection"]) == ("done", "close")
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
+    await server.stop_within(1.0)
+
+
+@pytest.mark.asyncio
+async def test_an_idle_connection_is_closed_soon_after_listening_ended_and_a_busy_one_is_not():
+    listener = bind_shared("127.0.0.1", 0)
+    address = listener.getsockname()
+    is_released = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await is_released.wait()
+        await quick_app(scope, receive, send)
+
+    server = HttpServer(app, keep_alive_timeout_s=60, drain_timeout_s=5)
+    await server.start(listener)
+    with socket.create_connection(address) as idle, socket.create_connection(address) as busy:
+        busy.sendall(GET)
+        await asyncio.sleep(0.1)
+        await server.stop_accepting()
+        idle.settimeout(5)
+        started_s = time.monotonic()
+        assert await asyncio.to_thread(idle.recv, 1) == b""
+        assert LINGER_S - 0.2 < time.monotonic() - started_s < LINGER_S + 1
+        is_released.set()
+        assert b"200 OK" in await asyncio.to_thread(read_answer, busy)
+    await server.stop()
+
+
+@pytest.mark.asyncio
+async def test_answers_say_close_however_long_ago_listening_ended():
+    listener = bind_shared("127.0.0.1", 0)
+
+    async def slower_app(scope, receive, send):
+        await asyncio.sleep(2.2)  # uvicorn renews its headers once a second
+        await quick_app(scope, receive, send)
+
+    server = HttpServer(slower_app, keep_alive_timeout_s=60, drain_timeout_s=5)
+    await server.start(listener)
+    with socket.create_connection(listener.getsockname()) as client:
+        client.sendall(GET)
+        await server.stop_accepting()
+        assert b"connection: close" in await asyncio.to_thread(read_answer, client)
+    await server.stop()

@@ -1,0 +1,153 @@
+"""Ids of the hub where a command takes a model, over HF_ENDPOINT and HF_HOME as an operator sets
+them: `tessera fetch`, `tessera generate`."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from service.command.fetch import MARKER, TEXT_MARKER
+from tests.fakes.hub_server import FakeRepo, repo_of, running_hub
+from workers.builtin import builtin_draft_path
+
+ID = "owner/Tiny-1B"
+MAIN = "from service.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def hub():
+    repo = repo_of(builtin_draft_path())
+    config = json.loads(repo.files["config.json"])
+    strange = {**repo.files, "config.json": json.dumps({**config, "model_type": "x"}).encode()}
+    with running_hub((ID, repo), ("owner/strange", FakeRepo(strange))) as running:
+        yield running
+
+
+@pytest.fixture
+def tessera(hub, tmp_path):
+    hub.requests.clear()
+
+    def run(*arguments, **environment):
+        home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **home, **environment},
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_generate_takes_an_id_and_says_what_the_folder_says(tessera, hub):
+    prompt = ("--prompt", "def main(", "--max-tokens", "8", "--json")
+    by_id = tessera("generate", ID, *prompt)
+    assert by_id.returncode == 0, by_id.stderr
+    by_folder = tessera("generate", "builtin-draft", *prompt)
+    assert json.loads(by_id.stdout)["token_ids"] == json.loads(by_folder.stdout)["token_ids"]
+    hub.requests.clear()
+    offline = tessera("generate", ID, *prompt, HF_HUB_OFFLINE="1")
+    assert json.loads(offline.stdout)["token_ids"] == json.loads(by_id.stdout)["token_ids"]
+    assert hub.requests == []
+
+
+def test_an_architecture_that_is_not_served_costs_no_weights(tessera, hub):
+    done = tessera("generate", "owner/strange", "--prompt", "x")
+    assert done.returncode == 1
+    assert "model type `x`" in done.stderr.replace("'", "`")
+    assert not any(name.endswith(".safetensors") for name in hub.fetched())
+
+
+def test_a_model_that_is_nowhere_is_one_line(tessera):
+    done = tessera("generate", "owner/none", "--prompt", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "neither builtin nor a folder, and the hub has no such model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, hub, tmp_path):
+    folder = tmp_path / "models" / "tiny"
+    done = tessera("fetch", ID, "--to", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "100% of" in done.stderr
+    marker = json.loads((folder / MARKER).read_bytes())
+    assert marker == {"model": ID, "revision": None, "commit": hub.repos[ID].commit}
+    hub.requests.clear()
+    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert hub.requests == []
+    other = tessera("fetch", "owner/strange", "--to", str(folder))
+    assert other.returncode == 1
+    assert f"holds {ID}" in other.stderr
+
+
+def test_a_fetch_that_fails_leaves_no_marker(tessera, hub, tmp_path, monkeypatch):
+    cuts = {"model.safetensors": [0] * 6}
+    monkeypatch.setitem(hub.repos, "owner/cut", replace(hub.repos[ID], cuts=cuts))
+    folder = tmp_path / "cut"
+    done = tessera("fetch", "owner/cut", "--to", str(folder))
+    assert done.returncode == 1
+    assert "could not be fetched" in done.stderr
+    assert not (folder / MARKER).exists()
+    assert tessera("fetch", "owner/cut", "--to", str(folder)).returncode == 0
+    assert (folder / MARKER).exists()
+
+
+def test_fetch_takes_ids_only(tessera):
+    assert "is no id of the hub" in tessera("fetch", "/models/tiny").stderr
+
+
+def test_text_alone_has_a_marker_of_its_own(tessera, hub, tmp_path):
+    folder = tmp_path / "tiny"
+    done = tessera("fetch", ID, "--to", str(folder), "--text-only")
+    assert done.returncode == 0, done.stderr
+    assert not any(name.endswith(".safetensors") for name in hub.fetched())
+    assert (folder / TEXT_MARKER).exists()
+    assert not (folder / MARKER).exists()
+    hub.requests.clear()
+    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
+    assert hub.requests == []
+    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_whole_folder_has_the_text_too(tessera, hub, tmp_path):
+    folder = tmp_path / "tiny"
+    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    hub.requests.clear()
+    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
+    assert hub.requests == []
+
+
+def test_half_a_folder_without_a_hub_is_no_success(tessera, tmp_path):
+    """The hub library alone returns what lies there and a warning."""
+    folder = tmp_path / "tiny"
+    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
+    done = tessera("fetch", ID, "--to", str(folder), HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert not (folder / MARKER).exists()
+
+
+@pytest.mark.parametrize("first", [(), ("--text-only",)])
+def test_files_of_two_models_never_make_one_folder(tessera, hub, tmp_path, monkeypatch, first):
+    """What the first one left would be read as the second one's."""
+    files = {**hub.repos[ID].files, "generation_config.json": b'{"eos_token_id": 7}'}
+    cuts = {"model.safetensors": [0] * 6}
+    monkeypatch.setitem(hub.repos, "owner/other", FakeRepo(files, cuts=cuts))
+    folder = tmp_path / "tiny"
+    tessera("fetch", "owner/other", "--to", str(folder), *first)
+    assert (folder / "generation_config.json").exists()
+    assert not (folder / MARKER).exists()
+    second = tessera("fetch", ID, "--to", str(folder))
+    assert (second.returncode, (folder / MARKER).exists()) == (1, False)
+    assert "holds owner/other" in second.stderr
+
+
+def test_an_id_that_is_not_there_takes_no_folder(tessera, tmp_path):
+    folder = tmp_path / "tiny"
+    assert tessera("fetch", "owner/tpyo", "--to", str(folder)).returncode == 1
+    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0

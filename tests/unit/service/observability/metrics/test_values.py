@@ -1,0 +1,177 @@
+"""Every sample of every metric has the value that was reported, and no metric goes untested."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from attention.roofline import HardwareLimits
+from service.observability.metrics import (
+    EngineMetrics,
+    EngineStatsCollector,
+    IngressGauges,
+    IngressMetrics,
+    IngressStateCollector,
+    RefusalMetrics,
+)
+from service.routing.policy import RoutingReason
+from workers.observer import AttentionRecord, StepRecord
+from workers.protocol import EngineStats, ModelInfo
+
+INFO = ModelInfo("m", 10, 100, (0,), "fa3", 16, 8, 2, "float32", 100)
+
+INGRESS = {
+    "tessera_requests_rejected_total{code=overloaded}": 2,
+    "tessera_requests_rejected_total{code=timeout}": 0,
+    "tessera_requests_accepted_total": 3,
+    "tessera_requests_finished_total{reason=stop}": 1,
+    "tessera_requests_finished_total{reason=replica_lost}": 2,
+    "tessera_requests_finished_total{reason=length}": 0,
+    "tessera_routing_decisions_total{reason=prefix}": 2,
+    "tessera_routing_decisions_total{reason=load}": 1,
+    "tessera_streamed_tokens_total": 2 + 4 + 7,
+    "tessera_request_prompt_tokens_count": 3,
+    "tessera_request_prompt_tokens_sum": 10 + 20 + 40,
+    "tessera_request_output_tokens_count": 3,
+    "tessera_request_output_tokens_sum": 5 + 6 + 7,
+    "tessera_time_to_first_token_seconds_count": 2,
+    "tessera_time_to_first_token_seconds_sum": 0.1 + 0.2,
+    "tessera_queue_seconds_count": 2,
+    "tessera_queue_seconds_sum": 0.01 + 0.02,
+    "tessera_prefill_seconds_count": 2,
+    "tessera_prefill_seconds_sum": 0.03 + 0.04,
+    "tessera_inter_token_latency_seconds_count": 2,
+    "tessera_inter_token_latency_seconds_sum": 0.5 + 0.6,
+    "tessera_request_seconds_count": 3,
+    "tessera_request_seconds_sum": 1.5 + 2.5 + 3.5,
+    "tessera_serve_overhead_seconds_count": 2,
+    "tessera_serve_overhead_seconds_sum": 0.004 + 0.005,
+    "tessera_stream_pause_seconds_count": 2,
+    "tessera_stream_pause_seconds_sum": 0.25 + 0.5,
+    "tessera_scale_up_wait_seconds_count": 1,
+    "tessera_scale_up_wait_seconds_sum": 70,
+    "tessera_live_requests": 31,
+    "tessera_ingress_queued_tokens": 32,
+    "tessera_connected_replicas": 33,
+    "tessera_scale_up_waiting_requests": 34,
+}
+ENGINE = {
+    "tessera_step_seconds_count{phase=decode}": 2,
+    "tessera_step_seconds_sum{phase=decode}": 0.004 + 0.006,
+    "tessera_step_seconds_sum{phase=extend}": 0.1,
+    "tessera_host_overhead_seconds_count": 3,
+    "tessera_host_overhead_seconds_sum": 0.0001 + 0.0002 + 0.0004,
+    "tessera_step_sequences_count{phase=decode}": 2,
+    "tessera_step_sequences_sum{phase=decode}": 2 + 3,
+    "tessera_step_sequences_sum{phase=extend}": 1,
+    "tessera_attention_seconds_count{phase=decode,backend=fa3}": 2,
+    "tessera_attention_seconds_sum{phase=decode,backend=fa3}": 0.002 + 0.004,
+    "tessera_attention_least_seconds_total{phase=decode}": 0.001 + 0.003,
+    "tessera_attention_roofline_ratio{phase=decode}": 0.75,
+    "tessera_running_requests": 1,
+    "tessera_waiting_requests": 2,
+    "tessera_queued_tokens": 3,
+    "tessera_running_tokens": 4,
+    "tessera_kv_pages": 5,
+    "tessera_kv_pages_used": 6,
+    "tessera_kv_pages_evictable": 7,
+    "tessera_steps_total": 8,
+    "tessera_preemptions_total": 9,
+    "tessera_prompt_tokens_total": 10,
+    "tessera_prefix_cache_hit_tokens_total": 11,
+    "tessera_output_tokens_total": 12,
+    "tessera_engine_finished_requests_total": 13,
+    "tessera_step_prediction_error_seconds": 0.25,
+    "tessera_engine_info{model=m,attention_backend=fa3,dtype=float32,tp_size=2,page_size=16}": 1,
+    "tessera_engine_start_time_seconds": 1234.5,
+}
+
+
+@pytest.fixture(scope="module")
+def ingress():
+    registry = CollectorRegistry()
+    metrics = IngressMetrics(registry)
+    registry.register(IngressStateCollector(lambda: IngressGauges(31, 32, 33, 34)))
+    for _ in range(3):
+        metrics.on_accepted(10, 2)
+    for _ in range(2):
+        metrics.on_rejected("overloaded")
+        metrics.on_routed(RoutingReason.PREFIX)
+    metrics.on_routed(RoutingReason.LOAD)
+    metrics.on_first_token(0.1, 0.01, 0.03)
+    metrics.on_first_token(0.2, 0.02, 0.04)
+    metrics.on_tokens(4, 0.5)
+    metrics.on_tokens(7, 0.6)
+    for reason, prompt, output, e2e_s in (
+        ("stop", 10, 5, 1.5), ("replica_lost", 20, 6, 2.5), ("replica_lost", 40, 7, 3.5)
+    ):  # fmt: skip
+        metrics.on_finished(
+            reason,
+            num_prompt_tokens=prompt,
+            num_cached_tokens=1,
+            num_output_tokens=output,
+            e2e_s=e2e_s,
+        )
+    metrics.on_overhead(0.004)
+    metrics.on_overhead(0.005)
+    metrics.on_pause(0.25)
+    metrics.on_pause(0.5)
+    metrics.on_scale_up_wait(70)
+    return registry
+
+
+@pytest.fixture(scope="module")
+def engine():
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
+    numbers = {name: i for i, name in enumerate(COUNTED_STATS, 1)}
+    stats = EngineStats(**numbers, step_prediction_error_s=0.25)
+    registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
+    first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
+    second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, 2, (first,)))
+    metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, 3, (second,)))
+    metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, 0, ()))
+    return registry
+
+
+COUNTED_STATS = (
+    "num_running", "num_waiting", "queued_tokens", "running_tokens", "num_pages", "num_used_pages",
+    "num_evictable_pages", "num_steps", "num_preemptions", "num_prompt_tokens",
+    "num_cached_prompt_tokens", "num_output_tokens", "num_finished",
+)  # fmt: skip
+
+
+def value_of(registry, sample):
+    name, _, rest = sample.partition("{")
+    labels = dict(pair.split("=") for pair in rest.rstrip("}").split(",") if pair)
+    return registry.get_sample_value(name, labels)
+
+
+@pytest.mark.parametrize("sample", INGRESS)
+def test_a_sample_of_an_ingress_has_the_value_that_was_reported(ingress, sample):
+    assert value_of(ingress, sample) == pytest.approx(INGRESS[sample])
+
+
+@pytest.mark.parametrize("sample", ENGINE)
+def test_a_sample_of_an_engine_has_the_value_that_was_reported(engine, sample):
+    assert value_of(engine, sample) == pytest.approx(ENGINE[sample])
+
+
+def families(registry):
+    return {family.name for family in registry.collect()}
+
+
+def families_of(samples):
+    suffixes = ("_total", "_count", "_sum")
+    names = (sample.partition("{")[0] for sample in samples)
+    return {
+        next((name.removesuffix(s) for s in suffixes if name.endswith(s)), name) for name in names
+    }
+
+
+def test_every_metric_there_is_has_its_value_tested(ingress, engine):
+    """Who adds a metric adds its value above; one that is gone is missed here."""
+    assert families(ingress) == families_of(INGRESS)
+    assert families(engine) == families_of(ENGINE)
+    refusals = CollectorRegistry()
+    RefusalMetrics(refusals)
+    assert families(refusals) <= families(ingress)

@@ -1,0 +1,87 @@
+"""What an ingress and its replicas take at once, and that whoever leaves gives its place back."""
+
+import pytest
+
+from service.errors import ApiError, ApiErrorCode
+from service.routing.admission import AdmissionSettings
+from service.routing.policy import RouterSettings
+from tests.fakes.engine import FakeEngine
+from tests.fakes.replica import FakeReplica, eventually
+from tests.unit.service.routing.router.test_router import (
+    CONTEXT,
+    collect,
+    request,
+    routed,
+    tokens,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_full_replica_gets_nothing():
+    busy = FakeEngine(step_s=0.01, max_running=0)
+    with FakeReplica(busy) as replica:
+        async with routed(replica, settings=RouterSettings(max_waiting_requests=3)) as r:
+            streams = [await r.router.submit(request(f"r{i}"), CONTEXT) for i in range(3)]
+            with pytest.raises(ApiError) as caught:
+                await r.router.submit(request("late"), CONTEXT)
+            assert caught.value.code is ApiErrorCode.OVERLOADED
+            for stream in streams:
+                await stream.aclose()
+            await eventually(lambda: not busy.waiting)
+
+
+async def test_a_request_that_was_aborted_on_its_way_leaves_its_place_at_once():
+    settings = RouterSettings(max_waiting_requests=1)
+    with FakeReplica(FakeEngine(max_running=0)) as replica:
+        async with routed(replica, settings=settings) as r:
+            first = await r.router.submit(request("first"), CONTEXT)
+            with pytest.raises(ApiError):
+                await r.router.submit(request("too many"), CONTEXT)
+            await first.aclose()
+            second = await r.router.submit(request("second"), CONTEXT)  # no report has come between
+            await second.aclose()
+
+
+async def test_admission_refuses_when_full_and_when_draining():
+    with FakeReplica(FakeEngine(step_s=0.01)) as replica:
+        async with routed(replica, admission=AdmissionSettings(max_live_requests=1)) as r:
+            stream = await r.router.submit(request("one", max_tokens=10), CONTEXT)
+            with pytest.raises(ApiError) as caught:
+                await r.router.submit(request("two"), CONTEXT)
+            assert caught.value.code is ApiErrorCode.OVERLOADED
+            r.ingress.begin_drain()
+            assert not r.router.is_ready
+            with pytest.raises(ApiError) as caught:
+                await r.router.submit(request("three"), CONTEXT)
+            assert caught.value.code is ApiErrorCode.DRAINING
+            assert caught.value.retry_after_s
+            assert len(tokens(await collect(stream))) == 10
+
+
+async def test_a_refusal_is_known_before_a_prompt_is_tokenised():
+    with FakeReplica(FakeEngine(step_s=0.01)) as replica:
+        async with routed(replica, admission=AdmissionSettings(max_live_requests=1)) as r:
+            r.router.check_admission()
+            stream = await r.router.submit(request("one", max_tokens=10), CONTEXT)
+            with pytest.raises(ApiError) as caught:
+                r.router.check_admission()
+            assert caught.value.code is ApiErrorCode.OVERLOADED
+            await stream.aclose()
+            r.router.check_admission()
+            r.ingress.begin_drain()
+            with pytest.raises(ApiError) as caught:
+                r.router.check_admission()
+            assert caught.value.code is ApiErrorCode.DRAINING
+
+
+async def test_queued_prompt_tokens_are_bounded_but_an_idle_ingress_takes_any_prompt():
+    admission = AdmissionSettings(max_queued_tokens=100)
+    with FakeReplica(FakeEngine(step_s=0.01, max_running=0)) as replica:
+        async with routed(replica, admission=admission) as r:
+            stream = await r.router.submit(request("big", prompt=[1] * 200), CONTEXT)
+            with pytest.raises(ApiError) as caught:
+                await r.router.submit(request("small"), CONTEXT)
+            assert caught.value.code is ApiErrorCode.OVERLOADED
+            await stream.aclose()
+            assert r.admission.queued_tokens == 0

@@ -1,0 +1,60 @@
+"""The step that takes the most memory of a device, so that a start can try whether there is enough.
+
+As many new tokens as a step may have, in as many rows as may run, all of them sampled with filters
+and log probabilities, and one prompt with log probabilities. Knows plans, no device.
+"""
+
+import numpy as np
+
+from workers.kv_cache.radix_node import IntArray
+from workers.sampling.params import SamplingParams
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.plan import AdmittedRequest, PromptLogprobRow, StepPlan
+
+_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, prompt_logprobs=1, seed=0)
+
+
+def largest_step(config: SchedulerConfig) -> StepPlan:
+    """Prompts on the pool's first pages and slots, which therefore must be free.
+
+    Has fewer tokens or rows where the pool or the context hold no more.
+    """
+    pages = np.arange(1, config.num_pages, dtype=np.int32)
+    num_rows = min(config.max_slots, len(pages))
+    most = min(config.max_request_len - 1, len(pages) // num_rows * config.page_size)
+    share, num_longer = divmod(config.max_step_tokens, num_rows)
+    lengths = np.full(num_rows, share, dtype=np.int32)
+    lengths[:num_longer] += 1
+    lengths = np.minimum(lengths, most)
+    num_tokens = int(lengths.sum())
+    input_ids = np.arange(num_tokens, dtype=np.int32) % np.int32(config.vocab_size)
+    row_pages = np.split(pages[: len(pages) // num_rows * num_rows], num_rows)
+    return StepPlan(
+        step_id=0,
+        is_decode=bool(lengths.max() == 1),
+        slots=np.arange(num_rows, dtype=np.int32),
+        num_new_tokens=lengths,
+        prefix_lens=np.zeros(num_rows, dtype=np.int32),
+        samples=np.ones(num_rows, dtype=np.int32),
+        input_ids=input_ids,
+        out_cache_loc=np.concatenate(
+            [
+                _locations(own, int(n), config.page_size)
+                for own, n in zip(row_pages, lengths, strict=True)
+            ]
+        ),
+        admitted=tuple(
+            AdmittedRequest(slot, 0, _SAMPLING, num_prompt_tokens=int(n))
+            for slot, n in enumerate(lengths)
+        ),
+        prompt_logprobs=_prompt_logprobs(input_ids[1 : lengths[0]]),
+    )
+
+
+def _locations(pages: IntArray, num_tokens: int, page_size: int) -> IntArray:
+    positions = np.arange(num_tokens, dtype=np.int32)
+    return pages[positions // page_size] * np.int32(page_size) + positions % np.int32(page_size)
+
+
+def _prompt_logprobs(target_ids: IntArray) -> tuple[PromptLogprobRow, ...]:
+    return (PromptLogprobRow(0, 1, target_ids),) if len(target_ids) else ()
