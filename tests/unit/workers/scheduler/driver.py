@@ -93,6 +93,10 @@ class Driver:
             self.scheduler.submit(request)
             self.outputs[request.request_id] = []
 
+    def fail_row(self, row: int) -> None:
+        """In the next step the device has no memory for this row, if there is one."""
+        self._runner.failing_row = row
+
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -152,6 +156,11 @@ class Driver:
     def is_aborted(self, request_id: str) -> bool:
         return self.is_finished(request_id) and (
             self.last(request_id).finish_reason is FinishReason.ABORT
+        )
+
+    def is_failed(self, request_id: str) -> bool:
+        return self.is_finished(request_id) and (
+            self.last(request_id).finish_reason is FinishReason.ERROR
         )
 
     def _keep(self, outputs: list[StepOutput]) -> None:

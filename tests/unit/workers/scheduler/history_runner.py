@@ -114,9 +114,12 @@ class HistoryRunner:
         self._admitted: dict[int, AdmittedRequest] = {}
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
+        self.failing_row: int | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
+        """The device has no memory for failing_row, if the plan has one, in this step alone."""
         self._check(plan)
+        failed_row, self.failing_row = self.failing_row, None
         self._pool[plan.cleared] = 0
         for admitted in plan.admitted:
             self._admit(admitted)
@@ -149,9 +152,23 @@ class HistoryRunner:
                 asked = self._admitted[slot].sampling.logprobs is not None
                 logprobs.append(output_logprob(self._values(slot)) if asked else None)
             first = stop
+        failed_rows = () if failed_row is None or failed_row >= plan.batch_size else (failed_row,)
+        for row in failed_rows:
+            self._spoil(plan, row)
+            prompt_logprobs.pop(row, None)
         return StepResult(
-            np.array(token_ids, dtype=np.int32), tuple(logprobs), prompt_logprobs, chunk_has_nan
+            np.array(token_ids, dtype=np.int32),
+            tuple(logprobs),
+            prompt_logprobs,
+            chunk_has_nan,
+            failed_rows,
         )
+
+    def _spoil(self, plan: StepPlan, row: int) -> None:
+        """Nobody knows how far a failed row came: what it should have written is anything."""
+        stop = int(plan.num_new_tokens[: row + 1].sum())
+        locations = plan.out_cache_loc[stop - int(plan.num_new_tokens[row]) : stop]
+        self._pool[locations] ^= np.uint64(MASK)
 
     def _admit(self, admitted: AdmittedRequest) -> None:
         slot = admitted.slot

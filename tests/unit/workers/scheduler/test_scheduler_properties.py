@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,15 +20,16 @@ from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
-from workers.scheduler import step_budget
+from workers.scheduler import prefills_under_way, step_budget
 from workers.scheduler.config import SchedulerConfig
 
 VOCAB_SIZE = 40
 
 
 @pytest.fixture(autouse=True)
-def steps_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a target binds at the length of these prompts."""
+def prompts_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a target binds, and requests wait for prefixes, at the length of these prompts."""
+    monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", 4)
     monkeypatch.setattr(step_budget, "MIN_PROMPT_TOKENS", 2)
     monkeypatch.setattr(step_budget, "UNMEASURED_PROMPT_TOKENS", 5)
     monkeypatch.setattr(step_budget, "TILE_TOKENS", 4)
@@ -92,12 +94,28 @@ def is_accepted(driver: Driver, request: GenerateRequest) -> bool:
     return True
 
 
+def num_wanted(config: SchedulerConfig, request: GenerateRequest) -> int:
+    """Tokens of output that the configuration has room for."""
+    return config.max_request_len - len(request.prompt_token_ids)
+
+
+def begun_elsewhere(driver: Driver, whole: GenerateRequest, num_done: int) -> GenerateRequest:
+    """The request as another engine had it when it was lost, with a token to come."""
+    tokens = run_alone(driver.config, whole).token_ids
+    return msgspec.structs.replace(
+        whole, resumed_token_ids=tokens[: min(num_done, len(tokens) - 1)]
+    )
+
+
 def check_result(driver: Driver, request: GenerateRequest) -> None:
     expected = run_alone(driver.config, request)
     outputs = driver.outputs[request.request_id]
-    tokens = driver.tokens(request.request_id)
+    resumed = request.resumed_token_ids
+    tokens = resumed + driver.tokens(request.request_id)
     assert sum(output.finish_reason is not None for output in outputs) == 1
-    if driver.is_aborted(request.request_id):
+    if driver.is_failed(request.request_id):
+        assert outputs[-1].error.code is ErrorCode.OUT_OF_MEMORY
+    if driver.is_aborted(request.request_id) or driver.is_failed(request.request_id):
         assert tokens == expected.token_ids[: len(tokens)]
         assert len(tokens) < len(expected.token_ids)
         return
@@ -110,8 +128,9 @@ def check_result(driver: Driver, request: GenerateRequest) -> None:
     if request.sampling.logprobs is None:
         assert all(output.logprobs is None for output in outputs)
     else:
-        assert [entry for output in outputs for entry in output.logprobs or ()] == expected.logprobs
-    wants_prompt = request.sampling.prompt_logprobs is not None
+        entries = [entry for output in outputs for entry in output.logprobs or ()]
+        assert entries == expected.logprobs[len(resumed) :]
+    wants_prompt = request.sampling.prompt_logprobs is not None and not resumed
     assert prompt_entries(outputs[0]) == (expected.prompt_logprobs if wants_prompt else None)
     assert all(output.prompt_logprobs is None for output in outputs[1:])
 
@@ -125,7 +144,9 @@ def check_idle(driver: Driver) -> None:
 
 
 class AnyTraffic(RuleBasedStateMachine):
-    """Submits, aborts and half steps in any order; at the end everything is drained."""
+    """Submits, aborts, half steps, rows without memory and requests of lost engines, in any
+    order; at the end everything is drained.
+    """
 
     @initialize(config=configs(), is_overlapped=st.booleans(), has_reserve=st.booleans())
     def start(self, config: SchedulerConfig, is_overlapped: bool, has_reserve: bool) -> None:
@@ -138,6 +159,19 @@ class AnyTraffic(RuleBasedStateMachine):
             request = GenerateRequest(request_id=f"r{len(self.requests)}", **spec)
             if is_accepted(self.driver, request):
                 self.requests.append(request)
+
+    @rule(spec=specs, num_done=st.integers(1, 32))
+    def take_over(self, spec: dict[str, Any], num_done: int) -> None:
+        whole = GenerateRequest(request_id=f"r{len(self.requests)}", **spec)
+        if num_wanted(self.driver.config, whole) > 0:
+            request = begun_elsewhere(self.driver, whole, num_done)
+            if is_accepted(self.driver, request):
+                self.requests.append(request)
+
+    @rule(row=st.integers(0, 7))
+    def fail(self, row: int) -> None:
+        self.driver.fail_row(row)
+        self.driver.step()
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
