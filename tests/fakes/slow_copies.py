@@ -53,10 +53,16 @@ def start_process(work: Callable[[Connection], None]) -> tuple[BaseProcess, Conn
     return process, here
 
 
-def lease_and_tell(root: Path, folder: Path) -> Callable[[Connection], None]:
-    """Work that leases, sends (bytes awaited, weights, copies it made) and ends."""
+def lease_and_tell(
+    root: Path, folder: Path, num_processes: int = 1
+) -> Callable[[Connection], None]:
+    """Work that leases once num_processes do, sends (bytes awaited, weights, copies it made) and
+    ends.
+    """
+    start = FORK.Barrier(num_processes)
 
     def work(pipe: Connection) -> None:
+        start.wait(20.0)
         num_copies = 0
         copy_files = file_copy.copy_files
 

@@ -51,8 +51,9 @@ def test_a_copy_is_whole_and_made_once(tmp_path: Path) -> None:
 
 def test_processes_that_race_read_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", 50)
-    slow_down(monkeypatch, 0.005)
-    started = [start_process(lease_and_tell(tmp_path / "cache", folder)) for _ in range(4)]
+    slow_down(monkeypatch, 0.02)
+    work = lease_and_tell(tmp_path / "cache", folder, num_processes=4)
+    started = [start_process(work) for _ in range(4)]
     told = [pipe.recv() for _, pipe in started]
     for process, _ in started:
         process.join()
