@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
+MUTATION_ARGS ?=
 GPUS ?= 2
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: serve test tools lock lint types imports unit integration nightly test-gpu test-gpus proto format clean
+.PHONY: serve test tools lock lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
 
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
@@ -45,6 +46,10 @@ test-gpus: $(VENV)/.gpu-installed
 # What takes too long for every change.
 nightly: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/nightly
+
+# Part of nightly, with all survivors shown: MUTATION_ARGS="--area router --all".
+mutation: $(VENV)/.dev-installed
+	tests/integration/isolated.sh $(BIN)/python -m tests.nightly.mutation $(MUTATION_ARGS)
 
 # What the image for GPUs holds: Linux on x86-64, Python 3.12. No index or host is written, hashes are.
 lock: $(VENV)/.dev-installed

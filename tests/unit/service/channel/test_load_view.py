@@ -55,3 +55,22 @@ def test_idleness_is_no_stall_however_long():
     assert not load.is_stalled
     clock.now_s = 111
     assert load.is_stalled
+
+
+def test_requests_that_wait_without_any_running_are_work():
+    load, clock = view()
+    load.update(report(num_waiting=2, num_steps=5))
+    clock.now_s = 9
+    load.update(report(num_waiting=2, num_steps=5))
+    clock.now_s = 10
+    assert not load.is_stalled
+    clock.now_s = 11
+    assert load.is_stalled
+
+
+def test_it_tells_what_the_replica_has_written_and_evicted_and_forgets_that_too():
+    load, _ = view()
+    load.update(report(num_prompt_tokens=60, num_output_tokens=10, evicted_ordinary=20))
+    assert (load.written_tokens, load.evicted_ordinary, load.evicted_shared) == (70, 20, -1)
+    load.clear()
+    assert (load.written_tokens, load.evicted_ordinary, load.evicted_shared) == (0, -1, -1)

@@ -85,7 +85,7 @@ ENGINE = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ingress():
     registry = CollectorRegistry()
     metrics = IngressMetrics(registry)
@@ -118,7 +118,7 @@ def ingress():
     return registry
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine():
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
@@ -175,3 +175,51 @@ def test_every_metric_there_is_has_its_value_tested(ingress, engine):
     refusals = CollectorRegistry()
     RefusalMetrics(refusals)
     assert families(refusals) <= families(ingress)
+
+
+# Least and greatest finite bound. A quantile is as sharp as the buckets around it, so what takes
+# milliseconds must not be counted in buckets for minutes.
+BOUNDS = {
+    "tessera_request_prompt_tokens": (1, 1 << 20),
+    "tessera_request_output_tokens": (1, 1 << 20),
+    "tessera_time_to_first_token_seconds": (0.005, 300),
+    "tessera_inter_token_latency_seconds": (0.0005, 2.5),
+    "tessera_queue_seconds": (0.005, 300),
+    "tessera_prefill_seconds": (0.005, 300),
+    "tessera_request_seconds": (0.005, 300),
+    "tessera_serve_overhead_seconds": (0.00001, 1),
+    "tessera_stream_pause_seconds": (0.005, 300),
+    "tessera_scale_up_wait_seconds": (0.005, 300),
+    "tessera_step_seconds": (0.0002, 10),
+    "tessera_host_overhead_seconds": (0.00001, 1),
+    "tessera_step_sequences": (1, 1024),
+    "tessera_attention_seconds": (0.00002, 2.5),
+}
+
+
+def bounds(registry):
+    """Of every histogram, rising."""
+    found = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket") and sample.labels["le"] != "+Inf":
+                found.setdefault(family.name, set()).add(float(sample.labels["le"]))
+    return {name: sorted(edges) for name, edges in found.items()}
+
+
+def test_the_buckets_of_a_histogram_span_what_it_counts_without_gaps(ingress, engine):
+    every = {**bounds(ingress), **bounds(engine)}
+    assert {name: (edges[0], edges[-1]) for name, edges in every.items()} == BOUNDS
+    for name, edges in every.items():
+        steps = [later / earlier for earlier, later in zip(edges, edges[1:], strict=False)]
+        assert 1 < min(steps) <= max(steps) <= 5, name
+
+
+def test_attention_that_took_no_time_that_a_clock_can_show_has_no_share_of_the_limit():
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
+    attention = AttentionRecord("decode", "fa3", 0.0, num_bytes=10**9, num_flops=1)
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, 2, (attention,)))
+    labels = {"phase": "decode"}
+    assert registry.get_sample_value("tessera_attention_roofline_ratio", labels) is None
+    assert registry.get_sample_value("tessera_attention_least_seconds_total", labels) is None

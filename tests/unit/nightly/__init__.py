@@ -1,0 +1,1 @@
+"""What the nightly targets count, and how they judge it."""

@@ -1,0 +1,126 @@
+"""Frames and handshakes as they are on the wire: another version of this code may be at its end."""
+
+import asyncio
+import hmac
+
+import pytest
+
+from service.channel.errors import AuthenticationError, ChannelError, FrameError
+from service.channel.framing import read_frame, write_frame
+from service.channel.handshake import greet_ingress, greet_replica, new_channel_key
+from service.channel.messages import (
+    PROTOCOL_VERSION,
+    ClientHello,
+    ClientProof,
+    ServerHello,
+    Welcome,
+    decode_handshake,
+    encode,
+)
+from tests.fakes.engine import FakeEngine
+
+pytestmark = pytest.mark.asyncio
+WELCOME = Welcome("replica-1", FakeEngine().info)
+
+
+class Pipe:
+    """A writer whose bytes its reader gets."""
+
+    def __init__(self):
+        self.reader = asyncio.StreamReader()
+
+    def writelines(self, parts):
+        self.reader.feed_data(b"".join(parts))
+
+
+async def test_a_frame_is_its_length_in_four_bytes_and_its_body():
+    pipe = Pipe()
+    write_frame(pipe, b"abc" * 100)
+    pipe.reader.feed_eof()
+    assert await pipe.reader.read() == b"\x00\x00\x01\x2c" + b"abc" * 100
+
+
+async def test_a_body_may_be_as_long_as_the_limit_and_no_longer():
+    pipe = Pipe()
+    write_frame(pipe, b"x" * 64)
+    assert await read_frame(pipe.reader, 64) == b"x" * 64
+    write_frame(pipe, b"x" * 65)
+    with pytest.raises(FrameError, match="frame of 65 bytes; at most 64"):
+        await read_frame(pipe.reader, 64)
+
+
+async def test_a_frame_that_is_cut_off_is_a_closed_connection():
+    pipe = Pipe()
+    pipe.reader.feed_data(b"\x00\x00\x00\x05ab")
+    pipe.reader.feed_eof()
+    with pytest.raises(ChannelError, match="closed"):
+        await read_frame(pipe.reader, 64)
+
+
+async def test_both_ends_prove_the_key_and_learn_who_the_other_is():
+    to_replica, to_ingress, key = Pipe(), Pipe(), new_channel_key()
+    welcome, name = await asyncio.gather(
+        greet_replica(to_ingress.reader, to_replica, key, "ingress-1"),
+        greet_ingress(to_replica.reader, to_ingress, key, WELCOME),
+    )
+    assert welcome == WELCOME
+    assert name == "ingress-1"
+
+
+async def test_proofs_are_those_of_the_protocols_version():
+    """A proof that differs is another PROTOCOL_VERSION: what runs elsewhere could not connect."""
+    to_replica, to_ingress = Pipe(), Pipe()
+    greeting = asyncio.create_task(greet_ingress(to_replica.reader, to_ingress, b"k" * 32, WELCOME))
+    write_frame(to_replica, encode(ClientHello(PROTOCOL_VERSION, b"n" * 32, "ingress-1")))
+    hello = decode_handshake(await read_frame(to_ingress.reader, 1 << 16), ServerHello)
+
+    def proof(role):
+        nonces = "|".join(nonce.hex() for nonce in (b"n" * 32, hello.nonce))
+        said = f"tessera-channel|{role}|{nonces}|ingress-1"
+        return hmac.new(b"k" * 32, said.encode(), "sha256").digest()
+
+    assert len(hello.nonce) == 32
+    assert hello.proof == proof("replica")
+    write_frame(to_replica, encode(ClientProof(proof("ingress"))))
+    assert await greeting == "ingress-1"
+
+
+@pytest.mark.parametrize(
+    ("hello", "error"),
+    [
+        (ClientHello(PROTOCOL_VERSION + 1, b"n" * 32, "i"), "protocol version 3, this is 2"),
+        (ClientHello(PROTOCOL_VERSION, b"n" * 31, "i"), "a nonce has 32 bytes"),
+        (ClientHello(PROTOCOL_VERSION, b"n" * 33, "i"), "a nonce has 32 bytes"),
+    ],
+)
+async def test_a_hello_of_another_kind_is_refused_before_anything_is_proven(hello, error):
+    to_replica, to_ingress = Pipe(), Pipe()
+    write_frame(to_replica, encode(hello))
+    with pytest.raises(ChannelError, match=error):
+        await greet_ingress(to_replica.reader, to_ingress, b"k" * 32, WELCOME)
+    to_ingress.reader.feed_eof()
+    assert await to_ingress.reader.read() == b""
+
+
+async def test_an_ingress_tells_nothing_to_a_replica_without_the_key():
+    to_replica, to_ingress = Pipe(), Pipe()
+    write_frame(to_ingress, encode(ServerHello(b"s" * 32, b"p" * 32)))
+    with pytest.raises(AuthenticationError, match="replica does not hold"):
+        await greet_replica(to_ingress.reader, to_replica, b"k" * 32, "ingress-1")
+    hello = decode_handshake(await read_frame(to_replica.reader, 1 << 16), ClientHello)
+    assert (hello.version, len(hello.nonce), hello.ingress_id) == (
+        PROTOCOL_VERSION,
+        32,
+        "ingress-1",
+    )
+    to_replica.reader.feed_eof()
+    assert await to_replica.reader.read() == b""
+
+
+async def test_a_handshake_does_not_wait_for_long_messages():
+    pipe = Pipe()
+    pipe.reader.feed_data((1 << 17).to_bytes(4, "big"))
+    with pytest.raises(FrameError, match="at most 65536"):
+        await greet_ingress(pipe.reader, Pipe(), b"k" * 32, WELCOME)
+    with pytest.raises(FrameError, match="expected ServerHello, got Welcome"):
+        decode_handshake(encode(WELCOME), ServerHello)

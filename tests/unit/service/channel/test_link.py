@@ -1,0 +1,236 @@
+"""The ingress's end: when it connects again, what it refuses, what it tells of its own failures."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+
+import pytest
+
+from service.channel import client
+from service.channel.client import ReplicaLink
+from service.channel.errors import AuthenticationError, ChannelError
+from service.channel.handshake import new_channel_key
+from service.channel.messages import ReplicaLoad
+from tests.fakes.engine import FakeEngine
+from tests.fakes.replica import FAST, FakeReplica, eventually
+from workers.protocol import EngineStats, GenerateRequest
+from workers.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.asyncio
+REQUEST = GenerateRequest("r", [5], SamplingParams(max_tokens=8))
+
+
+class DeafSink:
+    """Takes no outputs, and counts how often it is lost or refused."""
+
+    def __init__(self):
+        self.num_lost = self.num_refused = 0
+
+    def deliver(self, output, engine_s):
+        raise AssertionError("nothing was to come")
+
+    def lose(self):
+        self.num_lost += 1
+
+    def refuse(self):
+        self.num_refused += 1
+
+
+@contextlib.asynccontextmanager
+async def linking(address, settings=FAST, node_id="node-1", on_change=lambda: None):
+    link = ReplicaLink(address, "ingress-1", node_id, settings, on_change)
+    link.start()
+    try:
+        yield link
+    finally:
+        await link.aclose()
+
+
+async def delays_s(monkeypatch, errors):
+    """How long a link waits between tries that fail like this; None connects and breaks at once."""
+    waited_s, sleep = [], asyncio.sleep
+    errors = iter(errors)
+
+    async def connect(self):
+        error = next(errors, "end")
+        if error == "end":
+            raise RuntimeError("all tries were made")
+        if error is not None:
+            raise error
+        reader = asyncio.StreamReader()
+        reader.feed_eof()
+        return reader
+
+    async def counted(delay_s):
+        waited_s.append(delay_s)
+        await sleep(0)
+
+    with FakeReplica() as replica, monkeypatch.context() as patched:
+        patched.setattr(ReplicaLink, "_connect", connect)
+        patched.setattr(client.asyncio, "sleep", counted)
+        settings = FAST.model_copy(update={"reconnect_initial_s": 0.1, "reconnect_max_s": 0.5})
+        patched.setattr(client.random, "uniform", lambda low, high: low + high)
+        link = ReplicaLink(replica.address, "ingress-1", "node-1", settings, lambda: None)
+        with pytest.raises(RuntimeError, match="all tries"):
+            await link._run()
+    return [round(delay_s / 1.5, 6) for delay_s in waited_s]
+
+
+async def test_tries_come_further_and_further_apart_up_to_the_most(monkeypatch):
+    lost = ChannelError("gone")
+    assert await delays_s(monkeypatch, [lost, OSError(), TimeoutError(), lost, lost]) == [
+        0.1,
+        0.2,
+        0.4,
+        0.5,
+        0.5,
+    ]
+
+
+async def test_a_connection_that_stood_makes_the_next_try_quick_again(monkeypatch):
+    lost = ChannelError("gone")
+    assert await delays_s(monkeypatch, [lost, lost, None, lost]) == [0.1, 0.2, 0.1, 0.2]
+
+
+async def test_a_replica_without_the_key_is_not_asked_often(monkeypatch):
+    assert await delays_s(monkeypatch, [AuthenticationError("no key")]) == [0.5]
+
+
+async def test_tries_of_many_ingresses_do_not_come_together(monkeypatch):
+    spread = []
+    monkeypatch.setattr(client.random, "uniform", lambda *bounds: spread.append(bounds) or 0.5)
+    with FakeReplica() as replica:
+        stranger = dataclasses.replace(replica.address, key=new_channel_key())
+        async with linking(stranger) as link:
+            await eventually(lambda: len(spread) > 1)
+            assert not link.is_connected
+            link.check_health()
+    assert set(spread) == {(0.5, 1.0)}
+
+
+async def test_what_ends_a_link_is_told_and_its_own_end_is_none(monkeypatch):
+    async def fail(self):
+        raise ZeroDivisionError("a bug")
+
+    with FakeReplica() as replica:
+        new = ReplicaLink(replica.address, "ingress-1", "node-1", FAST, lambda: None)
+        new.check_health()
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            link.check_health()
+        link.check_health()
+        monkeypatch.setattr(ReplicaLink, "_connect", fail)
+        async with linking(replica.address) as broken:
+            await eventually(lambda: broken._task.done())
+            with pytest.raises(ZeroDivisionError, match="a bug"):
+                broken.check_health()
+
+
+async def test_whoever_answers_in_the_place_of_a_replica_is_left_at_once():
+    with FakeReplica() as replica:
+        other = dataclasses.replace(replica.address, replica_id="replica-2")
+        async with linking(other) as link:
+            await asyncio.sleep(0.2)
+            assert not link.is_connected
+            assert link.model is None
+            link.check_health()
+            with pytest.raises(ChannelError, match="not connected"):
+                link.submit(REQUEST, DeafSink())
+        await eventually(lambda: not replica.server._connections)
+
+
+async def test_without_tcp_another_nodes_link_says_why_it_does_not_connect(caplog):
+    caplog.set_level(logging.INFO, "service.channel.client")
+    with FakeReplica() as replica:
+        assert replica.address.tcp_port == 0
+        async with linking(replica.address, node_id="node-2") as link:
+            await eventually(lambda: caplog.records)
+            assert not link.is_connected
+            link.check_health()
+    assert "replica-1: the replica is on another node" in caplog.text
+
+
+async def test_a_change_is_told_on_connecting_on_every_report_and_on_losing():
+    changes = []
+    with FakeReplica() as replica:
+        link = ReplicaLink(
+            replica.address,
+            "ingress-1",
+            "node-1",
+            FAST,
+            lambda: changes.append((link.is_connected, link.load.seen_sequence)),
+        )
+        link.start()
+        await eventually(lambda: len(changes) >= 3)
+        assert link.model == replica.engine.info
+        assert set(changes) == {(True, 0)}
+        link.load.update(ReplicaLoad(EngineStats(num_waiting=3), 7, is_draining=True))
+        await link.aclose()
+        assert changes[-1] == (False, 0), "a report of the past is none of what comes"
+        assert not link.load.is_draining
+        num_changes = len(changes)
+        await link.aclose()
+        assert len(changes) == num_changes
+
+
+async def test_a_connection_that_comes_back_counts_its_messages_anew():
+    with FakeReplica(FakeEngine(step_s=0.005)) as replica:
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            assert link.submit(REQUEST, DeafSink()) == 1
+            link.abort("r")
+            await asyncio.sleep(0)
+            assert link.submit(REQUEST, sink := DeafSink()) == 2
+            link._writer.transport.abort()
+            await eventually(lambda: sink.num_lost)
+            assert link.num_live_requests == 0
+            await eventually(lambda: link.is_connected)
+            assert link.submit(REQUEST, DeafSink()) == 1
+            link.abort("r")
+            assert sink.num_lost == 1
+
+
+async def test_an_id_that_nobody_knows_is_not_aborted():
+    with FakeReplica(FakeEngine(step_s=0.005)) as replica:
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            link.abort("unknown")
+            assert link._to_abort == []
+            assert not link._is_flush_scheduled
+
+
+async def test_what_was_submitted_in_the_tick_in_which_the_connection_broke_is_lost_once():
+    with FakeReplica() as replica:
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            link.submit(REQUEST, sink := DeafSink())
+            link._disconnect()
+            await asyncio.sleep(0)
+            assert sink.num_lost == 1
+            assert replica.engine.num_finished == 0
+
+
+async def test_a_replica_that_does_not_read_is_left():
+    settings = FAST.model_copy(update={"max_outbox_bytes": 1 << 20, "heartbeat_timeout_s": 60.0})
+    with FakeReplica(settings=settings) as replica:
+        async with linking(replica.address, settings) as link:
+            await eventually(lambda: link.is_connected)
+            replica.server._loop.call_soon_threadsafe(time.sleep, 1.0)
+            sinks = [DeafSink() for _ in range(8)]
+            for i, sink in enumerate(sinks):
+                large = GenerateRequest(f"r{i}", [70000] * 100_000, SamplingParams(max_tokens=1))
+                link.submit(large, sink)
+            await eventually(lambda: all(sink.num_lost == 1 for sink in sinks), timeout_s=0.9)
+            assert not link.is_connected
+
+
+async def test_an_idle_link_beats_and_is_kept():
+    with FakeReplica() as replica:
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            writer = link._writer
+            await asyncio.sleep(2.5 * FAST.heartbeat_timeout_s)
+            assert link._writer is writer, "it was never lost"
+            assert len(replica.server._connections) == 1
