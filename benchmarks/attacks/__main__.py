@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.attacks.attackers import ATTACKS, Strike, run_attack
-from benchmarks.attacks.honest import Experience, use_service
+from benchmarks.attacks.honest import Experience, Experiences, merged, use_service
 from benchmarks.attacks.target import Ports
 from benchmarks.attacks.victim import DRAIN_TIMEOUT_S, run_victim
 
@@ -37,22 +37,24 @@ class Outcome:
     """Of one attack. growth_mib: of the service's resident memory over what it was before."""
 
     name: str
-    quiet: Experience
-    attacked: Experience
+    quiet: Experiences
+    attacked: Experiences
     growth_mib: float
     strike: Strike
 
+    def p99_ratio(self, protocol: str) -> float:
+        return self.attacked[protocol].percentile_ms(99) / self.quiet[protocol].percentile_ms(99)
+
     @property
-    def p99_ratio(self) -> float:
-        return self.attacked.percentile_ms(99) / self.quiet.percentile_ms(99)
+    def failures(self) -> list[str]:
+        given: list[Experience] = [*self.quiet.values(), *self.attacked.values()]
+        return [failure for experience in given for failure in experience.failures]
 
     @property
     def holds(self) -> bool:
         """NaN, where nothing was answered, does not."""
-        has_failed = bool(self.quiet.failures or self.attacked.failures)
-        return (
-            self.growth_mib <= MAX_GROWTH_MIB and self.p99_ratio < MAX_P99_RATIO and not has_failed
-        )
+        is_quick = all(self.p99_ratio(protocol) < MAX_P99_RATIO for protocol in self.quiet)
+        return self.growth_mib <= MAX_GROWTH_MIB and is_quick and not self.failures
 
 
 class Memory:
@@ -99,7 +101,9 @@ def measure(name: str, ports: Ports, attack_s: float, rate_per_s: float) -> Outc
         attacker.terminate()
         attacker.join()
     after = asyncio.run(use_service(ports, attack_s / 2, rate_per_s))
-    return Outcome(name, before + after, attacked, memory.most_mib - memory.first_mib, strike)
+    return Outcome(
+        name, merged(before, after), attacked, memory.most_mib - memory.first_mib, strike
+    )
 
 
 def measure_drain(ports: Ports, victim: Connection) -> float:
@@ -143,27 +147,33 @@ def run(arguments: argparse.Namespace) -> tuple[list[Outcome], float]:
 
 
 _COLUMNS = (
-    "| attack | held | quiet p50 / p99 ms | attacked p50 / p99 ms | p99 ratio | "
-    "memory MiB | requests, failed | streams, cut off | MiB sent |"
+    "| attack | held | HTTP: quiet, attacked p99 ms (ratio) | gRPC: quiet, attacked p99 ms (ratio) "
+    "| memory MiB | requests, failed | streams, cut off | MiB sent |"
 )
 
 
 def print_outcome(outcome: Outcome) -> None:
-    quiet, attacked, strike = outcome.quiet, outcome.attacked, outcome.strike
-    failed = [*quiet.failures, *attacked.failures]
+    strike = outcome.strike
+    num_requests = sum(
+        len(one.ttft_s) + len(one.failures)
+        for one in (*outcome.quiet.values(), *outcome.attacked.values())
+    )
     cells = (
         outcome.name,
         "yes" if outcome.holds else "NO",
-        f"{quiet.percentile_ms(50):.1f} / {quiet.percentile_ms(99):.1f}",
-        f"{attacked.percentile_ms(50):.1f} / {attacked.percentile_ms(99):.1f}",
-        f"{outcome.p99_ratio:.2f}",
+        *(
+            f"{outcome.quiet[protocol].percentile_ms(99):.1f}, "
+            f"{outcome.attacked[protocol].percentile_ms(99):.1f} "
+            f"({outcome.p99_ratio(protocol):.2f})"
+            for protocol in outcome.quiet
+        ),
         f"{outcome.growth_mib:+.1f}",
-        f"{len(quiet.ttft_s) + len(attacked.ttft_s) + len(failed)}, {len(failed)}",
+        f"{num_requests}, {len(outcome.failures)}",
         f"{strike.num_streams}, {strike.num_cut}",
         f"{strike.num_bytes / (1 << 20):.1f}",
     )
     print(f"| {' | '.join(cells)} |", flush=True)
-    for reason in sorted(set(failed))[:3]:
+    for reason in sorted(set(outcome.failures))[:3]:
         print(f"failed: {reason}", flush=True)
 
 
@@ -171,7 +181,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each attack")
     parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="all by default")
-    parser.add_argument("--rate", type=float, default=20.0, help="honest requests a second")
+    parser.add_argument(
+        "--rate", type=float, default=20.0, help="honest requests a second, of each protocol"
+    )
     parser.add_argument("--open", action="store_true", help="nobody needs an API key")
     return parser.parse_args()
 

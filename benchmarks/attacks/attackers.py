@@ -7,6 +7,7 @@ the service cuts off.
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,10 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.attacks.target import Ports
 from service.deployments.open_files import allow_connections
+from tests.fakes.http2 import DATA, END_STREAM, RST_STREAM, Http2, frame, headers, message
 
 _POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 _GET = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n"
+_CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 _TRICKLE_S = 1.0
 
 
@@ -129,6 +132,81 @@ async def _watch(strike: Strike, stub: health_pb2_grpc.HealthStub) -> None:
         pass
 
 
+async def _open_http2(strike: Strike, window: int | None = None) -> Http2:
+    strike.num_streams += 1
+    return await Http2.connect(strike.ports.grpc, window)
+
+
+async def _calls(strike: Strike, of_stream: Callable[[int], bytes], window: int | None) -> None:
+    """Sixteen calls on one connection, until the service closes it."""
+    connection = await _open_http2(strike, window)
+    data = b"".join(map(of_stream, range(1, 33, 2)))
+    connection.send(data)
+    strike.num_bytes += len(data)
+    try:
+        await connection.closed()
+    finally:
+        connection.close()
+    raise ConnectionResetError
+
+
+async def grpc_silent(strike: Strike) -> None:
+    """Health calls whose messages do not come."""
+    await _calls(strike, lambda stream: headers(stream, _CHECK), None)
+
+
+async def grpc_unread(strike: Strike) -> None:
+    """Health watches that leave no room for an answer."""
+
+    def watch(stream: int) -> bytes:
+        return headers(stream, _WATCH) + frame(DATA, END_STREAM, stream, message(b""))
+
+    await _calls(strike, watch, 0)
+
+
+async def grpc_large(strike: Strike) -> None:
+    """Health calls with eight megabytes each, all but the end, as far as the service lets them."""
+    connection = await _open_http2(strike)
+    for stream in range(1, 33, 2):
+        connection.send(headers(stream, _CHECK))
+        connection.send(frame(DATA, 0, stream, struct.pack(">BI", 0, (8 << 20) - 1)))
+    try:
+        while not connection.reading.done():
+            for stream in range(1, 33, 2):
+                strike.num_bytes += connection.send_data(stream, 1 << 14)
+            await asyncio.sleep(1 / 20)
+    finally:
+        connection.close()
+    raise ConnectionResetError
+
+
+async def grpc_resets(strike: Strike) -> None:
+    """A thousand watches a second, each reset at once."""
+    connection = await _open_http2(strike)
+    stream = 1
+    try:
+        while not connection.reading.done():
+            for _ in range(100):
+                reset = frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
+                connection.send(headers(stream, _WATCH) + reset)
+                stream += 2
+            await connection.writer.drain()
+            await asyncio.sleep(1 / 10)
+    finally:
+        connection.close()
+    raise ConnectionResetError
+
+
+async def grpc_flood(strike: Strike) -> None:
+    """Connections that know HTTP/2 and ask for nothing."""
+    connection = await _open_http2(strike)
+    try:
+        await connection.closed()
+    finally:
+        connection.close()
+    raise ConnectionResetError
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """rate_per_s: of new connections. max_held: at once."""
@@ -147,6 +225,11 @@ ATTACKS = {
     "unread-answers": Plan(unread_answers, 10, 32),
     "flood": Plan(flood, 150, 8000),
     "watches": Plan(watches, 10, 1000),
+    "grpc-silent": Plan(grpc_silent, 10, 1000),
+    "grpc-unread": Plan(grpc_unread, 10, 1000),
+    "grpc-large": Plan(grpc_large, 10, 16),
+    "grpc-resets": Plan(grpc_resets, 10, 1),
+    "grpc-flood": Plan(grpc_flood, 100, 8000),
 }
 _CUT = (OSError, asyncio.IncompleteReadError, grpc.aio.AioRpcError)
 

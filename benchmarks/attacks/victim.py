@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.attacks.target import API_KEY, Ports
 from service.api.auth import make_authenticator
 from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.http import build_http_app
 from service.api.services import ApiServices
 from service.deployments.departure import Departure
@@ -111,8 +112,11 @@ async def _serve(pipe: Connection, services: ApiServices) -> None:
     allow_connections(1 << 14)
     listener = bind_shared("127.0.0.1", 0)
     http = HttpServer(build_http_app(services), KEEP_ALIVE_TIMEOUT_S, DRAIN_TIMEOUT_S)
-    rpc = build_grpc_server(services, "127.0.0.1:0", GrpcOptions())
+    options = GrpcOptions()
+    doorkeeper = Doorkeeper(options.connections)
+    rpc = build_grpc_server(services, "127.0.0.1:0", options, doorkeeper=doorkeeper)
     await rpc.server.start()
+    keeping = asyncio.create_task(doorkeeper.run())
     port = listener.getsockname()[1]
     await http.start(listener)
     pipe.send(Ports(port, rpc.port, os.getpid()))
@@ -120,4 +124,5 @@ async def _serve(pipe: Connection, services: ApiServices) -> None:
     started_s = time.monotonic()
     admission = IngressAdmission(AdmissionSettings())
     await Departure(http, rpc.server, admission, lambda: 0, DRAIN_TIMEOUT_S).run()
+    keeping.cancel()
     pipe.send(time.monotonic() - started_s)

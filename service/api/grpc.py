@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.grpc_bytes import response_bytes, tokenize_bytes
 from service.api.grpc_calls import Call, CallInterceptor, Method, MethodHandlers, Rpc, abort
+from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.grpc_replies import choice_chunk, model_message, usage_chunk
 from service.api.grpc_requests import to_generation_request, to_prompt
 from service.api.grpc_side_streams import SideStreamInterceptor
@@ -61,19 +62,25 @@ def build_grpc_server(
     address: str,
     options: GrpcOptions | None = None,
     tls: GrpcTls | None = None,
+    doorkeeper: Doorkeeper | None = None,
 ) -> BoundGrpcServer:
     """Bind to `address` (host:port, port 0 takes a free one). Call inside the event loop.
 
-    tls: None speaks plain text. Raises RuntimeError if the address cannot be bound.
+    tls: None speaks plain text. doorkeeper: for its owner to run; without one no connection is
+    closed for the sake of others. Raises RuntimeError if the address cannot be bound.
     """
     options = options or GrpcOptions()
+    doorkeeper = doorkeeper or Doorkeeper(options.connections)
     limits = services.models.limits
     server = grpc.aio.server(
         interceptors=(
             CallInterceptor(
-                services, options.connections, is_reflection_open=options.is_reflection_open
+                services,
+                options.connections,
+                doorkeeper,
+                is_reflection_open=options.is_reflection_open,
             ),
-            SideStreamInterceptor(options.connections),
+            SideStreamInterceptor(options.connections, doorkeeper),
         ),
         # Side streams have places of their own, those that are just being ended included.
         maximum_concurrent_rpcs=(
@@ -93,8 +100,10 @@ def build_grpc_server(
     names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
     if tls is None:
-        return BoundGrpcServer(server, server.add_insecure_port(address))
-    return BoundGrpcServer(server, server.add_secure_port(address, tls.credentials))
+        doorkeeper.port = server.add_insecure_port(address)
+    else:
+        doorkeeper.port = server.add_secure_port(address, tls.credentials)
+    return BoundGrpcServer(server, doorkeeper.port)
 
 
 class InferenceServicer:

@@ -7,7 +7,6 @@ the server's. Knows no method by name but the open ones.
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.grpc_requests import check_message
 from service.api.grpc_status import GRPC_STATUS
 from service.api.services import ApiServices
@@ -138,12 +138,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The only interceptor: what it lets through without a look is health and open reflection."""
 
     def __init__(
-        self, services: ApiServices, limits: GrpcConnectionLimits, *, is_reflection_open: bool
+        self,
+        services: ApiServices,
+        limits: GrpcConnectionLimits,
+        doorkeeper: Doorkeeper,
+        *,
+        is_reflection_open: bool,
     ) -> None:
         self._services = services
         self._limits = limits
-        # Which last until their clients read, or their connections go.
-        self._late_ends: set[asyncio.Task[None]] = set()
+        self._doorkeeper = doorkeeper
         self._open = (HEALTH_PREFIX, *(REFLECTION_PREFIXES if is_reflection_open else ()))
 
     async def intercept_service(
@@ -206,29 +210,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         record = context.record
         self._services.begin(record, metadata)
         try:
-            await rpc.send_initial_metadata(_initial_metadata(record))
             if method is None:
-                # On the wire a refusal is the same for calls of every kind, known method or not.
-                raise ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
-            await self._admit(method, context, rpc)
+                await self._doorkeeper.end(rpc.peer(), _refuse(rpc, record))
+                return
+            with self._doorkeeper.serving(rpc.peer()):
+                await rpc.send_initial_metadata(_initial_metadata(record))
+                await self._admit(method, context, rpc)
             record.status = "OK"
         except ApiError as error:
-            await abort(rpc, error, record)
-        except UnreadAnswerError as error:
-            # Its end waits behind what is unread; nothing else of the call does.
-            task = asyncio.create_task(_end_late(rpc, record))
-            self._late_ends.add(task)
-            task.add_done_callback(self._late_ends.discard)
-            raise asyncio.CancelledError from error
+            await self._end(rpc, error, record)
+        except UnreadAnswerError:
+            unread = ApiError(ApiErrorCode.TIMEOUT, "the answers were not read in time")
+            await self._end(rpc, unread, record)
         except grpc.aio.BaseError:
             # An abort, or the client or the server has gone: gRPC knows what to do.
             raise
         except Exception as error:  # noqa: BLE001 - the process boundary
             _log.error("a gRPC call failed", exc_info=error)
             bug = ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
-            await abort(rpc, bug, record)
+            await self._end(rpc, bug, record)
         finally:
             self._services.end(record)
+
+    async def _end(self, rpc: Rpc, error: ApiError, record: RequestRecord) -> None:
+        await self._doorkeeper.end(rpc.peer(), abort(rpc, error, record))
 
     async def _admit(self, method: Method[Any], context: RequestContext, rpc: Rpc) -> None:
         if not method.is_counted:
@@ -242,10 +247,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             lease.end(0)  # unless a generation has ended it
 
 
-async def _end_late(rpc: Rpc, record: RequestRecord) -> None:
-    error = ApiError(ApiErrorCode.TIMEOUT, "the answers were not read in time")
-    with contextlib.suppress(grpc.aio.BaseError):
-        await abort(rpc, error, record)
+async def _refuse(rpc: Rpc, record: RequestRecord) -> None:
+    # On the wire a refusal is the same for calls of every kind, known method or not.
+    await rpc.send_initial_metadata(_initial_metadata(record))
+    error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
+    await abort(rpc, error, record)
 
 
 def _initial_metadata(record: RequestRecord) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ import grpc.aio
 from fastapi import FastAPI
 
 from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.services import ApiServices
 from service.config import ServeConfig
 from service.deployments.listeners import HttpServer, bind_shared, host_and_port
@@ -28,6 +29,7 @@ class FrontDoor:
         self._config = config
         self.http: HttpServer | None = None
         self.rpc: grpc.aio.Server | None = None
+        self._doorkeeper: Doorkeeper | None = None
         self.renewables: list[Renewable[Any]] = []
 
     async def open(self, app: FastAPI, services: ApiServices) -> None:
@@ -47,7 +49,8 @@ class FrontDoor:
             self.renewables += [one.into(tls.use) for one in renewable]
         options = GrpcOptions(can_share_port=True, connections=limits)
         address = host_and_port(rpc.host, rpc.port)
-        self.rpc = build_grpc_server(services, address, options, tls).server
+        self._doorkeeper = Doorkeeper(limits)
+        self.rpc = build_grpc_server(services, address, options, tls, self._doorkeeper).server
         await self.rpc.start()
 
     async def _open_http(self, app: FastAPI, limits: HttpConnectionLimits) -> None:
@@ -58,6 +61,12 @@ class FrontDoor:
         self.renewables += [one.into(server.use_tls) for one in renewable]
         self.http = server
         await server.start(bind_shared(http.host, http.port))
+
+    async def keep(self) -> None:
+        """Close connections that stand in others' way, until cancelled. After open()."""
+        if self._doorkeeper is None:
+            raise RuntimeError("nothing is open that could be kept")
+        await self._doorkeeper.run()
 
     def check_health(self) -> None:
         """Raise if a server has ended that should run."""

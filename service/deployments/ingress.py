@@ -104,6 +104,7 @@ class IngressService:
         self._follow(self._watch_registry())
         await self._wait_for_replicas()
         await self._door.open(app, services)
+        self._follow(self._door.keep())
         self._follow(keep_renewed((*self._renewables, *self._door.renewables)))
         self._follow(self._report())
         self._follow(self._push_metrics())

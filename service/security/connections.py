@@ -5,6 +5,8 @@ Of each ingress process. Knows no socket and no server.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_UNREAD_BYTES = 16 << 10
+
 
 class HttpConnectionLimits(BaseModel):
     """What a connection to the HTTP port may hold, and for how long.
@@ -30,7 +32,8 @@ class HttpConnectionLimits(BaseModel):
 class GrpcConnectionLimits(BaseModel):
     """What a connection to the gRPC port may hold, and for how long.
 
-    max_connections: more are closed when they come. max_streams_per_connection: calls of one
+    max_connections: from three quarters on, those without a call of a known caller give way; beyond
+    it new ones are closed as they come. max_streams_per_connection: calls of one
     connection at once; its client keeps further ones waiting. handshake_timeout_s: from the
     connection to its first HTTP/2 settings, TLS included. keepalive_interval_s: of pings to a
     quiet connection, which is closed if one is not answered within keepalive_timeout_s.
@@ -39,14 +42,15 @@ class GrpcConnectionLimits(BaseModel):
     anew for its next call; calls under way go on for as long as they last. receive_timeout_s: of a
     call's message. write_timeout_s: for which a client may leave no room for the next answer.
 
-    Side streams are health watches and reflection, which need no key or none of ours.
-    max_side_streams: of all connections; one more ends the oldest. max_side_stream_age_s: then
-    its client has to ask again.
+    Side streams are calls of health and reflection, which need no key or none of ours.
+    max_side_streams: of all connections; one more ends the oldest. A quarter as many calls that
+    have ended may wait for their clients to read so; then connections with the most are closed.
+    max_side_stream_age_s: then its client has to ask again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_connections: int = Field(default=4096, ge=1)
+    max_connections: int = Field(default=1024, ge=1)
     max_streams_per_connection: int = Field(default=1024, ge=1)
     handshake_timeout_s: float = Field(default=10.0, gt=0)
     keepalive_interval_s: float = Field(default=60.0, gt=0)
@@ -77,6 +81,10 @@ class GrpcConnectionLimits(BaseModel):
             ),
             ("grpc.http2.max_ping_strikes", 2),
             ("grpc.max_connection_idle_ms", _to_ms(self.max_idle_s)),
+            # What a client may send before anybody reads it, of each stream. A message that is
+            # being read has room for all of it, whatever its size.
+            ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
+            ("grpc.http2.bdp_probe", 0),
             # Without a max_connection_age_grace calls may outlive their connection's age.
             ("grpc.max_connection_age_ms", _to_ms(self.max_age_s)),
         )

@@ -20,7 +20,7 @@ def test_every_attack_reaches_the_service_and_nobody_fails(is_open):
     assert [one.name for one in outcomes] == list(ATTACKS)
     for one in outcomes:
         assert one.strike.num_streams > 0, one
-        assert one.quiet.failures == one.attacked.failures == []
+        assert one.failures == []
         assert one.growth_mib < MAX_GROWTH_MIB
     cut_off = {one.name for one in outcomes if one.strike.num_cut}
     assert cut_off >= {"trailers", "tiny-chunks", "pipelines"}

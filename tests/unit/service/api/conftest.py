@@ -1,13 +1,19 @@
 """An HTTP application on a fake backend, and clients for it that need no socket."""
 
+import asyncio
+
+import grpc.aio
 import httpx
 import openai
 import pytest
 import pytest_asyncio
 
 from service.api.auth import OpenAuthenticator
+from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.http import build_http_app
 from service.api.services import ApiServices
+from service.security.connections import GrpcConnectionLimits
 from tests.fakes.text import make_bench
 
 
@@ -45,3 +51,36 @@ def openai_client(client):
     return openai.AsyncOpenAI(
         base_url="http://tessera/v1", api_key="none", http_client=client, max_retries=0
     )
+
+
+@pytest_asyncio.fixture
+async def serve_grpc(services):
+    """Serves with such connection limits; returns the address. Channels end with the test."""
+    servers, channels, keepers = [], [], []
+
+    async def start(max_concurrent_calls=8192, **limits):
+        connections = GrpcConnectionLimits(**limits)
+        options = GrpcOptions(max_concurrent_calls=max_concurrent_calls, connections=connections)
+        doorkeeper = Doorkeeper(connections)
+        server, port = build_grpc_server(services, "127.0.0.1:0", options, doorkeeper=doorkeeper)
+        await server.start()
+        keepers.append(asyncio.create_task(doorkeeper.run()))
+        servers.append(server)
+
+        def connect():
+            # Otherwise channels to one address share a connection.
+            own = (("grpc.use_local_subchannel_pool", 1),)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own)
+            channels.append(channel)
+            return channel
+
+        connect.port = port
+        return connect
+
+    yield start
+    for channel in channels:
+        await channel.close()
+    for keeper in keepers:
+        keeper.cancel()
+    for server in servers:
+        await server.stop(None)

@@ -7,46 +7,15 @@ import time
 import grpc
 import grpc.aio
 import pytest
-import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from service.api.grpc import GrpcOptions, build_grpc_server
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
-from service.security.connections import GrpcConnectionLimits
+from tests.fakes.http2 import INITIAL_WINDOW_SIZE, PREFACE, settings
 from workers.protocol import StepOutput
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
-
-
-@pytest_asyncio.fixture
-async def serve(services):
-    """Serves with such connection limits; returns the address. Channels end with the test."""
-    servers, channels = [], []
-
-    async def start(max_concurrent_calls=8192, **limits):
-        connections = GrpcConnectionLimits(**limits)
-        options = GrpcOptions(max_concurrent_calls=max_concurrent_calls, connections=connections)
-        server, port = build_grpc_server(services, "127.0.0.1:0", options)
-        await server.start()
-        servers.append(server)
-
-        def connect():
-            # Otherwise channels to one address share a connection.
-            own = (("grpc.use_local_subchannel_pool", 1),)
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own)
-            channels.append(channel)
-            return channel
-
-        connect.port = port
-        return connect
-
-    yield start
-    for channel in channels:
-        await channel.close()
-    for server in servers:
-        await server.stop(None)
 
 
 def watch(channel):
@@ -80,8 +49,8 @@ def generate(channel):
 
 
 @pytest.mark.parametrize("open_stream", [watch, reflect])
-async def test_side_streams_lock_nobody_out(serve, open_stream):
-    connect = await serve(max_concurrent_calls=4, max_side_streams=6)
+async def test_side_streams_lock_nobody_out(serve_grpc, open_stream):
+    connect = await serve_grpc(max_concurrent_calls=4, max_side_streams=6)
     streams = []
     for _ in range(20):
         streams.append(open_stream(connect()))
@@ -95,8 +64,8 @@ async def test_side_streams_lock_nobody_out(serve, open_stream):
     assert not newest.done()
 
 
-async def test_a_connection_has_so_many_side_streams_and_no_more(serve):
-    connect = await serve(max_side_streams_per_connection=3)
+async def test_a_connection_has_so_many_side_streams_and_no_more(serve_grpc):
+    connect = await serve_grpc(max_side_streams_per_connection=3)
     channel = connect()
     streams = [watch(channel) for _ in range(3)]
     for stream in streams:
@@ -109,8 +78,8 @@ async def test_a_connection_has_so_many_side_streams_and_no_more(serve):
     assert not streams[1].done()
 
 
-async def test_a_side_stream_ends_at_its_age_and_can_be_asked_for_again(serve):
-    connect = await serve(max_side_stream_age_s=0.5)
+async def test_a_side_stream_ends_at_its_age_and_can_be_asked_for_again(serve_grpc):
+    connect = await serve_grpc(max_side_stream_age_s=0.5)
     channel = connect()
     started_s = time.monotonic()
     stream = watch(channel)
@@ -119,16 +88,16 @@ async def test_a_side_stream_ends_at_its_age_and_can_be_asked_for_again(serve):
     await watch(channel).read()
 
 
-async def test_a_watch_of_an_unknown_service_still_ends_by_itself(serve):
-    connect = await serve()
+async def test_a_watch_of_an_unknown_service_still_ends_by_itself(serve_grpc):
+    connect = await serve_grpc()
     request = health_pb2.HealthCheckRequest(service="nobody")
     answers = [one async for one in health_pb2_grpc.HealthStub(connect()).Watch(request)]
     assert [one.status for one in answers] == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN]
 
 
-async def test_a_stream_outlives_the_age_and_the_idleness_of_its_connection(serve, bench):
+async def test_a_stream_outlives_the_age_and_the_idleness_of_its_connection(serve_grpc, bench):
     bench.backend.gate = asyncio.Semaphore(0)
-    connect = await serve(max_age_s=0.5, max_idle_s=0.5)
+    connect = await serve_grpc(max_age_s=0.5, max_idle_s=0.5)
     stream = pb_grpc.InferenceStub(connect()).GenerateStream(request(8))
     chunks = []
 
@@ -162,47 +131,46 @@ async def is_closed_within(port, timeout_s, sent=b""):
         writer.close()
 
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-
-async def test_connections_that_say_nothing_are_closed(serve):
-    connect = await serve(handshake_timeout_s=0.5)
+async def test_connections_that_say_nothing_are_closed(serve_grpc):
+    connect = await serve_grpc(handshake_timeout_s=0.5)
     assert await is_closed_within(connect.port, 5)
     assert await is_closed_within(connect.port, 5, PREFACE[:10])
 
 
-async def test_idle_connections_and_those_that_answer_no_ping_are_closed(serve):
-    connect = await serve(max_idle_s=0.5)
-    assert await is_closed_within(connect.port, 5, PREFACE + SETTINGS)
-    connect = await serve(keepalive_interval_s=1.0, keepalive_timeout_s=0.5)
-    assert await is_closed_within(connect.port, 8, PREFACE + SETTINGS)
+async def test_idle_connections_and_those_that_answer_no_ping_are_closed(serve_grpc):
+    connect = await serve_grpc(max_idle_s=0.5)
+    assert await is_closed_within(connect.port, 5, PREFACE + settings())
+    connect = await serve_grpc(keepalive_interval_s=1.0, keepalive_timeout_s=0.5)
+    assert await is_closed_within(connect.port, 8, PREFACE + settings())
 
 
-async def test_connections_beyond_the_ceiling_are_closed(serve):
-    connect = await serve(max_connections=3)
+async def test_connections_beyond_the_ceiling_are_closed(serve_grpc):
+    connect = await serve_grpc(max_connections=3)
     held = [socket.create_connection(("127.0.0.1", connect.port)) for _ in range(3)]
     await asyncio.sleep(0.2)
-    assert await is_closed_within(connect.port, 5, PREFACE + SETTINGS)
+    assert await is_closed_within(connect.port, 5, PREFACE + settings())
     for one in held:
         one.close()
     await asyncio.sleep(0.5)
     assert (await generate(connect())).choices
 
 
-async def test_a_connection_says_how_many_streams_it_takes(serve):
-    connect = await serve(max_streams_per_connection=7)
+async def test_a_connection_says_how_many_streams_it_takes(serve_grpc):
+    connect = await serve_grpc(max_streams_per_connection=7)
     reader, writer = await asyncio.open_connection("127.0.0.1", connect.port)
-    writer.write(PREFACE + SETTINGS)
-    settings = await asyncio.wait_for(reader.readexactly(9), 5)
-    values = await reader.readexactly(int.from_bytes(settings[:3]))
+    writer.write(PREFACE + settings())
+    head = await asyncio.wait_for(reader.readexactly(9), 5)
+    values = await reader.readexactly(int.from_bytes(head[:3]))
     writer.close()
     pairs = [values[start : start + 6] for start in range(0, len(values), 6)]
-    assert {int.from_bytes(p[:2]): int.from_bytes(p[2:]) for p in pairs}[3] == 7
+    said = {int.from_bytes(p[:2]): int.from_bytes(p[2:]) for p in pairs}
+    assert said[3] == 7
+    # What nobody reads yet: a message that is being read has room for all of it.
+    assert said[INITIAL_WINDOW_SIZE] <= 16 << 10
 
 
-async def test_a_call_whose_message_does_not_come_ends_with_a_typed_error(serve):
-    connect = await serve(receive_timeout_s=0.3)
+async def test_a_call_whose_message_does_not_come_ends_with_a_typed_error(serve_grpc):
+    connect = await serve_grpc(receive_timeout_s=0.3)
     for method in ("Generate", "GenerateStream"):
         call = connect().stream_stream(f"/tessera.v1.Inference/{method}")()
         async with asyncio.timeout(5):
@@ -229,7 +197,9 @@ class EndlessStream:
         self.is_aborted.set()
 
 
-async def test_answers_that_nobody_reads_are_given_up_and_whoever_reads_on_learns_it(serve, bench):
+async def test_answers_that_nobody_reads_are_given_up_and_whoever_reads_on_learns_it(
+    serve_grpc, bench
+):
     streams = []
 
     async def submit(request, context):
@@ -237,7 +207,7 @@ async def test_answers_that_nobody_reads_are_given_up_and_whoever_reads_on_learn
         return streams[-1]
 
     bench.backend.submit = submit
-    connect = await serve(write_timeout_s=0.3)
+    connect = await serve_grpc(write_timeout_s=0.3)
     unread = pb_grpc.InferenceStub(connect()).GenerateStream(request(500))
     async with asyncio.timeout(30):
         while not streams:
