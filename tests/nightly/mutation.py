@@ -71,7 +71,9 @@ class Area:
 
 UNIT = "tests/unit/service"
 AREAS = {
-    "router": Area(("service/routing/*.py",), (f"{UNIT}/routing",)),
+    "router": Area(
+        ("service/routing/*.py",), (f"{UNIT}/routing", f"{UNIT}/autoscaling/test_waiting.py")
+    ),
     "channel": Area(("service/channel/*.py",), (f"{UNIT}/channel",)),
     "metrics": Area(("service/observability/*.py",), (f"{UNIT}/observability/metrics",)),
     "handler": Area(("service/handler/*.py",), (f"{UNIT}/handler",)),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 
+import msgspec
 import pytest
 
 from service.errors import ApiError, ApiErrorCode
@@ -356,3 +357,30 @@ async def test_two_ingresses_that_know_nothing_of_a_session_send_it_to_the_same_
                 assert a.engine.num_finished - before in (0, 2)
             assert one.metrics.reasons == two.metrics.reasons == {"session": 12}
             assert 0 < a.engine.num_finished < 24
+
+
+async def test_the_prefix_of_a_request_that_has_ended_counts_until_its_replica_evicts_it():
+    class EvictingEngine(FakeEngine):
+        evicted_tokens = -1
+
+        def stats(self):
+            said = super().stats()
+            return msgspec.structs.replace(said, evicted_ordinary=self.evicted_tokens)
+
+    names = "ab"
+    with contextlib.ExitStack() as stack:
+        replicas = {
+            name: stack.enter_context(FakeReplica(EvictingEngine(), replica_id=name))
+            for name in names
+        }
+        async with routed(*replicas.values()) as r:
+            prompt = [7] * 256
+            for name in ("first", "second"):
+                await collect(await r.router.submit(request(name, [*prompt, 1]), CONTEXT))
+            assert r.metrics.reasons == {"load": 1, "prefix": 1}
+            for replica in replicas.values():
+                replica.engine.evicted_tokens = 10**9
+            links = r.router._links.values()
+            await eventually(lambda: all(link.load.evicted_ordinary == 10**9 for link in links))
+            await collect(await r.router.submit(request("third", [*prompt, 1]), CONTEXT))
+            assert r.metrics.reasons == {"load": 2, "prefix": 1}

@@ -43,9 +43,31 @@ async def test_a_request_that_was_aborted_on_its_way_leaves_its_place_at_once():
             await second.aclose()
 
 
+@pytest.mark.parametrize(("num_tokens", "is_taken"), [(99, True), (100, False)])
+async def test_a_replica_is_full_when_as_many_tokens_are_queued_as_it_may_have(
+    num_tokens, is_taken
+):
+    settings = RouterSettings(max_queued_tokens=100)
+    with FakeReplica(FakeEngine(max_running=0)) as replica:
+        async with routed(replica, settings=settings) as r:
+            link = r.router._links["replica-1"]
+            first = await r.router.submit(request("first", prompt=[1] * num_tokens), CONTEXT)
+            for is_reported in (False, True):
+                if is_reported:
+                    await eventually(lambda: link.load.queued_tokens == num_tokens)
+                if is_taken:
+                    r.router.check_admission()
+                    continue
+                with pytest.raises(ApiError) as caught:
+                    r.router.check_admission()
+                assert caught.value.code is ApiErrorCode.OVERLOADED
+            await first.aclose()
+
+
 async def test_admission_refuses_when_full_and_when_draining():
+    admission = AdmissionSettings(max_live_requests=1, retry_after_s=7.0)
     with FakeReplica(FakeEngine(step_s=0.01)) as replica:
-        async with routed(replica, admission=AdmissionSettings(max_live_requests=1)) as r:
+        async with routed(replica, admission=admission) as r:
             stream = await r.router.submit(request("one", max_tokens=10), CONTEXT)
             with pytest.raises(ApiError) as caught:
                 await r.router.submit(request("two"), CONTEXT)
@@ -55,7 +77,7 @@ async def test_admission_refuses_when_full_and_when_draining():
             with pytest.raises(ApiError) as caught:
                 await r.router.submit(request("three"), CONTEXT)
             assert caught.value.code is ApiErrorCode.DRAINING
-            assert caught.value.retry_after_s
+            assert caught.value.retry_after_s == 7.0
             assert len(tokens(await collect(stream))) == 10
 
 
