@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from workers.errors import EngineFailedError, ErrorCode, RequestRejectedError
 from workers.protocol import (
     EngineStats,
@@ -67,6 +69,8 @@ class EngineLoop:
         self._on_failure = on_failure
         self._wakeup = threading.Condition()
         self._inbox: deque[GenerateRequest | str] = deque()
+        # Of each request that has come since the snapshot in _stats, in their order.
+        self._new_tokens: deque[int] = deque()
         self._is_stopping = False
         self._is_draining = False
         self._has_ended = False
@@ -115,8 +119,16 @@ class EngineLoop:
         return self._is_draining and not self._inbox and not self._engine.has_work
 
     def stats(self) -> EngineStats:
-        """The snapshot after the last step, readable from any thread."""
-        return self._stats
+        """The snapshot after the last step, and what has come since as waiting; from any thread."""
+        with self._wakeup:
+            stats, num_new, new_tokens = self._stats, len(self._new_tokens), sum(self._new_tokens)
+        if not num_new:
+            return stats
+        return msgspec.structs.replace(
+            stats,
+            num_waiting=stats.num_waiting + num_new,
+            queued_tokens=stats.queued_tokens + new_tokens,
+        )
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the loop after the current step, then close the engine. Unfinished requests die.
@@ -138,6 +150,9 @@ class EngineLoop:
         with self._wakeup:
             if not self._has_ended:
                 self._inbox.extend(items)
+                self._new_tokens.extend(
+                    len(item.known_token_ids) for item in items if isinstance(item, GenerateRequest)
+                )
                 self._wakeup.notify()
                 return
         self._refuse(items)
@@ -171,10 +186,10 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._last_beat_s = time.monotonic()
-        outputs = self._take_inbox()
+        num_taken, outputs = self._take_inbox()
         if self._engine.has_work:
             outputs += self._engine.step()
-        self._stats = self._engine.stats()
+        self._take_stats(num_taken)
         if outputs:
             self._on_outputs(outputs)
         if not self._rests():
@@ -188,18 +203,29 @@ class EngineLoop:
             is_idle = not self._inbox and not self._engine.has_work and not self._is_stopping
             return is_idle and not self._wakeup.wait(self._rest_s)
 
-    def _take_inbox(self) -> list[StepOutput]:
+    def _take_stats(self, num_taken: int) -> None:
+        """num_taken: requests of the inbox that the engine has been given since the last time."""
+        stats = self._engine.stats()
+        with self._wakeup:
+            self._stats = stats
+            for _ in range(num_taken):
+                self._new_tokens.popleft()
+
+    def _take_inbox(self) -> tuple[int, list[StepOutput]]:
+        """How many requests were taken, and what those are told that the engine refuses."""
+        num_taken = 0
         refused: list[StepOutput] = []
         for _ in range(len(self._inbox)):
             item = self._inbox.popleft()
             if isinstance(item, str):
                 self._engine.abort(item)
                 continue
+            num_taken += 1
             try:
                 self._admit(item)
             except RequestRejectedError as error:
                 refused.append(_refusal(item.request_id, error.code, error.message))
-        return refused
+        return num_taken, refused
 
     def _admit(self, request: GenerateRequest) -> None:
         if self._is_draining:

@@ -158,11 +158,16 @@ class ChannelServer:
             self._send(connection, [], {})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Only _close() cancels this, and Python 3.11 reports a cancelled handler as a failed one.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._converse(reader, writer)
+        writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             connection = await self._greet(reader, writer)
         except (ChannelError, TimeoutError) as error:
             logger.warning("refused a channel connection: %s", error)
-            writer.transport.abort()
             return
         self._connections.add(connection)
         self._send(connection, [], {})

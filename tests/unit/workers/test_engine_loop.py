@@ -223,3 +223,38 @@ class PreparingEngine(FakeEngine):
     def prepare_while_idle(self) -> bool:
         self.prepared_with_work = self.prepared_with_work or self.has_work
         return super().prepare_while_idle()
+
+
+class HeldEngine(FakeEngine):
+    """Its steps begin when the test says so."""
+
+    def step(self):
+        self.begins.wait(5.0)
+        return super().step()
+
+
+def test_a_request_counts_as_waiting_from_its_submission_on(sink) -> None:
+    engine = HeldEngine(default_max_tokens=10_000)
+    engine.begins = threading.Event()
+    loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
+    loop.start()
+    try:
+        loop.submit([request("in the step", 10_000)])
+        wait_until(lambda: engine.waiting)
+        loop.submit([request("b", 10_000), request("c", 10_000)])
+        loop.abort(["nobody"])
+        assert (loop.stats().num_running, loop.stats().num_waiting) == (0, 3)
+        assert loop.stats().queued_tokens == 9
+        engine.begins.set()
+        wait_until(lambda: loop.stats().num_running == 3)
+        assert (loop.stats().num_waiting, loop.stats().queued_tokens) == (0, 0)
+    finally:
+        engine.begins.set()
+        loop.stop()
+
+
+def wait_until(condition) -> None:
+    end_s = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)

@@ -13,7 +13,7 @@ from service.channel.client import ReplicaLink
 from service.channel.errors import AuthenticationError, ChannelError
 from service.channel.framing import read_frame, write_frame
 from service.channel.handshake import greet_replica, new_channel_key
-from service.channel.messages import PROTOCOL_VERSION, Ping, Submit, encode
+from service.channel.messages import PROTOCOL_VERSION, ClientHello, Ping, Submit, encode
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, FakeReplica, eventually
 from workers.engine_loop import EngineLoop
@@ -263,7 +263,7 @@ async def test_a_wrong_key_is_refused_by_both_ends():
 
 @pytest.mark.asyncio
 async def test_an_ingress_that_skips_its_proof_is_refused():
-    from service.channel.messages import ClientHello, ClientProof
+    from service.channel.messages import ClientProof
 
     with FakeReplica() as replica:
         reader, writer = await asyncio.open_unix_connection(replica.address.unix_path)
@@ -344,7 +344,7 @@ async def test_a_report_says_the_last_message_that_it_includes():
                 number = link.submit(request(f"r{i}", prompt=[1] * 100, max_tokens=3), sink)
                 assert number == 1
             await eventually(lambda: link.load.seen_sequence == 1)
-            assert link.load.queued_tokens < 400
+            assert 0 < link.load.queued_tokens <= 400
             assert link.submit(request("later", max_tokens=1), late := Sink()) == 2
             assert link.submit(request("same tick", max_tokens=1), Sink()) == 2
             await late.wait()
@@ -365,3 +365,18 @@ async def test_the_socket_is_private():
     with FakeReplica() as replica:
         mode = os.stat(replica.address.unix_path).st_mode
         assert stat.S_IMODE(mode) == 0o600
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_is_closed_says_nothing_of_its_connections_whatever_they_were_doing(
+    caplog,
+):
+    with FakeReplica() as replica:
+        async with linked(replica.address):
+            reader, writer = await asyncio.open_unix_connection(replica.address.unix_path)
+            write_frame(writer, encode(ClientHello(PROTOCOL_VERSION, bytes(32), "half greeted")))
+            await read_frame(reader, 1 << 20)
+            await asyncio.to_thread(replica.kill)
+            await ends_with_a_closed_connection(reader)
+            writer.close()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

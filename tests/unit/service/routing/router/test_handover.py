@@ -128,12 +128,17 @@ async def test_without_another_replica_streams_end_where_they_are_until_one_come
 async def test_a_full_replica_takes_no_streams_over():
     with kept("a") as a, kept("b", max_running=0) as b:
         async with two_replicas(a, b, max_waiting_requests=1) as (r, link_second):
-            started = [await begun(r, f"r{i}", LONG) for i in range(3)]
+            ledger, started = r.admission.ledger, []
+            for i in range(3):
+                # What no report includes yet fills a queue of one.
+                await eventually(lambda: not ledger.at("a").num_unseen)
+                started.append(await begun(r, f"r{i}", LONG))
             await link_second()
             await asyncio.to_thread(a.server.drain)
-            await eventually(lambda: len(b.engine.waiting) == 1)
-            await asyncio.sleep(0.1)
-            assert len(a.engine.running) == 2
+            await eventually(lambda: len(a.engine.running) == 2 and b.engine.waiting)
+            # From now on it is full by its own report only.
+            await eventually(lambda: not ledger.at("b").num_unseen)
+            assert (len(a.engine.running), len(b.engine.waiting)) == (2, 1)
             for stream, _ in started:
                 await stream.aclose()
             assert is_clean(r)
