@@ -9,12 +9,14 @@ from workers.engine_loop import EngineLoop
 
 FAST = ChannelSettings(
     heartbeat_interval_s=0.05,
-    heartbeat_timeout_s=0.5,
+    # Far above what a busy machine keeps a thread from running: silence is no part of most tests.
+    heartbeat_timeout_s=10.0,
     load_interval_s=0.01,
     reconnect_initial_s=0.01,
     reconnect_max_s=0.05,
     handshake_timeout_s=1.0,
 )
+IMPATIENT = FAST.model_copy(update={"heartbeat_timeout_s": 0.5})
 
 
 class FakeReplica:
@@ -39,7 +41,7 @@ class FakeReplica:
         self.server.close(flush_timeout_s=0.0)
 
 
-async def eventually(condition, timeout_s=5.0):
+async def eventually(condition, timeout_s=20.0):
     """Wait until condition() holds; TimeoutError if it does not within timeout_s."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -15,7 +15,7 @@ from service.channel.framing import read_frame, write_frame
 from service.channel.handshake import greet_replica, new_channel_key
 from service.channel.messages import PROTOCOL_VERSION, ClientHello, Ping, Submit, encode
 from tests.fakes.engine import FakeEngine
-from tests.fakes.replica import FAST, FakeReplica, eventually
+from tests.fakes.replica import FAST, IMPATIENT, FakeReplica, eventually
 from workers.engine_loop import EngineLoop
 from workers.errors import ErrorCode
 from workers.protocol import FinishReason, GenerateRequest, StepOutput
@@ -180,7 +180,7 @@ async def test_a_reader_that_stops_reading_is_dropped_and_others_keep_their_pace
 
 @pytest.mark.asyncio
 async def test_a_silent_ingress_is_dropped():
-    with FakeReplica(FakeEngine(step_s=0.005)) as replica:
+    with FakeReplica(FakeEngine(step_s=0.005), IMPATIENT) as replica:
         reader, writer = await asyncio.open_unix_connection(replica.address.unix_path)
         await greet_replica(reader, writer, replica.address.key, "silent")
         write_frame(writer, encode(Submit(1, [request(max_tokens=100_000)])))
@@ -213,7 +213,7 @@ async def test_the_link_reconnects_and_live_requests_are_lost_once():
 async def test_a_replica_that_falls_silent_is_noticed():
     deaf = FAST.model_copy(update={"heartbeat_interval_s": 10.0, "heartbeat_timeout_s": 20.0})
     with FakeReplica(settings=deaf) as replica:
-        async with linked(replica.address) as link:
+        async with linked(replica.address, IMPATIENT) as link:
             started_s = time.monotonic()
             await eventually(lambda: not link.is_connected)
             assert time.monotonic() - started_s >= 0.4
