@@ -10,6 +10,17 @@ from service.observability.request_log.record import RequestRecord
 from service.security.callers import ANONYMOUS, Caller
 
 
+@dataclass(slots=True, eq=False)
+class Losses:
+    """Lost replicas that count against a request, all its choices taken together; the router's.
+
+    num_replicas: of all. num_trials: of these, those that were lost while it was the only suspect.
+    """
+
+    num_replicas: int = 0
+    num_trials: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """session: the client's own name for requests that belong together, "" for none."""
@@ -17,6 +28,7 @@ class RequestContext:
     caller: Caller = ANONYMOUS
     record: RequestRecord = field(default_factory=RequestRecord)
     session: str = ""
+    losses: Losses = field(default_factory=Losses)
 
     def of_caller(self, caller: Caller) -> "RequestContext":
         """The same request, now that its caller is known; the record is told of it too."""

@@ -59,10 +59,12 @@ class RouterSettings(BaseModel):
     have, beyond SPILL_FACTOR times the prompt. max_sessions, session_idle_s: how many are
     remembered, per ingress, and for how long after their last request.
     max_waiting_requests, max_queued_tokens: a replica with more than either is full.
-    max_moves: how often in a row, without a new token in between, a request is sent to another
-    replica because its own was lost or refused it. move_wait_s: how long after the first of these
-    losses it still waits for a replica to take it. max_handovers: how many requests of replicas
-    that drain are on their way to others at the same time, per ingress; 0 lets them end where they
+    max_losses: lost replicas that may count against one request; the loss of the last one ends it.
+    From the second on it is tried alone (service/routing/suspects.py). max_moves: how often in a
+    row, without an answer in between, a request that its replica refuses is sent to another one at
+    once. move_wait_s: how long a request that stands still waits for a replica to take it.
+    max_handovers: how many requests of replicas that drain are on their way to others at the same
+    time, per ingress; 0 lets them end where they
     are. scale_up: waiting for a model that was scaled to zero.
     """
 
@@ -79,6 +81,7 @@ class RouterSettings(BaseModel):
     session_idle_s: float = Field(default=3600.0, gt=0)
     max_waiting_requests: int = Field(default=2048, ge=1)
     max_queued_tokens: int = Field(default=1 << 21, ge=1)
+    max_losses: int = Field(default=8, ge=1)
     max_moves: int = Field(default=3, ge=0)
     move_wait_s: float = Field(default=60.0, ge=0)
     max_handovers: int = Field(default=8, ge=0)

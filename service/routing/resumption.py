@@ -5,6 +5,7 @@ Noise is a function of (seed, position, token) (docs/decisions/0002), so a repli
 draws what the first one would have drawn. Knows no replica.
 """
 
+import random
 import secrets
 from array import array
 
@@ -13,6 +14,8 @@ import msgspec
 from workers.protocol import GenerateRequest
 
 _SEED_BITS = 63
+_RETRY_INITIAL_S = 0.1
+_RETRY_MAX_S = 2.0
 
 
 def with_seed(request: GenerateRequest) -> GenerateRequest:
@@ -31,3 +34,9 @@ def resumed(request: GenerateRequest, number: int, received: "array[int]") -> Ge
     return msgspec.structs.replace(
         request, request_id=request_id, resumed_token_ids=received.tolist()
     )
+
+
+def retry_delay_s(number: int) -> float:
+    """Seconds before a request that every replica refuses is sent again. number: from 1."""
+    most_s = min(_RETRY_INITIAL_S * (1 << min(number - 1, 16)), _RETRY_MAX_S)
+    return most_s * random.uniform(0.5, 1.0)

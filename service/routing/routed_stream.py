@@ -33,10 +33,11 @@ _TOP_LOGPROB_BYTES = 72
 class StreamOwner(Protocol):
     """Who routes a stream."""
 
-    def move(self, stream: "RoutedStream") -> None:
+    def move(self, stream: "RoutedStream", *, is_replica_lost: bool) -> None:
         """Send next_attempt() to another replica: the stream's own has its request no longer.
 
-        If none takes it now it waits for one, and fail() tells when it has waited long enough.
+        is_replica_lost: it is gone; otherwise it has said that it does nothing more for it. If none
+        takes it now it waits for one, and fail() tells when it has waited long enough.
         Raises ApiError if it is not to be sent again.
         """
 
@@ -53,10 +54,12 @@ class StreamOwner(Protocol):
 class RoutedStream:
     """Implements TokenStream for the reader and OutputSink for the channel.
 
-    attempt: what the replica was sent, under an id of its own. num_losses: how often in a row,
-    without an answer in between, a replica was lost or refused. lost_s: monotonic time since which
-    the stream has stood still because of a move; None while none is under way. move_reason: why its
-    replica has the request no longer; None while every replica that was chosen has it.
+    attempt: what the replica was sent, under an id of its own. replica_id: "" while no replica has
+    it. num_refusals: how often in a row, without an answer in between, a replica said that it does
+    nothing for it. retry_s: monotonic time before which it is not sent again out of a waiting room.
+    lost_s: monotonic time since which the stream has stood still because of a move; None while none
+    is under way. move_reason: why its replica has the request no longer; None while every replica
+    that was chosen has it.
     """
 
     def __init__(
@@ -69,12 +72,15 @@ class RoutedStream:
         )
         self.replica_id = ""
         self.sent_s = 0.0
-        self.num_losses = 0
+        self.num_refusals = 0
+        self.retry_s = 0.0
         self.move_reason: RoutingReason | None = None
         self.lost_s: float | None = None
         self._num_attempts = 0
         self._received = array("i", request.resumed_token_ids)
+        self._num_received_before = len(self._received)
         self._is_answered = False
+        self._is_lost = False
         self._owner = owner
         self._max_bytes = max_bytes
         self._outputs: deque[StepOutput] = deque()
@@ -123,9 +129,19 @@ class RoutedStream:
         return self._is_answered
 
     @property
+    def num_losses(self) -> int:
+        """Lost replicas that count against its request."""
+        return self.context.losses.num_replicas
+
+    @property
     def num_tokens(self) -> int:
         """Of prompt and output so far."""
         return len(self.request.prompt_token_ids) + len(self._received)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """That came since the stream was last sent to a replica."""
+        return len(self._received) - self._num_received_before
 
     @property
     def max_tokens_left(self) -> int | None:
@@ -147,6 +163,7 @@ class RoutedStream:
         """What comes from now on is that replica's answer to the attempt."""
         self.attempt, self.replica_id = attempt, replica_id
         self.sent_s = time.monotonic()
+        self._num_received_before = len(self._received)
         self._is_answered = False
 
     def deliver(self, output: StepOutput, engine_s: float | None) -> None:
@@ -184,17 +201,18 @@ class RoutedStream:
         return self._is_ended
 
     def _move(self, reason: RoutingReason, answer: StepOutput | None = None) -> None:
-        """If nobody else takes a request without output, its replica's own answer stands."""
+        """answer: the replica's own, which stands if nobody else takes a request without output;
+        None if the replica is lost."""
+        if not self._is_lost:
+            # A hand-over's pause is no part of what may be waited from a loss on.
+            self._is_lost, self.lost_s = True, None
         self._is_answered = False
-        self.num_losses += 1
         self.move_reason = reason
-        if self.num_losses == 1:
-            self.lost_s = (
-                None  # a hand-over's pause is no part of what may be waited from a loss on
-            )
         self.pause()
+        if answer is not None:
+            self.num_refusals += 1
         try:
-            self._owner.move(self)
+            self._owner.move(self, is_replica_lost=answer is None)
         except ApiError as error:
             if answer is None or self.has_output:
                 self._end(error, None)
@@ -206,7 +224,7 @@ class RoutedStream:
         if not self._is_answered:
             self._is_answered = True
             self._owner.on_answer(self)
-            self.num_losses, self.lost_s = 0, None
+            self._is_lost, self.num_refusals, self.lost_s = False, 0, None
 
     def _push(self, output: StepOutput) -> None:
         outputs = self._outputs

@@ -24,10 +24,14 @@ from service.routing.handover import Handover, share_of_waiting
 from service.routing.metrics import RouterMetrics
 from service.routing.policy import MOVES, RouterSettings, RoutingReason
 from service.routing.replica_chooser import ReplicaChooser
-from service.routing.resumption import with_seed
+from service.routing.resumption import retry_delay_s, with_seed
 from service.routing.routed_stream import RoutedStream
+from service.routing.suspects import Suspects
 from service.routing.waiting_room import WaitingRoom
 from workers.protocol import GenerateRequest, ModelInfo
+
+_TURN_SHARE = 0.5
+"""Of move_wait_s, for which a suspect waits for its turn; then it goes with the others."""
 
 
 class Router:
@@ -59,6 +63,7 @@ class Router:
             settings.scale_up, self._send_again, self.demand_changed.set, metrics.on_scale_up_wait
         )
         self._handover = Handover(settings.max_handovers, self._hand_over)
+        self._suspects = Suspects(settings.max_losses, _TURN_SHARE * settings.move_wait_s)
         self._known_usable: set[str] = set()
 
     @property
@@ -167,20 +172,32 @@ class Router:
         for link in links:
             await link.aclose()
 
-    def move(self, stream: RoutedStream) -> None:
+    def move(self, stream: RoutedStream, *, is_replica_lost: bool) -> None:
         self._ledger.recall(stream.id, stream.num_tokens)
         self._handover.on_arrived(stream)
         lost_id, stream.replica_id = stream.replica_id, ""
-        is_refused = stream.move_reason is RoutingReason.REFUSED
-        try:
-            if stream.num_losses > self._settings.max_moves:
+        if is_replica_lost:
+            self._suspects.charge(stream)
+            if self._suspects.has_lost_enough(stream):
                 raise _lost()
+        try:
+            if self._must_wait(stream, is_replica_lost):
+                raise _unavailable()
             self._send(stream, stream.next_attempt(), stream.move_reason, exclude=lost_id)
         except ApiError as error:
-            is_final = error.code is ApiErrorCode.REPLICA_LOST and not is_refused
-            if is_final or (is_refused and not stream.has_output):
+            if stream.move_reason is RoutingReason.REFUSED and not stream.has_output:
                 raise
             self._hold(stream, _lost() if stream.has_output else error)
+
+    def _must_wait(self, stream: RoutedStream, is_replica_lost: bool) -> bool:
+        """Whether it goes to the waiting room though another replica may be there."""
+        num_delays = stream.num_refusals - self._settings.max_moves
+        if num_delays > 0:
+            stream.retry_s = time.monotonic() + retry_delay_s(num_delays)
+            return True
+        if is_replica_lost and self._suspects.is_suspect(stream):
+            return not self._suspects.is_overdue(stream)  # behind those that wait already
+        return not self._suspects.may_go(stream)
 
     def abort(self, stream: RoutedStream) -> None:
         self._room.leave(stream)
@@ -240,6 +257,8 @@ class Router:
     def _send_again(self, stream: RoutedStream) -> None:
         """Out of the waiting room. The replica that it had may be meant too, once its link stands
         again."""
+        if time.monotonic() < stream.retry_s or not self._suspects.may_go(stream):
+            raise _unavailable()
         if stream.move_reason is None:
             self._send(stream, stream.request)
         else:
@@ -292,10 +311,13 @@ class Router:
         """moved: why, None for a stream's first replica. Raises ApiError if none takes it."""
         started_s = time.monotonic()
         links = self._usable_links(exclude)
+        if self._suspects.is_suspect(stream):
+            links = _emptiest(links)
         loads = {replica_id: link.load for replica_id, link in links.items()}
         choice = self._chooser.choose(attempt, loads, stream.session_key)
         replica_id, chosen = choice.decision
         sequence = links[replica_id].submit(attempt, stream)
+        self._suspects.on_sent(stream)
         stream.on_sent(attempt, replica_id)
         self._ledger.send(
             stream.id, replica_id, stream.num_tokens, choice.uncached_tokens, sequence
@@ -303,7 +325,7 @@ class Router:
         self._chooser.on_sent(stream.id, choice)
         reason = moved or chosen
         self._metrics.on_routed(reason)
-        stream.context.record.routes.append(
+        stream.context.record.add_route(
             RouteTimes(replica_id, reason.value, started_s, time.monotonic(), reason in MOVES)
         )
 
@@ -332,6 +354,8 @@ class Router:
         link = self._links.get(replica_id)
         if link is None:  # given up
             return
+        if not link.is_connected:
+            self._suspects.on_disconnect(replica_id)
         self._ledger.on_report(replica_id, link.load.seen_sequence)
         if self._info is None:
             self._info = link.model
@@ -346,8 +370,14 @@ def _is_usable(link: ReplicaLink) -> bool:
     return link.is_connected and not link.load.is_draining and not link.load.is_stalled
 
 
+def _emptiest(links: dict[str, ReplicaLink]) -> dict[str, ReplicaLink]:
+    """The one replica whose loss would befall the fewest requests of this ingress."""
+    replica_id = min(links, key=lambda replica_id: links[replica_id].num_live_requests)
+    return {replica_id: links[replica_id]}
+
+
 def _lost() -> ApiError:
-    message = "the replica that served this request was lost and no other one went on with it"
+    message = "the replica that served this request was lost and no other one goes on with it"
     return ApiError(ApiErrorCode.REPLICA_LOST, message)
 
 

@@ -111,8 +111,10 @@ class WaitingRoom:
             place.timer.cancel()
 
     def on_change(self) -> None:
-        """Try everybody again; those that find a replica leave."""
-        for stream in sorted(self._places, key=lambda stream: not stream.has_output):
+        """Try everybody again; those that find a replica leave. First those that somebody has been
+        reading; of these, and of the others, those with most lost replicas last."""
+        order = sorted(self._places, key=lambda one: (not one.has_output, one.num_losses))
+        for stream in order:
             if self._is_placed(stream):
                 self._dismiss(stream, None)
 

@@ -8,6 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+MAX_KEPT_MOVES = 64
+"""In a record: a stream that lives for hours may be moved without end."""
+
 
 class RequestSpan(Protocol):
     """The trace of one request. trace_id, traceparent: "" where there is none."""
@@ -71,8 +74,9 @@ class RequestRecord:
     """protocol: "http" or "grpc". status: of HTTP, or the name of gRPC's; "" while unknown.
 
     error_code: of the ApiError that the client was told; "" for none. caller: the name of its API
-    key, never the key; who has none is anonymous. is_accepted: a replica has got it. started_s is
-    monotonic, started_ns Unix time; both of the same moment.
+    key, never the key; who has none is anonymous. is_accepted: a replica has got it. routes: only
+    add_route() adds any. num_moves: how often an engine request of this one was sent to yet another
+    replica. started_s is monotonic, started_ns Unix time; both of the same moment.
     """
 
     request_id: str = ""
@@ -89,6 +93,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     span: RequestSpan = NO_SPAN
     routes: list[RouteTimes] = field(default_factory=list)
+    num_moves: int = 0
     choices: list[ChoiceTimes] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
     started_ns: int = field(default_factory=time.time_ns)
@@ -100,10 +105,11 @@ class RequestRecord:
         known = [c.first_output_s for c in self.choices if c.first_output_s is not None]
         return min(known, default=None)
 
-    @property
-    def num_moves(self) -> int:
-        """How often an engine request of this one was sent to yet another replica."""
-        return sum(route.is_move for route in self.routes)
+    def add_route(self, route: RouteTimes) -> None:
+        """Of the moves only the first MAX_KEPT_MOVES are kept; all are counted."""
+        self.num_moves += route.is_move
+        if not route.is_move or self.num_moves <= MAX_KEPT_MOVES:
+            self.routes.append(route)
 
     def unix_ns(self, monotonic_s: float) -> int:
         """Unix time of a moment, by this record's two clocks."""

@@ -12,7 +12,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.routing.policy import RouterSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FakeReplica, eventually
-from tests.unit.service.routing.router.test_router import CONTEXT, collect, request, routed, tokens
+from tests.unit.service.routing.router.test_router import anyone, collect, request, routed, tokens
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,7 +35,7 @@ async def submitted(r, count, prompt=(5,)):
     """Tasks that wait, once all of them do."""
     before = r.router.num_waiting_requests
     tasks = [
-        asyncio.create_task(r.router.submit(request(f"r{before + i}", prompt), CONTEXT))
+        asyncio.create_task(r.router.submit(request(f"r{before + i}", prompt), anyone()))
         for i in range(count)
     ]
     await eventually(lambda: r.router.num_waiting_requests == before + count)
@@ -71,7 +71,7 @@ async def test_a_request_waits_for_the_first_replica_and_succeeds():
 
 async def test_the_time_is_bounded_and_its_end_a_typed_error():
     async with scaled_to_zero(wait_s=0.05, retry_after_s=7.0) as r:
-        error = await error_of(r.router.submit(request(), CONTEXT))
+        error = await error_of(r.router.submit(request(), anyone()))
         assert error.code is ApiErrorCode.UNAVAILABLE
         assert error.retry_after_s == 7.0
         assert is_clean(r)
@@ -83,7 +83,7 @@ async def test_the_number_of_those_who_wait_is_bounded():
         with pytest.raises(ApiError) as caught:
             r.router.check_admission()
         assert caught.value.code is ApiErrorCode.OVERLOADED
-        assert (await error_of(r.router.submit(request("one-more"), CONTEXT))).retry_after_s
+        assert (await error_of(r.router.submit(request("one-more"), anyone()))).retry_after_s
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -94,7 +94,7 @@ async def test_the_number_of_those_who_wait_is_bounded():
 async def test_their_tokens_are_bounded_but_an_empty_room_takes_any_prompt():
     async with scaled_to_zero(max_tokens=10) as r:
         (task,) = await submitted(r, 1, prompt=[5] * 50)
-        error = await error_of(r.router.submit(request("one-more"), CONTEXT))
+        error = await error_of(r.router.submit(request("one-more"), anyone()))
         assert error.code is ApiErrorCode.OVERLOADED
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -122,7 +122,7 @@ async def test_a_failed_start_ends_the_wait_and_the_readiness():
         assert (await error_of(task)).code is ApiErrorCode.UNAVAILABLE
         assert not r.router.is_ready
         assert (
-            await error_of(r.router.submit(request(), CONTEXT))
+            await error_of(r.router.submit(request(), anyone()))
         ).code is ApiErrorCode.UNAVAILABLE
         r.router.update_availability(available())
         assert r.router.is_ready
@@ -135,7 +135,7 @@ async def test_where_nobody_would_start_a_replica_nobody_waits(told):
         r.router.update_availability(told)
         assert not r.router.is_ready
         assert (
-            await error_of(r.router.submit(request(), CONTEXT))
+            await error_of(r.router.submit(request(), anyone()))
         ).code is ApiErrorCode.UNAVAILABLE
         assert is_clean(r)
 
@@ -154,7 +154,7 @@ async def test_what_crosses_the_drain_of_the_last_replica_waits_for_the_next():
             await r.router.update_replicas([old.address])
             await eventually(lambda: r.router.num_connected_replicas == 1)
             old.server.drain()
-            stream = await r.router.submit(request(), CONTEXT)  # the drain is not known here yet
+            stream = await r.router.submit(request(), anyone())  # the drain is not known here yet
             await eventually(lambda: r.router.num_waiting_requests == 1)
             assert r.router.demand_changed.is_set()
             await r.router.update_replicas([new.address])

@@ -22,6 +22,7 @@ class Stream:
     name: str
     has_output: bool = False
     num_tokens: int = 10
+    num_losses: int = 0
 
 
 class Room:
@@ -163,3 +164,17 @@ async def test_a_new_request_whose_replica_is_lost_at_once_is_not_forgotten():
     assert made.room.num_requests == 1
     await asyncio.sleep(0.2)
     assert told == [LATE]
+
+
+async def test_those_with_most_lost_replicas_are_tried_last_of_those_that_are_read():
+    made = Room()
+    for stream in (
+        Stream("thrice", True, num_losses=3),
+        Stream("new"),
+        Stream("twice", True, num_losses=2),
+        Stream("once", True, num_losses=1),
+    ):
+        made.hold(stream)
+    made.room.on_change()
+    assert made.tried == ["once", "twice", "thrice", "new"]
+    made.room.dismiss(NOBODY)

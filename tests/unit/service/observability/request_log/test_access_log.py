@@ -8,7 +8,7 @@ import pytest
 
 from service.observability.request_log.access_log import AccessLog, access_fields
 from service.observability.request_log.formatting import FIELDS
-from service.observability.request_log.record import RequestRecord, RouteTimes
+from service.observability.request_log.record import MAX_KEPT_MOVES, RequestRecord, RouteTimes
 
 
 class Lines(logging.Handler):
@@ -102,8 +102,18 @@ def test_a_reader_that_is_stuck_stops_nobody_and_holds_a_bounded_number(lines, c
 
 def test_a_line_says_how_often_its_request_was_moved():
     record = RequestRecord(request_id="r")
-    record.routes.append(RouteTimes("a", "prefix", 0.0, 0.1))
+    record.add_route(RouteTimes("a", "prefix", 0.0, 0.1))
     assert "num_moves" not in access_fields(record)
     for reason in ("lost", "drain"):
-        record.routes.append(RouteTimes("b", reason, 0.2, 0.3, is_move=True))
+        record.add_route(RouteTimes("b", reason, 0.2, 0.3, is_move=True))
     assert access_fields(record)["num_moves"] == 2
+
+
+def test_a_record_keeps_so_many_moves_and_counts_them_all():
+    record = RequestRecord()
+    record.add_route(RouteTimes("first", "only", 0.0, 0.0))
+    for number in range(1000):
+        record.add_route(RouteTimes(str(number), "refused", 0.0, 0.0, is_move=True))
+    record.add_route(RouteTimes("of another choice", "only", 0.0, 0.0))
+    assert record.num_moves == 1000
+    assert len(record.routes) == MAX_KEPT_MOVES + 2

@@ -205,7 +205,7 @@ async def test_without_tracing_no_header_and_no_span_is_made(tmp_path):
 def test_every_attempt_of_the_router_is_a_span(tmp_path):
     traced = Traced(tmp_path)
     record = _record()
-    record.routes.append(RouteTimes("replica-b", "lost", 0.0, 0.1, is_move=True))
+    record.add_route(RouteTimes("replica-b", "lost", 0.0, 0.1, is_move=True))
     observer = traced.services.observer
 
     def observe():
@@ -230,7 +230,7 @@ def test_tracing_without_its_packages_is_a_typed_error(monkeypatch):
 def _record():
     record = RequestRecord("r", "http", "POST", "/v1/completions", "200", model="tiny")
     now_s = record.started_s
-    record.routes.append(RouteTimes("replica-a", "prefix", now_s, now_s))
+    record.add_route(RouteTimes("replica-a", "prefix", now_s, now_s))
     record.choices.append(ChoiceTimes(now_s, now_s, now_s, 0.0, 0.0, "stop", 8))
     return record
 

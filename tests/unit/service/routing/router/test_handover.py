@@ -12,7 +12,7 @@ from service.errors import ApiError
 from service.routing.policy import RouterSettings
 from tests.fakes.replica import eventually
 from tests.unit.service.routing.router.test_moved_streams import begun, is_clean, kept
-from tests.unit.service.routing.router.test_router import CONTEXT, collect, request, routed, tokens
+from tests.unit.service.routing.router.test_router import anyone, collect, request, routed, tokens
 from workers.protocol import EngineStats
 
 pytestmark = pytest.mark.asyncio
@@ -111,7 +111,7 @@ async def test_what_still_waits_at_the_draining_replica_is_handed_over_too():
     with kept("a", max_running=1) as a, kept("b") as b:
         async with two_replicas(a, b) as (r, link_second):
             running, received = await begun(r, "running", 100)
-            waiting = await r.router.submit(request("waiting", max_tokens=100), CONTEXT)
+            waiting = await r.router.submit(request("waiting", max_tokens=100), anyone())
             await eventually(lambda: a.engine.waiting)
             await link_second()
             await asyncio.to_thread(a.server.drain)
@@ -199,7 +199,7 @@ async def test_a_stalled_replica_is_not_chosen():
             stalled.update = lambda load: None
             assert stalled.is_stalled
             for i in range(6):
-                await collect(await r.router.submit(request(f"r{i}", [i]), CONTEXT))
+                await collect(await r.router.submit(request(f"r{i}", [i]), anyone()))
             assert (a.engine.num_finished, b.engine.num_finished) == (0, 6)
 
 
@@ -208,7 +208,7 @@ async def test_a_replica_that_comes_takes_its_share_of_what_waits_and_nothing_th
         async with two_replicas(a, b) as (r, link_second):
             running = [await begun(r, f"running{i}", 400) for i in range(2)]
             waiting = [
-                await r.router.submit(request(f"w{i}", max_tokens=50), CONTEXT) for i in range(10)
+                await r.router.submit(request(f"w{i}", max_tokens=50), anyone()) for i in range(10)
             ]
             link = r.router._links["a"]
             await eventually(lambda: link.load.num_waiting == 10)
@@ -228,7 +228,7 @@ async def test_a_connection_that_comes_back_is_no_new_replica():
     with kept("a", max_running=1) as a, kept("b", max_running=0) as b:
         async with routed(a, b) as r:
             started = [
-                await r.router.submit(request(f"r{i}", max_tokens=LONG), CONTEXT) for i in range(8)
+                await r.router.submit(request(f"r{i}", max_tokens=LONG), anyone()) for i in range(8)
             ]
             await eventually(lambda: a.engine.waiting)
             r.router._links["b"]._writer.transport.abort()

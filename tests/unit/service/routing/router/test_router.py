@@ -19,7 +19,11 @@ from workers.protocol import FinishReason, GenerateRequest
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 pytestmark = pytest.mark.asyncio
-CONTEXT = RequestContext()
+
+
+def anyone():
+    """The context of a call of its own."""
+    return RequestContext()
 
 
 class Metrics:
@@ -79,7 +83,7 @@ def tokens(outputs):
 async def test_a_request_streams_to_its_end_and_leaves_nothing_behind():
     with FakeReplica() as replica:
         async with routed(replica) as r:
-            outputs = await collect(await r.router.submit(request(), CONTEXT))
+            outputs = await collect(await r.router.submit(request(), anyone()))
             assert tokens(outputs) == list(range(6, 14))
             assert r.metrics.reasons == {"only": 1}
             assert len(r.metrics.overhead_s) == 1
@@ -94,7 +98,7 @@ async def test_without_a_replica_submit_is_unavailable_and_so_is_the_info():
             r.router.check_admission()
         assert caught.value.code is ApiErrorCode.UNAVAILABLE
         with pytest.raises(ApiError) as caught:
-            await r.router.submit(request(), CONTEXT)
+            await r.router.submit(request(), anyone())
         assert caught.value.code is ApiErrorCode.UNAVAILABLE
         assert caught.value.retry_after_s
         with pytest.raises(ApiError):
@@ -114,10 +118,10 @@ async def test_every_request_has_its_seed_before_a_replica_sees_it():
     with FakeReplica(KeepingEngine()) as replica:
         async with routed(replica) as r:
             for i in range(4):
-                await collect(await r.router.submit(request(f"r{i}"), CONTEXT))
+                await collect(await r.router.submit(request(f"r{i}"), anyone()))
             sampling = SamplingParams(max_tokens=2, seed=-7)
             own = GenerateRequest("own", [5], sampling)
-            await collect(await r.router.submit(own, CONTEXT))
+            await collect(await r.router.submit(own, anyone()))
     *drawn, given = seen
     assert given == -7
     assert len(set(drawn)) == 4
@@ -129,7 +133,9 @@ async def test_requests_with_a_common_prefix_go_to_the_same_replica():
         async with routed(a, b) as r:
             prompt = [7] * 256
             for i in range(8):
-                await collect(await r.router.submit(request(f"r{i}", prompt=[*prompt, i]), CONTEXT))
+                await collect(
+                    await r.router.submit(request(f"r{i}", prompt=[*prompt, i]), anyone())
+                )
             assert {a.engine.num_finished, b.engine.num_finished} == {0, 8}
             assert r.metrics.reasons == {"load": 1, "prefix": 7}
 
@@ -141,7 +147,8 @@ async def test_concurrent_requests_without_a_common_prefix_spread():
     ):
         async with routed(a, b) as r:
             streams = [
-                await r.router.submit(request(f"r{i}", prompt=[i] * 64), CONTEXT) for i in range(40)
+                await r.router.submit(request(f"r{i}", prompt=[i] * 64), anyone())
+                for i in range(40)
             ]
             await asyncio.gather(*map(collect, streams))
             assert a.engine.num_finished == b.engine.num_finished == 20
@@ -151,9 +158,9 @@ async def test_what_a_lost_replica_had_is_finished_elsewhere_begun_or_not():
     started = FakeEngine(step_s=0.005, max_running=1)
     with FakeReplica(started, replica_id="a") as a, FakeReplica(replica_id="b") as b:
         async with routed(a, settings=RouterSettings(imbalance_tokens=10**6)) as r:
-            running = await r.router.submit(request("running", max_tokens=1000), CONTEXT)
+            running = await r.router.submit(request("running", max_tokens=1000), anyone())
             received = tokens([await anext(running)])
-            waiting = await r.router.submit(request("waiting", max_tokens=4), CONTEXT)
+            waiting = await r.router.submit(request("waiting", max_tokens=4), anyone())
             await r.router.update_replicas([a.address, b.address])
             await eventually(lambda: r.router.num_connected_replicas == 2)
             await asyncio.to_thread(a.kill)
@@ -166,14 +173,14 @@ async def test_what_a_lost_replica_had_is_finished_elsewhere_begun_or_not():
             assert [o async for o in running] == []
 
 
-async def test_a_request_that_was_moved_often_enough_ends_with_an_error():
+async def test_a_request_whose_replicas_were_lost_often_enough_ends_with_an_error():
     engines = [FakeEngine(step_s=0.005, max_running=0) for _ in range(2)]
     with (
         FakeReplica(engines[0], replica_id="a") as a,
         FakeReplica(engines[1], replica_id="b") as b,
     ):
-        async with routed(a, b, settings=RouterSettings(max_moves=1)) as r:
-            stream = await r.router.submit(request(), CONTEXT)
+        async with routed(a, b, settings=RouterSettings(max_losses=2)) as r:
+            stream = await r.router.submit(request(), anyone())
             by_id = {"a": a, "b": b}
             first = by_id.pop(stream.replica_id)
             (second,) = by_id.values()
@@ -189,7 +196,7 @@ async def test_a_request_lost_before_its_first_output_waits_for_a_replica():
     stuck = FakeEngine(max_running=0)
     with FakeReplica(stuck, replica_id="a") as a, FakeReplica(replica_id="b") as b:
         async with routed(a) as r:
-            stream = await r.router.submit(request(), CONTEXT)
+            stream = await r.router.submit(request(), anyone())
             await eventually(lambda: stuck.waiting)
             await asyncio.to_thread(a.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
@@ -204,7 +211,7 @@ async def test_a_request_does_not_wait_for_a_replica_for_ever(wait_s):
     stuck = FakeEngine(max_running=0)
     with FakeReplica(stuck) as replica:
         async with routed(replica, settings=RouterSettings(move_wait_s=wait_s)) as r:
-            stream = await r.router.submit(request(), CONTEXT)
+            stream = await r.router.submit(request(), anyone())
             await eventually(lambda: stuck.waiting)
             await asyncio.to_thread(replica.kill)
             with pytest.raises(ApiError) as caught:
@@ -217,7 +224,7 @@ async def test_closing_the_router_ends_what_waits_for_a_replica():
     stuck = FakeEngine(max_running=0)
     with FakeReplica(stuck) as replica:
         async with routed(replica) as r:
-            stream = await r.router.submit(request(), CONTEXT)
+            stream = await r.router.submit(request(), anyone())
             await eventually(lambda: stuck.waiting)
             await asyncio.to_thread(replica.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
@@ -245,7 +252,7 @@ async def test_a_refused_request_is_sent_elsewhere_though_its_session_lives_ther
 async def test_a_refusal_stands_when_there_is_nobody_else():
     with FakeReplica(FakeEngine(max_waiting=0)) as replica:
         async with routed(replica) as r:
-            (output,) = await collect(await r.router.submit(request(), CONTEXT))
+            (output,) = await collect(await r.router.submit(request(), anyone()))
             assert output.finish_reason is FinishReason.ERROR
             assert output.error.code is ErrorCode.QUEUE_FULL
             assert r.admission.num_live_requests == r.admission.queued_tokens == 0
@@ -255,12 +262,12 @@ async def test_a_draining_replica_gets_nothing_and_finishes_what_it_has():
     slow = FakeEngine(step_s=0.01)
     with FakeReplica(slow, replica_id="a") as a:
         async with routed(a) as r:
-            stream = await r.router.submit(request(max_tokens=20), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=20), anyone())
             first = await anext(stream)
             await asyncio.to_thread(a.server.drain)
             await eventually(lambda: not r.router.is_ready)
             with pytest.raises(ApiError) as caught:
-                await r.router.submit(request("late"), CONTEXT)
+                await r.router.submit(request("late"), anyone())
             assert caught.value.code is ApiErrorCode.UNAVAILABLE
             assert len(tokens([first, *await collect(stream)])) == 20
 
@@ -269,21 +276,21 @@ async def test_a_replica_that_is_gone_is_forgotten_with_its_cache():
     prompt = [7] * 256
     with FakeReplica(replica_id="a") as a:
         async with routed(a) as r:
-            await collect(await r.router.submit(request("r0", prompt), CONTEXT))
+            await collect(await r.router.submit(request("r0", prompt), anyone()))
             await asyncio.to_thread(a.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
             await r.router.update_replicas([])
             with FakeReplica(replica_id="a") as again, FakeReplica(replica_id="b") as b:
                 await r.router.update_replicas([again.address, b.address])
                 await eventually(lambda: r.router.num_connected_replicas == 2)
-                await collect(await r.router.submit(request("r1", [*prompt, 1]), CONTEXT))
+                await collect(await r.router.submit(request("r1", [*prompt, 1]), anyone()))
     assert r.metrics.reasons == {"only": 1, "load": 1}
 
 
 async def test_closing_a_stream_aborts_it_at_the_replica():
     with FakeReplica(FakeEngine(step_s=0.005)) as replica:
         async with routed(replica) as r:
-            stream = await r.router.submit(request(max_tokens=10_000), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=10_000), anyone())
             await anext(stream)
             await stream.aclose()
             await stream.aclose()
@@ -295,8 +302,8 @@ async def test_a_client_that_does_not_read_loses_its_own_request_only():
     channel = FAST.model_copy(update={"max_stream_bytes": 5000})
     with FakeReplica(FakeEngine(step_s=0.001), settings=channel) as replica:
         async with routed(replica, channel=channel) as r:
-            unread = await r.router.submit(request("unread", max_tokens=10_000), CONTEXT)
-            read = await r.router.submit(request("read", max_tokens=100), CONTEXT)
+            unread = await r.router.submit(request("unread", max_tokens=10_000), anyone())
+            read = await r.router.submit(request("read", max_tokens=100), anyone())
             assert len(tokens(await collect(read))) == 100
             await eventually(lambda: not replica.engine.running)
             with pytest.raises(ApiError) as caught:
@@ -308,19 +315,19 @@ async def test_a_replica_no_longer_listed_stays_while_its_connection_lives():
     with FakeReplica(replica_id="a") as a:
         async with routed(a) as r:
             await r.router.update_replicas([])
-            assert len(tokens(await collect(await r.router.submit(request(), CONTEXT)))) == 8
+            assert len(tokens(await collect(await r.router.submit(request(), anyone())))) == 8
             await asyncio.to_thread(a.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
             await r.router.update_replicas([])
             with pytest.raises(ApiError):
-                await r.router.submit(request("late"), CONTEXT)
+                await r.router.submit(request("late"), anyone())
 
 
 async def test_ending_all_requests_gives_each_one_typed_error_and_frees_the_engine():
     with FakeReplica(FakeEngine(step_s=0.005)) as replica:
         async with routed(replica) as r:
             streams = [
-                await r.router.submit(request(f"r{i}", max_tokens=10_000), CONTEXT)
+                await r.router.submit(request(f"r{i}", max_tokens=10_000), anyone())
                 for i in range(3)
             ]
             await anext(streams[0])

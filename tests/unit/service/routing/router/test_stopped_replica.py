@@ -11,7 +11,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.routing.policy import RouterSettings
 from tests.fakes.replica import FAST
 from tests.fakes.replica_process import replica_process
-from tests.unit.service.routing.router.test_router import CONTEXT, collect, request, routed, tokens
+from tests.unit.service.routing.router.test_router import anyone, collect, request, routed, tokens
 
 pytestmark = pytest.mark.asyncio
 
@@ -47,7 +47,7 @@ async def test_streams_of_a_stopped_process_end_with_one_error_at_the_heartbeat_
     settings = RouterSettings(move_wait_s=0.0)
     with replica_process("a", PATIENT) as (process, address):
         async with routed(Started(address), channel=PATIENT, settings=settings) as r:
-            stream = await r.router.submit(request(max_tokens=10_000), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=10_000), anyone())
             await anext(stream)
             stopped_s = time.monotonic()
             await stop(process)
@@ -64,7 +64,7 @@ async def test_a_request_that_a_stopped_process_never_answered_is_answered_by_an
     with first as (stopped, first_address), second as (_, second_address):
         async with routed(Started(first_address), channel=PATIENT) as r:
             await stop(stopped)
-            stream = await r.router.submit(request(max_tokens=8), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=8), anyone())
             await r.router.update_replicas([first_address, second_address])
             outputs = await asyncio.wait_for(collect(stream), 4 * LATEST_NOTICE_S)
             assert tokens(outputs) == list(range(6, 14))
@@ -75,7 +75,7 @@ async def test_a_stream_of_a_stopped_process_goes_on_at_another_token_for_token(
     first, second = replica_process("a", PATIENT), replica_process("b", PATIENT)
     with first as (stopped, first_address), second as (_, second_address):
         async with routed(Started(first_address), channel=PATIENT) as r:
-            stream = await r.router.submit(request(max_tokens=400), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=400), anyone())
             received = tokens([await anext(stream)])
             await stop(stopped)
             await r.router.update_replicas([first_address, second_address])
@@ -90,7 +90,7 @@ async def test_a_stream_of_a_stopped_process_goes_on_at_another_token_for_token(
 async def test_a_machine_that_stood_still_as_a_whole_loses_no_stream():
     with replica_process("a", PATIENT) as (process, address):
         async with routed(Started(address), channel=PATIENT) as r:
-            stream = await r.router.submit(request(max_tokens=50), CONTEXT)
+            stream = await r.router.submit(request(max_tokens=50), anyone())
             await stop(process)
             time.sleep(PATIENT.heartbeat_timeout_s + 1.0)
             process.send_signal(signal.SIGCONT)

@@ -1,0 +1,95 @@
+"""Which requests may bring replicas down, and when these are sent to a replica again.
+
+A request whose work ends the engine is moved like any other one, and takes the next replica along
+with all that runs there. Requests that were on several lost replicas are suspects: they are tried
+one at a time, so that the next loss says which of them it was (docs/decisions/0052). Knows no
+links.
+"""
+
+import time
+from collections.abc import Callable
+
+from service.request_context import Losses
+from service.routing.routed_stream import RoutedStream
+
+SUSPECT_LOSSES = 2
+"""Lost replicas from which on a request is a suspect: after the first one all move at once."""
+MAX_LOST_TRIALS = 2
+"""That end a request. One may be chance: what ends replicas at random hits trials, too."""
+TRIAL_TOKENS = 8
+"""New tokens after which a trial is over. A request that ends its engine at some token comes to it
+again soon after a move, for a moved request has all tokens that its reader was sent."""
+
+
+class Suspects:
+    """on_disconnect(), then charge() for each stream that is told; on_sent() for what is sent.
+
+    Losses are counted by client's request, not by choice, and no token makes them forgotten.
+    max_losses: after which a request is not sent again. max_turn_wait_s: how long a suspect that
+    stands still waits for others that are on trial.
+    """
+
+    def __init__(
+        self,
+        max_losses: int,
+        max_turn_wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_losses = max_losses
+        self._max_turn_wait_s = max_turn_wait_s
+        self._clock = clock
+        self._on_trial: RoutedStream | None = None
+        self._blamed: RoutedStream | None = None
+        self._charged: set[Losses] = set()
+
+    def on_disconnect(self, replica_id: str) -> None:
+        """A replica is lost; its streams will be told at once, and before any other replica's."""
+        self._charged.clear()
+        tried = self._tried()
+        is_there = tried is not None and tried.replica_id == replica_id
+        self._blamed = tried if is_there else None
+
+    def charge(self, stream: RoutedStream) -> None:
+        """The stream had the replica that was lost: that counts against its request, once, unless
+        another one's was on trial there."""
+        losses = stream.context.losses
+        is_others = self._blamed is not None and self._blamed.context.losses is not losses
+        if is_others or losses in self._charged:
+            return
+        self._charged.add(losses)
+        losses.num_replicas += 1
+        losses.num_trials += self._blamed is not None
+
+    def is_suspect(self, stream: RoutedStream) -> bool:
+        return stream.num_losses >= SUSPECT_LOSSES
+
+    def has_lost_enough(self, stream: RoutedStream) -> bool:
+        """Whether it must not be sent to yet another replica."""
+        losses = stream.context.losses
+        return losses.num_replicas >= self._max_losses or losses.num_trials >= MAX_LOST_TRIALS
+
+    def may_go(self, stream: RoutedStream) -> bool:
+        """Whether the stream may be sent to a replica now."""
+        if not self.is_suspect(stream):
+            return True
+        is_due = self._is_free_for(stream) or self.is_overdue(stream)
+        return is_due and not self.has_lost_enough(stream)
+
+    def is_overdue(self, stream: RoutedStream) -> bool:
+        """Whether it has stood still for so long that it goes out of turn."""
+        waited_s = 0.0 if stream.lost_s is None else self._clock() - stream.lost_s
+        return waited_s >= self._max_turn_wait_s
+
+    def on_sent(self, stream: RoutedStream) -> None:
+        if self.is_suspect(stream) and self._is_free_for(stream):
+            self._on_trial = stream
+
+    def _is_free_for(self, stream: RoutedStream) -> bool:
+        return self._tried() in (None, stream)
+
+    def _tried(self) -> RoutedStream | None:
+        """The suspect whose trial is under way at a replica."""
+        tried = self._on_trial
+        if tried is None or tried.is_ended or not tried.replica_id:
+            return None
+        return None if tried.num_new_tokens >= TRIAL_TOKENS else tried

@@ -1,0 +1,148 @@
+"""Whom a lost replica counts against, and whose turn it is."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from service.request_context import RequestContext
+from service.routing.suspects import TRIAL_TOKENS, Suspects
+
+MAX_LOSSES = 6
+
+
+@dataclass(eq=False)
+class Stream:
+    """What the rules ask of a stream."""
+
+    replica_id: str = ""
+    context: RequestContext = field(default_factory=RequestContext)
+    is_ended: bool = False
+    num_new_tokens: int = 0
+    lost_s: float | None = None
+
+    @property
+    def num_losses(self):
+        return self.context.losses.num_replicas
+
+
+@pytest.fixture
+def suspects():
+    return Suspects(MAX_LOSSES, 10.0, clock=lambda: 100.0)
+
+
+def send(suspects, stream, replica_id):
+    assert suspects.may_go(stream)
+    suspects.on_sent(stream)
+    stream.replica_id, stream.num_new_tokens = replica_id, 0
+
+
+def lose(suspects, replica_id, *streams):
+    suspects.on_disconnect(replica_id)
+    for stream in streams:
+        assert stream.replica_id == replica_id
+        stream.replica_id = ""
+        suspects.charge(stream)
+
+
+def suspect(suspects, context=None):
+    stream = Stream(context=context or RequestContext())
+    stream.context.losses.num_replicas = 2
+    return stream
+
+
+def losses(*streams):
+    return [stream.num_losses for stream in streams]
+
+
+def test_a_loss_counts_against_all_while_nobody_is_on_trial(suspects):
+    streams = [Stream("a"), Stream("a")]
+    lose(suspects, "a", *streams)
+    assert losses(*streams) == [1, 1]
+    assert not any(map(suspects.is_suspect, streams))
+    for stream in streams:
+        send(suspects, stream, "b")
+    lose(suspects, "b", *streams)
+    assert losses(*streams) == [2, 2]
+    assert all(map(suspects.is_suspect, streams))
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_loss_counts_against_the_one_that_is_on_trial_there(suspects, is_told_first):
+    tried, other = suspect(suspects), Stream("a")
+    send(suspects, tried, "a")
+    lose(suspects, "a", *([tried, other] if is_told_first else [other, tried]))
+    assert losses(tried, other) == [3, 0]
+    assert not suspects.has_lost_enough(tried)
+    send(suspects, tried, "b")
+    lose(suspects, "b", tried)
+    assert suspects.has_lost_enough(tried)
+    assert not suspects.may_go(tried)
+
+
+def test_a_loss_elsewhere_says_nothing_of_the_one_on_trial(suspects):
+    tried, other = suspect(suspects), Stream("b")
+    send(suspects, tried, "a")
+    lose(suspects, "b", other)
+    assert losses(tried, other) == [2, 1]
+
+
+def test_after_its_trial_a_request_is_one_of_many(suspects):
+    tried, other = suspect(suspects), Stream("a")
+    send(suspects, tried, "a")
+    tried.num_new_tokens = TRIAL_TOKENS
+    lose(suspects, "a", tried, other)
+    assert losses(tried, other) == [3, 1]
+    assert tried.context.losses.num_trials == 0
+
+
+def test_however_many_tokens_came_between_there_is_a_last_loss(suspects):
+    stream = Stream()
+    for number in range(MAX_LOSSES):
+        assert not suspects.has_lost_enough(stream)
+        send(suspects, stream, str(number))
+        stream.num_new_tokens = 10_000
+        lose(suspects, str(number), stream)
+    assert suspects.has_lost_enough(stream)
+
+
+@pytest.mark.parametrize("end", ["tokens", "ended", "lost"])
+def test_one_suspect_at_a_time(suspects, end):
+    first, second = suspect(suspects), suspect(suspects)
+    send(suspects, first, "a")
+    assert not suspects.may_go(second)
+    assert suspects.may_go(first), "its replica may refuse it"
+    assert suspects.may_go(Stream())
+    if end == "tokens":
+        first.num_new_tokens = TRIAL_TOKENS
+    elif end == "ended":
+        first.is_ended = True
+    else:
+        lose(suspects, "a", first)
+    assert suspects.may_go(second)
+
+
+def test_who_has_waited_long_enough_goes_out_of_turn_and_leaves_the_trial_alone(suspects):
+    first, second = suspect(suspects), suspect(suspects)
+    send(suspects, first, "a")
+    second.lost_s = 90.5
+    assert not suspects.may_go(second)
+    second.lost_s = 90.0
+    send(suspects, second, "a")
+    lose(suspects, "a", second, first)
+    assert losses(first, second) == [3, 2]
+
+
+def test_choices_of_one_request_are_charged_once_and_together(suspects):
+    context = RequestContext()
+    choices = [Stream("a", context), Stream("a", context)]
+    lose(suspects, "a", *choices)
+    assert losses(*choices) == [1, 1]
+    for choice in choices:
+        send(suspects, choice, "b")
+    lose(suspects, "b", *choices)
+    send(suspects, choices[0], "c")
+    assert not suspects.may_go(choices[1])
+    lose(suspects, "c", choices[0])
+    send(suspects, choices[1], "d")
+    lose(suspects, "d", choices[1])
+    assert all(map(suspects.has_lost_enough, choices))
