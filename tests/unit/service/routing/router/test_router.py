@@ -383,11 +383,11 @@ async def test_the_prefix_of_a_request_that_has_ended_counts_until_its_replica_e
         async with routed(*replicas.values()) as r:
             prompt = [7] * 256
             for name in ("first", "second"):
-                await collect(await r.router.submit(request(name, [*prompt, 1]), CONTEXT))
+                await collect(await r.router.submit(request(name, [*prompt, 1]), anyone()))
             assert r.metrics.reasons == {"load": 1, "prefix": 1}
             for replica in replicas.values():
                 replica.engine.evicted_tokens = 10**9
             links = r.router._links.values()
             await eventually(lambda: all(link.load.evicted_ordinary == 10**9 for link in links))
-            await collect(await r.router.submit(request("third", [*prompt, 1]), CONTEXT))
+            await collect(await r.router.submit(request("third", [*prompt, 1]), anyone()))
             assert r.metrics.reasons == {"load": 2, "prefix": 1}
