@@ -181,6 +181,8 @@ def _copy(tree: Path, area: Area) -> None:
 
 def _run_mutmut(tree: Path, chosen: Sequence[Mutant], num_processes: int) -> None:
     names = [mutant.name for mutant in chosen]
+    functions = {name.rpartition("__mutmut_")[0] for name in names}
+    (tree / "judged.json").write_text(json.dumps(sorted(functions)))
     command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run"]
     # Processes that tests start have to import the mutants, too. Python looks once whether a folder
     # of its path is there.
