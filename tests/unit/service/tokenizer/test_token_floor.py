@@ -108,6 +108,38 @@ def test_where_text_may_vanish_there_is_no_floor(what, kind, tokenizers):
     assert floor_of(tokenizer) is None
 
 
+@pytest.mark.parametrize(
+    "pre_tokenizer",
+    [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.Punctuation(),
+        pre_tokenizers.Split("a", "isolated"),
+        pre_tokenizers.Split("a", "merged_with_previous"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_a_split_that_keeps_everything_keeps_the_floor(pre_tokenizer, kind, tokenizers):
+    tokenizer = Tokenizer.from_str(tokenizers[kind].to_str())
+    own = [] if tokenizer.pre_tokenizer is None else [tokenizer.pre_tokenizer]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, *own])
+    text = "hello world, 123 tokens! " * 40
+    num_tokens = len(tokenizer.encode(text, add_special_tokens=False).ids)
+    assert 0 < floor_of(tokenizer).count(text) <= num_tokens
+
+
+def test_half_a_surrogate_counts_as_the_bytes_that_it_would_be(tokenizers):
+    floor = floor_of(tokenizers["byte_level"])
+    assert floor.count("\ud800" * 100) == floor.count("\ud800" * 50 + "\ud800" * 50) > 0
+
+
+def test_a_long_text_has_the_floor_of_its_parts(tokenizers):
+    floor = floor_of(tokenizers["byte_level"])
+    part = "The quick brown fox jumps over the lazy dog. Größe 🙂\n" * 500
+    parts = [floor.count(part)] * 8
+    assert sum(parts) <= floor.count(part * 8) <= sum(parts) + 8
+    assert floor.count("") == 0
+
+
 def test_a_vocabulary_without_every_byte_has_no_floor(tokenizers):
     for kind, removed in (("byte_level", "Ġ"), ("sentencepiece", "<0x20>")):
         document = json.loads(tokenizers[kind].to_str())
