@@ -4,4 +4,50 @@ Keyed by what mutants.Mutant.change gives: file, the lines that the change takes
 brings, each stripped.
 """
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "service/channel/client.py",
+        "self._silence = Silence(settings.look_interval_s, 0.0)",
+        "self._silence = Silence(settings.look_interval_s, None)",
+    ): "every connection tells it the time anew before anybody looks",
+    (
+        "service/channel/client.py",
+        "self._last_sent_s = 0.0",
+        "self._last_sent_s = None",
+    ): "every connection sets it before anybody reads it",
+    (
+        "service/routing/routed_stream.py",
+        'self._received = array("i", request.resumed_token_ids)',
+        'self._received = array("I", request.resumed_token_ids)',
+    ): "token ids are never negative, and travel as a list",
+    (
+        "service/tokenizer/pieces.py",
+        "return [tokenizer.id_to_token(token_id) for token_id in range(max(ids, default=-1) + 1)]",
+        "return [tokenizer.id_to_token(token_id) for token_id in range(max(ids, default=-2) + 1)]",
+    ): "a range up to -1 is as empty as one up to 0",
+    (
+        "workers/kv_cache/eviction_order.py",
+        "self._taken = [-1, -1, -1]",
+        "self._taken = [+1, -1, -1]",
+    ): "the horizon says nothing of barren leaves, the first of the three",
+    (
+        "workers/kv_cache/page_allocator.py",
+        "ranks = np.arange(len(pages), dtype=np.int32)",
+        "ranks = np.arange(len(pages), )",
+    ): "the same ranks in another type, stored as int32 all the same",
+    (
+        "workers/kv_cache/radix_cache.py",
+        "while len(token_ids) - position >= page_size:",
+        "while len(token_ids) + position >= page_size:",
+    ): "what is left of the last page is shorter than any key of a child",
+    (
+        "workers/kv_cache/radix_node.py",
+        "node = cls(EMPTY, EMPTY, None)",
+        "node = cls(None, EMPTY, None)",
+    ): "nobody asks for the tokens of a root",
+    (
+        "workers/kv_cache/radix_node.py",
+        "node = cls(EMPTY, EMPTY, None)",
+        "node = cls(EMPTY, None, None)",
+    ): "nobody asks for the pages of a root",
+}

@@ -32,8 +32,6 @@ PARTS = ("attention", "workers", "service", "tests", "docs", "helm", "deploy", "
 FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Dockerfile", "Makefile")
 FLOOR, AREA_FLOOR = 0.90, 0.85
 SAMPLE, SEED, NUM_PROCESSES = 80, 1, 2
-# A test of a mutant may take this long, whatever it takes without.
-TEST_TIMEOUT_S = 30
 KILLED = {"killed", "timeout"}
 CONFIGURATION = """[mutmut]
 source_paths =
@@ -63,10 +61,11 @@ timeout_constant = 60.0
 
 @dataclass(frozen=True)
 class Area:
-    """files: globs of what is changed. tests: what is to notice."""
+    """files: globs of what is changed. tests: what is to notice, and how long one may take."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    test_timeout_s: int = 30
 
 
 UNIT = "tests/unit/service"
@@ -78,7 +77,10 @@ AREAS = {
     "metrics": Area(("service/observability/*.py",), (f"{UNIT}/observability/metrics",)),
     "handler": Area(("service/handler/*.py",), (f"{UNIT}/handler",)),
     "tokenizer": Area(("service/tokenizer/*.py",), (f"{UNIT}/tokenizer",)),
-    "scheduler": Area(("workers/scheduler/*.py",), ("tests/unit/workers/scheduler",)),
+    # Random traffic for ten seconds, several times that by way of mutmut's trampolines.
+    "scheduler": Area(
+        ("workers/scheduler/*.py",), ("tests/unit/workers/scheduler",), test_timeout_s=240
+    ),
     "kv_cache": Area(("workers/kv_cache/*.py",), ("tests/unit/workers/kv_cache",)),
 }
 
@@ -174,7 +176,7 @@ def _copy(tree: Path, area: Area) -> None:
             files=join(area.files),
             parts=join((*PARTS[3:], *FILES)),
             tests=join(area.tests),
-            timeout_s=TEST_TIMEOUT_S,
+            timeout_s=area.test_timeout_s,
         )
     )
 

@@ -69,6 +69,15 @@ def test_continuations_of_what_never_had_one_come_back_go_before_an_older_text_s
     cache.check_integrity([])
 
 
+def test_what_follows_a_question_is_as_barren_as_the_question():
+    """Leaves two edges below the instruction: each question was answered, then went on."""
+    cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=0)
+    insert(cache, [90, 91], [90])
+    for number in range(LIFETIME_RATIO + 1):
+        insert(cache, [1, 2, 50 + number, 0, 3, 4], [7, 100 + number, 300 + number])
+    assert cache.evict(1).tolist() == [300], "though the other text is older"
+
+
 def test_leaves_that_have_become_barren_since_they_were_queued_are_found():
     cache = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
     cache.lock(insert(cache, [1, 2, 80, 0], [7, 200]).node)

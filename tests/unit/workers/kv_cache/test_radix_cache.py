@@ -256,3 +256,12 @@ def check_any_history(page_size: int, history: list) -> None:
         for node, held in locked:
             assert node.path_pages().tolist() == held
         cache.check_integrity([node for node, _ in locked])
+
+
+def test_nothing_inserted_is_held_by_the_root_of_its_own_salt():
+    cache = make_cache()
+    insert(cache, [1, 2], [7], "a")
+    nothing = insert(cache, [], [], "a")
+    assert (nothing.node.salt, len(nothing.node.children)) == ("a", 1)
+    assert insert(cache, [], [], "b").node.children == {}
+    assert len(nothing.pages) == 0
