@@ -4,7 +4,8 @@ import hmac
 from collections.abc import Mapping
 from typing import Protocol
 
-from service.security.callers import ANONYMOUS, Caller, digest_api_key
+from service.security.api_keys import digest_api_key
+from service.security.callers import ANONYMOUS, Caller
 
 
 class Authenticator(Protocol):

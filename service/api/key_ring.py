@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from service.api.auth import ApiKeyAuthenticator
-from service.security.api_keys import ApiKey
-from service.security.callers import Caller, digest_api_key, make_callers
+from service.security.api_keys import ApiKey, digest_api_key
+from service.security.callers import Caller, make_callers
 
 
 class KeyRing:

@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from service.security.api_keys import ApiKey
+from service.security.api_keys import ApiKey, digest_api_key
 from service.security.priorities import PriorityRange
 from service.security.quota import Quota, UnlimitedQuota, make_quota
 
@@ -33,11 +33,6 @@ def make_anonymous(priorities: PriorityRange) -> Caller:
 
 
 ANONYMOUS = make_anonymous(PriorityRange())
-
-
-def digest_api_key(key: str) -> bytes:
-    """SHA-256: what is kept and compared instead of the key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def make_callers(

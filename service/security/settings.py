@@ -67,7 +67,7 @@ class AuthSettings(BaseModel):
         ]
         try:
             if self.api_key_file is not None:
-                text = self.api_key_file.read_text()
+                text = self.api_key_file.read_text("utf-8-sig")
                 found = parse_key_file(text, self.limits, self.priorities)
                 if not found:
                     raise ConfigError(f"{self.api_key_file} holds no key")

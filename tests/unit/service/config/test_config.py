@@ -107,6 +107,12 @@ def test_api_keys_come_from_environment_and_file_and_never_show(tmp_path):
     assert "first-key" not in repr(config)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    (tmp_path / "keys").write_text("first\nsecond\n", encoding="utf-8-sig")
+    config = parse_config({"auth": {"api_key_file": str(tmp_path / "keys")}})
+    assert [key.key for key in config.auth.load_keys()] == ["first", "second"]
+
+
 def test_a_key_file_that_is_empty_or_missing_is_an_error(tmp_path):
     (tmp_path / "keys").write_text("# nothing\n")
     for name in ("keys", "absent"):

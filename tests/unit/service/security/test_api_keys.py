@@ -2,8 +2,8 @@
 
 import pytest
 
-from service.security.api_keys import ApiKey, check_distinct, parse_key_file
-from service.security.callers import digest_api_key, make_callers
+from service.security.api_keys import ApiKey, check_distinct, digest_api_key, parse_key_file
+from service.security.callers import make_callers
 from service.security.priorities import PriorityRange
 from service.security.quota import KeyLimits
 from workers.errors import ConfigError
@@ -16,7 +16,7 @@ def test_a_line_is_a_key_and_what_it_may():
         "# comment\n\n  plain \nlimited name=team-a tokens_per_minute=1000 requests_per_minute=5\n"
     )
     assert parse_key_file(text, DEFAULTS, PriorityRange()) == [
-        ApiKey("plain", "line-3", DEFAULTS),
+        ApiKey("plain", "key-decd1359b01a", DEFAULTS),
         ApiKey("limited", "team-a", KeyLimits(requests_per_minute=5, tokens_per_minute=1000)),
     ]
 
@@ -50,6 +50,14 @@ def test_ambiguous_keys_are_an_error(second):
     keys = parse_key_file(f"a name=one\n{second}\n", KeyLimits(), PriorityRange())
     with pytest.raises(ConfigError, match="auth"):
         check_distinct(keys)
+
+
+def test_a_key_without_a_name_is_called_the_same_wherever_it_stands():
+    (first, again) = parse_key_file("plain\nplain\n", DEFAULTS, PriorityRange())
+    _, moved = parse_key_file("another\n\n# more\nplain\n", DEFAULTS, PriorityRange())
+    assert first.name == again.name == moved.name
+    check_distinct([first, again])
+    assert first.name.removeprefix("key-") not in digest_api_key("plain").hex()
 
 
 def test_a_line_widens_the_range_of_priorities_that_others_have():

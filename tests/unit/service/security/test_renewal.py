@@ -81,6 +81,14 @@ async def test_keys_come_and_go_and_those_that_stay_keep_what_they_have_used(tmp
     assert ring.identify("Bearer stays").cache_salt == before.cache_salt
 
 
+async def test_a_line_that_is_put_before_others_changes_nothing_of_theirs(tmp_path):
+    ring = KeyRing(ring_of("stays\n", tmp_path), lambda: 0.0, salt_prefix_cache=True)
+    before = ring.identify("Bearer stays")
+    ring.renew(ring_of("# new\ncomes\nstays\n", tmp_path))
+    assert ring.identify("Bearer stays") is before
+    assert ring.identify("Bearer comes") is not None
+
+
 async def test_keys_are_renewed_in_the_background(tmp_path):
     file = tmp_path / "keys"
     file.write_text("old")
