@@ -20,9 +20,11 @@ from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
+    architecture_of,
     model_facts,
     read_hf_config,
     resolve_model_folder,
+    text_config_of,
 )
 from workers.loading.staging import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
@@ -95,7 +97,7 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return _DTYPES[config.dtype]
     if device.type == "cpu":
         return torch.float32
-    stated = read_hf_config(resolve_model_folder(config.model)).get_text_config().dtype
+    stated = text_config_of(read_hf_config(resolve_model_folder(config.model))).dtype
     return stated if isinstance(stated, torch.dtype) else torch.bfloat16
 
 
@@ -176,8 +178,16 @@ def _no_progress(bytes_done: int, bytes_total: int) -> None:
 def check_servable(config: EngineConfig) -> None:
     """Raise ModelLoadError or ConfigError if config.model cannot run here, as far as its folder's
     small files tell. Reads no weights."""
-    facts = model_facts(config)
-    choose_implementation(read_hf_config(facts.folder), facts.architecture, config.model_impl)
+    _choose(config)
+    model_facts(config)
+
+
+def _choose(config: EngineConfig) -> tuple[PreTrainedConfig, str]:
+    """(config of transformers, implementation). Before any limit is looked for: what a class that
+    cannot be served calls its limits does not matter."""
+    hf_config = read_hf_config(resolve_model_folder(config.model))
+    architecture = architecture_of(hf_config)
+    return hf_config, choose_implementation(hf_config, architecture, config.model_impl)
 
 
 def load_model(
@@ -194,9 +204,8 @@ def load_model(
     folder that cannot be served, ConfigError for a configuration that does not fit the model. Uses
     no collective: ranks load independently.
     """
+    hf_config, implementation = _choose(config)
     facts = model_facts(config)
-    hf_config = read_hf_config(facts.folder)
-    implementation = choose_implementation(hf_config, facts.architecture, config.model_impl)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",
         facts.name,

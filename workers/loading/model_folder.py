@@ -17,6 +17,12 @@ from workers.errors import ConfigError, ModelLoadError
 # Rope variants whose reach is the config's limit times their factor.
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")
 
+# What families call the longest context, the usual name first. Whisper's is of its decoder.
+_CONTEXT_NAMES = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
+    *("seq_length", "max_target_positions", "max_seq_length"),
+)
+
 # Keys of quantization_config that speak of weights (compressed-tensors; ModelOpt; most others).
 _OF_WEIGHTS = ("config_groups", "quant_algo", "bits", "weight_block_size", "load_in_8bit")
 _KV_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
@@ -93,6 +99,16 @@ def _is_static_fp8(scheme: dict[str, Any]) -> bool:
     return all(scheme.get(key, value) == value for key, value in _KV_SCHEME.items())
 
 
+def text_config_of(config: PreTrainedConfig) -> Any:
+    """The part that describes the language model. Raises ModelLoadError if there are several."""
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{config.model_type!r} is made of several models, no causal language model: {error}"
+        ) from error
+
+
 def architecture_of(config: PreTrainedConfig) -> str:
     """The first name in config.architectures. Raises ModelLoadError if there is none."""
     architectures = config.architectures or []
@@ -113,17 +129,20 @@ def read_eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...
         except (json.JSONDecodeError, AttributeError) as error:
             raise ModelLoadError(f"{path} is not a JSON object: {error}") from error
     if ids is None:
-        ids = getattr(config.get_text_config(), "eos_token_id", None)
+        ids = getattr(text_config_of(config), "eos_token_id", None)
     if ids is None:
         return ()
     return tuple(int(token_id) for token_id in (ids if isinstance(ids, list) else [ids]))
 
 
-def _context_limits(config: Any) -> tuple[int, int]:
+def _stated_context(config: Any) -> int | None:
+    """Under whichever name the family has for it."""
+    stated = (getattr(config, name, None) for name in _CONTEXT_NAMES)
+    return next((tokens for tokens in stated if isinstance(tokens, int) and tokens > 0), None)
+
+
+def _context_limits(config: Any, stated: int) -> tuple[int, int]:
     """(tokens by default, tokens at most) of a text config."""
-    stated = getattr(config, "max_position_embeddings", None)
-    if stated is None:
-        raise ModelLoadError(f"config.json of {config.model_type!r} states no longest context")
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type not in _STRETCHING_ROPES:
@@ -135,13 +154,32 @@ def _context_limits(config: Any) -> tuple[int, int]:
 
 
 def resolve_max_context_len(config: PreTrainedConfig, requested: int | None) -> int:
-    """The engine's limit in tokens. Raises ConfigError when more is asked than the model can."""
-    default, limit = _context_limits(config.get_text_config())
+    """The engine's limit in tokens.
+
+    Raises ConfigError when more is asked than the model can, and when neither says anything.
+    """
+    text_config = text_config_of(config)
+    stated = _stated_context(text_config)
+    if stated is None:
+        if requested is None:
+            raise ConfigError(
+                f"config.json of {config.model_type!r} states no longest context; set "
+                "max_context_len to what the model was trained for"
+            )
+        return requested
+    default, limit = _context_limits(text_config, stated)
     if requested is None:
         return default
     if requested > limit:
         raise ConfigError(f"max_context_len={requested} exceeds the model's {limit} tokens")
     return requested
+
+
+def _vocab_size(config: PreTrainedConfig) -> int:
+    stated = getattr(text_config_of(config), "vocab_size", None)
+    if not isinstance(stated, int):
+        raise ModelLoadError(f"config.json of {config.model_type!r} states no vocab_size")
+    return stated
 
 
 def model_facts(config: EngineConfig) -> ModelFacts:
@@ -153,7 +191,7 @@ def model_facts(config: EngineConfig) -> ModelFacts:
         name=config.model if is_builtin else folder.resolve().name,
         folder=folder,
         architecture=architecture_of(hf_config),
-        vocab_size=int(hf_config.get_text_config().vocab_size),
+        vocab_size=_vocab_size(hf_config),
         max_context_len=resolve_max_context_len(hf_config, config.max_context_len),
         eos_token_ids=read_eos_token_ids(folder, hf_config),
     )

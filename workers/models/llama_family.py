@@ -129,14 +129,22 @@ def rope_spec(config: Any, head_dim: int) -> RopeSpec:
     )
 
 
+def native_obstacle(config: Any) -> str | None:
+    """Why the native family cannot run a config that names one of its architectures."""
+    try:
+        llama_family_spec(config)
+    except ModelLoadError as error:
+        return str(error)
+    return None
+
+
 def llama_family_spec(config: Any) -> LlamaFamilySpec:
     """The spec of a transformers config of a member. Raises ModelLoadError if it has oddities."""
     if config.model_type not in _TRAITS:
         raise ModelLoadError(f"model_type {config.model_type!r} is not of the Llama family")
     if config.hidden_act != "silu":
         raise ModelLoadError(
-            f"the native Llama family has silu activations only, not {config.hidden_act!r}; "
-            "model_impl='transformers' runs this model"
+            f"the native Llama family has silu activations only, not {config.hidden_act!r}"
         )
     traits = _TRAITS[config.model_type](config)
     head_dim = getattr(config, "head_dim", None)

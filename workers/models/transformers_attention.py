@@ -90,8 +90,18 @@ class _LayerCall:
         return layer
 
 
+def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they differ by rounding at most."""
+    one, other = one.float(), other.float()
+    return bool((one - other).norm() <= 0.01 * one.norm())
+
+
 class AttentionProbe:
-    """Records what every layer asks of attention, and refuses what RadixAttention does not do."""
+    """Records what every layer asks of attention, and refuses what RadixAttention does not do.
+
+    For a batch of one token at one position, twice: where attention adds nothing, what comes of a
+    token is a function of itself and its position, or its model cannot run as a flat batch.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[int, _LayerCall] = {}
@@ -117,6 +127,8 @@ class AttentionProbe:
         unknown = given - semantic - _INERT_OPTIONS
         if unknown:
             raise ModelLoadError(f"{name} asks attention for {', '.join(sorted(unknown))}")
+        if not all(alike(rows[0], rows[-1]) for rows in (q, k, v)):
+            raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
         sinks = options.get("s_aux")
         config = LayerAttentionConfig(
             sliding_window_size=options.get("sliding_window") or -1,

@@ -5,19 +5,19 @@ tokens: positions are given, rows are told apart by the ForwardBatch, the mask i
 What the model is, is learnt from one probing pass of a single token, not guessed from its config.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from attention import ForwardBatch
 from workers.errors import ConfigError, ModelLoadError
+from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import (
     ATTENTION_NAME,
@@ -25,29 +25,15 @@ from workers.models.transformers_attention import (
     AttentionCall,
     AttentionProbe,
     PagedAttentionCall,
+    alike,
     geometry_of,
     register_attention_interface,
 )
+from workers.models.transformers_class import causal_lm_class, part_for_class
+from workers.models.transformers_head import GivenHiddenStates
 
-_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-
-
-@dataclass
-class _BodyOutput(MoeModelOutputWithPast):
-    """The fields that any family's head reads of its body's output."""
-
-    cross_attentions: Any = None
-
-
-class _GivenHiddenStates(nn.Module):
-    """Stands in for a model's body, so that calling the model runs its head alone.
-
-    The head of a family is more than a matrix: Gemma2 caps its logits, Cohere scales them. Running
-    the family's own code keeps all of that.
-    """
-
-    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _BodyOutput:
-        return _BodyOutput(last_hidden_state=inputs_embeds)
+# What transformers' code raises when a flat batch, or no image, is not what it expects.
+_PROBE_ERRORS = (AttributeError, TypeError, ValueError, LookupError, NameError, RuntimeError)
 
 
 class TransformersCausalLM(CausalLM):
@@ -62,14 +48,14 @@ class TransformersCausalLM(CausalLM):
         body = hf_model.base_model
         if body is hf_model:
             raise ModelLoadError(f"{type(hf_model).__name__} has no body apart from its head")
-        text_config = hf_model.config.get_text_config()
+        text_config = text_config_of(hf_model.config)
         _fix_rope(body, text_config, max_context_len)
         self.body = body
-        setattr(hf_model, hf_model.base_model_prefix, _GivenHiddenStates())
+        setattr(hf_model, hf_model.base_model_prefix, GivenHiddenStates(body))
         self.head = hf_model
 
         probe = AttentionProbe()
-        self.vocab_size = self._probe(probe, hf_model.device)
+        self.vocab_size = self._probe(probe, _token_to_probe(text_config))
         calls = probe.layers(text_config.num_hidden_layers)
         self.geometry = geometry_of(calls)
         self.attention_layers = nn.ModuleList(
@@ -78,14 +64,23 @@ class TransformersCausalLM(CausalLM):
         _check_windows(text_config, [c.config.sliding_window_size for c in calls])
 
     @torch.inference_mode()
-    def _probe(self, probe: AttentionProbe, device: torch.device) -> int:
+    def _probe(self, probe: AttentionProbe, token_id: int) -> int:
         """Run one token through body and head; returns the number of logits."""
-        token = torch.zeros(1, dtype=torch.int64, device=device)
+        name = type(self.head).__name__
+        tokens = torch.full((2,), token_id, device=self.head.device)
         try:
-            return self.compute_logits(self._run_body(token, token, probe)).shape[-1]
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            name = type(self.head).__name__
+            hidden = self._run_body(tokens, torch.zeros_like(tokens), probe)
+            uncounted = self.body(
+                input_ids=tokens[None, :1], use_cache=False, **{CALL_ARGUMENT: AttentionProbe()}
+            )
+            num_logits: int = self.compute_logits(hidden).shape[-1]
+        except _PROBE_ERRORS as error:
             raise ModelLoadError(f"{name} cannot run as a flat decoder: {error}") from error
+        if not alike(hidden[0], hidden[1]):
+            raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
+        if not alike(hidden[0], uncounted.last_hidden_state[0, 0]):
+            raise ModelLoadError(f"{name} does not count positions from 0")
+        return num_logits
 
     def _run_body(
         self, input_ids: torch.Tensor, positions: torch.Tensor, call: AttentionCall
@@ -108,6 +103,11 @@ class TransformersCausalLM(CausalLM):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return logits.squeeze(0).float()
+
+
+def _token_to_probe(config: Any) -> int:
+    """One that is no padding, which some embeddings and position counts leave out."""
+    return 1 if getattr(config, "pad_token_id", None) == 0 else 0
 
 
 def _fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
@@ -147,33 +147,29 @@ def _check_windows(config: Any, windows: list[int]) -> None:
             raise ModelLoadError(f"layer {layer_id} is {kind}, but attends with window {window}")
 
 
-def causal_lm_class(config: PreTrainedConfig) -> Any:
-    """transformers' class for the config. Raises ModelLoadError if RadixAttention cannot serve it.
+def _attention_implementations(config: PreTrainedConfig) -> dict[str, str]:
+    """By part of the config: ours for the language model, eager for parts that never run here.
 
-    Refused: encoder-decoders, recurrent and hybrid models, layers with chunked or linear attention,
-    shared KV layers, models outside the attention interface, and heads other than language models.
+    What sees and hears may choose among implementations of its own.
     """
-    text: Any = config.get_text_config()
-    if config.is_encoder_decoder:
-        raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelLoadError(f"transformers has no causal language model for {config.model_type!r}")
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if isinstance(model_class, tuple):
-        raise ModelLoadError(f"transformers has more than one class for {config.model_type!r}")
-    name = model_class.__name__
-    if name not in (config.architectures or [name]):
-        raise ModelLoadError(f"{config.architectures} is not {name}, a causal language model")
-    if getattr(model_class, "_is_stateful", False):
-        raise ModelLoadError(f"{name} keeps recurrent state, which is not supported")
-    if not model_class._supports_attention_backend:
-        raise ModelLoadError(f"{name} does not go through transformers' attention interface")
-    odd_layers = set(getattr(text, "layer_types", None) or set()) - _SERVED_LAYER_TYPES
-    if odd_layers:
-        raise ModelLoadError(f"{name} has unsupported layers: {', '.join(sorted(odd_layers))}")
-    if getattr(text, "num_kv_shared_layers", None):
-        raise ModelLoadError(f"{name} has layers that share the KV cache of others")
-    return model_class
+    text_config = text_config_of(config)
+    chosen = {"": ATTENTION_NAME}
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig):
+            is_text = part is text_config or text_config_of(part) is text_config
+            chosen[name] = ATTENTION_NAME if is_text else "eager"
+    return chosen
+
+
+@contextmanager
+def _missing_packages_named(model_class: Any) -> Iterator[None]:
+    """transformers asks for packages, of images mostly, when it builds a model that uses them."""
+    try:
+        yield
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"{model_class.__name__} cannot be built here: {reason}") from error
 
 
 def load_transformers_model(
@@ -181,20 +177,22 @@ def load_transformers_model(
 ) -> PreTrainedModel:
     """The model with its safetensors weights, through transformers' own key mapping.
 
-    Raises ModelLoadError when a tensor is missing, left over or of another shape.
+    Raises ModelLoadError when a tensor is missing, left over or of another shape, or a package is.
     """
     model_class = causal_lm_class(config)
+    config = part_for_class(config, model_class)
     register_attention_interface()
-    model, info = model_class.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are reported in info, and refused below
-    )
+    with _missing_packages_named(model_class):
+        model, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=_attention_implementations(config),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported in info, and refused below
+        )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             keys = ", ".join(sorted(str(key) for key in info[problem])[:5])
@@ -206,12 +204,22 @@ def load_transformers_model(
 def random_transformers_model(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> PreTrainedModel:
-    """The model with its family's own random initialisation, the same for the same seed."""
+    """The model with its family's own random initialisation, the same for the same seed.
+
+    Raises ModelLoadError when it needs a package that is missing.
+    """
     model_class = causal_lm_class(config)
+    config = part_for_class(config, model_class)
     register_attention_interface()
     cuda_devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
+    with (
+        torch.random.fork_rng(devices=cuda_devices),
+        torch.device(device),
+        _missing_packages_named(model_class),
+    ):
         torch.manual_seed(seed)
-        model = model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        model = model_class._from_config(
+            config, dtype=dtype, attn_implementation=_attention_implementations(config)
+        )
     loaded: PreTrainedModel = model.eval()
     return loaded

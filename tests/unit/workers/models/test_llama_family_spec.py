@@ -6,7 +6,7 @@ from transformers import AutoConfig
 from attention import LayerAttentionConfig
 from tests.fakes.tiny_models import NATIVE, TinyModel, tiny_config
 from workers.errors import ModelLoadError
-from workers.models.llama_family import llama_family_spec
+from workers.models.llama_family import llama_family_spec, native_obstacle
 
 FULL = LayerAttentionConfig()
 
@@ -53,10 +53,14 @@ def test_biases_are_where_the_family_has_them(name: str, biases: tuple[bool, ...
     assert (spec.has_qkv_bias, spec.has_o_bias, spec.has_mlp_bias) == biases
 
 
-def test_another_activation_is_refused_with_the_way_out() -> None:
+def test_another_activation_is_an_obstacle() -> None:
     config = tiny_config(TinyModel("llama", {"hidden_act": "gelu"}))
-    with pytest.raises(ModelLoadError, match="model_impl='transformers'"):
+    with pytest.raises(ModelLoadError, match="silu activations only, not 'gelu'"):
         llama_family_spec(config)
+    assert native_obstacle(config) == (
+        "the native Llama family has silu activations only, not 'gelu'"
+    )
+    assert native_obstacle(tiny_config(NATIVE["llama3"])) is None
 
 
 def test_a_stranger_is_refused() -> None:

@@ -32,6 +32,16 @@ def test_unknown_families_go_through_transformers(name: str, tmp_path: Path) -> 
         load(folder, model_impl="native")
 
 
+def test_what_states_a_native_architecture_and_does_not_fit_it_goes_through_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_model(TinyModel("llama", {"hidden_act": "gelu"}), tmp_path)
+    assert load(folder).implementation == "transformers"
+    assert "not 'gelu'; model_impl='transformers' may run it; it runs through" in caplog.text
+    with pytest.raises(ModelLoadError, match="natively: .* not 'gelu'; model_impl='transformers'"):
+        load(folder, model_impl="native")
+
+
 def test_geometry_is_learnt_from_the_model(tmp_path: Path) -> None:
     geometry = load(save_tiny_model(THROUGH_TRANSFORMERS["gemma2"], tmp_path)).model.geometry
     assert (geometry.tp_q_head_num, geometry.tp_k_head_num, geometry.head_dim) == (8, 2, 8)
