@@ -14,6 +14,9 @@ from workers.sampling.params import (
 
 # What the request schemas themselves accept of messages and content parts, before any ceiling.
 MAX_ITEMS = 4096
+# Values of a JSON body's lists that a parser makes objects of in one go: all but those of long
+# lists of whole numbers, which are read apart. Their sum over the body.
+MAX_OTHER_ITEMS = 1 << 16
 
 
 class Limits(BaseModel):
@@ -22,7 +25,9 @@ class Limits(BaseModel):
     max_prompt_bytes counts one text prompt, or all message contents of one chat.
     max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
     max_body_items: values that a JSON body has in lists, all together. max_body_nodes: its lists,
-    objects and named fields; both are judged for bodies that are long enough to hurt.
+    objects and named fields. max_body_escapes: its backslashes, which a parser takes one by one;
+    whoever sends more than that of other scripts sends them as UTF-8. All are judged for bodies of
+    more than 64 KiB, and so is what lists hold besides numbers (MAX_OTHER_ITEMS).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +35,7 @@ class Limits(BaseModel):
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_body_items: int = Field(default=1 << 20, ge=1024)
     max_body_nodes: int = Field(default=1 << 15, ge=1024)
+    max_body_escapes: int = Field(default=1 << 19, ge=1024)
     max_grpc_message_bytes: int = Field(default=8 << 20, ge=1024)
 
     max_prompts: int = Field(default=64, ge=1)

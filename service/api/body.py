@@ -14,13 +14,10 @@ from service.api.json_shape import measure
 from service.api.lifted_lists import BrokenListError, LiftedLists, lift_lists
 from service.api.openai.parameters import from_validation_error
 from service.errors import ApiError, ApiErrorCode
-from service.limits import Limits
+from service.limits import MAX_OTHER_ITEMS, Limits
 
 # A body up to here takes under 20 ms whatever it holds, and a common one well under 1 ms.
 MAX_INLINE_BYTES = 64 << 10
-
-# What a parser makes objects of in one go.
-MAX_OTHER_ITEMS = 1 << 16
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,6 +55,8 @@ def parse_body(body: bytes, model: type[M], lifted: LiftedLists | None = None) -
 def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
     """The parser holds the interpreter lock from beginning to end, on whatever thread: what would
     take it long is refused by its shape first."""
+    if body.count(b"\\") > limits.max_body_escapes:
+        raise _over_limit("escaped characters", limits.max_body_escapes)
     shape = measure(body)
     if shape.num_items > limits.max_body_items:
         raise _over_limit("values in lists", limits.max_body_items)
@@ -72,7 +71,7 @@ def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
             error
         )
     if shape.num_items - lifted.num_items > MAX_OTHER_ITEMS:
-        raise _over_limit("values in lists that are not numbers", MAX_OTHER_ITEMS)
+        raise _over_limit("values in lists besides long lists of integers", MAX_OTHER_ITEMS)
     parsed = parse_body(rest, model, lifted)
     if lifted.is_any_left:
         message = "a list of numbers stands where the request has no such list"
@@ -81,5 +80,5 @@ def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
 
 
 def _over_limit(what: str, ceiling: int) -> ApiError:
-    message = f"the body may have at most {ceiling} {what}"
+    message = f"a body of more than {MAX_INLINE_BYTES} bytes may have at most {ceiling} {what}"
     return ApiError(ApiErrorCode.LIMIT_EXCEEDED, message)

@@ -196,12 +196,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
 def _inference_handlers(models: ModelDirectory) -> MethodHandlers:
     servicer = InferenceServicer(models)
+    ids = models.limits.max_prompt_tokens
     methods: dict[str, Method[Any]] = {
-        "Generate": Method(pb.GenerateRequest, servicer.generate, is_generation=True),
-        "GenerateStream": Method(pb.GenerateRequest, servicer.generate_stream, is_generation=True),
-        "Tokenize": Method(pb.TokenizeRequest, servicer.tokenize),
-        "Detokenize": Method(pb.DetokenizeRequest, servicer.detokenize),
-        "ListModels": Method(pb.ListModelsRequest, servicer.list_models, is_counted=False),
-        "GetModel": Method(pb.GetModelRequest, servicer.get_model, is_counted=False),
+        "Generate": Method(pb.GenerateRequest, servicer.generate, ids, is_generation=True),
+        "GenerateStream": Method(
+            pb.GenerateRequest, servicer.generate_stream, ids, is_generation=True
+        ),
+        "Tokenize": Method(pb.TokenizeRequest, servicer.tokenize, ids),
+        "Detokenize": Method(pb.DetokenizeRequest, servicer.detokenize, ids),
+        "ListModels": Method(pb.ListModelsRequest, servicer.list_models, ids, is_counted=False),
+        "GetModel": Method(pb.GetModelRequest, servicer.get_model, ids, is_counted=False),
     }
     return MethodHandlers(SERVICE_NAME, methods)

@@ -18,8 +18,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from service.api.grpc_doorkeeper import Doorkeeper
-from service.api.grpc_requests import check_message
 from service.api.grpc_status import GRPC_STATUS
+from service.api.grpc_wire import check_wire
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
 from service.observability.request_log.observer import choose_request_id
@@ -34,6 +34,8 @@ REFLECTION_PREFIXES = (
     "/grpc.reflection.v1alpha.ServerReflection/",
     "/grpc.reflection.v1.ServerReflection/",
 )
+# After a message of so many bytes has been parsed others have their turn.
+_LARGE_BYTES = 64 << 10
 Q = TypeVar("Q", bound=Message)
 # The stubs make these generic, the classes themselves are not.
 Rpc: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -89,24 +91,27 @@ class Method(grpc.RpcMethodHandler, Generic[Q]):  # type: ignore[type-arg]
     """One method of ours. run: writes every answer, and may raise ApiError.
 
     is_generation: what admission control refuses is refused before its message is read.
-    is_counted: calls count as requests of their key.
+    is_counted: calls count as requests of their key. max_tokens: ids that a message may hold.
     """
 
     def __init__(
         self,
         request_type: type[Q],
         run: Callable[[Q, Call], Awaitable[None]],
+        max_tokens: int,
         *,
         is_generation: bool = False,
         is_counted: bool = True,
     ) -> None:
         self._request_type = request_type
         self._run = run
+        self._max_tokens = max_tokens
         self.is_generation = is_generation
         self.is_counted = is_counted
 
     async def __call__(self, call: Call) -> None:
-        await self._run(_parse(self._request_type, await call.read()), call)
+        request = await parse(self._request_type, await call.read(), self._max_tokens)
+        await self._run(request, call)
 
 
 class MethodHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -267,12 +272,15 @@ def _text_metadata(details: grpc.HandlerCallDetails) -> dict[str, str]:
     return {key: value for key, value in reversed(given) if isinstance(value, str)}
 
 
-def _parse(request_type: type[Q], data: bytes) -> Q:
+async def parse(request_type: type[Q], data: bytes, max_tokens: int) -> Q:
+    """max_tokens: ids that a request may hold. Raises ApiError."""
+    await check_wire(data, request_type.DESCRIPTOR, max_tokens)
     try:
         request = request_type.FromString(data)
     except DecodeError as error:
         raise ApiError(
             ApiErrorCode.INVALID_REQUEST, f"the message is not a {request_type.DESCRIPTOR.name}"
         ) from error
-    check_message(request)
+    if len(data) > _LARGE_BYTES:
+        await asyncio.sleep(0)
     return request

@@ -1,16 +1,14 @@
 """Protobuf requests to the handler's values, as strict as the HTTP schemas. Knows no server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from service.api.openai.chat import check_template_kwargs
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, Prompt, TextOptions, TokenPrompt
-from service.limits import MAX_ITEMS, Limits
+from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.sampling.params import MAX_SEED, SamplingParams
@@ -29,49 +27,6 @@ _PLAIN_FIELDS = (
     "logprobs",
     "prompt_logprobs",
 )
-
-_MAX_NAMED_UNKNOWN_BYTES = 4096
-
-
-def check_message(message: Message) -> None:
-    """Raise ApiError if the message, or one inside it, holds too many items of a kind or a field
-    that this server does not know.
-
-    Counts come first: what is judged after them is small, token ids excepted.
-    """
-    for part in _walk(message):
-        for field, value in part.ListFields():
-            if field.is_repeated and field.cpp_type != field.CPPTYPE_UINT32:
-                _check_count(field.name, len(value))
-    known = type(message)()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    num_unknown_bytes = message.ByteSize() - known.ByteSize()
-    if num_unknown_bytes:
-        raise _unknown_field(message, is_small=num_unknown_bytes <= _MAX_NAMED_UNKNOWN_BYTES)
-
-
-def _check_count(name: str, count: int) -> None:
-    if count > MAX_ITEMS:
-        raise ApiError(
-            ApiErrorCode.LIMIT_EXCEEDED, f"{name} may have at most {MAX_ITEMS} items", name
-        )
-
-
-def _unknown_field(message: Message, *, is_small: bool) -> ApiError:
-    """is_small: looking for the field is cheap, so it is named."""
-    for part in _walk(message) if is_small else ():
-        unknown = UnknownFieldSet(part)
-        if len(unknown):
-            name = part.DESCRIPTOR.name
-            number = unknown[0].field_number
-            return ApiError(
-                ApiErrorCode.UNKNOWN_PARAMETER, f"{name} has no field number {number}", name
-            )
-    name = message.DESCRIPTOR.name
-    return ApiError(
-        ApiErrorCode.UNKNOWN_PARAMETER, f"{name} has fields that are not known here", name
-    )
 
 
 def to_generation_request(
@@ -191,15 +146,6 @@ def _to_sampling(request: pb.GenerateRequest, *, is_scoring_only: bool) -> Sampl
 def _or_true(message: Message, name: str) -> bool:
     """An optional bool whose default is true."""
     return not message.HasField(name) or bool(getattr(message, name))
-
-
-def _walk(message: Message) -> Iterator[Message]:
-    yield message
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        for part in value if field.is_repeated else (value,):
-            yield from _walk(part)
 
 
 def _invalid(message: str, param: str) -> ApiError:

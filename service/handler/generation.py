@@ -59,7 +59,8 @@ class Generation:
     """Async context and iterator of ChoiceDeltas. Iterate once.
 
     Iteration raises ApiError when any choice fails, after the others were aborted. Leaving the
-    context aborts whatever has not finished.
+    context aborts whatever has not finished. The last three fields are sums over its runs; what a
+    prompt had cached counts once.
     """
 
     info: GenerationInfo
@@ -70,6 +71,9 @@ class Generation:
     arrival_s: float
     clock: Callable[[], float]
     record: RequestRecord
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reported: int = 0
 
     def describe(self) -> None:
         """Write what is known of the request as a whole into its record."""
@@ -91,19 +95,9 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far; final once iteration has ended."""
-        if len(self.runs) == 1:  # asked for with every chunk
-            run = self.runs[0]
-            return Usage(
-                len(run.prompt_token_ids), run.assembler.num_output_tokens, run.num_cached_tokens
-            )
-        num_prompts = len(self.info.prompts)
-        per_prompt = len(self.runs) // num_prompts
-        return Usage(
-            num_prompt_tokens=sum(map(len, self.info.prompts)),
-            num_output_tokens=sum(run.assembler.num_output_tokens for run in self.runs),
-            num_cached_tokens=sum(run.num_cached_tokens for run in self.runs[::per_prompt]),
-        )
+        """Tokens so far; final once iteration has ended. Asked for with every chunk."""
+        num_prompt_tokens = sum(map(len, self.info.prompts))
+        return Usage(num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
 
     async def aclose(self, failure: BaseException | None = None) -> None:
         """Abort what has not finished. Harmless when called twice.
@@ -142,7 +136,9 @@ class Generation:
             await run.stream.aclose()
 
     def _push(self, run: ChoiceRun, output: StepOutput) -> ChoiceDelta | None:
+        num_before = run.assembler.num_output_tokens
         delta = run.assembler.push(output)
+        self.num_output_tokens += run.assembler.num_output_tokens - num_before
         if run.assembler.is_finished:
             self._report(run, run.assembler.finish_reason or "")
         return delta
@@ -162,6 +158,8 @@ class Generation:
         now_s = self.clock()
         if run.last_output_s is None:
             run.num_cached_tokens = output.num_cached_tokens
+            if run.assembler.index % (len(self.runs) // len(self.info.prompts)) == 0:
+                self.num_cached_tokens += output.num_cached_tokens
             run.first_output_s = now_s
             run.queue_s, run.prefill_s = output.queue_s, output.prefill_s
             self.metrics.on_first_token(now_s - self.arrival_s, output.queue_s, output.prefill_s)
@@ -183,7 +181,9 @@ class Generation:
                 num_output_tokens=run.assembler.num_output_tokens,
             )
         )
-        self.describe()
+        self.num_reported += 1
+        if self.num_reported == len(self.runs):
+            self.describe()
         self.metrics.on_finished(
             reason,
             num_prompt_tokens=len(run.prompt_token_ids),

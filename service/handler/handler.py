@@ -34,6 +34,9 @@ from service.tokenizer.stop_strings import StopStrings
 from workers.protocol import GenerateRequest, ModelInfo
 from workers.sampling.params import MAX_SEED, SamplingParams
 
+# Of one request; then others have their turn.
+_SUBMITS_PER_TURN = 64
+
 
 class Handler:
     """One per model and ingress process, used from its event loop only."""
@@ -189,8 +192,12 @@ class Handler:
         """All streams or, if one request is refused, none."""
         if len(specs) == 1:
             return [await self._backend.submit(specs[0], context)]
-        tasks = [asyncio.create_task(self._backend.submit(spec, context)) for spec in specs]
+        tasks: list[asyncio.Task[TokenStream]] = []
         try:
+            for spec in specs:
+                tasks.append(asyncio.create_task(self._backend.submit(spec, context)))
+                if len(tasks) % _SUBMITS_PER_TURN == 0:
+                    await asyncio.sleep(0)
             return list(await asyncio.gather(*tasks))
         except BaseException:
             for task in tasks:

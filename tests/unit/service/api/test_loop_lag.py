@@ -5,7 +5,6 @@ tests.fakes.loop_probe) against what this machine takes for a fixed piece of wor
 """
 
 import array
-import asyncio
 import json
 import random
 
@@ -19,11 +18,10 @@ from service.api.services import ApiServices
 from service.channel.messages import StepFrame, decode_step_frame, encode
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
-from service.request_context import RequestContext
-from service.security.quota import FreeLease
 from tests.fakes.backend import MODEL_INFO
+from tests.fakes.called import Called, UnconnectedCall
 from tests.fakes.logprobs import pack
-from tests.fakes.loop_probe import cpu_unit_s, watching_the_loop
+from tests.fakes.loop_probe import MAX_UNITS, held_units
 from tests.fakes.text import make_bench
 from workers.logprobs import TokenLogprobs
 from workers.protocol import FinishReason, GenerateRequest, StepOutput
@@ -33,9 +31,6 @@ LIMITS = Limits()
 NUM_TOP = LIMITS.max_logprobs
 NUM_SCORED = LIMITS.max_logprob_entries // (NUM_TOP + 1) - 64
 NUM_IDS = 1 << 20
-MAX_HOLD_S = 0.020
-# A quiet core does the unit in 10 ms.
-UNITS = MAX_HOLD_S / 0.010
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
 
@@ -60,41 +55,6 @@ def _answers(request):
         outputs[0].prompt_logprobs = pack(entries)
     outputs[-1].finish_reason = FinishReason.LENGTH
     return outputs
-
-
-class Called:
-    """An application called without a client, which would hold the loop itself."""
-
-    def __init__(self, app):
-        self._app = app
-
-    async def post(self, path, body):
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "client": ("127.0.0.1", 1),
-            "server": ("tessera", 80),
-            "scheme": "http",
-            "root_path": "",
-            "http_version": "1.1",
-        }
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-        sent = []
-
-        async def receive():
-            if not messages:
-                await asyncio.Event().wait()
-            return messages.pop()
-
-        async def send(message):
-            sent.append(message)
-
-        await self._app(scope, receive, send)
-        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
 @pytest.fixture
@@ -135,22 +95,17 @@ def _prepare(bench, num_prompt, **sampling):
     bench[1]["outputs"] = _answers(request)
 
 
-async def _held(work):
-    """(what the work gave, the longest hold in units of this machine's speed)."""
-    async with watching_the_loop() as probe:
-        result = await work
-    return result, probe.longest_s / cpu_unit_s()
-
-
 async def test_prompt_log_probabilities_of_a_long_prompt(bench, called):
     body = {"prompt": [5] * NUM_SCORED, "prompt_logprobs": NUM_TOP, "max_tokens": 1}
     _prepare(bench, NUM_SCORED, prompt_logprobs=NUM_TOP, max_tokens=1)
-    (status, answer), held = await _held(called.post("/v1/completions", json.dumps(body).encode()))
+    (status, answer), held = await held_units(
+        lambda: called.post("/v1/completions", json.dumps(body).encode())
+    )
     assert status == 200
     entries = json.loads(answer)["choices"][0]["prompt_logprobs"]
     assert (len(entries), entries[0]) == (NUM_SCORED, None)
     assert len(entries[-1]) in (NUM_TOP, NUM_TOP + 1)
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -158,7 +113,7 @@ async def test_an_echo_with_log_probabilities(bench, called, is_stream):
     body = {"prompt": [5] * NUM_SCORED, "logprobs": NUM_TOP, "echo": True, "max_tokens": 1}
     _prepare(bench, NUM_SCORED, prompt_logprobs=NUM_TOP, logprobs=NUM_TOP, max_tokens=1)
     data = json.dumps({**body, "stream": is_stream}).encode()
-    (status, answer), held = await _held(called.post("/v1/completions", data))
+    (status, answer), held = await held_units(lambda: called.post("/v1/completions", data))
     assert status == 200
     chunks = [answer]
     if is_stream:
@@ -167,7 +122,7 @@ async def test_an_echo_with_log_probabilities(bench, called, is_stream):
     assert sum(len(part["logprobs"]["tokens"]) for part in parts if part["logprobs"]) == (
         NUM_SCORED + 1
     )
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 async def test_log_probabilities_of_a_long_answer(bench, called):
@@ -175,10 +130,10 @@ async def test_log_probabilities_of_a_long_answer(bench, called):
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": num}
     _prepare(bench, 1, logprobs=NUM_TOP, max_tokens=num)
     data = json.dumps({**body, "logprobs": True, "top_logprobs": NUM_TOP}).encode()
-    (status, answer), held = await _held(called.post("/v1/chat/completions", data))
+    (status, answer), held = await held_units(lambda: called.post("/v1/chat/completions", data))
     assert status == 200
     assert len(json.loads(answer)["choices"][0]["logprobs"]["content"]) == num
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 @pytest.mark.parametrize("num_prompts", [1, 64])
@@ -188,20 +143,22 @@ async def test_a_prompt_of_the_most_token_ids(bench, called, num_prompts):
     _prepare(bench, 1, max_tokens=1)
     prompt = ids if num_prompts == 1 else [ids] * num_prompts
     data = json.dumps({"prompt": prompt, "max_tokens": 1}, separators=(",", ":")).encode()
-    (status, answer), held = await _held(called.post("/v1/completions", data))
+    (status, answer), held = await held_units(lambda: called.post("/v1/completions", data))
     assert status == 200, answer
     assert bench[0].backend.requests[-1].prompt_token_ids == ids
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 async def test_the_most_tokens_to_be_text(bench, called):
     ids = [5] * (NUM_IDS - 8)
-    (status, answer), held = await _held(
-        called.post("/detokenize", json.dumps({"tokens": ids}, separators=(",", ":")).encode())
+    (status, answer), held = await held_units(
+        lambda: called.post(
+            "/detokenize", json.dumps({"tokens": ids}, separators=(",", ":")).encode()
+        )
     )
     assert status == 200
     assert len(json.loads(answer)["prompt"]) == len(ids)
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 @pytest.mark.parametrize("wants_texts", [False, True])
@@ -213,10 +170,10 @@ async def test_tokens_of_the_longest_text(bench, called, monkeypatch, wants_text
 
     monkeypatch.setattr(bench[0].tokenizer, "encode_text", encode_text)
     data = json.dumps({"prompt": "x", "return_token_strs": wants_texts}).encode()
-    (status, answer), held = await _held(called.post("/tokenize", data))
+    (status, answer), held = await held_units(lambda: called.post("/tokenize", data))
     assert status == 200
     assert len(json.loads(answer)["tokens"]) == len(token_ids)
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 async def test_the_longest_text_of_tokens(bench, called, monkeypatch):
@@ -226,29 +183,21 @@ async def test_the_longest_text_of_tokens(bench, called, monkeypatch):
         return text
 
     monkeypatch.setattr(bench[0].tokenizer, "decode", decode)
-    (status, answer), held = await _held(called.post("/detokenize", b'{"tokens": [5]}'))
+    (status, answer), held = await held_units(
+        lambda: called.post("/detokenize", b'{"tokens": [5]}')
+    )
     assert status == 200
     assert json.loads(answer)["prompt"] == text
-    assert held < UNITS
-
-
-class Call:
-    """What a method is given instead of a connection."""
-
-    def __init__(self):
-        self.context, self.lease, self.answer = RequestContext(), FreeLease(), None
-
-    async def write(self, answer):
-        self.answer = answer.SerializeToString()
-
-    async def write_bytes(self, answer):
-        self.answer = answer
+    assert held < MAX_UNITS
 
 
 async def _answered(method, request):
-    call = Call()
-    _, held = await _held(method(request, call))
-    return call.answer, held
+    async def ask():
+        call = UnconnectedCall()
+        await method(request, call)
+        return call.answer
+
+    return await held_units(ask)
 
 
 async def test_grpc_answers_at_the_ceilings(bench, monkeypatch):
@@ -262,7 +211,7 @@ async def test_grpc_answers_at_the_ceilings(bench, monkeypatch):
     (choice,) = pb.GenerateResponse.FromString(answer).choices
     assert (len(choice.prompt_logprobs), list(choice.token_ids)) == (NUM_SCORED, [5])
     assert len(choice.prompt_logprobs[-1].top) == NUM_TOP
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 async def test_grpc_prompts_and_tokens_at_the_ceilings(bench, monkeypatch):
@@ -281,16 +230,16 @@ async def test_grpc_prompts_and_tokens_at_the_ceilings(bench, monkeypatch):
     prompt = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids))
     prompt.sampling.max_tokens = 1
     _, held = await _answered(servicer.generate, prompt)
-    assert held < UNITS
+    assert held < MAX_UNITS
     request = pb.TokenizeRequest(text=pb.Text(text="x"), return_tokens=True)
     answer, held = await _answered(servicer.tokenize, request)
     found = pb.TokenizeResponse.FromString(answer)
     assert len(found.token_ids) == len(found.tokens) == NUM_IDS
-    assert held < UNITS
+    assert held < MAX_UNITS
     whole = pb.DetokenizeRequest(token_ids=token_ids)
     answer, held = await _answered(servicer.detokenize, whole)
     assert pb.DetokenizeResponse.FromString(answer).text == str(NUM_IDS)
-    assert held < UNITS
+    assert held < MAX_UNITS
 
 
 async def test_a_frame_with_the_most_log_probabilities_is_read_at_once():
@@ -302,6 +251,6 @@ async def test_a_frame_with_the_most_log_probabilities_is_read_at_once():
         body = encode(frame)
         return decode_step_frame(body)
 
-    found, held = await _held(cross())
+    found, held = await held_units(cross)
     assert len(found.outputs[0].prompt_logprobs) == NUM_SCORED
-    assert held < UNITS
+    assert held < MAX_UNITS

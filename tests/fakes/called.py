@@ -1,0 +1,54 @@
+"""Both APIs called without a socket: a client would hold the loop itself."""
+
+import asyncio
+
+from service.request_context import RequestContext
+from service.security.quota import FreeLease
+
+
+class Called:
+    """An ASGI application."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def post(self, path, body):
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("tessera", 80),
+            "scheme": "http",
+            "root_path": "",
+            "http_version": "1.1",
+        }
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        sent = []
+
+        async def receive():
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message):
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+class UnconnectedCall:
+    """What a method of gRPC is given instead of a connection. answer: the last one, as bytes."""
+
+    def __init__(self):
+        self.context, self.lease, self.answer = RequestContext(), FreeLease(), None
+
+    async def write(self, answer):
+        self.answer = answer.SerializeToString()
+
+    async def write_bytes(self, answer):
+        self.answer = answer
