@@ -30,7 +30,6 @@ class StepRecord:
     host_gap_s: float
     batch_size: int
     num_prefill_tokens: int
-    num_decode_tokens: int
     attention: tuple[AttentionRecord, ...]
 
 

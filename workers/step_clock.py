@@ -33,7 +33,6 @@ class StepClock:
                 host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
                 batch_size=plan.batch_size,
                 num_prefill_tokens=plan.num_tokens - num_decode,
-                num_decode_tokens=num_decode,
                 attention=outcome.attention,
             )
         )

@@ -76,5 +76,5 @@ def _engine_registry() -> CollectorRegistry:
     info = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100)
     registry.register(EngineStatsCollector(info, EngineStats))
     attention = AttentionRecord("decode", "torch_native", 0.1, num_bytes=1, num_flops=1)
-    metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, 1, (attention,)))
+    metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, (attention,)))
     return registry

@@ -49,7 +49,7 @@ def engine_registry(stats=None, seconds=0.002):
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
     registry.register(EngineStatsCollector(INFO, lambda: stats or EngineStats(num_running=2)))
     attention = AttentionRecord("decode", "fa3", seconds, num_bytes=10**9, num_flops=10**9)
-    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, 2, (attention,)))
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (attention,)))
     return registry
 
 
@@ -120,7 +120,7 @@ def test_least_and_measured_seconds_add_up_so_that_their_rates_give_the_share_ov
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e9, flops_per_s=1e12))
     for seconds, num_bytes, num_flops in ((0.004, 10**6, 10), (0.008, 10, 2 * 10**9)):
         attention = AttentionRecord("extend", "fa3", seconds, num_bytes, num_flops)
-        metrics.on_step(StepRecord("extend", 0.01, 0.0, 1, 5, 0, (attention,)))
+        metrics.on_step(StepRecord("extend", 0.01, 0.0, 1, 5, (attention,)))
     labels = {"phase": "extend"}
     least_s = registry.get_sample_value("tessera_attention_least_seconds_total", labels)
     labels["backend"] = "fa3"
@@ -160,7 +160,7 @@ def test_without_hardware_limits_there_is_no_roofline_sample():
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, None)
     attention = AttentionRecord("extend", "torch_native", 0.1, 10, 10)
-    metrics.on_step(StepRecord("extend", 0.2, 0.0, 1, 5, 0, (attention,)))
+    metrics.on_step(StepRecord("extend", 0.2, 0.0, 1, 5, (attention,)))
     assert registry.get_sample_value(
         "tessera_attention_seconds_count", {"phase": "extend", "backend": "torch_native"}
     )

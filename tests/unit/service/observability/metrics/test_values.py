@@ -127,9 +127,9 @@ def engine():
     registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
     first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
     second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)
-    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, 2, (first,)))
-    metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, 3, (second,)))
-    metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, 0, ()))
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (first,)))
+    metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, (second,)))
+    metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, ()))
     return registry
 
 
@@ -219,7 +219,7 @@ def test_attention_that_took_no_time_that_a_clock_can_show_has_no_share_of_the_l
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
     attention = AttentionRecord("decode", "fa3", 0.0, num_bytes=10**9, num_flops=1)
-    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, 2, (attention,)))
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (attention,)))
     labels = {"phase": "decode"}
     assert registry.get_sample_value("tessera_attention_roofline_ratio", labels) is None
     assert registry.get_sample_value("tessera_attention_least_seconds_total", labels) is None
