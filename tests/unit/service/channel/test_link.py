@@ -234,3 +234,21 @@ async def test_an_idle_link_beats_and_is_kept():
             await asyncio.sleep(2.5 * FAST.heartbeat_timeout_s)
             assert link._writer is writer, "it was never lost"
             assert len(replica.server._connections) == 1
+
+
+async def test_a_request_too_large_to_send_that_was_given_up_in_its_tick_holds_up_nothing():
+    settings = FAST.model_copy(update={"max_frame_bytes": 4096})
+    with FakeReplica(FakeEngine(step_s=0.005), settings) as replica:
+        async with linking(replica.address, settings) as link:
+            await eventually(lambda: link.is_connected)
+            endless = GenerateRequest("r", [5], SamplingParams(max_tokens=100_000))
+            link.submit(endless, sink := DeafSink())
+            sink.deliver = lambda output, engine_s: None
+            await eventually(lambda: replica.engine.running)
+            large = GenerateRequest("large", [1000] * 5000, SamplingParams(max_tokens=1))
+            link.submit(large, unwanted := DeafSink())
+            link.abort("large")
+            link.abort("r")
+            await eventually(lambda: not replica.engine.running)
+            assert unwanted.num_refused == unwanted.num_lost == 0
+            assert link.is_connected
