@@ -16,6 +16,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._last_sent_s = None",
     ): "every connection sets it before anybody reads it",
     (
+        "service/channel/client.py",
+        "self.address.unix_path, limit=READ_BUFFER_BYTES\n)",
+        "self.address.unix_path, )",
+    ): "frames of any length are read whole; less is read ahead of them",
+    (
         "service/routing/routed_stream.py",
         'self._received = array("i", request.resumed_token_ids)',
         'self._received = array("I", request.resumed_token_ids)',
@@ -36,6 +41,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "ranks = np.arange(len(pages), )",
     ): "the same ranks in another type, stored as int32 all the same",
     (
+        "workers/kv_cache/page_pool.py",
+        "if num_missing > 0:",
+        "if num_missing >= 0:",
+    ): "to evict no page and free none changes nothing",
+    (
+        "workers/kv_cache/prefix_cache.py",
+        'self._root = RadixNode.root("")',
+        "self._root = RadixNode.root(None)",
+    ): "nobody asks for the salt of a tree that keeps nothing",
+    (
         "workers/kv_cache/radix_cache.py",
         "while len(token_ids) - position >= page_size:",
         "while len(token_ids) + position >= page_size:",
@@ -50,4 +65,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "node = cls(EMPTY, EMPTY, None)",
         "node = cls(EMPTY, None, None)",
     ): "nobody asks for the pages of a root",
+    (
+        "workers/scheduler/prefills_under_way.py",
+        "is_running = request.slot != NO_SLOT and not request.is_ended",
+        "is_running = request.slot != NO_SLOT or not request.is_ended",
+    ): "who was retracted has nothing to compute either; who has ended holds no slot",
 }
