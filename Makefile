@@ -35,7 +35,7 @@ unit: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/architecture tests/unit tests/helm tests/distributed tests/gpu
 
 integration: $(VENV)/.dev-installed tools
-	tests/integration/isolated.sh $(BIN)/pytest tests/integration
+	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m "not nightly"
 
 test-gpu: $(VENV)/.gpu-installed
 	$(BIN)/python -m tests.gpu
@@ -46,6 +46,7 @@ test-gpus: $(VENV)/.gpu-installed
 # What takes too long for every change.
 nightly: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/nightly
+	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m nightly
 
 # Part of nightly, with all survivors shown: MUTATION_ARGS="--area router --all".
 mutation: $(VENV)/.dev-installed

@@ -15,10 +15,12 @@ class Losses:
     """Lost replicas that count against a request, all its choices taken together; the router's.
 
     num_replicas: of all. num_trials: of these, those that were lost while it was the only suspect.
+    is_last_soon: whether the last one was lost soon after it had got the request.
     """
 
     num_replicas: int = 0
     num_trials: int = 0
+    is_last_soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)

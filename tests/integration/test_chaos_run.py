@@ -22,6 +22,7 @@ ARGUMENTS = (
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_every_request_ends_as_promised_whatever_is_killed():
     done = subprocess.run(

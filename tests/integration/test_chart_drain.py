@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["engine", "ingress"])
+@pytest.mark.parametrize("role", ["engine", pytest.param("ingress", marks=pytest.mark.nightly)])
 def test_a_stream_outlives_the_drain_of_its_node(role):
     environment = {
         **os.environ,

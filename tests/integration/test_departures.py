@@ -17,8 +17,10 @@ STREAM_S = 30.0
 
 @pytest.mark.parametrize(
     ("application", "leave"),
-    [(UPGRADED, upgrade), (SCALED, scale_down)],
-    ids=["rolling upgrade", "scale-down"],
+    [
+        pytest.param(UPGRADED, upgrade, id="rolling upgrade", marks=pytest.mark.nightly),
+        pytest.param(SCALED, scale_down, id="scale-down"),
+    ],
 )
 def test_replicas_leave_before_their_streams_would_have_ended(ray_session, application, leave):
     try:

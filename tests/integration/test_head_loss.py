@@ -19,6 +19,7 @@ ARGUMENTS = "--losses HEAD --streams 12 --real-streams 0 --away-s 3 --step-s 0.0
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 @skip_without("redis-server")
 def test_no_request_notices_that_the_head_is_lost():
