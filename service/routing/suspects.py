@@ -1,9 +1,9 @@
 """Which requests may bring replicas down, and when these are sent to a replica again.
 
 A request whose work ends the engine is moved like any other one, and takes the next replica along
-with all that runs there. Requests that were on several lost replicas are suspects: they are tried
-one at a time, so that the next loss says which of them it was (docs/decisions/0052). Knows no
-links.
+with all that runs there. Requests of several lost replicas that had come to the last one shortly
+before are suspects: they are tried one at a time, so that the next loss says which of them it was
+(docs/decisions/0052). Knows no links.
 """
 
 import time
@@ -17,8 +17,9 @@ SUSPECT_LOSSES = 2
 MAX_LOST_TRIALS = 2
 """That end a request. One may be chance: what ends replicas at random hits trials, too."""
 TRIAL_TOKENS = 8
-"""New tokens after which a trial is over. A request that ends its engine at some token comes to it
-again soon after a move, for a moved request has all tokens that its reader was sent."""
+"""New tokens after which a trial is over, and with which nobody becomes a suspect. A request that
+ends its engine at some token comes to it again soon after a move, for a moved request has all
+tokens that its reader was sent."""
 
 
 class Suspects:
@@ -53,15 +54,19 @@ class Suspects:
         """The stream had the replica that was lost: that counts against its request, once, unless
         another one's was on trial there."""
         losses = stream.context.losses
-        is_others = self._blamed is not None and self._blamed.context.losses is not losses
-        if is_others or losses in self._charged:
+        if self._blamed is not None and self._blamed.context.losses is not losses:
             return
+        is_soon = stream.num_new_tokens < TRIAL_TOKENS
+        if losses in self._charged:
+            losses.is_last_soon |= is_soon
+            return
+        losses.is_last_soon = is_soon
         self._charged.add(losses)
         losses.num_replicas += 1
         losses.num_trials += self._blamed is not None
 
     def is_suspect(self, stream: RoutedStream) -> bool:
-        return stream.num_losses >= SUSPECT_LOSSES
+        return stream.num_losses >= SUSPECT_LOSSES and stream.context.losses.is_last_soon
 
     def has_lost_enough(self, stream: RoutedStream) -> bool:
         """Whether it must not be sent to yet another replica."""

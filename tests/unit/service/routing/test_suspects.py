@@ -47,6 +47,7 @@ def lose(suspects, replica_id, *streams):
 def suspect(suspects, context=None):
     stream = Stream(context=context or RequestContext())
     stream.context.losses.num_replicas = 2
+    stream.context.losses.is_last_soon = True
     return stream
 
 
@@ -64,6 +65,27 @@ def test_a_loss_counts_against_all_while_nobody_is_on_trial(suspects):
     lose(suspects, "b", *streams)
     assert losses(*streams) == [2, 2]
     assert all(map(suspects.is_suspect, streams))
+
+
+@pytest.mark.parametrize("num_new_tokens", [TRIAL_TOKENS - 1, TRIAL_TOKENS])
+def test_who_got_tokens_enough_at_the_lost_replica_is_no_suspect(suspects, num_new_tokens):
+    streams = [Stream("a"), Stream("a")]
+    lose(suspects, "a", *streams)
+    for stream in streams:
+        send(suspects, stream, "b")
+    streams[1].num_new_tokens = num_new_tokens
+    lose(suspects, "b", *streams)
+    assert losses(*streams) == [2, 2]
+    assert suspects.is_suspect(streams[0])
+    assert suspects.is_suspect(streams[1]) == (num_new_tokens < TRIAL_TOKENS)
+
+
+def test_a_request_of_which_one_choice_had_just_come_is_a_suspect(suspects):
+    context = RequestContext()
+    context.losses.num_replicas = 1
+    choices = [Stream("a", context, num_new_tokens=number) for number in (100, 0, 100)]
+    lose(suspects, "a", *choices)
+    assert all(map(suspects.is_suspect, choices))
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])

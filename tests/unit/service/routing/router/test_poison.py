@@ -7,6 +7,7 @@ import pytest
 
 from service.errors import ApiErrorCode
 from service.routing.policy import RouterSettings
+from service.routing.suspects import TRIAL_TOKENS
 from tests.fakes.replica import FakeReplica, eventually
 from tests.unit.service.routing.router.test_moved_streams import (
     SLOW_CHANNEL,
@@ -146,8 +147,7 @@ async def test_innocents_of_two_losses_are_sent_one_at_a_time_and_all_come_to_th
             healed = stack.enter_context(mortal(name, 0))
             await asyncio.to_thread(replicas[-1].kill)
             await eventually(lambda: r.router.num_waiting_requests == 8)
-            if name == "c":
-                healed.engine.max_running = 0
+            healed.engine.max_running = 0  # no tokens come, so that nobody is above suspicion
             await r.router.update_replicas([healed.address])
             replicas.append(healed)
             await eventually(lambda healed=healed: healed.engine.requests)
@@ -155,6 +155,26 @@ async def test_innocents_of_two_losses_are_sent_one_at_a_time_and_all_come_to_th
         assert len(replicas[-1].engine.requests) == 1
         assert r.router.num_waiting_requests == 7
         replicas[-1].engine.max_running = 100
+        for number, stream in enumerate(others):
+            assert received[number] + tokens(await collect(stream)) == expected(number)
+        assert is_clean(r)
+
+
+async def test_innocents_that_ran_at_every_lost_replica_all_go_on_at_once():
+    async with mortals(1, 0) as (r, replicas), contextlib.AsyncExitStack() as stack:
+        others = [await innocent(r, i) for i in range(8)]
+        received = [tokens([await anext(stream)]) for stream in others]
+        for name in "bcd":
+            healed = stack.enter_context(mortal(name, 0))
+            await eventually(lambda: all(one.num_new_tokens > TRIAL_TOKENS for one in others))
+            await asyncio.to_thread(replicas[-1].kill)
+            await eventually(lambda: r.router.num_waiting_requests == 8)
+            healed.engine.max_running = 0
+            await r.router.update_replicas([healed.address])
+            replicas.append(healed)
+            await eventually(lambda healed=healed: len(healed.engine.requests) == 8)
+            healed.engine.max_running = 100
+        assert [stream.num_losses for stream in others] == [3] * 8
         for number, stream in enumerate(others):
             assert received[number] + tokens(await collect(stream)) == expected(number)
         assert is_clean(r)
