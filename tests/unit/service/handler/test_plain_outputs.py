@@ -46,7 +46,13 @@ def test_both_ways_tell_the_same(options, steps):
 
 
 def test_an_output_without_tokens_tells_nothing(options):
-    assert ChoiceAssembler(0, options).push(StepOutput("r", [])) is None
+    scoring = replace(options, is_scoring_only=True)
+    stopping = replace(options, stop_strings=StopStrings((NEVER,)))
+    for each in (options, scoring, stopping):
+        assert ChoiceAssembler(0, each).push(StepOutput("r", [])) is None
+    assert ChoiceAssembler(0, scoring).push(StepOutput("r", [5])) is None
+    last = ChoiceAssembler(0, stopping).push(StepOutput("r", [], FinishReason.LENGTH))
+    assert last.finish_reason == "length"
 
 
 def test_offsets_count_from_behind_an_echo(options):
