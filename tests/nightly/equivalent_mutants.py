@@ -26,10 +26,30 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'self._received = array("I", request.resumed_token_ids)',
     ): "token ids are never negative, and travel as a list",
     (
+        "service/tokenizer/encoder.py",
+        "rendered = template.render(messages, add_generation_prompt=False, kwargs=kwargs)",
+        "rendered = template.render(messages, add_generation_prompt=True, kwargs=kwargs)",
+    ): "what the template writes behind the last message is cut off",
+    (
+        "service/tokenizer/pieces.py",
+        '_hide(pieces, special_ids, ""),',
+        '_hide(pieces, special_ids, "XXXX"),',
+    ): "whoever decodes pieces of text leaves hidden tokens out before",
+    (
         "service/tokenizer/pieces.py",
         "return [tokenizer.id_to_token(token_id) for token_id in range(max(ids, default=-1) + 1)]",
         "return [tokenizer.id_to_token(token_id) for token_id in range(max(ids, default=-2) + 1)]",
     ): "a range up to -1 is as empty as one up to 0",
+    (
+        "service/tokenizer/token_floor.py",
+        'bases = text if text.isascii() else unicodedata.normalize("NFD", text)',
+        'bases = text if (text.isascii()) and False else unicodedata.normalize("NFD", text)',
+    ): "ASCII decomposes into itself, at more cost",
+    (
+        "service/tokenizer/token_floor.py",
+        'return set((token + written).encode("utf-8", "surrogatepass"))',
+        'return set((token + written).encode("UTF-8", "surrogatepass"))',
+    ): "another spelling of the same encoding",
     (
         "workers/kv_cache/eviction_order.py",
         "self._taken = [-1, -1, -1]",

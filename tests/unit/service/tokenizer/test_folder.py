@@ -1,6 +1,10 @@
 """What is read of a model folder, which file wins, and what is said of one that cannot be used."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +38,26 @@ def test_the_chat_template_of_the_most_particular_file_wins(folder):
     ):
         write(folder, name, value)
         assert read_tokenizer_files(folder).chat_template == expected
+
+
+def test_files_are_utf_8_whatever_the_locale_is(folder):
+    write(folder, "chat_template.jinja", "of its own é")
+    write(folder, "tokenizer_config.json", {"eos_token": "</é>"})
+    code = (
+        "import sys; from pathlib import Path; "
+        "from service.tokenizer.folder import read_tokenizer_files; "
+        "print(ascii(read_tokenizer_files(Path(sys.argv[1]))))"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    read = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, **plain},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert read.stdout.strip() == ascii(read_tokenizer_files(folder))
 
 
 def test_of_several_templates_the_default_is_read(folder):
