@@ -34,6 +34,12 @@ def test_piled_up_outputs_become_one():
     ]
 
 
+def test_so_many_become_one_that_what_is_made_of_it_takes_a_moment():
+    taken = take_all([StepOutput("r", [token]) for token in range(600)])
+    assert [len(output.token_ids) for output in taken] == [256, 256, 88]
+    assert [token for output in taken for token in output.token_ids] == list(range(600))
+
+
 def test_a_single_output_is_passed_on_as_it_is():
     output = StepOutput("r", [1])
     assert take_all([output])[0] is output

@@ -302,6 +302,9 @@ async def test_a_record_has_every_route_and_counts_the_moves():
             told = [(route.replica_id, route.reason) for route in record.routes]
             assert told == [("a", "only"), ("b", "lost")]
             assert record.num_moves == 1
+            times_s = [t for route in record.routes for t in (route.started_s, route.ended_s)]
+            assert times_s == sorted(times_s)
+            assert record.started_s <= times_s[0] < times_s[-1] <= time.monotonic()
 
 
 async def test_the_overhead_of_a_moved_request_is_that_of_its_last_replica():
