@@ -19,8 +19,8 @@ from service.api.grpc_calls import HEALTH_PREFIX, REFLECTION_PREFIXES, MethodHan
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.security.connections import GrpcConnectionLimits
 
-MAX_READING = 4
-"""Calls whose message is on its way for longer than READING_S; one may be as large as any."""
+MAX_READING = 1
+"""Calls whose message is on its way for longer than READING_S: it may be as large as any."""
 READING_S = 0.1
 _MAX_MESSAGE_BYTES = 4096
 _PREFIXES = (HEALTH_PREFIX, *REFLECTION_PREFIXES)

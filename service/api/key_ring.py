@@ -1,6 +1,7 @@
 """KeyRing: the API keys of an ingress, which may change while it serves. Knows no transport."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from service.api.auth import ApiKeyAuthenticator
 from service.security.api_keys import ApiKey, digest_api_key
@@ -23,7 +24,8 @@ class KeyRing:
         return self._authenticator.identify(authorization)
 
     def renew(self, keys: tuple[ApiKey, ...]) -> None:
-        """Let in these keys from now on. A key that stays as it is keeps what it has used.
+        """Let in these keys from now on. A key whose limits stay keeps what it has used, also where
+        its name or its line has changed.
 
         Requests under way go on, those of a key that is gone too.
         """
@@ -32,7 +34,10 @@ class KeyRing:
         for key in keys:
             by_digest.setdefault(digest_api_key(key.key), key)
         for digest, key in by_digest.items():
-            if self._keys.get(digest) == key:
-                callers[digest] = self._callers[digest]
+            before = self._keys.get(digest)
+            if before is not None and before.limits == key.limits:
+                quota = self._callers[digest].quota
+                quota.rename(key.name)
+                callers[digest] = replace(callers[digest], quota=quota)
         self._keys, self._callers = by_digest, callers
         self._authenticator = ApiKeyAuthenticator(callers)

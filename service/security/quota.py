@@ -58,6 +58,10 @@ class Quota(Protocol):
         """Count a request in, or raise ApiError RATE_LIMITED."""
         ...
 
+    def rename(self, name: str) -> None:
+        """Refusals call the key so from now on."""
+        ...
+
 
 class FreeLease:
     """Of callers without limits, and of requests that do not count."""
@@ -76,6 +80,8 @@ class UnlimitedQuota:
 
     def admit(self) -> Lease:
         return FreeLease()
+
+    def rename(self, name: str) -> None: ...
 
 
 class KeyQuota:
@@ -99,6 +105,9 @@ class KeyQuota:
             self._requests.take(1)
         self._num_live += 1
         return _KeyLease(self)
+
+    def rename(self, name: str) -> None:
+        self._name = name
 
     def grow(self, num_sequences: int) -> None:
         """A request that was admitted as one sequence runs so many. Raises ApiError."""

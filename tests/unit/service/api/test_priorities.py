@@ -32,7 +32,7 @@ ALLOWED = [
 ]  # fmt: skip
 REFUSED = [
     ("plain", -1), ("plain", 1), ("plain", LEAST), ("urgent", -11), ("urgent", 1), ("late", 8),
-    ("late", -1),
+    ("late", -1), ("plain", GREATEST),
 ]  # fmt: skip
 
 
@@ -89,6 +89,15 @@ async def test_beyond_its_range_a_key_gets_a_typed_error(keyed, bench, stub, key
         await call(stub, priority, key)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert dict(caught.value.trailing_metadata())["tessera-error-param"] == "priority"
+    assert bench.backend.requests == []
+
+
+async def test_no_range_has_the_least_number_of_all(keyed, bench, stub):
+    """What would preempt everybody: its negation is no 32-bit number."""
+    assert (await post(keyed, LEAST - 1, "whole")).status_code == 400
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(stub, LEAST - 1, "whole")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert bench.backend.requests == []
 
 

@@ -168,6 +168,25 @@ async def test_keys_share_cached_prefixes_unless_salted_apart(services, bench, s
         assert set(seen) == {"", "own"}
 
 
+async def test_no_key_can_choose_the_salt_of_another(services, bench, serve_grpc):
+    salted = keyed(services, "a", "b", salt_prefix_cache=True)
+    stub = await serve_grpc(salted)
+    async with http_client(salted, "a") as client:
+        await complete(client)
+        await complete(client, cache_salt="own")
+    of_a = {request.cache_salt for request in bench.backend.requests}
+    async with http_client(salted, "b") as client:
+        for salt in (*of_a, *(salt.partition(":")[0] for salt in of_a), ":own", "own", ""):
+            await complete(client, cache_salt=salt)
+            text = pb.Text(text="hi")
+            await stub.Generate(
+                pb.GenerateRequest(text=text, cache_salt=salt), metadata=metadata("b")
+            )
+    seen = bench.backend.requests[2:]
+    assert len(seen) == 14
+    assert not of_a & {request.cache_salt for request in seen}
+
+
 @pytest.mark.parametrize(("n", "num_prompts"), [(3, 1), (1, 3), (8, 64)])
 async def test_more_sequences_than_a_key_may_ever_run_are_its_requests_fault(
     services, bench, serve_grpc, n, num_prompts

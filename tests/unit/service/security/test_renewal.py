@@ -9,11 +9,13 @@ import grpc.aio
 import pytest
 
 from service.api.auth import OpenAuthenticator
+from service.api.grpc import build_grpc_server
 from service.api.http import build_http_app
 from service.api.key_ring import KeyRing
 from service.api.services import ApiServices
 from service.config import parse_config
 from service.deployments.front_door import FrontDoor
+from service.errors import ApiError
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from service.security.renewal import Renewable, keep_renewed
@@ -73,11 +75,11 @@ async def test_keys_come_and_go_and_those_that_stay_keep_what_they_have_used(tmp
     ring = KeyRing(keys, lambda: 0.0, salt_prefix_cache=True)
     before = ring.identify("Bearer stays")
     ring.renew(ring_of(limited + "comes name=c\n", tmp_path))
-    assert ring.identify("Bearer stays") is before
+    assert ring.identify("Bearer stays") == before
     assert ring.identify("Bearer goes") is None
     assert ring.identify("Bearer comes").name == "c"
     ring.renew(ring_of("stays name=a requests_per_minute=2\n", tmp_path))
-    assert ring.identify("Bearer stays") is not before
+    assert ring.identify("Bearer stays").quota is not before.quota
     assert ring.identify("Bearer stays").cache_salt == before.cache_salt
 
 
@@ -85,8 +87,59 @@ async def test_a_line_that_is_put_before_others_changes_nothing_of_theirs(tmp_pa
     ring = KeyRing(ring_of("stays\n", tmp_path), lambda: 0.0, salt_prefix_cache=True)
     before = ring.identify("Bearer stays")
     ring.renew(ring_of("# new\ncomes\nstays\n", tmp_path))
-    assert ring.identify("Bearer stays") is before
+    assert ring.identify("Bearer stays") == before
     assert ring.identify("Bearer comes") is not None
+
+
+async def test_a_line_above_or_another_name_or_range_forgives_nothing(tmp_path):
+    limited = "stays requests_per_minute=1"
+    ring = KeyRing(ring_of(limited, tmp_path), lambda: 0.0, salt_prefix_cache=True)
+    unnamed = ring.identify("Bearer stays")
+    unnamed.quota.admit()
+    for text, name in (
+        (f"new name=b\n{limited}", unnamed.name),
+        (f"{limited} name=a", "a"),
+        (f"{limited} name=a min_priority=-1", "a"),
+    ):
+        ring.renew(ring_of(text, tmp_path))
+        caller = ring.identify("Bearer stays")
+        assert caller.name == name
+        with pytest.raises(ApiError, match=f"'{name}'"):
+            caller.quota.admit()
+    assert -1 in caller.priorities
+
+
+async def test_keys_change_under_requests(tmp_path):
+    """A stream goes on when its key goes; the key's next request is refused."""
+    bench = make_bench(tmp_path)
+    bench.backend.gate = asyncio.Semaphore(1)
+    ring = KeyRing(ring_of("goes\nstays", tmp_path), lambda: 0.0, salt_prefix_cache=True)
+    services = ApiServices(bench.models, ring, lambda: True, "0", 0)
+    server, port = build_grpc_server(services, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = pb_grpc.InferenceStub(channel)
+        request = pb.GenerateRequest(text=pb.Text(text="hi"))
+
+        def ask(key):
+            return stub.GenerateStream(request, metadata=(("authorization", f"Bearer {key}"),))
+
+        streams = [ask("goes"), ask("stays")]
+        for stream in streams:
+            bench.backend.gate.release()
+            await stream.read()
+        for number in range(50):
+            ring.renew(ring_of(f"# {number}\nstays\nnew-{number} name=n", tmp_path))
+        late = ask("goes")
+        assert await late.code() is grpc.StatusCode.UNAUTHENTICATED
+        for _ in range(1000):
+            bench.backend.gate.release()
+        async with asyncio.timeout(20):
+            for stream in streams:
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+                assert await stream.code() is grpc.StatusCode.OK
+    await server.stop(None)
 
 
 async def test_keys_are_renewed_in_the_background(tmp_path):
