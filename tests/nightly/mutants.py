@@ -1,7 +1,7 @@
 """Mutants of a source file, as mutmut makes them, and which of them count.
 
 A mutant that changes nothing but words does not count: a text for people (any string or f-string
-with a space in it), or anything that a call of a logger is given. mutmut itself leaves out
+with a space in it, anything named message), or what a call of a logger is given. mutmut itself leaves out
 docstrings, annotations, module and class level, and functions that are decorated with anything but
 staticmethod and classmethod.
 """
@@ -101,6 +101,8 @@ def _is_text(node: object) -> bool:
         return _is_text(node.value)
     if isinstance(node, ast.JoinedStr):
         return any(map(_is_text, node.values))
+    if isinstance(node, ast.Name):
+        return node.id == "message"
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
 
 

@@ -15,7 +15,7 @@ def f(a, b):
     if a > 1:
         logger.warning("a is %s", a)
         raise ApiError(Code.FULL, "too many requests", "param")
-    return g(f"{a + 1} of them", b["key"], text="more words")
+    return g(f"{a + 1} of them", b["key"], message, text="more words")
 """
 
 
@@ -32,6 +32,7 @@ def mutant(before, after):
         (', "too many requests"', ""),
         ("{a + 1} of them", "{a - 1} of them"),
         ('text="more words"', "text=None"),
+        ("message", "None"),
         (', text="more words"', ""),
         ('logger.warning("a is %s", a)', 'logger.warning("a is %s", None)'),
         ('logger.warning("a is %s", a)', "logger.warning(a)"),
