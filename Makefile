@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 SERVE_ARGS ?=
 MUTATION_ARGS ?=
 GPUS ?= 2
+# Processes that run unit tests: a number, or "logical" for as many as there are cores, up to four.
+TEST_PROCESSES ?= logical
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -32,7 +34,9 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-installed tools
-	tests/integration/isolated.sh $(BIN)/pytest tests/architecture tests/unit tests/helm tests/distributed tests/gpu
+	tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile \
+	  tests/architecture tests/unit tests/helm tests/distributed
+	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 
 integration: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m "not nightly"

@@ -17,8 +17,9 @@ def test_attacks_reach_the_service_and_nobody_fails():
     assert [one.name for one in outcomes] == names
     for one in outcomes:
         assert one.strike.num_streams > 0, one
-        assert one.quiet.failures == one.attacked.failures == []
-        assert min(len(one.quiet.ttft_s), len(one.attacked.ttft_s)) > 3
+        assert one.failures == []
+        assert one.quiet.keys() == one.attacked.keys() == {"http", "grpc"}
+        assert all(len(seen.ttft_s) > 3 for seen in (*one.quiet.values(), *one.attacked.values()))
         assert one.growth_mib < MAX_GROWTH_MIB
     trailers, slow_heads, _ = (one.strike.num_cut for one in outcomes)
     # What sends too much is cut off at once; what is slow has its time.
@@ -29,13 +30,15 @@ def test_attacks_reach_the_service_and_nobody_fails():
 
 def test_the_verdict_tells_every_broken_promise():
     quiet = Experience([0.010] * 99 + [0.020])
-    good = Outcome("one", quiet, Experience([0.012] * 200), 5.0, Strike(Ports(1, 2, 3)))
+    calm = Experience([0.012] * 200)
+    both = {"http": quiet, "grpc": quiet}
+    good = Outcome("one", both, {"http": calm, "grpc": calm}, 5.0, Strike(Ports(1, 2, 3)))
     assert good.holds
     for broken in (
         {"growth_mib": MAX_GROWTH_MIB + 0.1},
-        {"attacked": Experience([0.012] * 190 + [0.041] * 10)},
-        {"attacked": Experience([0.012] * 200, ["cut off"])},
-        {"attacked": Experience([], [])},
+        {"attacked": {"http": calm, "grpc": Experience([0.012] * 190 + [0.041] * 10)}},
+        {"attacked": {"http": Experience([0.012] * 200, ["cut off"]), "grpc": calm}},
+        {"attacked": {"http": calm, "grpc": Experience([], [])}},
     ):
         assert not dataclasses.replace(good, **broken).holds, broken
 
