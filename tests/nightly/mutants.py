@@ -1,9 +1,9 @@
 """Mutants of a source file, as mutmut makes them, and which of them count.
 
 A mutant that changes nothing but words does not count: a text for people (any string or f-string
-with a space in it, anything named message), or what a call of a logger is given. mutmut itself leaves out
-docstrings, annotations, module and class level, and functions that are decorated with anything but
-staticmethod and classmethod.
+with a space in it, anything named message), or what a call of a logger is given. mutmut itself
+leaves out docstrings, annotations, module and class level, and functions that are decorated with
+anything but staticmethod and classmethod.
 """
 
 import ast
