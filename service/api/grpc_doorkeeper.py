@@ -6,6 +6,8 @@ that ended here keeps its place in gRPC until its client has read that, or is go
 """
 
 import asyncio
+import errno
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Iterator
@@ -24,6 +26,8 @@ _SWEEP_S = 0.5
 _HIGH, _LOW = 0.75, 0.5
 # Of the places of side streams, so many may be held by calls that have ended.
 _LATE_SHARE = 4
+_NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
+_log = logging.getLogger(__name__)
 
 
 class Doorkeeper:
@@ -72,10 +76,15 @@ class Doorkeeper:
         task.result()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, also while no file can be opened, which a look takes."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except OSError as error:
+                if error.errno not in _NO_FILE_LEFT:
+                    raise
+                _log.warning("connections of the gRPC port cannot be looked at: %s", error)
 
     async def sweep(self) -> None:
         """One look at all connections, if there may be something to do."""

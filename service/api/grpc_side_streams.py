@@ -72,17 +72,17 @@ class SideStreams:
     def reading(self, stream: "asyncio.Future[None]") -> Iterator[None]:
         """The stream's message is awaited. It may end for younger ones if that takes long."""
         loop = asyncio.get_running_loop()
-        self._reading[stream] = loop.time()
+        began_s = self._reading[stream] = loop.time()
         if len(self._reading) > MAX_READING:
-            loop.call_later(READING_S, self._end_slow_ones, loop)
+            loop.call_later(READING_S, self._end_slow_ones, began_s)
         try:
             yield
         finally:
             self._reading.pop(stream, None)
 
-    def _end_slow_ones(self, loop: asyncio.AbstractEventLoop) -> None:
-        slow_s = loop.time() - READING_S
-        slow = [stream for stream, began_s in self._reading.items() if began_s <= slow_s]
+    def _end_slow_ones(self, last_began_s: float) -> None:
+        """last_began_s: not the time now less READING_S, which rounding puts before it."""
+        slow = [stream for stream, began_s in self._reading.items() if began_s <= last_began_s]
         for stream in slow[: max(0, len(slow) - MAX_READING)]:
             del self._reading[stream]
             _end(stream)

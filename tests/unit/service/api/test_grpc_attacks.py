@@ -11,7 +11,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.api.auth import make_authenticator
-from service.api.grpc_side_streams import MAX_READING
+from service.api.grpc_side_streams import MAX_READING, READING_S
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from service.security.api_keys import ApiKey
@@ -142,9 +142,16 @@ async def test_messages_that_come_slowly_give_way_to_others(serve_grpc, http2):
     half = struct.pack(">BI", 0, 4 << 20) + b"x" * 100
     for stream in range(1, 41, 2):
         one.send(headers(stream, CHECK) + frame(DATA, 0, stream, half))
-    await asyncio.sleep(1)
-    ended = {stream for kind, flags, stream, _ in one.frames if kind == HEADERS and flags & 1}
-    assert len(ended) == 20 - MAX_READING
+
+    def num_ended():
+        ends = (stream for kind, flags, stream, _ in one.frames if kind == HEADERS and flags & 1)
+        return len(set(ends))
+
+    async with asyncio.timeout(20):
+        while num_ended() < 20 - MAX_READING:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(3 * READING_S)
+    assert num_ended() == 20 - MAX_READING
     await check(connect())
 
 

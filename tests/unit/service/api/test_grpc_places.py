@@ -1,0 +1,91 @@
+"""Bounds of the gRPC port where no server is needed to see them."""
+
+import asyncio
+import contextlib
+import errno
+
+import pytest
+
+from service.api import grpc_doorkeeper
+from service.api.grpc_doorkeeper import Doorkeeper
+from service.api.grpc_side_streams import MAX_READING, READING_S, SideStreams
+from service.security.connections import GrpcConnectionLimits
+
+
+class LoopWithoutTime(asyncio.SelectorEventLoop):
+    """Timers are due when `now_s` says so, to the last digit, as they are in uvloop."""
+
+    now_s = 0.0
+
+    def time(self):
+        return self.now_s
+
+
+def num_left_reading(loop, began_s):
+    """Of 20 streams that began to read then, when READING_S have passed."""
+
+    async def read_for_long():
+        streams = SideStreams(GrpcConnectionLimits())
+        loop.now_s = began_s
+        with contextlib.ExitStack() as stack:
+            entered = [streams.enter(str(peer)) for peer in range(20)]
+            for stream in entered:
+                stack.enter_context(streams.reading(stream))
+            loop.now_s = began_s + READING_S
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return sum(not stream.done() for stream in entered)
+
+    return loop.run_until_complete(read_for_long())
+
+
+def test_slow_messages_give_way_whatever_the_clock_shows():
+    with contextlib.closing(LoopWithoutTime()) as loop:
+        left = {num_left_reading(loop, thousandth / 1000) for thousandth in range(1000, 1200)}
+    assert left == {MAX_READING}
+
+
+class BrokenLook:
+    """Fails so often with that error, then succeeds for good."""
+
+    def __init__(self, code, num_failures):
+        self._code = code
+        self._num_left = num_failures
+        self.has_succeeded = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self):
+        if self._num_left:
+            self._num_left -= 1
+            raise OSError(self._code, "no look")
+        self._loop.call_soon_threadsafe(self.has_succeeded.set)
+        return 0
+
+
+def keeper(monkeypatch, look):
+    monkeypatch.setattr(grpc_doorkeeper, "num_open_files", look)
+    monkeypatch.setattr(grpc_doorkeeper, "_SWEEP_S", 0.001)
+    doorkeeper = Doorkeeper(GrpcConnectionLimits())
+    doorkeeper.port = 1
+    return asyncio.create_task(doorkeeper.run())
+
+
+@pytest.mark.asyncio
+async def test_the_doorkeeper_goes_on_when_there_are_files_again(monkeypatch, caplog):
+    look = BrokenLook(errno.EMFILE, 2)
+    running = keeper(monkeypatch, look)
+    async with asyncio.timeout(20):
+        await asyncio.wait(
+            [running, asyncio.create_task(look.has_succeeded.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    assert not running.done()
+    assert caplog.text.count("cannot be looked at") == 2
+    running.cancel()
+
+
+@pytest.mark.asyncio
+async def test_other_failures_of_a_look_end_the_doorkeeper(monkeypatch):
+    with pytest.raises(OSError, match="no look"):
+        async with asyncio.timeout(20):
+            await keeper(monkeypatch, BrokenLook(errno.EACCES, 1))
