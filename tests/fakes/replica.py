@@ -16,6 +16,8 @@ FAST = ChannelSettings(
     reconnect_max_s=0.05,
     handshake_timeout_s=1.0,
 )
+# For tests that wait for longer than silence may last.
+NOTICING = FAST.model_copy(update={"heartbeat_timeout_s": 2.0})
 IMPATIENT = FAST.model_copy(update={"heartbeat_timeout_s": 0.5})
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
+import threading
 
 import pytest
 
@@ -14,7 +14,7 @@ from service.channel.errors import AuthenticationError, ChannelError
 from service.channel.handshake import new_channel_key
 from service.channel.messages import ReplicaLoad
 from tests.fakes.engine import FakeEngine
-from tests.fakes.replica import FAST, FakeReplica, eventually
+from tests.fakes.replica import FAST, NOTICING, FakeReplica, eventually
 from workers.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
@@ -217,21 +217,25 @@ async def test_a_replica_that_does_not_read_is_left():
     with FakeReplica(settings=settings) as replica:
         async with linking(replica.address, settings) as link:
             await eventually(lambda: link.is_connected)
-            replica.server._loop.call_soon_threadsafe(time.sleep, 1.0)
-            sinks = [DeafSink() for _ in range(8)]
-            for i, sink in enumerate(sinks):
-                large = GenerateRequest(f"r{i}", [70000] * 100_000, SamplingParams(max_tokens=1))
-                link.submit(large, sink)
-            await eventually(lambda: all(sink.num_lost == 1 for sink in sinks), timeout_s=0.9)
-            assert not link.is_connected
+            may_read = threading.Event()
+            replica.server._loop.call_soon_threadsafe(may_read.wait)
+            try:
+                sinks = [DeafSink() for _ in range(8)]
+                for i, sink in enumerate(sinks):
+                    large = GenerateRequest(f"r{i}", [70000] * 100_000, SamplingParams())
+                    link.submit(large, sink)
+                await eventually(lambda: all(sink.num_lost == 1 for sink in sinks))
+                assert not link.is_connected
+            finally:
+                may_read.set()
 
 
 async def test_an_idle_link_beats_and_is_kept():
-    with FakeReplica() as replica:
-        async with linking(replica.address) as link:
+    with FakeReplica(settings=NOTICING) as replica:
+        async with linking(replica.address, NOTICING) as link:
             await eventually(lambda: link.is_connected)
             writer = link._writer
-            await asyncio.sleep(2.5 * FAST.heartbeat_timeout_s)
+            await asyncio.sleep(2.5 * NOTICING.heartbeat_timeout_s)
             assert link._writer is writer, "it was never lost"
             assert len(replica.server._connections) == 1
 

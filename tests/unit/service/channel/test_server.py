@@ -11,7 +11,7 @@ from service.channel.framing import read_frame, write_frame
 from service.channel.handshake import greet_replica
 from service.channel.messages import Abort, Ping, Submit, decode_step_frame, encode
 from tests.fakes.engine import FakeEngine
-from tests.fakes.replica import FAST, FakeReplica, eventually
+from tests.fakes.replica import FAST, IMPATIENT, NOTICING, FakeReplica, eventually
 from workers.errors import ErrorCode
 from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
@@ -133,7 +133,7 @@ async def test_outputs_go_to_the_ingress_whose_request_it_is_and_to_no_other():
 @pytest.mark.asyncio
 async def test_the_log_names_the_ingress_that_left_was_silent_or_did_not_read(caplog):
     caplog.set_level(logging.INFO, "service.channel.server")
-    with FakeReplica(FakeEngine(step_s=0.001)) as replica:
+    with FakeReplica(FakeEngine(step_s=0.001), IMPATIENT) as replica:
         async with ingress(replica, "leaving"):
             pass
         await eventually(lambda: "ingress leaving left" in caplog.text)
@@ -150,12 +150,12 @@ async def test_the_log_names_the_ingress_that_left_was_silent_or_did_not_read(ca
 
 @pytest.mark.asyncio
 async def test_an_ingress_that_says_something_now_and_then_is_kept():
-    with FakeReplica() as replica:
+    with FakeReplica(settings=NOTICING) as replica:
         async with ingress(replica) as one:
             await one.hear()
             (connection,) = replica.server._connections
             for _ in range(6):
-                await asyncio.sleep(FAST.heartbeat_timeout_s / 3)
+                await asyncio.sleep(NOTICING.heartbeat_timeout_s / 3)
                 one.say(Ping())
             assert connection in replica.server._connections
 
