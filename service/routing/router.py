@@ -30,8 +30,9 @@ from service.routing.suspects import Suspects
 from service.routing.waiting_room import WaitingRoom
 from workers.protocol import GenerateRequest, ModelInfo
 
-_TURN_SHARE = 0.5
-"""Of move_wait_s, for which a suspect waits for its turn; then it goes with the others."""
+_TURN_SHARE, _STAND_SHARE = 0.5, 0.9
+"""Of move_wait_s, for which a suspect waits for its turn, and for which it stands still in all;
+then it goes with the others."""
 
 
 class Router:
@@ -63,7 +64,11 @@ class Router:
             settings.scale_up, self._send_again, self.demand_changed.set, metrics.on_scale_up_wait
         )
         self._handover = Handover(settings.max_handovers, self._hand_over)
-        self._suspects = Suspects(settings.max_losses, _TURN_SHARE * settings.move_wait_s)
+        self._suspects = Suspects(
+            settings.max_losses,
+            _TURN_SHARE * settings.move_wait_s,
+            _STAND_SHARE * settings.move_wait_s,
+        )
         self._known_usable: set[str] = set()
 
     @property

@@ -8,6 +8,7 @@ before are suspects: they are tried one at a time, so that the next loss says wh
 
 import time
 from collections.abc import Callable
+from weakref import WeakKeyDictionary, WeakSet
 
 from service.request_context import Losses
 from service.routing.routed_stream import RoutedStream
@@ -26,35 +27,47 @@ class Suspects:
     """on_disconnect(), then charge() for each stream that is told; on_sent() for what is sent.
 
     Losses are counted by client's request, not by choice, and no token makes them forgotten.
-    max_losses: after which a request is not sent again. max_turn_wait_s: how long a suspect that
-    stands still waits for others that are on trial.
+    max_losses: after which a request is not sent again. max_turn_wait_s: how long a suspect waits
+    for others that are on trial; the time in which no replica was there is none of it.
+    max_stand_s: how long it stands still in all before it goes in or out of turn.
     """
 
     def __init__(
         self,
         max_losses: int,
         max_turn_wait_s: float,
+        max_stand_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_losses = max_losses
         self._max_turn_wait_s = max_turn_wait_s
+        self._max_stand_s = max_stand_s
         self._clock = clock
         self._on_trial: RoutedStream | None = None
-        self._blamed: RoutedStream | None = None
+        self._out_of_turn: WeakSet[RoutedStream] = WeakSet()
+        # Since when others are on trial, for those that were refused because of that.
+        self._waiting_since_s: WeakKeyDictionary[RoutedStream, float] = WeakKeyDictionary()
+        self._blamed: set[Losses] = set()
         self._charged: set[Losses] = set()
 
     def on_disconnect(self, replica_id: str) -> None:
         """A replica is lost; its streams will be told at once, and before any other replica's."""
         self._charged.clear()
+        self._blamed.clear()
         tried = self._tried()
-        is_there = tried is not None and tried.replica_id == replica_id
-        self._blamed = tried if is_there else None
+        if tried is None or tried.replica_id != replica_id:
+            return
+        self._waiting_since_s.clear()
+        self._blamed.add(tried.context.losses)
+        for stream in self._out_of_turn:
+            if stream.replica_id == replica_id and _is_trial(stream):
+                self._blamed.add(stream.context.losses)
 
     def charge(self, stream: RoutedStream) -> None:
         """The stream had the replica that was lost: that counts against its request, once, unless
-        another one's was on trial there."""
+        others were on trial there. It was a trial if it was the only suspect."""
         losses = stream.context.losses
-        if self._blamed is not None and self._blamed.context.losses is not losses:
+        if self._blamed and losses not in self._blamed:
             return
         is_soon = stream.num_new_tokens < TRIAL_TOKENS
         if losses in self._charged:
@@ -63,7 +76,7 @@ class Suspects:
         losses.is_last_soon = is_soon
         self._charged.add(losses)
         losses.num_replicas += 1
-        losses.num_trials += self._blamed is not None
+        losses.num_trials += len(self._blamed) == 1
 
     def is_suspect(self, stream: RoutedStream) -> bool:
         return stream.num_losses >= SUSPECT_LOSSES and stream.context.losses.is_last_soon
@@ -77,17 +90,27 @@ class Suspects:
         """Whether the stream may be sent to a replica now."""
         if not self.is_suspect(stream):
             return True
-        is_due = self._is_free_for(stream) or self.is_overdue(stream)
-        return is_due and not self.has_lost_enough(stream)
+        is_free = self._is_free_for(stream)
+        if not is_free:
+            self._waiting_since_s.setdefault(stream, self._clock())
+        return (is_free or self.is_overdue(stream)) and not self.has_lost_enough(stream)
 
     def is_overdue(self, stream: RoutedStream) -> bool:
-        """Whether it has stood still for so long that it goes out of turn."""
-        waited_s = 0.0 if stream.lost_s is None else self._clock() - stream.lost_s
-        return waited_s >= self._max_turn_wait_s
+        """Whether it has waited for so long that it goes out of turn."""
+        now_s = self._clock()
+        turn_s = now_s - self._waiting_since_s.get(stream, now_s)
+        stand_s = 0.0 if stream.lost_s is None else now_s - stream.lost_s
+        return turn_s >= self._max_turn_wait_s or stand_s >= self._max_stand_s
 
     def on_sent(self, stream: RoutedStream) -> None:
-        if self.is_suspect(stream) and self._is_free_for(stream):
+        self._waiting_since_s.pop(stream, None)
+        self._out_of_turn.discard(stream)
+        if not self.is_suspect(stream):
+            return
+        if self._is_free_for(stream):
             self._on_trial = stream
+        else:
+            self._out_of_turn.add(stream)
 
     def _is_free_for(self, stream: RoutedStream) -> bool:
         return self._tried() in (None, stream)
@@ -95,6 +118,10 @@ class Suspects:
     def _tried(self) -> RoutedStream | None:
         """The suspect whose trial is under way at a replica."""
         tried = self._on_trial
-        if tried is None or tried.is_ended or not tried.replica_id:
-            return None
-        return None if tried.num_new_tokens >= TRIAL_TOKENS else tried
+        return None if tried is None or not _is_trial(tried) else tried
+
+
+def _is_trial(stream: RoutedStream) -> bool:
+    """Of a suspect: whether a replica has it that has not proven it harmless."""
+    is_there = not stream.is_ended and bool(stream.replica_id)
+    return is_there and stream.num_new_tokens < TRIAL_TOKENS

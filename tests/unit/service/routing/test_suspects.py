@@ -26,8 +26,19 @@ class Stream:
 
 
 @pytest.fixture
-def suspects():
-    return Suspects(MAX_LOSSES, 10.0, clock=lambda: 100.0)
+def suspects(clock):
+    return Suspects(MAX_LOSSES, 10.0, 18.0, clock)
+
+
+@pytest.fixture
+def clock():
+    """Call it for the time; now_s may be set."""
+
+    def now():
+        return now.now_s
+
+    now.now_s = 100.0
+    return now
 
 
 def send(suspects, stream, replica_id):
@@ -143,15 +154,46 @@ def test_one_suspect_at_a_time(suspects, end):
     assert suspects.may_go(second)
 
 
-def test_who_has_waited_long_enough_goes_out_of_turn_and_leaves_the_trial_alone(suspects):
-    first, second = suspect(suspects), suspect(suspects)
+def test_who_has_waited_long_enough_goes_out_of_turn_and_leaves_the_trial_alone(suspects, clock):
+    first, second, third = (suspect(suspects) for _ in range(3))
     send(suspects, first, "a")
-    second.lost_s = 90.5
     assert not suspects.may_go(second)
-    second.lost_s = 90.0
-    send(suspects, second, "a")
-    lose(suspects, "a", second, first)
+    clock.now_s = 109.5
+    assert not suspects.may_go(second)
+    clock.now_s = 110.0
+    send(suspects, second, "b")
+    assert not suspects.may_go(third), "the first one is still on trial"
+    lose(suspects, "a", first)
     assert losses(first, second) == [3, 2]
+    assert first.context.losses.num_trials == 1
+
+
+def test_the_time_without_a_replica_is_no_waiting_for_a_turn(suspects, clock):
+    first, second = suspect(suspects), suspect(suspects)
+    first.lost_s = second.lost_s = 85.0
+    send(suspects, first, "a")
+    assert not suspects.may_go(second)
+    lose(suspects, "a", first)
+    clock.now_s = 102.0
+    send(suspects, first, "b")
+    assert not suspects.may_go(second)
+    assert not suspects.is_overdue(second)
+    clock.now_s = 103.0
+    assert suspects.may_go(second), "later its time to wait for a replica would be over"
+
+
+def test_a_loss_of_several_suspects_counts_against_all_of_them_and_is_no_trial(suspects, clock):
+    first, second, third, other = *(suspect(suspects) for _ in range(3)), Stream("a")
+    send(suspects, first, "a")
+    for stream in (second, third):
+        assert not suspects.may_go(stream)
+    clock.now_s = 110.0
+    for stream in (second, third):
+        send(suspects, stream, "a")
+    third.num_new_tokens = TRIAL_TOKENS
+    lose(suspects, "a", first, second, third, other)
+    assert losses(first, second, third, other) == [3, 3, 2, 0]
+    assert first.context.losses.num_trials == second.context.losses.num_trials == 0
 
 
 def test_choices_of_one_request_are_charged_once_and_together(suspects):

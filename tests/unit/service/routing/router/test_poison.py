@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from service.errors import ApiErrorCode
+from service.routing import router
 from service.routing.policy import RouterSettings
 from service.routing.suspects import TRIAL_TOKENS
 from tests.fakes.replica import FakeReplica, eventually
@@ -135,6 +136,28 @@ async def test_where_one_replica_at_a_time_is_there_the_others_outlive_all_four_
             assert error.code is ApiErrorCode.REPLICA_LOST
             for number, stream in enumerate(others):
                 assert received[number] + tokens(await collect(stream)) == expected(number)
+            assert num_dead(replicas) == 4
+            assert is_clean(r)
+
+
+async def test_replicas_that_heal_slowly_bring_suspects_back_one_at_a_time(monkeypatch):
+    turn_s = 1.5
+    monkeypatch.setattr(router, "_TURN_SHARE", turn_s / RouterSettings().move_wait_s)
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(mortal(str(i), 3)) for i in range(6)]
+        async with routed(replicas[0]) as r:
+            others = [await innocent(r, i) for i in range(3)]
+            received = [tokens([await anext(stream)]) for stream in others]
+            ended = asyncio.create_task(read_to_error(await poison(r)))
+            for dying, healed in zip(replicas[:4], replicas[1:5], strict=True):
+                await eventually(lambda dying=dying: dying.engine.is_dead)
+                await asyncio.sleep(turn_s + 0.1)
+                await r.router.update_replicas([healed.address])
+            _, error = await ended
+            assert error.code is ApiErrorCode.REPLICA_LOST
+            for number, stream in enumerate(others):
+                assert received[number] + tokens(await collect(stream)) == expected(number)
+                assert stream.context.losses.num_trials == 0
             assert num_dead(replicas) == 4
             assert is_clean(r)
 
