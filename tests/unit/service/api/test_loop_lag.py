@@ -98,9 +98,8 @@ def _prepare(bench, num_prompt, **sampling):
 async def test_prompt_log_probabilities_of_a_long_prompt(bench, called):
     body = {"prompt": [5] * NUM_SCORED, "prompt_logprobs": NUM_TOP, "max_tokens": 1}
     _prepare(bench, NUM_SCORED, prompt_logprobs=NUM_TOP, max_tokens=1)
-    (status, answer), held = await held_units(
-        lambda: called.post("/v1/completions", json.dumps(body).encode())
-    )
+    data = json.dumps(body).encode()
+    (status, answer), held = await held_units(lambda: called.post("/v1/completions", data))
     assert status == 200
     entries = json.loads(answer)["choices"][0]["prompt_logprobs"]
     assert (len(entries), entries[0]) == (NUM_SCORED, None)
@@ -151,11 +150,8 @@ async def test_a_prompt_of_the_most_token_ids(bench, called, num_prompts):
 
 async def test_the_most_tokens_to_be_text(bench, called):
     ids = [5] * (NUM_IDS - 8)
-    (status, answer), held = await held_units(
-        lambda: called.post(
-            "/detokenize", json.dumps({"tokens": ids}, separators=(",", ":")).encode()
-        )
-    )
+    data = json.dumps({"tokens": ids}, separators=(",", ":")).encode()
+    (status, answer), held = await held_units(lambda: called.post("/detokenize", data))
     assert status == 200
     assert len(json.loads(answer)["prompt"]) == len(ids)
     assert held < MAX_UNITS
