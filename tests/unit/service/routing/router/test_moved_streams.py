@@ -141,7 +141,7 @@ async def test_a_stream_that_nobody_takes_in_time_ends_with_replica_lost(wait_s)
 
 
 async def test_the_time_to_wait_is_counted_from_the_first_loss_over_all_that_follow():
-    settings = RouterSettings(move_wait_s=0.4, max_moves=10)
+    settings = RouterSettings(move_wait_s=2.0)
     with kept("a") as a, kept("b", max_running=0) as b:
         async with routed(a, settings=settings) as r:
             stream, _ = await begun(r)
@@ -149,14 +149,14 @@ async def test_the_time_to_wait_is_counted_from_the_first_loss_over_all_that_fol
             await eventually(lambda: r.router.num_waiting_requests == 1)
             await r.router.update_replicas([b.address])
             await eventually(lambda: b.engine.waiting)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.1)
             assert not stream.is_ended  # a replica has it: that is no waiting
             lost_s = time.monotonic()
             await asyncio.to_thread(b.kill)
             with pytest.raises(ApiError) as caught:
                 await collect(stream)
             assert caught.value.code is ApiErrorCode.REPLICA_LOST
-            assert time.monotonic() - lost_s < 0.35
+            assert time.monotonic() - lost_s < 1.8
 
 
 async def test_a_begun_stream_that_is_refused_waits_until_somebody_has_room():
