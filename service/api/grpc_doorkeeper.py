@@ -22,6 +22,10 @@ from service.security.hang_up import Address, connected_to, hang_up, num_open_fi
 PROMPT_S = 1.0
 """A client that reads learns of its call's end sooner."""
 _SWEEP_S = 0.5
+# A look lists the process' files and the port's connections, thousands of which take tens of
+# milliseconds: at most this share of a core, but looks are no further apart than the longest pause.
+_MAX_CORE_SHARE = 0.02
+_MAX_PAUSE_S = 5.0
 # Of max_connections: from where on connections are closed, and how many may stay then.
 _HIGH, _LOW = 0.75, 0.5
 # Of the places of side streams, so many may be held by calls that have ended.
@@ -77,14 +81,17 @@ class Doorkeeper:
 
     async def run(self) -> None:
         """Until cancelled, also while no file can be opened, which a look takes."""
+        pause_s = _SWEEP_S
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(pause_s)
+            began_s = time.monotonic()
             try:
                 await self.sweep()
             except OSError as error:
                 if error.errno not in _NO_FILE_LEFT:
                     raise
                 _log.warning("connections of the gRPC port cannot be looked at: %s", error)
+            pause_s = pause_after(time.monotonic() - began_s)
 
     async def sweep(self) -> None:
         """One look at all connections, if there may be something to do."""
@@ -137,3 +144,8 @@ class Doorkeeper:
         idle = [address for address in self._known if address in connected]
         candidates = [one for one in (*strangers, *idle) if one not in self._busy]
         return set(candidates[: round(len(connected) - _LOW * self._max_connections)])
+
+
+def pause_after(look_s: float) -> float:
+    """Seconds between a look that took look_s and the next one."""
+    return min(max(_SWEEP_S, look_s / _MAX_CORE_SHARE), _MAX_PAUSE_S)

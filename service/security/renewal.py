@@ -32,7 +32,7 @@ class Renewable(Generic[T]):
         self._files = tuple(files)
         self._load = load
         self._use: Callable[[T], None] | None = None
-        self._seen = self._digests()
+        self._seen = self._told = self._digests()
 
     def into(self, use: Callable[[T], None]) -> "Renewable[T]":
         """Give what is loaded to `use`."""
@@ -40,20 +40,30 @@ class Renewable(Generic[T]):
         return self
 
     async def renew(self) -> None:
-        """Load if a file has changed since the last call. A failure is logged once a change."""
+        """Load if a file has changed since it was loaded. A failure is logged once a change, and
+        tried again each time: it may have been none of the file's."""
         # Taken before loading: what changes meanwhile is seen the next time.
         digests = await asyncio.to_thread(self._digests)
-        if digests == self._seen or self._use is None:
+        if self._use is None:
             return
-        self._seen = digests
+        if digests == self._seen:
+            self._told = digests
+            return
         try:
             value = await asyncio.to_thread(self._load)
         except (ConfigError, OSError) as error:
-            logger.error("%s: the new files are of no use, the old ones hold: %s",
-                         self._setting, error)  # fmt: skip
+            self._tell(digests, error)
             return
+        self._seen = self._told = digests
         self._use(value)
         logger.info("%s has been renewed", self._setting)
+
+    def _tell(self, digests: tuple[bytes, ...], error: Exception) -> None:
+        if digests != self._told:
+            self._told = digests
+            logger.error(
+                "%s: the new files are of no use, the old ones hold: %s", self._setting, error
+            )
 
     def _digests(self) -> tuple[bytes, ...]:
         """By content: of a mounted secret neither times nor inodes say whether it changed."""

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from service.api import grpc_doorkeeper
-from service.api.grpc_doorkeeper import Doorkeeper
+from service.api.grpc_doorkeeper import Doorkeeper, pause_after
 from service.api.grpc_side_streams import MAX_READING, READING_S, SideStreams
 from service.security.connections import GrpcConnectionLimits
 
@@ -87,3 +87,8 @@ async def test_other_failures_of_a_look_end_the_doorkeeper(monkeypatch):
     with pytest.raises(OSError, match="no look"):
         async with asyncio.timeout(20):
             await keeper(monkeypatch, BrokenLook(errno.EACCES, 1))
+
+
+@pytest.mark.parametrize(("look_s", "pause_s"), [(0.0, 0.5), (0.01, 0.5), (0.04, 2.0), (60.0, 5.0)])
+def test_looks_that_take_long_are_seldom(look_s, pause_s):
+    assert pause_after(look_s) == pytest.approx(pause_s)

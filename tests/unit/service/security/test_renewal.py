@@ -22,6 +22,7 @@ from service.security.renewal import Renewable, keep_renewed
 from service.security.settings import AuthSettings
 from tests.fakes.certificates import Authority
 from tests.fakes.text import make_bench
+from workers.errors import ConfigError
 
 pytestmark = pytest.mark.asyncio
 
@@ -61,6 +62,25 @@ async def test_what_cannot_be_used_is_logged_once_and_the_next_change_counts(tmp
     file.write_text("second-key")
     await renewable.renew()
     assert [key.key for (key,) in used] == ["second-key"]
+
+
+async def test_what_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_path, caplog):
+    """No file left to open, a disk that is away: the files do not change again by that."""
+    file, used, is_away = tmp_path / "file", [], [True] * 3
+
+    def load():
+        if is_away:
+            is_away.pop()
+            raise ConfigError("away")
+        return file.read_text()
+
+    file.write_text("one")
+    renewable = Renewable("setting", [file], load).into(used.append)
+    file.write_text("two")
+    for _ in range(5):
+        await renewable.renew()
+    assert used == ["two"]
+    assert [line.levelname for line in caplog.records if line.name.endswith("renewal")] == ["ERROR"]
 
 
 def ring_of(text, tmp_path):
