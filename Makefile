@@ -15,7 +15,10 @@ export RAY_USAGE_STATS_ENABLED := 0
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
 
-test: lint types imports unit integration
+# Integration tests wait more than they compute, so unit tests run beside them; each has namespaces of
+# its own. Both are shown when they have ended, and both end whatever the other one comes to.
+test: lint types imports tools
+	$(MAKE) --jobs=2 --keep-going --output-sync=target unit integration
 
 # Helm and redis-server come with the dev extra. Prometheus is unpacked from Debian's package where apt-get
 # can fetch it; nothing is installed or started. Where something is missing, its tests are skipped and counted.
