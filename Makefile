@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 SERVE_ARGS ?=
 MUTATION_ARGS ?=
 GPUS ?= 2
-# Processes that run unit tests: a number, or "logical" for as many as there are cores, up to four.
-TEST_PROCESSES ?= logical
+# Processes that run unit tests: 0 runs them in one without others, "logical" in as many as there are
+# cores, up to four.
+TEST_PROCESSES ?= 0
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -37,7 +38,7 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-installed tools
-	tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile \
+	tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
 	  tests/architecture tests/unit tests/helm tests/distributed
 	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 
@@ -53,7 +54,7 @@ test-gpus: $(VENV)/.gpu-installed
 # What takes too long for every change.
 nightly: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/nightly
-	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m nightly
+	tests/integration/isolated.sh $(BIN)/pytest tests/integration tests/unit -m nightly
 
 # Part of nightly, with all survivors shown: MUTATION_ARGS="--area router --all".
 mutation: $(VENV)/.dev-installed

@@ -94,6 +94,8 @@ async def keep_asking(clients, slot, is_over, ends):
         ends[f"{protocol} {outcome.end} {outcome.code} {outcome.message}"] += 1
 
 
+# Last bytes have three seconds: two busy cores may not be enough for 24 clients and three servers.
+@pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_no_request_fails_when_one_of_two_leaves(tmp_path):
     port = free_port_pair()
@@ -107,8 +109,9 @@ async def test_no_request_fails_when_one_of_two_leaves(tmp_path):
         ]
         for number in range(1, NUM_DEPARTURES + 1):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while leaving.bench.backend.num_live < 2:
+                while not leaving.bench.backend.requests:
                     await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)
             successor = await Ingress(tmp_path / str(number), port).start()
             await asyncio.wait_for(leaving.leave(), DRAIN_TIMEOUT_S / 2)
             assert leaving.num_cut == 0
