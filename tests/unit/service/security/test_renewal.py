@@ -80,7 +80,7 @@ async def test_what_could_not_be_read_is_read_as_soon_as_it_can_be(tmp_path, cap
     for _ in range(5):
         await renewable.renew()
     assert used == ["two"]
-    assert [line.levelname for line in caplog.records if line.name.endswith("renewal")] == ["ERROR"]
+    assert [line.levelname for line in caplog.records].count("ERROR") == 1
 
 
 def ring_of(text, tmp_path):
