@@ -1,8 +1,7 @@
 """Triton: a decode kernel's front: from a token's QKV projection to its queries, key and value.
 
-Sums the projection's K splits, adds the bias, normalises and rotates heads, with the roundings of
-the engine's rotation kernel, so that a token does not depend on which of the two it went through.
-Also asks for K and V that the chunk is about to read. Knows no plan. Imports Triton.
+Finishes heads by triton_projection.py, as the engine's rotation kernel does. Also asks for K and V
+that the chunk is about to read. Knows no plan. Imports Triton.
 
 Everywhere: shape is a DecodeShape and front a FrontShape, known when the kernel is compiled; first
 and second are a head's halves, float32 values that dtype can represent.
@@ -15,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from attention.kernels.triton_decode_parts import capped
+from attention.kernels.triton_projection import normalised, rotated, summed_parts
 
 LINE_BYTES = tl.constexpr(128)
 _ELEMENT_BYTES = tl.constexpr(2)
@@ -88,48 +88,6 @@ def _load_block(
 load_block = triton.jit(_load_block)
 
 
-def _load_projected(
-    token: tl.tensor,
-    bias: tl.tensor,
-    at: tl.tensor,
-    mask: tl.tensor,
-    split_stride: tl.tensor,
-    front: tl.constexpr,
-    dtype: tl.constexpr,
-) -> tl.tensor:
-    """The token's projection at some columns, rounded to dtype."""
-    num_splits: tl.constexpr = front.num_splits
-    total = tl.load(token + at, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, num_splits):
-        total += tl.load(token + split * split_stride + at, mask=mask, other=0.0).to(tl.float32)
-    if front.has_bias:
-        total += tl.load(bias + at, mask=mask, other=0.0).to(tl.float32)
-    return total.to(dtype).to(tl.float32)
-
-
-load_projected = triton.jit(_load_projected)
-
-
-def _normalise(
-    first: tl.tensor,
-    second: tl.tensor,
-    weight: tl.tensor,
-    eps: tl.tensor,
-    half: tl.constexpr,
-    dtype: tl.constexpr,
-) -> tl.tensor:
-    """RMSNorm of every head; weight points at the first half's columns."""
-    mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half)
-    inverse_rms = tl.rsqrt(mean + eps)[:, None]
-    first = (first * inverse_rms).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)
-    second = (second * inverse_rms).to(dtype).to(tl.float32)
-    second *= tl.load(weight + half).to(tl.float32)
-    return first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-
-
-normalise = triton.jit(_normalise)
-
-
 def _rotated_heads(  # noqa: PLR0913
     token: tl.tensor,
     bias: tl.tensor,
@@ -146,13 +104,14 @@ def _rotated_heads(  # noqa: PLR0913
 ) -> tl.tensor:
     """Heads whose first halves are at columns `at` (heads, half), normalised and rotated: both
     halves in dtype. norm: the norm's weight at the first half's columns."""
-    first = load_projected(token, bias, at, mask, split_stride, front, dtype)
-    second = load_projected(token, bias, at + half, mask, split_stride, front, dtype)
+    splits: tl.constexpr = front.num_splits
+    has_bias: tl.constexpr = front.has_bias
+    first = summed_parts(token, bias, at, mask, split_stride, splits, has_bias, dtype)
+    second = summed_parts(token, bias, at + half, mask, split_stride, splits, has_bias, dtype)
     if front.has_norm:
-        first, second = normalise(first, second, norm, eps, half, dtype)
-    turned = first * cos - second * sin
-    second = second * cos + first * sin
-    return turned.to(dtype), second.to(dtype)
+        first, second = normalised(first, second, norm, eps, half, dtype)
+    first, second = rotated(first, second, cos, sin)
+    return first.to(dtype), second.to(dtype)
 
 
 rotated_heads = triton.jit(_rotated_heads)
@@ -231,7 +190,9 @@ def _finish_token(  # noqa: PLR0913
     k_first, k_second = rotated_heads(
         token, bias, k_at, is_last, split_stride, k_norm + lane, eps, cos, sin, half, front, dtype
     )
-    v_new = load_projected(token, bias, v_at, is_last, split_stride, front, dtype)
+    v_new = summed_parts(
+        token, bias, v_at, is_last, split_stride, front.num_splits, front.has_bias, dtype
+    )
     place = (tl.load(out_cache_loc + row).to(tl.int64) * shape.kv_heads + kv_head) * head_dim
     tl.store(k_pages + place + lane, k_first, mask=is_last)
     tl.store(k_pages + place + half + lane, k_second, mask=is_last)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from attention.kernels.triton_projection import normalised, rotated, summed_parts
 from attention.qkv_projection import Rotation
 from workers.layers.cuda.launch import (
     begin_dependent,
@@ -47,47 +48,6 @@ class RopeShape:
         return min(_MAX_HEADS_PER_PROGRAM, common & -common)
 
 
-def _run_load_half(
-    row: tl.tensor,
-    bias: tl.tensor,
-    at: tl.tensor,
-    split_stride: tl.tensor,
-    NUM_SPLITS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    DTYPE: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """float32 values as the projection gives them in the model's dtype."""
-    total = tl.load(row + at).to(tl.float32)
-    for split in tl.static_range(1, NUM_SPLITS):
-        total += tl.load(row + split * split_stride + at).to(tl.float32)
-    if HAS_BIAS:
-        total += tl.load(bias + at).to(tl.float32)
-    return total.to(DTYPE).to(tl.float32)
-
-
-_load_half = triton.jit(_run_load_half)
-
-
-def _run_normalise(
-    first: tl.tensor,
-    second: tl.tensor,
-    weight: tl.tensor,
-    eps: tl.tensor,
-    HALF: tl.constexpr,  # noqa: N803
-    DTYPE: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """RMSNorm of every head, given as two halves; weight points at the halves' first columns."""
-    mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
-    inverse_rms = tl.rsqrt(mean + eps)[:, None]
-    first = (first * inverse_rms).to(DTYPE).to(tl.float32) * tl.load(weight).to(tl.float32)
-    second = (second * inverse_rms).to(DTYPE).to(tl.float32)
-    second *= tl.load(weight + HALF).to(tl.float32)
-    return first.to(DTYPE).to(tl.float32), second.to(DTYPE).to(tl.float32)
-
-
-_normalise = triton.jit(_run_normalise)
-
-
 def _rope_kv(  # noqa: PLR0913
     partials: tl.tensor,
     bias: tl.tensor,
@@ -119,8 +79,8 @@ def _rope_kv(  # noqa: PLR0913
     within = tl.arange(0, HEADS)[:, None] * (2 * HALF) + lane
     row = partials + token * ((NUM_Q + 2 * NUM_KV) * 2 * HALF)
     at = head * (2 * HALF) + within
-    first = _load_half(row, bias, at, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
-    second = _load_half(row, bias, at + HALF, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
+    first = summed_parts(row, bias, at, None, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
+    second = summed_parts(row, bias, at + HALF, None, split_stride, NUM_SPLITS, HAS_BIAS, dtype)
     target = tl.load(target_indices + token) * NUM_KV
     out = v_target + (target + head - NUM_Q - NUM_KV) * (2 * HALF)
     norm = q_norm
@@ -131,10 +91,10 @@ def _rope_kv(  # noqa: PLR0913
         norm = k_norm
     if head < NUM_Q + NUM_KV:
         if HAS_NORM:
-            first, second = _normalise(first, second, norm + lane, eps, HALF, dtype)
+            first, second = normalised(first, second, norm + lane, eps, HALF, dtype)
         cos = tl.load(cos_sin + tl.load(positions + token) * (2 * HALF) + lane)
         sin = tl.load(cos_sin + tl.load(positions + token) * (2 * HALF) + HALF + lane)
-        first, second = first * cos - second * sin, second * cos + first * sin
+        first, second = rotated(first, second, cos, sin)
     tl.store(out + within, first.to(dtype))
     tl.store(out + within + HALF, second.to(dtype))
 

@@ -1,0 +1,64 @@
+"""Triton: from a QKV projection's parts to its heads: the roundings that every kernel shares.
+
+A token's key must not depend on which kernel finished it, so sum, norm and rotation stand here once.
+The rotation's multiply-adds are written out: a compiler that chose by itself which of two products
+to fuse might choose differently in two kernels. Imports Triton.
+
+Everywhere: first and second are a head's halves, float32 values that dtype can represent.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def _summed_parts(
+    row: tl.tensor,
+    bias: tl.tensor,
+    at: tl.tensor,
+    mask: tl.tensor,
+    split_stride: tl.tensor,
+    num_splits: tl.constexpr,
+    has_bias: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """The projection at some columns, rounded to dtype; zeros where a mask (or None) says no."""
+    other: tl.constexpr = None if mask is None else 0.0
+    total = tl.load(row + at, mask=mask, other=other).to(tl.float32)
+    for split in tl.static_range(1, num_splits):
+        total += tl.load(row + split * split_stride + at, mask=mask, other=other).to(tl.float32)
+    if has_bias:
+        total += tl.load(bias + at, mask=mask, other=other).to(tl.float32)
+    return total.to(dtype).to(tl.float32)
+
+
+summed_parts = triton.jit(_summed_parts)
+
+
+def _normalised(
+    first: tl.tensor,
+    second: tl.tensor,
+    weight: tl.tensor,
+    eps: tl.tensor,
+    half: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """RMSNorm of every head; weight points at the first half's columns."""
+    mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half)
+    inverse_rms = tl.rsqrt(mean + eps)[:, None]
+    first = (first * inverse_rms).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)
+    second = (second * inverse_rms).to(dtype).to(tl.float32)
+    second *= tl.load(weight + half).to(tl.float32)
+    return first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+
+
+normalised = triton.jit(_normalised)
+
+
+def _rotated(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor) -> tl.tensor:
+    """Both halves, rotated by angles whose cosines and sines broadcast to them."""
+    return tl.fma(first, cos, -(second * sin)), tl.fma(second, cos, first * sin)
+
+
+rotated = triton.jit(_rotated)
