@@ -1,6 +1,6 @@
 """Triton: from a QKV projection's parts to its heads: the roundings that every kernel shares.
 
-A token's key must not depend on which kernel finished it, so sum, norm and rotation stand here once.
+A key must not depend on which kernel finished it, so sum, norm and rotation stand here once.
 The rotation's multiply-adds are written out: a compiler that chose by itself which of two products
 to fuse might choose differently in two kernels. Imports Triton.
 
