@@ -24,20 +24,25 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from benchmarks.pretended_steps import result_of
 from service.channel.messages import StepFrame, encode
-from workers.cuda_graph_runner import AttentionTwins, DecodeGraphs, GraphedStep, batch_size_ladder
-from workers.decode_step import HOST_ROW_FIELDS, StepRing, StepRows
-from workers.engine import Engine
-from workers.executor import PendingStep, StepExecutor, StepOutcome
-from workers.measured_turns import MeasuredTurns
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest, ModelInfo
+from workers.graphs.decode_graphs import (
+    AttentionTwins,
+    DecodeGraphs,
+    GraphedStep,
+    batch_size_ladder,
+)
+from workers.graphs.decode_step import HOST_ROW_FIELDS, StepRing, StepRows
+from workers.graphs.measured_turns import MeasuredTurns
+from workers.graphs.ring import StagingRing
 from workers.models.base import CausalLM
-from workers.protocol import GenerateRequest, ModelInfo
+from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
+from workers.runner.step_inputs import StepInputBuilder
 from workers.sampling.params import SamplingParams
 from workers.sampling.state import SamplingState
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.scheduler import Scheduler
-from workers.staging import StagingRing
-from workers.step_inputs import StepInputBuilder
 
 VOCAB_SIZE = 1024
 PAGE_SIZE = 128

@@ -52,7 +52,7 @@ from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
 from tests.fakes.engine import FakeEngine
 from workers.builtin import builtin_model_path
-from workers.engine_loop import EngineLoop
+from workers.engine.loop import EngineLoop
 from workers.errors import EngineFailedError
 
 CHANNEL = ChannelSettings(heartbeat_timeout_s=60.0)

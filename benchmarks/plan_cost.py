@@ -23,12 +23,12 @@ from attention.config import AttentionConfig, LayerAttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from benchmarks.pretended_steps import result_of
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
+from workers.runner.step_inputs import StepInputBuilder
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan, make_plan_decoder, make_plan_encoder
 from workers.scheduler.scheduler import Scheduler
-from workers.step_inputs import StepInputBuilder
 
 QUESTION_TOKENS = 16
 VOCAB_SIZE = 32_000

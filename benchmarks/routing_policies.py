@@ -13,7 +13,7 @@ from service.channel.messages import ReplicaLoad
 from service.routing.policy import RouterSettings
 from service.routing.replica_chooser import ReplicaChooser
 from service.routing.token_ledger import TokenLedger
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 
 PAGE_SIZE = 64
 """Tokens of a KV page of every replica."""

@@ -19,7 +19,7 @@ from benchmarks.routing_traffic import VOCAB_SIZE, Conversation
 from benchmarks.schedule_cost import Step
 from service.channel.messages import ReplicaLoad
 from service.channel.settings import ChannelSettings
-from workers.protocol import GenerateRequest, StepOutput
+from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan

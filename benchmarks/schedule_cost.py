@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.pretended_steps import result_of
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 from workers.scheduler.batch_policy import BatchPolicy
 from workers.scheduler.config import SchedulerConfig

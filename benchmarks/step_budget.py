@@ -26,7 +26,7 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from benchmarks.pretended_steps import result_of
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan

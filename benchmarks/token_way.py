@@ -40,8 +40,8 @@ from service.routing.admission import AdmissionSettings, IngressAdmission
 from service.routing.policy import RouterSettings
 from service.routing.router import Router
 from tests.fakes.engine import FakeEngine
-from workers.engine_loop import EngineLoop
-from workers.protocol import GenerateRequest, StepOutput
+from workers.engine.loop import EngineLoop
+from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 WARM_UP_S = 1.0

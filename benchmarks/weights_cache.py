@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workers.config import EngineConfig
-from workers.loader import load_model, resolve_dtype
+from workers.loading.loader import load_model, resolve_dtype
 from workers.parallel.group import SingleRank
 
 _MEMORY = ("own_bytes", "mapped_bytes")

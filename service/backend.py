@@ -7,7 +7,7 @@ implement it in memory.
 from typing import Protocol, Self
 
 from service.request_context import RequestContext
-from workers.protocol import GenerateRequest, ModelInfo, StepOutput
+from workers.engine.protocol import GenerateRequest, ModelInfo, StepOutput
 
 
 class TokenStream(Protocol):

@@ -7,8 +7,8 @@ whichever way it came; service/api/grpc_status.py has gRPC's statuses.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workers.engine.protocol import OutputError
 from workers.errors import ErrorCode, RequestRejectedError
-from workers.protocol import OutputError
 
 
 class ApiErrorCode(StrEnum):

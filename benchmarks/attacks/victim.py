@@ -36,7 +36,7 @@ from service.security.callers import make_callers
 from tests.fakes.backend import MODEL_INFO
 from tests.fakes.text import InlineTokenizer
 from tests.fakes.tokenizer_folders import make_byte_level_folder
-from workers.protocol import FinishReason, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.protocol import FinishReason, GenerateRequest, ModelInfo, StepOutput
 
 DRAIN_TIMEOUT_S = 60.0
 KEEP_ALIVE_TIMEOUT_S = 90

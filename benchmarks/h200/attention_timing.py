@@ -22,14 +22,14 @@ import torch
 
 from attention.timing import AttentionTimer, UntimedAttention
 from benchmarks.h200.step_profile import advances_us, profile_steps
-from workers.attention_plan import make_timer
 from workers.config import EngineConfig
-from workers.cuda_graph_runner import DecodeGraphs
-from workers.cuda_model_runner import CudaModelRunner
-from workers.engine import Engine
-from workers.observer import AttentionRecord, StepRecord
+from workers.engine.engine import Engine
+from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.protocol import GenerateRequest
+from workers.graphs.decode_graphs import DecodeGraphs
 from workers.parallel.group import SingleRank
-from workers.protocol import GenerateRequest
+from workers.runner.cuda_model_runner import CudaModelRunner
+from workers.runner.sizing import make_timer
 from workers.sampling.params import SamplingParams
 
 NUM_STREAMS = 64

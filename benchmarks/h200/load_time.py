@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from workers.config import EngineConfig
 from workers.layers.sharding import weight_slots
-from workers.loader import load_model
 from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.loader import load_model
 from workers.loading.staging import HostLane, WeightLane, make_lanes
 from workers.loading.weights import load_checkpoint
 from workers.models.base import NativeCausalLM

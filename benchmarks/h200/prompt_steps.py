@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
 from workers.parallel.local_engine import build_local_engine
 from workers.sampling.params import SamplingParams
 

@@ -55,7 +55,7 @@ def main() -> None:
 
     laps.end("import torch")
     from workers.config import EngineConfig
-    from workers.engine import Engine
+    from workers.engine.engine import Engine
 
     laps.end("import the engine")
     is_cuda = torch.cuda.is_available()

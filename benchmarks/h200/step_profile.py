@@ -24,9 +24,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
 from workers.parallel.local_engine import build_local_engine
-from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 
 NUM_STEPS = 16

@@ -41,7 +41,7 @@ from benchmarks.h200.text_comparison import (
 from workers.builtin import builtin_model_path
 from workers.builtin.corpus import collect_corpus, is_held_out
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
 from workers.sampling.params import SamplingParams
 
 LENGTHS = (24, 48, 96, 128, 192, 256, 384, 512)

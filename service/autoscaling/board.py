@@ -14,7 +14,7 @@ from service.autoscaling.load import (
     ModelLoad,
     ReplicaLoadReport,
 )
-from workers.protocol import ModelInfo
+from workers.engine.protocol import ModelInfo
 
 REPORT_EXPIRES_AFTER_S = 5.0
 POLICY_EXPIRES_AFTER_S = 60.0

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from service.autoscaling.load import DemandReport
-from workers.protocol import ModelInfo
+from workers.engine.protocol import ModelInfo
 
 REPORT_INTERVAL_S = 1.0
 

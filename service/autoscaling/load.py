@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.protocol import EngineStats, ModelInfo
+from workers.engine.protocol import EngineStats, ModelInfo
 
 
 def load_key(deployment: str, model: str) -> str:

@@ -14,9 +14,9 @@ from service.bench.trace import RequestFailedError, RequestTrace
 from service.bench.transport import GenerationSettings, TargetError, TargetInfo
 from service.bench.workload import BenchRequest
 from workers.config import EngineConfig
-from workers.engine_loop import EngineLoop, SteppableEngine
+from workers.engine.loop import EngineLoop, SteppableEngine
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ConfigError, ModelLoadError
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 

@@ -26,7 +26,7 @@ from service.channel.messages import (
 )
 from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
-from workers.protocol import GenerateRequest, ModelInfo, StepOutput
+from workers.engine.protocol import GenerateRequest, ModelInfo, StepOutput
 
 logger = logging.getLogger(__name__)
 

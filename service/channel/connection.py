@@ -11,8 +11,8 @@ from service.channel.framing import LENGTH_BYTES, write_frame
 from service.channel.messages import ReplicaLoad, StepFrame, encode
 from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
+from workers.engine.protocol import EngineStats, FinishReason, OutputError, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import EngineStats, FinishReason, OutputError, StepOutput
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from service.channel.messages import ReplicaLoad
-from workers.protocol import EngineStats
+from workers.engine.protocol import EngineStats
 
 
 class LoadView:

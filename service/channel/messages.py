@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from service.channel.errors import FrameError
-from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 
 PROTOCOL_VERSION = 2
 

@@ -27,8 +27,7 @@ from service.channel.framing import read_frame
 from service.channel.handshake import greet_ingress, new_channel_key
 from service.channel.messages import Abort, Submit, Welcome, decode_ingress_message
 from service.channel.settings import ChannelSettings
-from workers.errors import ErrorCode
-from workers.protocol import (
+from workers.engine.protocol import (
     EngineStats,
     FinishReason,
     GenerateRequest,
@@ -36,6 +35,7 @@ from workers.protocol import (
     OutputError,
     StepOutput,
 )
+from workers.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 

@@ -84,7 +84,7 @@ def fetch(
 
 def _check_servable(folder: Path) -> None:
     # Seconds of imports: torch and transformers.
-    from workers.loader import check_servable
+    from workers.loading.loader import check_servable
 
     check_servable(EngineConfig(model=str(folder)))
 

@@ -17,8 +17,8 @@ from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.stop_strings import StopStrings
-from workers.engine_loop import SteppableEngine
-from workers.protocol import GenerateRequest, StepOutput
+from workers.engine.loop import SteppableEngine
+from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 _REQUEST_ID = "generate"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.config import EngineConfig
+from workers.engine.observer import StepObserver
+from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.errors import ConfigError, EngineFailedError
-from workers.observer import StepObserver
-from workers.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 
 
 class EngineHandle(Protocol):
-    """A running engine as its replica sees it; workers.engine_loop.EngineLoop is one.
+    """A running engine as its replica sees it; workers.engine.loop.EngineLoop is one.
 
     submit, abort, stats, drain and is_drained may be called from any thread.
     """
@@ -71,8 +71,8 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
     """The product's factory: in this process for one rank, with Ray actors beside it for more."""
     # Imported here because the ingress, which knows this module, must not load torch.
     from attention.capability import AttentionBackendError
-    from workers.engine import Engine
-    from workers.engine_loop import EngineLoop
+    from workers.engine.engine import Engine
+    from workers.engine.loop import EngineLoop
     from workers.parallel.ray_followers import start_ray_followers
     from workers.parallel.tp_engine import build_tp_engine
 

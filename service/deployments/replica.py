@@ -34,8 +34,8 @@ from service.observability.exporter import take_snapshot
 from service.observability.metrics import EngineMetrics, EngineStatsCollector
 from service.observability.request_log.formatting import configure_logging
 from workers.config import EngineConfig
+from workers.engine.protocol import EngineStats, ModelInfo
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
-from workers.protocol import EngineStats, ModelInfo
 
 if TYPE_CHECKING:
     from attention.roofline import HardwareLimits
@@ -286,7 +286,7 @@ def hardware_limits(settings: MetricsSettings, config: EngineConfig) -> "Hardwar
     from attention.hardware import measured_limits
     from attention.roofline import HardwareLimits
     from attention.selection import detect_device
-    from workers.attention_plan import resolve_device
+    from workers.runner.sizing import resolve_device
 
     if settings.peak_bytes_per_s is not None and settings.peak_flops_per_s is not None:
         return HardwareLimits(settings.peak_bytes_per_s, settings.peak_flops_per_s)

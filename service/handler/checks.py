@@ -12,8 +12,8 @@ from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
 from service.limits import Limits
 from service.request_context import RequestContext
 from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.engine.protocol import ModelInfo
 from workers.errors import RequestRejectedError
-from workers.protocol import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from service.handler.requests import TextOptions
 from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.stop_strings import StopScan, StopScanner, StopStrings
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import FinishReason, StepOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from service.limits import Limits
 from service.observability.request_log.record import RequestRecord
 from service.security.callers import Caller
 from service.security.quota import Lease
-from workers.protocol import ModelInfo
+from workers.engine.protocol import ModelInfo
 
 
 class RefusalCounter(Protocol):

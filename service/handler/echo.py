@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from service.handler.events import ChoiceDelta, TokenLogprob, resolve_logprobs
 from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
-from workers.logprobs import PackedLogprobs, TokenLogprobs
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 
 MAX_VALUES = 4096
 """Of log probabilities in one part: a few milliseconds, resolved and rendered."""

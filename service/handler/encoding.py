@@ -13,7 +13,7 @@ from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import EncodeChat
 from service.tokenizer.pool import Tokenizer
-from workers.protocol import ModelInfo
+from workers.engine.protocol import ModelInfo
 
 _IDS_PER_TURN = 1 << 16
 _FEW_IDS = 1 << 12

@@ -3,7 +3,7 @@
 import msgspec
 
 from service.tokenizer.pieces import TokenPieces
-from workers.logprobs import TokenLogprobs
+from workers.engine.logprobs import TokenLogprobs
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):

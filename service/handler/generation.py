@@ -18,7 +18,7 @@ from service.handler.metrics import RequestMetrics
 from service.observability.request_log.record import ChoiceTimes, RequestRecord
 from service.security.quota import Lease
 from service.tokenizer.pieces import TokenPieces
-from workers.protocol import StepOutput
+from workers.engine.protocol import StepOutput
 
 # Outputs that piled up are merged: after one of so many tokens others have their turn.
 _TOKENS_PER_TURN = 256

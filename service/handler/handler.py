@@ -31,7 +31,7 @@ from service.security.quota import Lease
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
-from workers.protocol import GenerateRequest, ModelInfo
+from workers.engine.protocol import GenerateRequest, ModelInfo
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 # Of one request; then others have their turn.

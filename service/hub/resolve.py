@@ -31,7 +31,7 @@ def resolve_engine(config: EngineConfig, revision: str | None, on_bytes: OnBytes
     if not is_hub_id(config.model):
         return config
     from service.hub.store import HubStore
-    from workers.loader import check_servable
+    from workers.loading.loader import check_servable
 
     name = config.served_model_name or model_name(config.model)
     named = dataclasses.replace(config, served_model_name=name)

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from service.errors import ERROR_TABLE
 from service.routing.policy import RoutingReason
-from workers.observer import StepRecord
-from workers.protocol import EngineStats, FinishReason, ModelInfo
+from workers.engine.observer import StepRecord
+from workers.engine.protocol import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:  # the ingress must not load torch
     from attention.roofline import HardwareLimits

@@ -6,7 +6,7 @@ behind, the fewer chunks it has to make of them. Knows no streams.
 
 from collections import deque
 
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.protocol import FinishReason, StepOutput
 
 # What is made of one merged output is made in one go: a few milliseconds.
 _MAX_TOKENS = 256

@@ -22,7 +22,7 @@ from service.routing.prefix_index import Evicted, PrefixIndex, PrefixUse
 from service.routing.session import NO_SESSION
 from service.routing.session_table import SessionTable, rendezvous
 from service.routing.token_ledger import TokenLedger
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 
 
 class Choice(NamedTuple):

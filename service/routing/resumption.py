@@ -11,7 +11,7 @@ from array import array
 
 import msgspec
 
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 
 _SEED_BITS = 63
 _RETRY_INITIAL_S = 0.1

@@ -16,8 +16,8 @@ from service.routing.merged_outputs import take_merged
 from service.routing.policy import RoutingReason
 from service.routing.resumption import resumed
 from service.routing.session import make_session_key
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
 
 # What a replica answers that has done nothing more for the request: another one may take it.
 _MOVE_REASONS = {

@@ -28,7 +28,7 @@ from service.routing.resumption import retry_delay_s, with_seed
 from service.routing.routed_stream import RoutedStream
 from service.routing.suspects import Suspects
 from service.routing.waiting_room import WaitingRoom
-from workers.protocol import GenerateRequest, ModelInfo
+from workers.engine.protocol import GenerateRequest, ModelInfo
 
 _TURN_SHARE, _STAND_SHARE = 0.5, 0.9
 """Of move_wait_s, for which a suspect waits for its turn, and for which it stands still in all;

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from service.deployments.step_watch import StepWatch
 from tests.distributed.test_local_engine import Starter, config_for
-from workers.engine import Engine
-from workers.engine_loop import EngineLoop
-from workers.observer import NullObserver
+from workers.engine.engine import Engine
+from workers.engine.loop import EngineLoop
+from workers.engine.observer import NullObserver
+from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.parallel.tp_engine import build_tp_engine
-from workers.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 STEP_TIMEOUT_S = 1.5

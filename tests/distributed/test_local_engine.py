@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.observer import NullObserver
 from workers.errors import EngineFailedError
-from workers.observer import NullObserver
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams

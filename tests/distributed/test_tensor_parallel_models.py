@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_models import NATIVE, random_prompt, save_tiny_model
 from workers.config import EngineConfig
-from workers.loader import load_model
+from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 
 CPU = torch.device("cpu")

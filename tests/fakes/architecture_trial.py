@@ -26,9 +26,9 @@ from tests.fakes.tiny_reference import (
     reference_logits,
 )
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.results import GenerateResult
 from workers.errors import ConfigError, ModelLoadError
-from workers.results import GenerateResult
 from workers.sampling.params import SamplingParams
 
 MAX_LOGPROB_ERROR = 2e-3

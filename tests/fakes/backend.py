@@ -6,9 +6,15 @@ from collections.abc import Callable, Sequence
 from service.errors import ApiError, ApiErrorCode
 from service.request_context import RequestContext
 from tests.fakes.logprobs import pack
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import (
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    OutputError,
+    StepOutput,
+)
 from workers.errors import ErrorCode
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, GenerateRequest, ModelInfo, OutputError, StepOutput
 
 Script = Callable[[GenerateRequest], Sequence[StepOutput]]
 

@@ -1,20 +1,20 @@
 """A paced engine without a model: every step gives each running request its next token.
 
-Implements workers.engine_loop.SteppableEngine, so the real EngineLoop drives it. Token i of a
+Implements workers.engine.loop.SteppableEngine, so the real EngineLoop drives it. Token i of a
 request is (last prompt token + 1 + i) modulo the vocabulary: deterministic and easy to check.
 """
 
 import time
 from dataclasses import dataclass, field
 
-from workers.errors import ErrorCode, RequestRejectedError
-from workers.protocol import (
+from workers.engine.protocol import (
     EngineStats,
     FinishReason,
     GenerateRequest,
     ModelInfo,
     StepOutput,
 )
+from workers.errors import ErrorCode, RequestRejectedError
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tests.fakes.engine import FakeEngine
-from workers.engine_loop import EngineLoop
+from workers.engine.loop import EngineLoop
 
 
 @dataclass(frozen=True)

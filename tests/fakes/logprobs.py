@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workers.logprobs import PackedLogprobs, TokenLogprobs
-from workers.protocol import StepOutput
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
+from workers.engine.protocol import StepOutput
 
 
 def pack(entries: Sequence[TokenLogprobs]) -> PackedLogprobs:

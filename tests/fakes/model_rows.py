@@ -11,7 +11,7 @@ from attention.backends.torch_native import TorchNativeBackend
 from attention.forward_batch import AttentionDispatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
-from workers.loader import LoadedModel
+from workers.loading.loader import LoadedModel
 
 MAX_ROWS = 8
 

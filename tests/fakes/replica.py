@@ -5,7 +5,7 @@ import asyncio
 from service.channel.server import ChannelServer
 from service.channel.settings import ChannelSettings
 from tests.fakes.engine import FakeEngine
-from workers.engine_loop import EngineLoop
+from workers.engine.loop import EngineLoop
 
 FAST = ChannelSettings(
     heartbeat_interval_s=0.05,

@@ -14,7 +14,7 @@ from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import make_byte_level_folder
-from workers.protocol import ModelInfo
+from workers.engine.protocol import ModelInfo
 
 ANSWER = "hello world, naïve 🙂 café\n"
 

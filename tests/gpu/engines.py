@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from workers.builtin import builtin_model_path
-from workers.engine import Engine
+from workers.engine.engine import Engine
 from workers.sampling.params import SamplingParams
 
 CUDA = torch.device("cuda", 0)

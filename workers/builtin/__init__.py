@@ -1,7 +1,7 @@
 """The model that ships with Tessera: where its files are.
 
 A Llama of about 7 M parameters and a draft of about 1 M, trained by `workers.builtin.train` on the
-Python standard library. Knows paths only: loading is `workers.loader`'s affair.
+Python standard library. Knows paths only: loading is `workers.loading.loader`'s affair.
 """
 
 from importlib.resources import files

@@ -4,9 +4,9 @@ import logging
 import os
 
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.observer import NullObserver
 from workers.loading.weights import OnProgress
-from workers.observer import NullObserver
 from workers.parallel.local_followers import start_local_followers
 from workers.parallel.rank_process import FAILED_RANK_EXIT_CODE
 from workers.parallel.tp_engine import build_tp_engine

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
 from workers.parallel.local_rank import LocalRank
+from workers.runner.sizing import resolve_device
 
 _POLL_S = 0.02
 

@@ -15,9 +15,9 @@ import torch
 
 from workers.config import EngineConfig
 from workers.errors import EngineFailedError
-from workers.executor import PendingStep, StepExecutor
-from workers.parallel.meeting import COLLECTIVE_TIMEOUT_S, connect_rank, plan_socket_path
 from workers.parallel.plan_channel import PlanSender, make_auth_key
+from workers.parallel.rendezvous import COLLECTIVE_TIMEOUT_S, connect_rank, plan_socket_path
+from workers.runner.executor import PendingStep, StepExecutor
 from workers.scheduler.plan import StepPlan
 
 MEET_POLL_S = 0.2

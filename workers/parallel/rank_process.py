@@ -9,11 +9,11 @@ import threading
 import time
 from pathlib import Path
 
-from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
-from workers.parallel.meeting import connect_rank, plan_socket_path
 from workers.parallel.plan_channel import PlanReceiver, Preparation
-from workers.runner_factory import make_model_runner
+from workers.parallel.rendezvous import connect_rank, plan_socket_path
+from workers.runner.factory import make_model_runner
+from workers.runner.sizing import resolve_device
 
 logger = logging.getLogger(__name__)
 

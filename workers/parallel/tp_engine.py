@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.executor import StepExecutor
+from workers.engine.engine import Engine
+from workers.engine.observer import StepObserver
 from workers.loading.weights import OnProgress
-from workers.observer import StepObserver
 from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup, StartFollowers
-from workers.runner_factory import make_model_runner
+from workers.runner.executor import StepExecutor
+from workers.runner.factory import make_model_runner
+from workers.runner.sizing import resolve_device
 
 
 def build_tp_engine(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workers.logprobs import PackedLogprobs, TokenLogprobs
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.sampling.transfer import start_download
 
 NO_LOGPROBS = -1

@@ -5,13 +5,13 @@ Knows nothing of how the step was put together; rows of requests that ended mean
 
 from collections.abc import Callable
 
+from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
+from workers.engine.protocol import FinishReason, OutputError, StepOutput
 from workers.errors import ErrorCode
-from workers.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
-from workers.protocol import FinishReason, OutputError, StepOutput
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import NAN_TOKEN, StepResult
-from workers.scheduler.plan_draft import StepRecord
+from workers.scheduler.plan_draft import PendingCommit
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
 
@@ -36,7 +36,7 @@ class Committer:
         self._forecast = forecast
         self._clock = clock
 
-    def commit(self, record: StepRecord, result: StepResult) -> list[StepOutput]:
+    def commit(self, record: PendingCommit, result: StepResult) -> list[StepOutput]:
         """Raises ValueError when the result does not fit the step."""
         logprobs = _checked_logprobs(record, result)
         self._collect_prompt_logprobs(record, result)
@@ -95,7 +95,7 @@ class Committer:
             output.prompt_logprobs = join_logprobs(request.prompt_logprobs)
             request.prompt_logprobs = []
 
-    def _collect_prompt_logprobs(self, record: StepRecord, result: StepResult) -> None:
+    def _collect_prompt_logprobs(self, record: PendingCommit, result: StepResult) -> None:
         for row, num_targets, request in record.prompt_logprob_rows:
             if row in result.failed_rows:
                 continue
@@ -109,7 +109,7 @@ class Committer:
                 request.prompt_logprobs.append(entries)
 
 
-def _vouch_for_chunks(record: StepRecord, result: StepResult) -> None:
+def _vouch_for_chunks(record: PendingCommit, result: StepResult) -> None:
     """A chunk's last state was computed from all tokens up to it. One that is no number ends
     nobody: only what later tokens make of it decides that."""
     if len(result.chunk_has_nan) != len(record.unfinished_prefills):
@@ -124,7 +124,9 @@ def _vouch_for_chunks(record: StepRecord, result: StepResult) -> None:
             request.num_vouched_tokens = num_tokens
 
 
-def _checked_logprobs(record: StepRecord, result: StepResult) -> tuple[TokenLogprobs | None, ...]:
+def _checked_logprobs(
+    record: PendingCommit, result: StepResult
+) -> tuple[TokenLogprobs | None, ...]:
     num_rows = len(record.sampling)
     logprobs = result.logprobs or (None,) * num_rows
     if len(result.token_ids) != num_rows or len(logprobs) != num_rows:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
-from workers.scheduler.plan_draft import DecodeRows, PlanDraft
+from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.running_table import RunningTable, SlotArray
 
@@ -47,12 +47,12 @@ class DecodeBatcher:
         table.append_page_each(at_page_start, pages)
         return True
 
-    def _advance(self, slots: SlotArray) -> DecodeRows:
+    def _advance(self, slots: SlotArray) -> DecodeDraft:
         table, page_size = self._table, self._page_size
         prefix_lens = table.seq_lens[slots]
         last_pages = table.page_table[slots, table.num_pages[slots] - 1]
         table.seq_lens[slots] += 1
-        return DecodeRows(
+        return DecodeDraft(
             slots=slots.astype(np.int32),
             prefix_lens=prefix_lens,
             out_cache_loc=last_pages * page_size + prefix_lens % page_size,

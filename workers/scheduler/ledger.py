@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.protocol import FinishReason, StepOutput
 from workers.scheduler.request import Request
 
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
-from workers.logprobs import PackedLogprobs, TokenLogprobs
 from workers.sampling.params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]

@@ -21,7 +21,7 @@ from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class PendingCommit:
     """Who waits for the result of a plan that is not committed yet.
 
     rows: the request of every row. sampling: those of rows that yield a token, in row order.
@@ -40,7 +40,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
+class DecodeDraft:
     """One token for each of the slots; all int32 (n,)."""
 
     slots: IntArray
@@ -56,7 +56,7 @@ MAX_HISTORY_IDS = 1 << 22
 """Token ids that penalties need of the requests of one plan, beyond which no more are admitted: 16
 of the 256 MiB that a plan's frame may have. A single request's are always fewer."""
 
-_NO_DECODE_ROWS = DecodeRows(EMPTY, EMPTY, EMPTY, [])
+_NO_DECODE = DecodeDraft(EMPTY, EMPTY, EMPTY, [])
 
 
 class PlanDraft:
@@ -66,7 +66,7 @@ class PlanDraft:
         self.step_id = step_id
         self.budget = max_step_tokens
         self.prompts: PromptAllowance = TokenAllowance()
-        self._decode = _NO_DECODE_ROWS
+        self._decode = _NO_DECODE
         self._prefilled: list[Request] = []
         self._slots: list[int] = []
         self._prefix_lens: list[int] = []
@@ -98,7 +98,7 @@ class PlanDraft:
         """Most tokens of a chunk that follows so many tokens of its prompt."""
         return min(self.budget, self.prompts.room_for(num_prefix_tokens))
 
-    def set_decode_rows(self, rows: DecodeRows) -> None:
+    def set_decode_rows(self, rows: DecodeDraft) -> None:
         """Decode rows come first in a plan, and at once."""
         assert self.is_empty, "decode rows precede prefill rows"
         self._decode = rows
@@ -147,10 +147,10 @@ class PlanDraft:
 
     def build(
         self, table_writes: list[TableWrite], cleared: IntArray
-    ) -> tuple[StepPlan, StepRecord]:
+    ) -> tuple[StepPlan, PendingCommit]:
         """table_writes: moves of running requests, carried out before this step. cleared: what
         requests that ended have left and nobody vouches for."""
-        record = StepRecord(
+        record = PendingCommit(
             self.step_id,
             self._decode.requests + self._prefilled,
             self._decode.requests + self._completed,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workers.engine.logprobs import PackedLogprobs
+from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
-from workers.logprobs import PackedLogprobs
-from workers.protocol import FinishReason
 from workers.sampling.params import SamplingParams
 
 NO_SLOT = -1

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from workers.engine.protocol import EngineStats, GenerateRequest, StepOutput
 from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
 from workers.kv_cache.page_allocator import PageAllocator
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
-from workers.protocol import EngineStats, GenerateRequest, StepOutput
 from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
 from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
@@ -22,7 +22,7 @@ from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import StepPlan, StepResult
-from workers.scheduler.plan_draft import PlanDraft, StepRecord
+from workers.scheduler.plan_draft import PendingCommit, PlanDraft
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import NO_SLOT
@@ -68,7 +68,7 @@ class Scheduler:
         self._prompt_step_costs = StepCostModel()
         self._policy = self._build_policy()
         self._committer = Committer(self._memory, self._ledger, self._forecast, clock)
-        self._uncommitted: deque[StepRecord] = deque()
+        self._uncommitted: deque[PendingCommit] = deque()
         self._next_step_id = 0
 
     @property

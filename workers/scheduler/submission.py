@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
+from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
-from workers.protocol import GenerateRequest
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.request import Request
 from workers.scheduler.waiting_queue import WaitingQueue

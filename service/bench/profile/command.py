@@ -63,7 +63,7 @@ def run_profile(
     from attention.capability import AttentionBackendError
     from service.bench.profile.report import print_profile
     from service.bench.profile.session import ProfilePlan, ProfileSession
-    from workers.attention_plan import resolve_device
+    from workers.runner.sizing import resolve_device
 
     try:
         is_cpu = resolve_device(config).type == "cpu"

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from service.bench.profile.breakdown import Breakdown
 from service.bench.profile.kernel_groups import Group, is_cpu_gemm
-from workers.executor import PendingStep, RunStep, StepExecutor, StepOutcome
+from workers.runner.executor import PendingStep, RunStep, StepExecutor, StepOutcome
 from workers.scheduler.plan import StepPlan
 
 _US = 1e-6

@@ -23,14 +23,14 @@ from service.bench.profile.floor import (
     StepShape,
     model_cost,
 )
-from workers.attention_plan import resolve_device
 from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.executor import StepExecutor
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
 from workers.loading.model_folder import read_hf_config, resolve_model_folder
 from workers.parallel.group import SingleRank
-from workers.protocol import GenerateRequest
-from workers.runner_factory import make_model_runner
+from workers.runner.executor import StepExecutor
+from workers.runner.factory import make_model_runner
+from workers.runner.sizing import resolve_device
 from workers.sampling.params import SamplingParams
 
 NUM_SETTLING_STEPS = 8

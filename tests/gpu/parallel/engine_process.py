@@ -19,7 +19,7 @@ from functools import partial
 
 from tests.gpu.parallel.limited_ranks import limit_one_shot, limited_followers
 from workers.config import EngineConfig
-from workers.observer import NullObserver
+from workers.engine.observer import NullObserver
 from workers.parallel.local_engine import build_local_engine
 from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams

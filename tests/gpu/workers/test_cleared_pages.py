@@ -6,10 +6,10 @@ import torch
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.parallel.group import SingleRank
-from workers.protocol import FinishReason, GenerateRequest
-from workers.runner_factory import make_model_runner
+from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]

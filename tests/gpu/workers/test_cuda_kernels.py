@@ -10,7 +10,8 @@ from attention.kernels.decode_shape import DecodeGeometry, measured_tuning  # no
 from attention.kernels.paged_decode import PagedDecode, ScoreRule  # noqa: E402
 from attention.qkv_projection import HeadNorm, QKVProjection, Rotation  # noqa: E402
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER  # noqa: E402
-from workers.decode_step import StepRows, TorchStepKernels  # noqa: E402
+from workers.graphs.decode_step import StepRows, TorchStepKernels  # noqa: E402
+from workers.graphs.ring import StagingRing  # noqa: E402
 from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
 from workers.layers.cuda.device_limits import HOPPER, DeviceLimits  # noqa: E402
 from workers.layers.cuda.gated_gemm import triton_gated_gemm  # noqa: E402
@@ -22,7 +23,6 @@ from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
-from workers.staging import StagingRing  # noqa: E402
 
 pytestmark = NEEDS_GPU
 CUDA = torch.device("cuda", 0)

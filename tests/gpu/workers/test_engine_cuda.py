@@ -20,11 +20,11 @@ from tests.gpu.engines import (
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
 from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.loader import load_model
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
+from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
-from workers.protocol import GenerateRequest
-from workers.runner_factory import make_model_runner
+from workers.runner.factory import make_model_runner
 
 pytestmark = NEEDS_GPU
 

@@ -23,13 +23,13 @@ from tests.gpu.engines import (
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.builtin import builtin_model_path
 from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.loader import load_model
+from workers.engine.engine import Engine
 from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.loader import load_model
 from workers.loading.staging import PinnedLane, make_lanes
 from workers.loading.weights import load_checkpoint
 from workers.parallel.group import SingleRank
-from workers.runner_factory import make_model_runner
+from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU

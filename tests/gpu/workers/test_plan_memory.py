@@ -7,13 +7,13 @@ import torch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
-from tests.unit.workers.test_step_inputs import PagesOnly, plan_of
+from tests.unit.workers.runner.test_step_inputs import PagesOnly, plan_of
 from workers.config import EngineConfig
-from workers.engine import Engine
-from workers.protocol import GenerateRequest
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
+from workers.runner.step_inputs import StepInputBuilder
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import TableWrite
-from workers.step_inputs import StepInputBuilder
 
 pytestmark = NEEDS_GPU
 

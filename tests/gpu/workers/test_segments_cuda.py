@@ -16,10 +16,10 @@ from tests.gpu.engines import (
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
 from workers.parallel.group import SingleRank
-from workers.protocol import GenerateRequest
-from workers.runner_factory import make_model_runner
+from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU

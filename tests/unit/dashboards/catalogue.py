@@ -19,8 +19,8 @@ from service.observability.metrics import (
     IngressStateCollector,
 )
 from service.routing.policy import RoutingReason
-from workers.observer import AttentionRecord, StepRecord
-from workers.protocol import EngineStats, ModelInfo
+from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.protocol import EngineStats, ModelInfo
 
 # What the exporter adds to every series, and Prometheus when it scrapes.
 EXPORTER_LABELS = frozenset({"process", "replica", "model"})

@@ -20,8 +20,8 @@ from tests.unit.dashboards.reading import (
     read_panels,
     substitute,
 )
-from workers.observer import Phase
-from workers.protocol import FinishReason
+from workers.engine.observer import Phase
+from workers.engine.protocol import FinishReason
 
 DASHBOARDS = read_dashboards()
 PANELS = read_panels()

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.decode_step import StepRing, StepRows
+from workers.graphs.decode_step import StepRing, StepRows
 from workers.layers.cuda.launch import next_power_of_2
 
 _VOCAB_BLOCK = 4096
@@ -127,7 +127,7 @@ _end_step_kernel = triton.jit(_end_step)
 
 @dataclass(frozen=True, slots=True)
 class TritonStepKernels:
-    """The step's ends in three launches. See workers.decode_step.DecodeStepKernels."""
+    """The step's ends in three launches. See workers.graphs.decode_step.DecodeStepKernels."""
 
     req_to_token: torch.Tensor
     last_token_ids: torch.Tensor

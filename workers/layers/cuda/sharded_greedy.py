@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.decode_step import DecodeStepKernels, StepRing, StepRows
+from workers.graphs.decode_step import DecodeStepKernels, StepRing, StepRows
 from workers.layers.cuda.greedy import (
     Maxima,
     TritonStepKernels,

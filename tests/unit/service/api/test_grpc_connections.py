@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.http2 import INITIAL_WINDOW_SIZE, PREFACE, settings
-from workers.protocol import StepOutput
+from workers.engine.protocol import StepOutput
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

@@ -21,8 +21,8 @@ from service.limits import Limits
 from tests.fakes.backend import FakeStream, make_outputs
 from tests.fakes.callers import callers_of
 from tests.fakes.text import make_bench
+from workers.engine.protocol import OutputError
 from workers.errors import ErrorCode, RequestRejectedError
-from workers.protocol import OutputError
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "hi"}

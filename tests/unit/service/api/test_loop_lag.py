@@ -23,8 +23,8 @@ from tests.fakes.called import Called, UnconnectedCall
 from tests.fakes.logprobs import pack
 from tests.fakes.loop_probe import MAX_UNITS, held_units
 from tests.fakes.text import make_bench
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 LIMITS = Limits()

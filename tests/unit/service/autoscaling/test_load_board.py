@@ -15,7 +15,7 @@ from service.autoscaling.load import (
 )
 from service.deployments.registry import ReplicaRegistry
 from tests.fakes.engine import FakeEngine
-from workers.protocol import EngineStats
+from workers.engine.protocol import EngineStats
 
 KEY = load_key("Engine", "builtin")
 INFO = FakeEngine().info

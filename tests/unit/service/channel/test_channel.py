@@ -16,9 +16,9 @@ from service.channel.handshake import greet_replica, new_channel_key
 from service.channel.messages import PROTOCOL_VERSION, ClientHello, Ping, Submit, encode
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, IMPATIENT, FakeReplica, eventually
-from workers.engine_loop import EngineLoop
+from workers.engine.loop import EngineLoop
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 

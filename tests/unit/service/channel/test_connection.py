@@ -4,8 +4,8 @@ from service.channel.connection import IngressConnection
 from service.channel.framing import LENGTH_BYTES
 from service.channel.messages import decode_step_frame
 from service.channel.settings import ChannelSettings
+from workers.engine.protocol import EngineStats, FinishReason, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import EngineStats, FinishReason, StepOutput
 
 
 class Writer:

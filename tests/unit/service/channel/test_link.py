@@ -15,7 +15,7 @@ from service.channel.handshake import new_channel_key
 from service.channel.messages import ReplicaLoad
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, NOTICING, FakeReplica, eventually
-from workers.protocol import EngineStats, GenerateRequest
+from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio

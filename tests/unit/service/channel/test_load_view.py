@@ -2,7 +2,7 @@
 
 from service.channel.load import LoadView
 from service.channel.messages import ReplicaLoad
-from workers.protocol import EngineStats
+from workers.engine.protocol import EngineStats
 
 
 class Clock:

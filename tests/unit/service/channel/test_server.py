@@ -12,8 +12,8 @@ from service.channel.handshake import greet_replica
 from service.channel.messages import Abort, Ping, Submit, decode_step_frame, encode
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, IMPATIENT, NOTICING, FakeReplica, eventually
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 QUIET = FAST.model_copy(update={"heartbeat_interval_s": 30.0, "heartbeat_timeout_s": 60.0})

@@ -14,8 +14,8 @@ from service.security.quota import FreeLease, UnlimitedQuota
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import make_failure, make_outputs
 from tests.fakes.text import ANSWER, make_bench
+from workers.engine.protocol import FinishReason, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, StepOutput
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 pytestmark = pytest.mark.asyncio

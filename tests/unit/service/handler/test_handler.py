@@ -22,7 +22,7 @@ from service.security.quota import FreeLease, UnlimitedQuota
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import MODEL_INFO, make_outputs
 from tests.fakes.text import ANSWER, make_bench
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.protocol import FinishReason, StepOutput
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 pytestmark = pytest.mark.asyncio

@@ -12,8 +12,8 @@ from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.stop_strings import StopStrings
 from workers.builtin import builtin_model_path
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import FinishReason, StepOutput
 
 NEVER = "\x00never in any text\x00"
 

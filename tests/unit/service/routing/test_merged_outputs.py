@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.routing.merged_outputs import take_merged
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import FinishReason, OutputError, StepOutput
 from workers.errors import ErrorCode
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, OutputError, StepOutput
 
 
 def take_all(outputs):

@@ -6,8 +6,8 @@ from service.errors import ApiError, ApiErrorCode
 from service.request_context import RequestContext
 from service.routing.routed_stream import RoutedStream
 from tests.fakes.logprobs import pack
-from workers.logprobs import TokenLogprobs
-from workers.protocol import GenerateRequest, StepOutput
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio

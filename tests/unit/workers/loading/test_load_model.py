@@ -19,7 +19,7 @@ from tests.fakes.tiny_models import (
 )
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loader import LoadedModel, load_model, model_facts, resolve_dtype
+from workers.loading.loader import LoadedModel, load_model, model_facts, resolve_dtype
 from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")

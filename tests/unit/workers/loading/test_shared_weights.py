@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.slow_copies import start_process
 from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, TinyModel, save_tiny_model
 from workers.config import EngineConfig
-from workers.engine import Engine
+from workers.engine.engine import Engine
 from workers.errors import ConfigError
-from workers.loader import LoadedModel, load_model
+from workers.loading.loader import LoadedModel, load_model
 from workers.parallel.group import SingleRank
 from workers.sampling.params import SamplingParams
 

@@ -10,7 +10,7 @@ import torch
 from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, TinyModel, save_tiny_model
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loader import LoadedModel, load_model
+from workers.loading.loader import LoadedModel, load_model
 from workers.parallel.group import SingleRank
 
 

@@ -16,7 +16,7 @@ from tests.fakes.tiny_models import (
     save_tiny_model,
 )
 from workers.config import EngineConfig
-from workers.loader import LoadedModel, load_model
+from workers.loading.loader import LoadedModel, load_model
 from workers.parallel.group import SingleRank
 
 MAX_LOGIT_ERROR = 1e-4

@@ -17,7 +17,7 @@ from tests.fakes.tiny_models import THROUGH_TRANSFORMERS, tiny_config
 from tests.fakes.tiny_reference import config_of
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loader import load_model
+from workers.loading.loader import load_model
 from workers.loading.model_folder import resolve_max_context_len
 from workers.models.transformers_attention import ATTENTION_NAME, register_attention_interface
 from workers.models.transformers_model import TransformersCausalLM

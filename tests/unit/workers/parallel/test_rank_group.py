@@ -10,9 +10,9 @@ import torch
 
 from workers.config import EngineConfig
 from workers.errors import EngineFailedError
-from workers.parallel.meeting import plan_socket_path
 from workers.parallel.plan_channel import PlanReceiver, PlanSender
 from workers.parallel.rank_group import RankGroup
+from workers.parallel.rendezvous import plan_socket_path
 
 CPU = torch.device("cpu")
 CONFIG = EngineConfig(model="builtin", tp_size=3)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.workers.sampling.cases import admitted, make_state, random_logits, sample_each
-from workers.logprobs import TokenLogprobs
+from workers.engine.logprobs import TokenLogprobs
 from workers.sampling import logprobs
 from workers.sampling.logprobs import compute_logprobs, prompt_logprobs, read_logprobs
 from workers.sampling.params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.workers.scheduler.history_runner import HistoryRunner
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan, StepResult, make_plan_decoder, make_plan_encoder

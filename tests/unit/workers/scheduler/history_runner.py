@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.fakes.logprobs import pack
-from workers.logprobs import PackedLogprobs, TokenLogprobs
-from workers.protocol import FinishReason, GenerateRequest
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
+from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.workers.scheduler.driver import TIGHT, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
-from workers.protocol import FinishReason, StepOutput
+from workers.engine.protocol import FinishReason, StepOutput
 
 ABORTED = StepOutput("r", [], FinishReason.ABORT)
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.workers.scheduler.driver import EOS, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import cache_indices_of, run_alone
+from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray
-from workers.protocol import FinishReason
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
     NAN_TOKEN,

@@ -5,9 +5,9 @@ import pytest
 
 from tests.fakes.logprobs import pack, prompt_entries
 from tests.unit.workers.scheduler.driver import EOS, Clock, make_config, make_request
+from workers.engine.logprobs import TokenLogprobs
+from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ErrorCode
-from workers.logprobs import TokenLogprobs
-from workers.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.scheduler.plan import NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.scheduler import Scheduler
 

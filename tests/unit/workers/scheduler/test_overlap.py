@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.workers.scheduler.driver import EOS, TIGHT, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
-from workers.protocol import FinishReason
+from workers.engine.protocol import FinishReason
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN
 
 

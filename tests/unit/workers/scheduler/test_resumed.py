@@ -5,8 +5,8 @@ import pytest
 from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import TIGHT, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
-from workers.protocol import FinishReason, GenerateRequest
 
 PROMPT = [3, 9, 4, 9, 5, 8]
 LIMITED = make_request("limited", PROMPT, seed=4, max_tokens=12, logprobs=1)

@@ -6,8 +6,8 @@ import pytest
 from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import TIGHT, Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.engine.protocol import GenerateRequest
 from workers.errors import IntegrityError
-from workers.protocol import GenerateRequest
 
 
 def make_requests(num_requests: int, **sampling: object) -> list[GenerateRequest]:

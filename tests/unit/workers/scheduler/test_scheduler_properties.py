@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import Driver, make_config
 from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
-from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 from workers.scheduler import prefills_under_way, step_budget
 from workers.scheduler.config import SchedulerConfig

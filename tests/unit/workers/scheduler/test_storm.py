@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
-from workers.protocol import GenerateRequest
+from workers.engine.protocol import GenerateRequest
 from workers.scheduler import prefills_under_way
 from workers.scheduler.prefills_under_way import MIN_SAVED_TOKENS
 

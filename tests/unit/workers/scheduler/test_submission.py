@@ -3,8 +3,8 @@
 import pytest
 
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
+from workers.engine.protocol import FinishReason
 from workers.errors import ConfigError, ErrorCode, RequestRejectedError
-from workers.protocol import FinishReason
 
 
 def rejection(driver: Driver, prompt: list[int], request_id: str = "r", **sampling: object):

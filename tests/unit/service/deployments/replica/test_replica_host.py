@@ -19,9 +19,9 @@ from service.deployments.replica import EXIT_ENGINE_FAILED, ReplicaHost, hardwar
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, eventually
 from workers.config import EngineConfig
-from workers.engine_loop import EngineLoop
+from workers.engine.loop import EngineLoop
+from workers.engine.protocol import GenerateRequest
 from workers.errors import ConfigError, EngineFailedError, ModelLoadError
-from workers.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
 
 

@@ -20,8 +20,8 @@ from service.observability.metrics import (
 )
 from service.routing.policy import RoutingReason
 from tests.programs import needed
-from workers.observer import AttentionRecord, StepRecord
-from workers.protocol import EngineStats, ModelInfo
+from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.protocol import EngineStats, ModelInfo
 
 INFO = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100)
 

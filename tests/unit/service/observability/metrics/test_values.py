@@ -13,8 +13,8 @@ from service.observability.metrics import (
     RefusalMetrics,
 )
 from service.routing.policy import RoutingReason
-from workers.observer import AttentionRecord, StepRecord
-from workers.protocol import EngineStats, ModelInfo
+from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.protocol import EngineStats, ModelInfo
 
 INFO = ModelInfo("m", 10, 100, (0,), "fa3", 16, 8, 2, "float32", 100)
 

@@ -13,7 +13,7 @@ from service.routing.policy import RouterSettings
 from tests.fakes.replica import eventually
 from tests.unit.service.routing.router.test_moved_streams import begun, is_clean, kept
 from tests.unit.service.routing.router.test_router import anyone, collect, request, routed, tokens
-from workers.protocol import EngineStats
+from workers.engine.protocol import EngineStats
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,8 +15,8 @@ from service.routing.suspects import TRIAL_TOKENS
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, FakeReplica, eventually
 from tests.unit.service.routing.router.test_router import anyone, collect, request, routed, tokens
+from workers.engine.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
 from workers.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio

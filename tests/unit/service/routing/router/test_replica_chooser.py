@@ -10,7 +10,7 @@ from service.routing.policy import SPILL_FACTOR, RouterSettings, RoutingReason
 from service.routing.replica_chooser import ReplicaChooser
 from service.routing.session import NO_SESSION, make_session_key
 from service.routing.token_ledger import TokenLedger
-from workers.protocol import EngineStats, GenerateRequest
+from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
 SETTINGS = RouterSettings()

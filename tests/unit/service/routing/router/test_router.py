@@ -14,8 +14,8 @@ from service.routing.policy import RouterSettings
 from service.routing.router import Router
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, FakeReplica, eventually
+from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.errors import ErrorCode
-from workers.protocol import FinishReason, GenerateRequest
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 pytestmark = pytest.mark.asyncio

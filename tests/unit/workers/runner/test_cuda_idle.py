@@ -1,0 +1,32 @@
+"""What a CUDA runner does while nobody asks for anything, in which order."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from workers.runner.cuda_model_runner import CudaModelRunner
+
+
+def pieces(name, number, done):
+    """A callable that has so many pieces of work."""
+    left = [name] * number
+
+    def do() -> bool:
+        if left:
+            done.append(left.pop())
+            return True
+        return False
+
+    return do
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_graphs_come_before_what_the_model_has_left_to_do(has_graphs) -> None:
+    done: list[str] = []
+    runner = CudaModelRunner.__new__(CudaModelRunner)
+    runner._graphs = SimpleNamespace(capture_next=pieces("graph", 2, done)) if has_graphs else None
+    runner._segments = SimpleNamespace(capture_next=pieces("segment", 1, done))
+    runner._model = SimpleNamespace(prepare_while_idle=pieces("model", 2, done))
+    while runner.prepare_while_idle():
+        pass
+    assert done == ["graph"] * (2 if has_graphs else 0) + ["segment", "model", "model"]

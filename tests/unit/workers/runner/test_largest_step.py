@@ -1,0 +1,79 @@
+"""The step that a start tries: as large as any, on pages of its own, and nothing is left of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.tiny_models import NATIVE, save_tiny_model
+from tests.unit.workers.scheduler.driver import make_config
+from workers import Engine
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.runner.largest_step import largest_step
+from workers.runner.model_runner import ModelRunner
+from workers.sampling.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPT = list(range(5, 40))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return save_tiny_model(NATIVE["llama3"], tmp_path_factory.mktemp("llama3"))
+
+
+def runner_of(engine: Engine) -> ModelRunner:
+    return engine._executor._run_step.__self__
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_rows", "num_tokens"),
+    [
+        ({}, 8, 64),
+        ({"max_step_tokens": 61}, 8, 61),
+        ({"max_step_tokens": 3}, 3, 3),
+        ({"max_step_tokens": 4096, "num_pages": 1000}, 8, 8 * 63),
+        ({"max_step_tokens": 4096, "num_pages": 20}, 8, 8 * 8),
+        ({"max_step_tokens": 4096, "num_pages": 3}, 2, 2 * 4),
+        ({"page_size": 1, "num_pages": 401}, 8, 64),
+    ],
+)
+def test_it_has_all_tokens_and_rows_that_a_step_can_have(changes, num_rows, num_tokens):
+    config = make_config(**changes)
+    plan = largest_step(config)
+    assert (plan.batch_size, plan.num_tokens) == (num_rows, num_tokens)
+    assert int(plan.num_new_tokens.sum()) == num_tokens
+    places = plan.out_cache_loc
+    assert len(np.unique(places)) == num_tokens
+    assert places.min() >= config.page_size
+    assert places.max() < config.num_pages * config.page_size
+    assert plan.samples.all()
+    assert [one.slot for one in plan.admitted] == plan.slots.tolist()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_it_runs_and_leaves_nothing(folder, page_size):
+    config = EngineConfig(model=folder, page_size=page_size, num_pages=64, max_running_requests=6)
+    engine = Engine.from_config(config)
+    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    engine.close()
+    engine = Engine.from_config(config)
+    runner = runner_of(engine)
+    runner.try_largest_step(config)
+    pool = runner._inputs._token_to_kv_pool
+    assert all(not buffer.any() for buffer in pool.get_kv_buffer(0))
+    assert engine.generate([PROMPT], GREEDY)[0].token_ids == expected
+    engine.close()
+
+
+def test_too_little_memory_is_said_at_the_start(folder, monkeypatch):
+    config = EngineConfig(model=folder, page_size=16, num_pages=64, max_running_requests=6)
+    engine = Engine.from_config(config)
+
+    def refuse(self, hidden, inputs):
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(ModelRunner, "_sample", refuse)
+    with pytest.raises(ConfigError, match="lower gpu_memory_fraction"):
+        runner_of(engine).try_largest_step(config)
+    engine.close()

@@ -1,0 +1,38 @@
+"""From step outcomes to step records: durations, and the gaps in which the device waited."""
+
+import numpy as np
+
+from workers.engine.observer import StepObserver, StepRecord
+from workers.runner.executor import StepOutcome
+from workers.scheduler.plan import StepPlan
+
+
+class StepClock:
+    """Turns outcomes into StepRecords for one observer.
+
+    A gap counts as the host's only between steps that were back to back: the next one was
+    launched while the engine still had the previous one to commit, or right after it.
+    """
+
+    def __init__(self, observer: StepObserver, max_gap_s: float = 0.1) -> None:
+        self._observer = observer
+        self._max_gap_s = max_gap_s
+        self._last_step_id = -1
+        self._last_finished_s = 0.0
+
+    def on_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        gap_s = outcome.started_s - self._last_finished_s
+        is_back_to_back = plan.step_id == self._last_step_id + 1 and gap_s <= self._max_gap_s
+        self._last_step_id = plan.step_id
+        self._last_finished_s = outcome.finished_s
+        num_decode = int(np.count_nonzero((plan.num_new_tokens == 1) & (plan.prefix_lens > 0)))
+        self._observer.on_step(
+            StepRecord(
+                phase="decode" if plan.is_decode else "extend",
+                step_s=outcome.finished_s - outcome.started_s,
+                host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
+                batch_size=plan.batch_size,
+                num_prefill_tokens=plan.num_tokens - num_decode,
+                attention=outcome.attention,
+            )
+        )

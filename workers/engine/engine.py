@@ -1,0 +1,215 @@
+"""Engine: schedule, launch, commit. One model, its scheduler and the executor of its steps.
+
+Works in process without Ray. Knows token ids only: no text, no sockets, no HTTP.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from workers.config import EngineConfig
+from workers.engine.clock import StepClock
+from workers.engine.observer import NullObserver, StepObserver
+from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.results import GenerateResult, ResultCollector
+from workers.errors import ConfigError, RequestRejectedError
+from workers.loading.weights import OnProgress
+from workers.parallel.group import SingleRank
+from workers.runner.executor import PendingStep, StepExecutor
+from workers.runner.factory import make_model_runner
+from workers.runner.model_runner import ModelRunner
+from workers.runner.sizing import resolve_device
+from workers.sampling.params import SamplingParams
+from workers.scheduler.plan import StepPlan
+from workers.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Turns requests into tokens. Not thread-safe: EngineLoop gives it a thread.
+
+    At most one step is in flight: while the device runs step N, step() schedules and launches
+    N + 1, then commits N. A plan that needs tokens the host has not seen names their slot instead.
+    After a step that raised the engine is of no more use than to be closed.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        enable_overlap: bool = True,
+        check_integrity_when_idle: bool = False,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._executor = executor
+        self._enable_overlap = enable_overlap
+        self._check_integrity_when_idle = check_integrity_when_idle
+        self._clock = StepClock(observer or NullObserver())
+        self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._has_failed = False
+        self._is_closed = False
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        observer: StepObserver | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Engine":
+        """Load the model on one rank in this process.
+
+        Raises ConfigError (also for tp_size > 1: see workers/parallel), ModelLoadError and
+        AttentionBackendError.
+        """
+        if config.tp_size != 1:
+            raise ConfigError("an in-process engine has one rank; tp_size > 1 takes more processes")
+        runner = make_model_runner(
+            config, SingleRank(), resolve_device(config), on_progress or _ignore_progress
+        )
+        return cls.of_runner(config, runner, observer=observer)
+
+    @classmethod
+    def of_runner(
+        cls,
+        config: EngineConfig,
+        runner: ModelRunner,
+        *,
+        wrap_executor: Callable[[StepExecutor], StepExecutor] | None = None,
+        observer: StepObserver | None = None,
+    ) -> "Engine":
+        """An engine around rank 0's runner; wrap_executor adds what tensor parallelism needs."""
+        executor = runner.make_executor()
+        if wrap_executor is not None:
+            executor = wrap_executor(executor)
+        return cls(
+            runner.model_info(config),
+            Scheduler(runner.scheduler_config(config)),
+            executor,
+            enable_overlap=config.enable_overlap,
+            check_integrity_when_idle=config.check_integrity_when_idle,
+            observer=observer,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises RequestRejectedError if it is invalid or can never fit."""
+        self._scheduler.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is; its last output says ABORT. Unknown ids are ignored."""
+        self._scheduler.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """Schedule and launch the next step, then commit the one before. Returns its outputs."""
+        try:
+            return self._step()
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _step(self) -> list[StepOutput]:
+        num_before = len(self._in_flight)
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.launch(plan)))
+        outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
+        if self._in_flight and not self._enable_overlap:
+            outputs += self._commit_next()
+        if self._check_integrity_when_idle and not self.has_work:
+            self.check_integrity()
+        return outputs
+
+    def prepare_while_idle(self) -> bool:
+        """Use a moment without work for one piece of preparation; whether there was any left."""
+        return not self.has_work and self._executor.prepare_while_idle()
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats()
+
+    def check_integrity(self) -> None:
+        """Prove that no page is lost or shared wrongly. Raises IntegrityError."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Wait for steps in flight, drop their results and release the executor.
+
+        After a step that raised, what others in flight and the failed device raise is logged. A
+        second call does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        while self._in_flight:
+            plan, pending = self._in_flight.popleft()
+            try:
+                pending.outcome()
+            except Exception:
+                self._has_failed = True
+                logger.exception("step %d failed while its engine was closed", plan.step_id)
+        try:
+            self._executor.close()
+        except Exception:
+            if not self._has_failed:
+                raise
+            logger.exception("what was left of a failed engine was not released in order")
+
+    def warm_up(self) -> None:
+        """Run one short request, so that no client pays for first-time initialisations."""
+        self.generate([[0]], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams],
+    ) -> list[GenerateResult]:
+        """Run prompts to their end and return results in the prompts' order.
+
+        Offline convenience: must not run while an EngineLoop drives this engine. Raises
+        RequestRejectedError if one of them is refused, after ending the others, and ValueError if
+        there are not as many sampling parameters as prompts.
+        """
+        params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        requests = [
+            GenerateRequest(f"generate-{index}", list(prompt), one)
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
+        collector = ResultCollector()
+        try:
+            for request in requests:
+                self.submit(request)
+                collector.expect(request.request_id)
+        except RequestRejectedError:
+            for request in requests:
+                self.abort(request.request_id)
+            self._run_out()
+            raise
+        while collector.is_waiting:
+            collector.add(self.step())
+        self._run_out()
+        return collector.results()
+
+    def _run_out(self) -> None:
+        while self.has_work:
+            self.step()
+
+    def _commit_next(self) -> list[StepOutput]:
+        """Of the oldest step in flight."""
+        plan, pending = self._in_flight.popleft()
+        outcome = pending.outcome()
+        outputs = self._scheduler.commit(plan, outcome.result)
+        self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
+        self._clock.on_step(plan, outcome)
+        return outputs
+
+
+def _ignore_progress(bytes_done: int, bytes_total: int) -> None:
+    """Nobody watches."""

@@ -1,0 +1,130 @@
+"""What crosses the engine's border: requests in, outputs out, and the counters between.
+
+msgspec structs with closed types, so that the same values travel in process and over a socket.
+Knows no text: prompts and outputs are token ids.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
+from workers.errors import ErrorCode
+from workers.sampling.params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. STOP: end of sequence or a stop id. LENGTH: a token limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One sequence to generate.
+
+    request_id: unique among the engine's live requests. priority: lower runs first; equal
+    priorities run first come, first served. cache_salt: requests share cached prefixes only with
+    requests of the same salt. resumed_token_ids: output that the request has from an engine that
+    was lost. It is output in every way, but not delivered again, and neither is what came with its
+    first token: prompt log probabilities, cached tokens, queue and prefill times. With the same
+    seed the request goes on as it would have there; without one it draws other noise.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    resumed_token_ids: list[int] = []
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        """Prompt and output so far: what an engine has to bring into its KV memory."""
+        resumed = self.resumed_token_ids
+        return self.prompt_token_ids + resumed if resumed else self.prompt_token_ids
+
+
+class OutputError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request that had been accepted ended with FinishReason.ERROR."""
+
+    code: ErrorCode
+    message: str
+
+
+class StepOutput(msgspec.Struct, array_like=True):
+    """One request's share of one step. The last one of a request has a finish_reason.
+
+    num_cached_tokens: prompt tokens found in the prefix cache, on the first output only.
+    logprobs: one entry per token id when asked for. prompt_logprobs: on the first output, one entry
+    per prompt token but the first, which nothing predicts, when asked for.
+    queue_s, prefill_s: on the first output, seconds from submission to the first step and from
+    there to the first token.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
+    error: OutputError | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot of the engine's load. Counters only grow; everything else is of this moment.
+
+    queued_tokens: prompt tokens not yet computed, waiting or half prefilled. running_tokens: tokens
+    in the KV pool that belong to running requests. evictable pages hold cached prefixes that
+    nobody uses now; used pages are those of running requests. evicted_ordinary, evicted_shared:
+    cached prefixes whose last use ended when no more tokens than these had been written to KV
+    memory are gone, those that requests shared by the second; -1: none is.
+    step_prediction_error_s: seconds by which steps with prompt tokens miss the durations that were
+    predicted for them, either way, as a mean over recent ones.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0
+    running_tokens: int = 0
+    num_pages: int = 0
+    num_used_pages: int = 0
+    num_evictable_pages: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: int = 0
+    evicted_ordinary: int = -1
+    evicted_shared: int = -1
+    step_prediction_error_s: float = 0.0
+
+    @property
+    def num_written_tokens(self) -> int:
+        """Tokens ever written to KV memory."""
+        return self.num_prompt_tokens - self.num_cached_prompt_tokens + self.num_output_tokens
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the service must know of the engine's model to validate requests before it costs.
+
+    max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
+    holds of one request if that is less.
+    """
+
+    name: str
+    vocab_size: int
+    max_context_len: int
+    eos_token_ids: tuple[int, ...]
+    attention_backend: str
+    page_size: int
+    num_pages: int
+    tp_size: int
+    dtype: str
+    max_request_len: int

@@ -1,0 +1,1 @@
+"""CUDA graphs: decode steps, segments between layers' attention, the ring that feeds them."""

@@ -1,0 +1,268 @@
+"""Decode steps as CUDA graphs: one for each of a ladder of batch sizes, captured while serving.
+
+A step of n rows replays the smallest captured size that holds it; rows beyond n are padding: they
+have no keys, belong to a slot that no request owns and write to the dummy page. All graphs share
+one memory pool and one set of static inputs. A graph holds the whole step: what derives its inputs
+and page tables from the host's rows, the model, the sampling of plainly greedy rows. Sizes that
+are used a lot get a second graph whose attention is timed, for every Nth replay. What depends on
+the device (capturing, launching the step's ends) is handed in. Knows no scheduler.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from attention.backends.base import GraphAttentionBackend
+from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
+from attention.graph_timing import GraphAttentionTimer
+from attention.timing import AttentionTiming
+from workers.graphs.decode_step import DecodeStepKernels, StepRows
+from workers.graphs.measured_turns import MeasuredTurns
+from workers.graphs.ring import StagingRing, StagingSlot
+from workers.models.base import CausalLM
+from workers.sampling.state import SampledTokens, SamplingState
+from workers.scheduler.plan import StepPlan, StepResult
+
+Replay = Callable[[], None]
+RunStep = Callable[[], torch.Tensor]
+
+
+class GraphCapturer(Protocol):
+    """Records launches once, to repeat them without the host."""
+
+    def capture(self, run: RunStep) -> tuple[Replay, torch.Tensor]:
+        """Warm run up, record it, and return its replay and the tensor that each replay fills.
+
+        Waits for nothing; what run launches before it is recorded takes its turn on the stream.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GraphedStep:
+    """A replayed greedy step: its tokens appear in a staging slot."""
+
+    slot: StagingSlot
+    num_rows: int
+
+    def read(self) -> StepResult:
+        """Raises RuntimeError if host and device disagree about whose slot it is."""
+        self.slot.check_answered()
+        return StepResult(token_ids=self.slot.sampled[: self.num_rows].copy())
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGraph:
+    """One captured batch size. logits: this rank's, a row each, valid until the next replay."""
+
+    rows: StepRows
+    replay: Replay
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTwins:
+    """How the attention of graphed steps is timed: which replays, and a new twin's timer."""
+
+    turns: MeasuredTurns
+    new_timer: Callable[[], GraphAttentionTimer]
+
+
+def batch_size_ladder(max_batch_size: int) -> list[int]:
+    """Sizes to capture, ascending: fine steps where padding costs most, coarse ones further up."""
+    ladder = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, max_batch_size + 32, 32)]
+    sizes = [size for size in ladder if size < max_batch_size]
+    return [*sizes, max_batch_size]
+
+
+class DecodeGraphs:
+    """The graphs of one rank. No method waits for the device.
+
+    padding_slot: the row of the slots' tables that padding rows use. sizes: ascending.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: GraphAttentionBackend,
+        kernels: DecodeStepKernels,
+        capturer: GraphCapturer,
+        staging: StagingRing,
+        sizes: Sequence[int],
+        padding_slot: int,
+        twins: AttentionTwins,
+    ) -> None:
+        device = backend.config.device
+        max_rows = sizes[-1]
+        self._model = model
+        self._backend = backend
+        self._kernels = kernels
+        self._capturer = capturer
+        self._staging = staging
+        self._sizes = np.array(sizes)
+        self._padding_slot = padding_slot
+        self._rows = StepRows.allocate(max_rows, device)
+        self._ones = torch.ones(max_rows, dtype=torch.int32, device=device)
+        self._ones_cpu = np.ones(max_rows, dtype=np.int32)
+        self._graphs: dict[int, _DecodeGraph] = {}
+        self._missing = list(sizes)
+        self._twins = twins
+        self._timed_graphs: dict[int, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
+        self._pending_timers: list[GraphAttentionTimer] = []
+        backend.init_cuda_graph_state(max_rows)
+
+    @property
+    def captured_sizes(self) -> list[int]:
+        return sorted(self._graphs)
+
+    @property
+    def timed_sizes(self) -> list[int]:
+        """Sizes that have a twin whose attention is timed."""
+        return sorted(self._timed_graphs)
+
+    def covers(self, plan: StepPlan) -> bool:
+        """Whether a captured graph can run the plan."""
+        return self._is_graphable(plan) and self._size_for(plan) in self._graphs
+
+    def run(self, plan: StepPlan, sampling: SamplingState) -> "GraphedStep | SampledTokens":
+        """Replay a plan that is covered; its admissions and table writes have been applied.
+
+        Plainly greedy steps come back as a GraphedStep, others as tokens still on the device.
+        """
+        num_rows, size = plan.batch_size, self._size_for(plan)
+        seq_lens = plan.prefix_lens + plan.num_new_tokens
+        slot = self._stage(num_rows, size, plan)
+        graph, timer = self._next_graph(size)
+        graph.replay()
+        if timer is not None:
+            timer.on_replay(seq_lens)
+            self._pending_timers.append(timer)
+        slot.mark_used()
+        if sampling.is_plainly_greedy(plan.slots, seq_lens):
+            return GraphedStep(slot, num_rows)
+        logits = self._model.whole_logits(graph.logits[:num_rows])
+        sampled = sampling.sample(logits, plan.slots, seq_lens)
+        sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)
+        return sampled
+
+    def drain_attention(self) -> list[AttentionTiming]:
+        """Timings of measured replays that the device has passed, each once. Never waits."""
+        if not self._pending_timers:
+            return []
+        timings = [timing for timer in self._pending_timers if (timing := timer.take())]
+        self._pending_timers = [timer for timer in self._pending_timers if timer.is_pending]
+        return timings
+
+    def capture_after(self, plan: StepPlan) -> None:
+        """Capture at most one graph, behind the plan that has just been launched.
+
+        The size that the plan would have needed, if it decoded without one; beside a prefill,
+        which keeps the device busy for longer than a capture takes, what capture_next takes.
+        Depends on plans only, so that all ranks of a group capture alike.
+        """
+        if not plan.is_decode:
+            self.capture_next()
+        elif self._missing and self._is_graphable(plan) and self._size_for(plan) in self._missing:
+            self.capture(self._size_for(plan))
+
+    def capture_next(self) -> bool:
+        """Capture the largest missing size or else the most wanted twin; whether there was one."""
+        if self._missing:
+            self.capture(self._missing[-1])
+            return True
+        size = self._twins.turns.most_replayed(self._graphs.keys() - self._timed_graphs.keys())
+        if size is not None:
+            self.capture_timed(size)
+        return size is not None
+
+    def capture(self, size: int) -> None:
+        """Capture one of the sizes."""
+        self._graphs[size] = self._capture(size, self._backend, lambda: None)
+        self._missing.remove(size)
+
+    def capture_timed(self, size: int) -> None:
+        """Capture the twin of one of the sizes."""
+        timer = self._twins.new_timer()
+        self._timed_graphs[size] = self._capture(size, timer, timer.start_recording), timer
+
+    @torch.inference_mode()
+    def _capture(
+        self, size: int, attention: AttentionDispatch, on_run: Callable[[], None]
+    ) -> _DecodeGraph:
+        """on_run: called when the layers are about to run, for the trial and for the record."""
+        rows = self._rows.first(size)
+        batch = self._batch(size, rows, attention)
+        slot = self._stage(0, size, None)
+        self._staging.point_device_at(slot)
+        self._backend.init_forward_metadata_capture_cuda_graph(batch)
+
+        def run() -> torch.Tensor:
+            on_run()
+            self._kernels.begin(self._staging.ring, rows)
+            # Tables and rows are complete before any kernel of a layer starts, even one launched
+            # as a dependent: the embedding lookup in between is an ordinary launch, which waits
+            # for all before it. Layers may therefore read them before they wait for anything.
+            self._backend.record_step_tables(batch)
+            hidden = self._model(batch.input_ids, batch.positions, batch)
+            logits = self._model.local_logits(hidden)
+            self._kernels.end(logits, rows.slots, self._staging.ring)
+            return logits
+
+        replay, logits = self._capturer.capture(run)
+        # The trial run took one slot.
+        slot.mark_used()
+        self._staging.point_device_at_next()
+        return _DecodeGraph(rows, replay, logits)
+
+    def _next_graph(self, size: int) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:
+        """The size's graph, or its twin and the twin's timer when its turn has come."""
+        if self._twins.turns.take(size):
+            timed = self._timed_graphs.get(size)
+            if timed is not None and not timed[1].is_pending:
+                return timed
+        return self._graphs[size], None
+
+    def _is_graphable(self, plan: StepPlan) -> bool:
+        return (
+            plan.is_decode
+            and plan.batch_size <= self._sizes[-1]
+            and not plan.prompt_logprobs
+            and bool(plan.samples.all())
+        )
+
+    def _size_for(self, plan: StepPlan) -> int:
+        return int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
+
+    def _stage(self, num_rows: int, size: int, plan: StepPlan | None) -> StagingSlot:
+        """The plan's rows, if there are any, and padding up to size, in host memory."""
+        slot = self._staging.take()
+        rows = slot.rows
+        if plan is not None:
+            rows[0, :num_rows] = plan.slots
+            rows[1, :num_rows] = plan.prefix_lens + 1
+            rows[2, :num_rows] = plan.input_ids
+            rows[3, :num_rows] = plan.out_cache_loc
+        rows[0, num_rows:size] = self._padding_slot
+        rows[1:, num_rows:size] = 0
+        return slot
+
+    def _batch(self, size: int, rows: StepRows, attention: AttentionDispatch) -> ForwardBatch:
+        """The batch of a capture. Its host copies are placeholders: a replay reads none."""
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=size,
+            num_tokens=size,
+            input_ids=rows.input_ids,
+            positions=rows.positions,
+            req_pool_indices=rows.slots,
+            seq_lens=rows.seq_lens,
+            extend_seq_lens=self._ones[:size],
+            extend_prefix_lens=rows.prefix_lens,
+            out_cache_loc=rows.out_cache_loc,
+            seq_lens_cpu=self._ones_cpu[:size],
+            extend_seq_lens_cpu=self._ones_cpu[:size],
+            extend_prefix_lens_cpu=self._ones_cpu[:size],
+            attn_backend=attention,
+        )

@@ -1,0 +1,124 @@
+"""Puts a rank's graphs together for its device. The only place that knows CUDA's capture."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from attention.backends.base import AttentionBackend, GraphAttentionBackend
+from attention.graph_timing import GraphAttentionTimer, new_graph_event, new_replay_mark
+from workers.config import EngineConfig
+from workers.graphs.decode_graphs import (
+    AttentionTwins,
+    DecodeGraphs,
+    Replay,
+    batch_size_ladder,
+)
+from workers.graphs.measured_turns import MeasuredTurns
+from workers.graphs.ring import StagingRing
+from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
+from workers.models.base import CausalLM, NativeCausalLM
+from workers.models.segmented import SegmentedCausalLM
+from workers.parallel.group import TPGroup
+from workers.sampling.state import SamplingState
+
+MAX_GRAPH_BATCH_SIZE = 512
+
+Out = TypeVar("Out")
+
+
+class CudaGraphCapturer:
+    """Captures on a stream of its own into one memory pool; nothing waits for the device.
+
+    Only one graph's tensors are in use at a time, so that the graphs may share their memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def capture(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
+        self.try_out(run)
+        return self.record(run)
+
+    def try_out(self, run: Callable[[], Out]) -> Out:
+        """Compiles kernels and lets libraries allocate their workspaces, which record cannot."""
+        with self._beside():
+            return run()
+
+    def record(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
+        graph = torch.cuda.CUDAGraph()
+        with self._beside():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                out = run()
+            finally:
+                graph.capture_end()
+        return graph.replay, out
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On the stream for captures, in the order of the current one."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+
+def build_decode_graphs(
+    config: EngineConfig,
+    model: CausalLM,
+    backend: AttentionBackend,
+    sampling: SamplingState,
+    padding_slot: int,
+    tp: TPGroup,
+    capturer: CudaGraphCapturer,
+) -> DecodeGraphs | None:
+    """None where steps cannot be captured: the backend or the model does not allow it, or a flag.
+
+    A model that transformers runs may do on the host what a graph would not repeat.
+    """
+    if not (
+        config.enable_cuda_graphs
+        and isinstance(backend, GraphAttentionBackend)
+        and isinstance(model, NativeCausalLM)
+    ):
+        return None
+    # Triton comes with torch for CUDA only.
+    from workers.layers.cuda.sharded_greedy import step_kernels
+
+    sizes = batch_size_ladder(
+        min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
+    )
+    return DecodeGraphs(
+        model,
+        backend,
+        step_kernels(
+            backend.req_to_token_pool.req_to_token,
+            sampling.last_token_ids,
+            tp,
+            model.vocab_shard,
+            sizes[-1],
+        ),
+        capturer,
+        StagingRing.pinned(sizes[-1], backend.config.device),
+        sizes,
+        padding_slot,
+        AttentionTwins(
+            MeasuredTurns(config.attention_timing_interval_steps),
+            lambda: GraphAttentionTimer(backend, new_graph_event, new_replay_mark),
+        ),
+    )
+
+
+def build_segment_graphs(
+    config: EngineConfig, model: CausalLM, dtype: torch.dtype, capturer: CudaGraphCapturer
+) -> SegmentGraphs | None:
+    """None where a flag forbids graphs or the model cannot be cut. Attention may be any."""
+    if not (config.enable_cuda_graphs and isinstance(model, SegmentedCausalLM)):
+        return None
+    sizes = token_count_ladder(min(config.max_step_tokens, MAX_SEGMENT_TOKENS))
+    return SegmentGraphs(model, capturer, sizes, dtype, capturer.device)

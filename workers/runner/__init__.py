@@ -1,0 +1,1 @@
+"""One rank: from a step's plan to its tokens, and the memory that takes."""

@@ -1,0 +1,112 @@
+"""Steps on a CUDA device: launched by the engine's own thread, awaited by an event.
+
+The stream keeps the order of steps; while the device runs one, the host schedules and launches the
+next. Knows no model: what a launch does is the runner's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from workers.engine.observer import AttentionRecord
+from workers.runner.executor import PendingStep, StepOutcome
+from workers.runner.step_pieces import ReadableStep
+from workers.scheduler.plan import StepPlan
+
+NEVER_SUBMITTED_S = float("-inf")
+
+
+class DeviceEvent(Protocol):
+    """A point on the device's stream. torch.cuda.Event is one. elapsed_time: milliseconds."""
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """The device's clock around one step.
+
+    submitted_s: time.perf_counter() when the host had handed the device the last of a step that
+    runs as one piece, a graph: it cannot have begun much earlier. NEVER_SUBMITTED_S for a step
+    whose kernels start one by one.
+    """
+
+    start: DeviceEvent
+    end: DeviceEvent
+    submitted_s: float = NEVER_SUBMITTED_S
+
+
+class DeviceClock:
+    """Places steps on time.perf_counter's axis by the device's own clock.
+
+    Steps follow each other by the events' distances, so that a gap between two steps is time in
+    which the device really waited. After a pause the host's clock is taken anew; it also bounds
+    every end, which has passed when it is placed.
+    """
+
+    MAX_GAP_S = 0.1
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last_end: DeviceEvent | None = None
+        self._last_end_s = 0.0
+
+    def place(self, events: StepEvents) -> tuple[float, float]:
+        """(started_s, finished_s) of a step that the device has passed. Steps come in order."""
+        duration_s = events.start.elapsed_time(events.end) / 1e3
+        finished_s = self._now()
+        if self._last_end is not None:
+            gap_s = self._last_end.elapsed_time(events.start) / 1e3
+            if gap_s < self.MAX_GAP_S:
+                finished_s = min(finished_s, self._last_end_s + gap_s + duration_s)
+        self._last_end = events.end
+        self._last_end_s = finished_s
+        started_s = max(finished_s - duration_s, min(events.submitted_s, finished_s))
+        return started_s, finished_s
+
+
+class CudaPendingStep:
+    """A step on the device. outcome() waits for its last copy and frees the interpreter while."""
+
+    def __init__(
+        self,
+        step: ReadableStep,
+        events: StepEvents,
+        clock: DeviceClock,
+        drain_attention: Callable[[], tuple[AttentionRecord, ...]],
+    ) -> None:
+        self._step = step
+        self._events = events
+        self._clock = clock
+        self._drain_attention = drain_attention
+
+    def outcome(self) -> StepOutcome:
+        self._events.end.synchronize()
+        result = self._step.read()
+        started_s, finished_s = self._clock.place(self._events)
+        return StepOutcome(result, started_s, finished_s, self._drain_attention())
+
+
+class CudaStepExecutor:
+    """Launches in the caller: a launch never waits for the device."""
+
+    def __init__(
+        self,
+        launch: Callable[[StepPlan], PendingStep],
+        prepare: Callable[[], bool],
+        close: Callable[[], None],
+    ) -> None:
+        self._launch = launch
+        self._prepare = prepare
+        self._close = close
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        return self._launch(plan)
+
+    def prepare_while_idle(self) -> bool:
+        return self._prepare()
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,146 @@
+"""ModelRunner on a CUDA device: launches that wait for nothing, and graphs for decode steps.
+
+A decode step that a captured graph covers replays it; other steps of few tokens replay the graphs
+between their layers' attention, the rest run eagerly. While the device is busy with a step that
+lacked a graph, the host captures it. An idle engine captures the rest.
+"""
+
+import logging
+import time
+from typing import ClassVar
+
+import torch
+
+from attention.timing import UntimedAttention
+from workers.config import EngineConfig
+from workers.engine.observer import AttentionRecord
+from workers.graphs.decode_graphs import GraphedStep
+from workers.graphs.graph_set import (
+    CudaGraphCapturer,
+    build_decode_graphs,
+    build_segment_graphs,
+)
+from workers.loading.weights import OnProgress
+from workers.parallel.group import TPGroup
+from workers.runner.cuda_executor import (
+    NEVER_SUBMITTED_S,
+    CudaPendingStep,
+    CudaStepExecutor,
+    DeviceClock,
+    StepEvents,
+)
+from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
+from workers.runner.model_runner import LaunchedStep, ModelRunner, attention_records
+from workers.runner.step_inputs import StepInputs
+from workers.runner.step_pieces import ReadableStep
+from workers.scheduler.plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+class CudaModelRunner(ModelRunner):
+    """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
+
+    num_padding_slots: ClassVar[int] = 1
+
+    def __init__(
+        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
+    ) -> None:
+        torch.cuda.set_device(device)
+        super().__init__(config, tp, device, on_progress)
+        if config.attention_timing_interval_steps == 0:
+            self._timer = UntimedAttention(self._backend)
+        self._clock = DeviceClock(time.perf_counter)
+        padding_slot = config.max_running_requests
+        capturer = CudaGraphCapturer(device)
+        self._graphs = build_decode_graphs(
+            config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
+        )
+        self._segments = build_segment_graphs(config, self._model, self.dtype, capturer)
+        self._measure_largest_step(config)
+
+    def _measure_largest_step(self, config: EngineConfig) -> None:
+        """Prove at the start, not under load, that memory suffices. Raises ConfigError."""
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self.try_largest_step(config)
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        logger.info(
+            "the largest step took %.2f GB beside weights and KV memory; %.2f GB are free",
+            (peak - before) / 1e9,
+            free / 1e9,
+        )
+
+    def make_executor(self) -> StepExecutor:
+        return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Launch a plan; its results are on their way to the host when this returns."""
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        is_graphed = self._graphs is not None and self._graphs.covers(plan)
+        start.record()
+        step = self._launch_within_memory(plan, self._launch_any)
+        end.record()
+        events = StepEvents(start, end, time.perf_counter() if is_graphed else NEVER_SUBMITTED_S)
+        self._capture_after(plan)
+        return CudaPendingStep(step, events, self._clock, self._drain_attention)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        return self.launch(plan).outcome()
+
+    def run_follower(self, plan: StepPlan) -> None:
+        self._launch_any(plan)
+        self._capture_after(plan)
+        self._drain_attention()
+
+    @torch.inference_mode()
+    def _launch_any(self, plan: StepPlan) -> ReadableStep:
+        graphs = self._graphs
+        if graphs is None or not graphs.covers(plan):
+            return self._launch(plan)
+        self._sampling.admit(plan.admitted)
+        self._inputs.apply_memory_writes(plan)
+        step = graphs.run(plan, self._sampling)
+        return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download())
+
+    def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        segments = self._segments
+        if wants_all or segments is None or not segments.covers(inputs.batch.num_tokens):
+            return super()._final_states(inputs, wants_all)
+        return segments.run(inputs.batch, inputs.state_indices)
+
+    def _capture_after(self, plan: StepPlan) -> None:
+        if self._graphs is not None:
+            self._graphs.capture_after(plan)
+        if self._segments is not None and not plan.is_decode:
+            self._segments.capture_after(plan.num_tokens)
+
+    @torch.inference_mode()
+    def prepare_while_idle(self) -> bool:
+        """Graphs first, whose captures all ranks share; what the model does each does alone."""
+        if self._graphs is not None and self._graphs.capture_next():
+            return True
+        if self._segments is not None and self._segments.capture_next():
+            return True
+        return self._model.prepare_while_idle()
+
+    def close(self) -> None:
+        try:
+            torch.cuda.synchronize(self._device)
+        finally:
+            # A communicator does not end while a graph holds calls of it.
+            self._graphs = None
+            self._segments = None
+
+    def _free_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+    def _drain_attention(self) -> tuple[AttentionRecord, ...]:
+        timings = self._timer.drain()
+        if self._graphs is not None:
+            timings += self._graphs.drain_attention()
+        return attention_records(timings)

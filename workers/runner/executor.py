@@ -1,0 +1,69 @@
+"""How a launched step runs beside the host: the overlap's seam.
+
+ThreadStepExecutor runs steps on one thread of their own, in order: on CPU the engine's thread
+schedules step N+1 while step N runs. Knows no request.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.engine.observer import AttentionRecord
+from workers.scheduler.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """A finished step: its result and its clock readings on time.perf_counter's axis."""
+
+    result: StepResult
+    started_s: float
+    finished_s: float
+    attention: tuple[AttentionRecord, ...]
+
+
+class PendingStep(Protocol):
+    """A launched step. outcome() waits for it and raises what the step raised."""
+
+    def outcome(self) -> StepOutcome: ...
+
+
+class StepExecutor(Protocol):
+    """Runs plans strictly in launch order."""
+
+    def launch(self, plan: StepPlan) -> PendingStep: ...
+
+    def prepare_while_idle(self) -> bool:
+        """Do one piece of work, under a second, that will make later steps faster; whether there
+        was any. Called by who launches, when no step is under way."""
+
+    def close(self) -> None: ...
+
+
+RunStep = Callable[[StepPlan], StepOutcome]
+
+
+class _FutureStep:
+    def __init__(self, future: Future[StepOutcome]) -> None:
+        self._future = future
+
+    def outcome(self) -> StepOutcome:
+        return self._future.result()
+
+
+class ThreadStepExecutor:
+    """One worker thread, so steps never overlap each other, only the host."""
+
+    def __init__(self, run_step: RunStep) -> None:
+        self._run_step = run_step
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tessera-step")
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        return _FutureStep(self._pool.submit(self._run_step, plan))
+
+    def prepare_while_idle(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)

@@ -1,0 +1,264 @@
+"""ModelRunner: one rank. Model, pools, backend and sampler; a StepPlan in, token ids out.
+
+Knows no request, no scheduler and no Ray. Every rank of an engine runs the same plans in the same
+order and samples the same tokens; only rank 0 reads them back.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+import torch
+
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.registry import create_attention_backend
+from attention.timing import AttentionTiming
+from workers.config import EngineConfig
+from workers.engine.observer import AttentionRecord
+from workers.engine.protocol import ModelInfo
+from workers.errors import ConfigError
+from workers.loading.loader import load_model, resolve_dtype
+from workers.loading.weights import OnProgress
+from workers.parallel.group import TPGroup
+from workers.runner.cpu_threads import limit_cpu_threads
+from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
+from workers.runner.kv_memory import create_kv_pool
+from workers.runner.largest_step import largest_step
+from workers.runner.sizing import make_timer, plan_attention
+from workers.runner.step_inputs import StepInputBuilder, StepInputs
+from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
+from workers.sampling.logprobs import (
+    LogprobTensors,
+    pack_logprobs,
+    prompt_logprobs,
+)
+from workers.sampling.state import SampledTokens, SamplingState
+from workers.sampling.transfer import start_download
+from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step's results on their way to the host; readable once the device has passed.
+
+    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples.
+    """
+
+    sampled: SampledTokens
+    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...] = ()
+    chunk_has_nan: torch.Tensor | None = None
+
+    def read(self) -> StepResult:
+        token_ids = self.sampled.token_ids.numpy().astype(np.int32)
+        token_ids[self.sampled.has_nan.numpy()] = NAN_TOKEN
+        logprobs = self.sampled.logprobs
+        return StepResult(
+            token_ids=token_ids,
+            logprobs=() if logprobs is None else logprobs.read(),
+            prompt_logprobs={
+                row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
+            },
+            chunk_has_nan=() if self.chunk_has_nan is None else tuple(self.chunk_has_nan.tolist()),
+        )
+
+
+class ModelRunner:
+    """Runs plans on one device, each to its end before run returns.
+
+    num_padding_slots: rows of the slots' tables beyond max_running_requests, which no request owns.
+    Raises ConfigError, ModelLoadError or AttentionBackendError if the model, the flags and the
+    device do not fit together.
+    """
+
+    num_padding_slots: ClassVar[int] = 0
+
+    def __init__(
+        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
+    ) -> None:
+        limit_cpu_threads(config, device)
+        loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
+        attention = plan_attention(config, loaded)
+        self.facts = loaded.facts
+        self.dtype = loaded.dtype
+        self.backend_name = attention.backend_name
+        self.page_size = attention.config.page_size
+        self.num_pages = tp.all_reduce_min(attention.num_pages)
+        self._model = loaded.model
+        self._weights_lease = loaded.lease
+        num_slots = config.max_running_requests + self.num_padding_slots
+        req_to_token_pool = ReqToTokenPool(num_slots, attention.config.max_context_len, device)
+        token_to_kv_pool = create_kv_pool(attention.config, self.num_pages, loaded.kv_scales)
+        self._backend = create_attention_backend(
+            attention.backend_name,
+            attention.config,
+            req_to_token_pool,
+            token_to_kv_pool,
+        )
+        self._model.prepare(token_to_kv_pool)
+        self._timer = make_timer(self._backend, device)
+        self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
+        self._sampling = SamplingState(
+            num_slots, self.facts.vocab_size, self.facts.eos_token_ids, device
+        )
+        self._device = device
+        self._is_alone = tp.size == 1
+
+    def model_info(self, config: EngineConfig) -> ModelInfo:
+        return ModelInfo(
+            name=config.served_model_name or self.facts.name,
+            vocab_size=self.facts.vocab_size,
+            max_context_len=self.facts.max_context_len,
+            eos_token_ids=self.facts.eos_token_ids,
+            attention_backend=self.backend_name,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            tp_size=config.tp_size,
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_request_len=self.scheduler_config(config).max_request_len,
+        )
+
+    def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
+        return SchedulerConfig(
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            max_running_requests=config.max_running_requests,
+            max_context_len=self.facts.max_context_len,
+            max_step_tokens=config.max_step_tokens,
+            target_inter_token_s=_seconds(config.target_inter_token_ms),
+            max_waiting_requests=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            enable_prefix_cache=config.enable_prefix_cache,
+            enable_mixed_batches=config.enable_mixed_batches,
+            eos_token_ids=self.facts.eos_token_ids,
+            vocab_size=self.facts.vocab_size,
+            seed=config.seed,
+        )
+
+    def make_executor(self) -> StepExecutor:
+        """What runs this runner's steps beside the engine's thread."""
+        return ThreadStepExecutor(self.run)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        """Run a plan and wait for its tokens."""
+        started_s = time.perf_counter()
+        result = self._launch_within_memory(plan, self._launch).read()
+        return StepOutcome(
+            result, started_s, time.perf_counter(), attention_records(self._timer.drain())
+        )
+
+    def run_follower(self, plan: StepPlan) -> None:
+        """Run a plan for its side effects on this rank: KV, sampled tokens, penalties."""
+        self._launch(plan)
+        self._timer.drain()
+
+    def prepare_while_idle(self) -> bool:
+        """As StepExecutor.prepare_while_idle. All ranks of a group call it alike."""
+        return False
+
+    def close(self) -> None:
+        """Wait for all steps. None may be launched afterwards."""
+
+    def try_largest_step(self, config: EngineConfig) -> None:
+        """Run the step that takes the most memory, before any request comes. Leaves the pool clear.
+
+        Raises ConfigError when there is not enough beside weights and KV memory.
+        """
+        plan = largest_step(self.scheduler_config(config))
+        try:
+            self._launch(plan)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"beside weights and {self.num_pages} pages of KV memory a step of "
+                f"{plan.num_tokens} tokens in {plan.batch_size} rows has no room: lower "
+                "gpu_memory_fraction, num_pages, max_step_tokens or max_running_requests"
+            ) from error
+        self._timer.drain()
+        self._inputs.apply_memory_writes(msgspec.structs.replace(plan, cleared=plan.out_cache_loc))
+
+    def _launch_within_memory(self, plan: StepPlan, launch: Launch) -> ReadableStep:
+        """In pieces where the plan does not fit. Ranks of a group cannot agree on that while they
+        wait for each other: there lack of memory is a failure of the step (decision 0044)."""
+        if not self._is_alone:
+            return launch(plan)
+        return launch_in_pieces(plan, launch, self._free_memory)
+
+    def _free_memory(self) -> None:
+        """Give memory back that the allocator only keeps."""
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        self._sampling.admit(plan.admitted)
+        inputs = self._inputs.build(plan, self._timer)
+        hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
+        prompt = tuple(
+            (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
+        )
+        if plan.prompt_logprobs:
+            hidden = hidden.index_select(0, inputs.state_indices)
+        num_sampling = len(inputs.sample_slots)
+        sampled = self._sample(hidden[:num_sampling], inputs)
+        unfinished = hidden[num_sampling:]
+        return LaunchedStep(
+            sampled.start_download(),
+            prompt,
+            start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None,
+        )
+
+    def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        """Final states of all new tokens, or of every row's last one only, sampling rows first."""
+        batch = inputs.batch
+        batch.input_ids = self._sampling.resolve(batch.input_ids, inputs.token_slots)
+        self._timer.begin_step(batch)
+        try:
+            self._backend.init_forward_metadata(batch)
+            return self._final_states(inputs, wants_all)
+        finally:
+            self._timer.end_step()
+
+    def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        batch = inputs.batch
+        tokens = batch.input_ids, batch.positions, batch
+        hidden: torch.Tensor = (
+            self._model(*tokens)
+            if wants_all
+            else self._model.forward_rows(*tokens, inputs.state_indices)
+        )
+        return hidden
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:
+        """hidden: one row for each token to be sampled."""
+        if len(inputs.sample_slots) == 0:
+            nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+            return SampledTokens(nothing, nothing.bool(), None)
+        logits = self._model.compute_logits(hidden)
+        sampled = self._sampling.sample(logits, inputs.sample_slots, inputs.sample_positions)
+        self._sampling.remember(inputs.sample_slots_device, sampled.token_ids)
+        return sampled
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, plan: StepPlan, row: PromptLogprobRow
+    ) -> LogprobTensors:
+        start = int(plan.num_new_tokens[: row.row].sum())
+        targets = torch.from_numpy(row.target_ids.astype(np.int64)).to(
+            self._device, non_blocking=True
+        )
+        own = hidden[start : start + len(row.target_ids)]
+        head, vocab_size = self._model.compute_logits, self.facts.vocab_size
+        return prompt_logprobs(head, own, targets, row.num_top, vocab_size).start_download()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
+    return tuple(
+        AttentionRecord(
+            timing.phase.value, timing.backend, timing.seconds, timing.bytes_read, timing.flops
+        )
+        for timing in timings
+    )

@@ -1,0 +1,101 @@
+"""What a rank decides before it allocates KV memory: device, backend, page size, pages.
+
+Knows flags, devices and a loaded model's geometry; allocates nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.config import AttentionConfig
+from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
+from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES, MHATokenToKVPool
+from attention.selection import AttentionNeeds, detect_device, select_attention_backend
+from attention.timing import AttentionTimer, CpuAttentionTimer
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.loading.loader import LoadedModel
+from workers.runner.kv_memory import resolve_kv_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The backend by name, the geometry its pools are made for, and this rank's page count.
+
+    num_pages counts the reserved page; the engine uses the smallest of its ranks.
+    """
+
+    backend_name: str
+    config: AttentionConfig
+    num_pages: int
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """EngineConfig.device as a torch device; "auto" takes CUDA when there is any, "cuda" device 0.
+
+    Raises ConfigError for what is no device or not there.
+    """
+    if config.device == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {config.device!r} is no torch device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {config.device!r} was asked for but torch sees no CUDA device")
+    if device == torch.device("cuda"):
+        return torch.device("cuda", 0)
+    return device
+
+
+def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
+    """Choose backend, page size and number of pages for a loaded model.
+
+    Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
+    """
+    geometry = loaded.model.geometry
+    layers = geometry.layers
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
+    needs = AttentionNeeds(
+        dtype=loaded.dtype,
+        kv_dtype=kv_dtype,
+        page_size=config.page_size,
+        needs_sliding_window=any(layer.sliding_window_size > 0 for layer in layers),
+        needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
+        needs_sinks=any(layer.has_sinks for layer in layers),
+        needs_unequal_head_dims=geometry.v_head_dim != geometry.head_dim,
+    )
+    choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
+    attention_config = loaded.attention_config(choice.page_size, kv_dtype)
+    return AttentionPlan(choice.name, attention_config, _num_pages(config, attention_config))
+
+
+def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:
+    if device.type == "cuda":
+        return CudaEventAttentionTimer(backend, new_cuda_event)
+    return CpuAttentionTimer(backend)
+
+
+def _num_pages(config: EngineConfig, attention_config: AttentionConfig) -> int:
+    if config.num_pages is not None:
+        return config.num_pages + NUM_RESERVED_PAGES
+    bytes_per_page = MHATokenToKVPool.bytes_per_page(attention_config)
+    budget_bytes = _kv_budget_bytes(config, attention_config.device)
+    # More pages than every slot at full context can use would never be touched.
+    max_tokens = config.max_running_requests * attention_config.max_context_len
+    max_pages = -(-max_tokens // attention_config.page_size)
+    num_pages = min(budget_bytes // bytes_per_page, max_pages + NUM_RESERVED_PAGES)
+    if num_pages <= NUM_RESERVED_PAGES:
+        raise ConfigError(
+            f"{budget_bytes} bytes for KV memory hold no page of {bytes_per_page} bytes"
+        )
+    return num_pages
+
+
+def _kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for KV memory: what the fraction leaves after the weights on CUDA, a flag on CPU."""
+    if device.type != "cuda":
+        return config.kv_cache_bytes
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return free_bytes - int(total_bytes * (1.0 - config.gpu_memory_fraction))

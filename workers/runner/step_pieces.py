@@ -1,0 +1,201 @@
+"""A step for which the device has no memory runs in halves, down to a few tokens of one row.
+
+The halves compute what the whole would have: a row's tokens are cut in order, so that later ones
+find the keys and values of earlier ones in the pool. What does not fit even alone fails its row and
+nobody else's. Knows plans and results, no device.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
+from workers.kv_cache.radix_node import EMPTY
+from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+
+MIN_PIECE_TOKENS = 64
+"""Less of a row is not tried: what so few tokens lack will not be found by taking fewer."""
+
+logger = logging.getLogger(__name__)
+
+
+class ReadableStep(Protocol):
+    """A launched step whose results are on their way to the host's memory."""
+
+    def read(self) -> StepResult:
+        """The results. The device must have passed the step."""
+
+
+Launch = Callable[[StepPlan], ReadableStep]
+
+
+def launch_in_pieces(
+    plan: StepPlan, launch: Launch, free_memory: Callable[[], None]
+) -> ReadableStep:
+    """Launch a plan, or its halves one after the other where it raises torch.OutOfMemoryError.
+
+    launch: must be repeatable until it returns. free_memory: gives back what is only cached.
+    """
+    step = _try_launch(plan, launch)
+    if step is not None:
+        return step
+    free_memory()
+    halves = split_plan(plan)
+    if halves is None:
+        logger.error("one row of step %d does not fit into the device's memory", plan.step_id)
+        return _FailedRow(plan)
+    logger.warning(
+        "step %d of %d tokens in %d rows does not fit into the device's memory: it runs in halves",
+        plan.step_id,
+        plan.num_tokens,
+        plan.batch_size,
+    )
+    is_one_row = plan.batch_size == 1
+    first = launch_in_pieces(halves[0], launch, free_memory)
+    if is_one_row and isinstance(first, _FailedRow):
+        return _FailedRow(plan)
+    second = launch_in_pieces(halves[1], launch, free_memory)
+    return _JoinedStep(halves[0], first, second, is_one_row)
+
+
+def _try_launch(plan: StepPlan, launch: Launch) -> ReadableStep | None:
+    """None for lack of memory. Returns without the error: its frames hold the step's tensors."""
+    try:
+        return launch(plan)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def split_plan(plan: StepPlan) -> tuple[StepPlan, StepPlan] | None:
+    """Two plans that do in turn what plan does; None for a row of at most MIN_PIECE_TOKENS.
+
+    Rows are kept whole while there are several. What precedes a step precedes the first.
+    """
+    if plan.batch_size == 1:
+        if plan.num_tokens <= MIN_PIECE_TOKENS:
+            return None
+        return _split_row(plan, plan.num_tokens // 2)
+    ends = np.cumsum(plan.num_new_tokens)
+    middle = int(np.searchsorted(ends, plan.num_tokens / 2)) + 1
+    return _split_rows(plan, min(middle, plan.batch_size - 1))
+
+
+def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
+    num_tokens = int(plan.num_new_tokens[:num_rows].sum())
+    first_wants = tuple(want for want in plan.prompt_logprobs if want.row < num_rows)
+    second_wants = tuple(
+        msgspec.structs.replace(want, row=want.row - num_rows)
+        for want in plan.prompt_logprobs
+        if want.row >= num_rows
+    )
+    rows, tokens = _cut(num_rows), _cut(num_tokens)
+    first, second = (
+        msgspec.structs.replace(
+            plan,
+            is_decode=bool((plan.num_new_tokens[own] == 1).all()),
+            slots=plan.slots[own],
+            num_new_tokens=plan.num_new_tokens[own],
+            prefix_lens=plan.prefix_lens[own],
+            samples=plan.samples[own],
+            input_ids=plan.input_ids[these],
+            out_cache_loc=plan.out_cache_loc[these],
+            prompt_logprobs=wants,
+        )
+        for own, these, wants in zip(rows, tokens, (first_wants, second_wants), strict=True)
+    )
+    return first, _without_prelude(second)
+
+
+def _split_row(plan: StepPlan, num_tokens: int) -> tuple[StepPlan, StepPlan]:
+    before, after = _cut(num_tokens)
+    num_left = plan.num_tokens - num_tokens
+    wants = plan.prompt_logprobs
+    first = msgspec.structs.replace(
+        plan,
+        is_decode=num_tokens == 1,
+        num_new_tokens=_int32(num_tokens),
+        samples=_int32(0),
+        input_ids=plan.input_ids[before],
+        out_cache_loc=plan.out_cache_loc[before],
+        prompt_logprobs=_wants_of(wants, before),
+    )
+    second = msgspec.structs.replace(
+        plan,
+        is_decode=num_left == 1,
+        num_new_tokens=_int32(num_left),
+        prefix_lens=plan.prefix_lens + np.int32(num_tokens),
+        input_ids=plan.input_ids[after],
+        out_cache_loc=plan.out_cache_loc[after],
+        prompt_logprobs=_wants_of(wants, after),
+    )
+    return first, _without_prelude(second)
+
+
+def _cut(position: int) -> tuple[slice, slice]:
+    return slice(None, position), slice(position, None)
+
+
+def _int32(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array([value], dtype=np.int32)
+
+
+def _wants_of(wants: tuple[PromptLogprobRow, ...], tokens: slice) -> tuple[PromptLogprobRow, ...]:
+    cut = (msgspec.structs.replace(want, target_ids=want.target_ids[tokens]) for want in wants)
+    return tuple(want for want in cut if len(want.target_ids))
+
+
+def _without_prelude(plan: StepPlan) -> StepPlan:
+    return msgspec.structs.replace(plan, admitted=(), table_writes=(), cleared=EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedRow:
+    """A plan of one row that there was no memory for."""
+
+    plan: StepPlan
+
+    def read(self) -> StepResult:
+        num_sampling = int(self.plan.samples.sum())
+        token_ids = np.full(num_sampling, NAN_TOKEN, dtype=np.int32)
+        return StepResult(token_ids, chunk_has_nan=(True,) * (1 - num_sampling), failed_rows=(0,))
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedStep:
+    """Two halves of a step, first_plan being the first one's. is_one_row: they share their row."""
+
+    first_plan: StepPlan
+    first: ReadableStep
+    second: ReadableStep
+    is_one_row: bool
+
+    def read(self) -> StepResult:
+        first, second = self.first.read(), self.second.read()
+        num_rows = 0 if self.is_one_row else self.first_plan.batch_size
+        prompt = dict(first.prompt_logprobs)
+        for row, entries in second.prompt_logprobs.items():
+            earlier = prompt.get(row + num_rows, NO_LOGPROBS)
+            prompt[row + num_rows] = join_logprobs([earlier, entries])
+        failed = {*first.failed_rows, *(row + num_rows for row in second.failed_rows)}
+        return StepResult(
+            token_ids=np.concatenate([first.token_ids, second.token_ids]),
+            logprobs=_joined_logprobs(first, second),
+            prompt_logprobs=prompt,
+            # Of one row the second half says what became of it.
+            chunk_has_nan=(() if self.is_one_row else first.chunk_has_nan) + second.chunk_has_nan,
+            failed_rows=tuple(sorted(failed)),
+        )
+
+
+def _joined_logprobs(first: StepResult, second: StepResult) -> tuple[TokenLogprobs | None, ...]:
+    if not first.logprobs and not second.logprobs:
+        return ()
+    padded: list[TokenLogprobs | None] = []
+    for half in (first, second):
+        padded += half.logprobs or (None,) * len(half.token_ids)
+    return tuple(padded)
