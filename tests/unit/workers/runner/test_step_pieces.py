@@ -10,8 +10,8 @@ from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.errors import ErrorCode
-from workers.runner.model_runner import ModelRunner
 from workers.runner import step_pieces
+from workers.runner.model_runner import ModelRunner
 from workers.runner.step_pieces import split_plan
 from workers.sampling import state
 from workers.sampling.params import SamplingParams
