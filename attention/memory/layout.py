@@ -1,0 +1,158 @@
+"""What a model keeps of its tokens, declared: the groups of layers that keep alike, and for how long.
+
+A CacheGroup says what its layers keep of a token (its entry) and which tokens they can still see
+(its retention). Groups of one retention share an account: one page table, one stock of pages. A
+plain decoder has one group and one account. Knows no tensor, no page and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsEntry:
+    """K and V: num_heads vectors of head_dim and of v_head_dim elements a token."""
+
+    num_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.num_heads * (self.head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentEntry:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one compressed vector that every
+    head's K and V follow from, and one rotated key part that all heads share."""
+
+    latent_dim: int
+    rope_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.latent_dim + self.rope_dim
+
+
+Entry = HeadsEntry | LatentEntry
+
+
+@dataclass(frozen=True, slots=True)
+class EveryToken:
+    """A token stays visible as long as its request lives."""
+
+    is_bounded: ClassVar[bool] = False
+
+    def first_visible(self, position: int) -> int:
+        """The first position that the query at position, or any later one, may see."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """A query sees the num_tokens most recent tokens, its own included."""
+
+    num_tokens: int
+    is_bounded: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise ValueError(f"a window holds at least one token, got {self.num_tokens}")
+
+    def first_visible(self, position: int) -> int:
+        return max(0, position - self.num_tokens + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentChunk:
+    """A query sees the tokens since its chunk of num_tokens positions began."""
+
+    num_tokens: int
+    is_bounded: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise ValueError(f"a chunk holds at least one token, got {self.num_tokens}")
+
+    def first_visible(self, position: int) -> int:
+        return position - position % self.num_tokens
+
+
+Retention = EveryToken | LastTokens | CurrentChunk
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that keep the same of a token, for as long. layer_ids: ascending."""
+
+    name: str
+    layer_ids: tuple[int, ...]
+    entry: Entry
+    retention: Retention
+
+    def __post_init__(self) -> None:
+        if not self.layer_ids or list(self.layer_ids) != sorted(set(self.layer_ids)):
+            raise ValueError(f"group {self.name!r} needs ascending layers, got {self.layer_ids}")
+
+    @property
+    def elements_per_token(self) -> int:
+        """Of all its layers."""
+        return len(self.layer_ids) * self.entry.elements_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Groups whose tokens are kept equally long, so that one list of pages serves all of them."""
+
+    retention: Retention
+    groups: tuple[CacheGroup, ...]
+
+    @property
+    def elements_per_token(self) -> int:
+        return sum(group.elements_per_token for group in self.groups)
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """All groups of a model. Raises ValueError where a layer or a name stands in two of them."""
+
+    groups: tuple[CacheGroup, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("a layout needs at least one group")
+        _refuse_repeated("layer", (layer for group in self.groups for layer in group.layer_ids))
+        _refuse_repeated("group", (group.name for group in self.groups))
+
+    @cached_property
+    def accounts(self) -> tuple[Account, ...]:
+        """By retention; the one that keeps every token first, the others as they are declared."""
+        kinds = dict.fromkeys(group.retention for group in self.groups)
+        ordered = sorted(kinds, key=lambda kind: kind.is_bounded)
+        return tuple(
+            Account(kind, tuple(group for group in self.groups if group.retention == kind))
+            for kind in ordered
+        )
+
+    @cached_property
+    def account_of_layer(self) -> dict[int, int]:
+        """layer id -> index of its account."""
+        return {
+            layer_id: index
+            for index, account in enumerate(self.accounts)
+            for group in account.groups
+            for layer_id in group.layer_ids
+        }
+
+
+def _refuse_repeated(what: str, values: Iterable[int | str]) -> None:
+    seen: set[int | str] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{what} {value!r} stands in the layout twice")
+        seen.add(value)
