@@ -1,4 +1,4 @@
-"""What a model keeps of its tokens, declared: the groups of layers that keep alike, and for how long.
+"""What a model keeps of its tokens, declared: groups of layers that keep alike, and for how long.
 
 A CacheGroup says what its layers keep of a token (its entry) and which tokens they can still see
 (its retention). Groups of one retention share an account: one page table, one stock of pages. A

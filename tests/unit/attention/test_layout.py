@@ -13,9 +13,10 @@ from attention.memory.layout import (
 )
 
 HEADS = HeadsEntry(num_heads=2, head_dim=8, v_head_dim=4)
+ALL = EveryToken()
 
 
-def group(name, layer_ids, retention=EveryToken(), entry=HEADS):
+def group(name, layer_ids, retention=ALL, entry=HEADS):
     return CacheGroup(name, layer_ids, entry, retention)
 
 
