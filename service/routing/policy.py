@@ -62,7 +62,8 @@ class RouterSettings(BaseModel):
     max_losses: lost replicas that may count against one request; the loss of the last one ends it.
     From the second on it is tried alone (service/routing/suspects.py). max_moves: how often in a
     row, without an answer in between, a request that its replica refuses is sent to another one at
-    once. move_wait_s: how long a request that stands still waits for a replica to take it.
+    once. move_wait_s: how long a request that stands still waits for a replica to be there; who is
+    tried alone may wait half as long again for its turn.
     max_handovers: how many requests of replicas that drain are on their way to others at the same
     time, per ingress; 0 lets them end where they
     are. scale_up: waiting for a model that was scaled to zero.

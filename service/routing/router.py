@@ -30,9 +30,9 @@ from service.routing.suspects import Suspects
 from service.routing.waiting_room import WaitingRoom
 from workers.engine.protocol import GenerateRequest, ModelInfo
 
-_TURN_SHARE, _STAND_SHARE = 0.5, 0.9
-"""Of move_wait_s, for which a suspect waits for its turn, and for which it stands still in all;
-then it goes with the others."""
+_TURN_SHARE = 0.5
+"""Of move_wait_s, for which a suspect waits for its turn; then it goes with the others. It comes on
+top of what the suspect waited for a replica to be there."""
 
 
 class Router:
@@ -64,11 +64,7 @@ class Router:
             settings.scale_up, self._send_again, self.demand_changed.set, metrics.on_scale_up_wait
         )
         self._handover = Handover(settings.max_handovers, self._hand_over)
-        self._suspects = Suspects(
-            settings.max_losses,
-            _TURN_SHARE * settings.move_wait_s,
-            _STAND_SHARE * settings.move_wait_s,
-        )
+        self._suspects = Suspects(settings.max_losses, _TURN_SHARE * settings.move_wait_s)
         self._known_usable: set[str] = set()
 
     @property
@@ -186,7 +182,7 @@ class Router:
             if self._suspects.has_lost_enough(stream):
                 raise _lost()
         try:
-            if self._must_wait(stream, is_replica_lost):
+            if self._must_wait(stream, lost_id, is_replica_lost):
                 raise _unavailable()
             self._send(stream, stream.next_attempt(), stream.move_reason, exclude=lost_id)
         except ApiError as error:
@@ -194,14 +190,17 @@ class Router:
                 raise
             self._hold(stream, _lost() if stream.has_output else error)
 
-    def _must_wait(self, stream: RoutedStream, is_replica_lost: bool) -> bool:
-        """Whether it goes to the waiting room though another replica may be there."""
+    def _must_wait(self, stream: RoutedStream, exclude: str, is_replica_lost: bool) -> bool:
+        """Whether it goes to the waiting room though another replica may be there. Raises ApiError
+        if it does because none is."""
         num_delays = stream.num_refusals - self._settings.max_moves
         if num_delays > 0:
             stream.retry_s = time.monotonic() + retry_delay_s(num_delays)
             return True
         if is_replica_lost and self._suspects.is_suspect(stream):
-            return not self._suspects.is_overdue(stream)  # behind those that wait already
+            self._usable_links(exclude)
+            self._suspects.begin_waiting(stream)  # behind those that wait already
+            return not self._suspects.is_overdue(stream)
         return not self._suspects.may_go(stream)
 
     def abort(self, stream: RoutedStream) -> None:
@@ -249,11 +248,15 @@ class Router:
             wait_s = max(wait_s, self._settings.scale_up.wait_s)
         if stream.lost_s is not None:
             wait_s -= time.monotonic() - stream.lost_s
+        wait_s = max(wait_s, self._suspects.turn_left_s(stream))
         if wait_s <= 0 or self._room.is_closed:
             raise late
 
         def on_leave(error: ApiError | None) -> None:
-            if error is not None:
+            turn_s = self._suspects.turn_left_s(stream)
+            if error is late and turn_s > 0:  # a replica is there, only others come first
+                self._room.hold(stream, turn_s, late, on_leave)
+            elif error is not None:
                 stream.fail(late if error.code is ApiErrorCode.UNAVAILABLE else error)
 
         self._room.hold(stream, wait_s, late, on_leave)

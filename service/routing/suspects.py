@@ -28,25 +28,25 @@ class Suspects:
 
     Losses are counted by client's request, not by choice, and no token makes them forgotten.
     max_losses: after which a request is not sent again. max_turn_wait_s: how long a suspect waits
-    for others that are on trial; the time in which no replica was there is none of it.
-    max_stand_s: how long it stands still in all before it goes in or out of turn.
+    in all, until it is sent, for others that are on trial; then it goes out of turn. The time in
+    which nobody is on trial, because no replica is there, is none of it.
     """
 
     def __init__(
         self,
         max_losses: int,
         max_turn_wait_s: float,
-        max_stand_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_losses = max_losses
         self._max_turn_wait_s = max_turn_wait_s
-        self._max_stand_s = max_stand_s
         self._clock = clock
         self._on_trial: RoutedStream | None = None
         self._out_of_turn: WeakSet[RoutedStream] = WeakSet()
-        # Since when others are on trial, for those that were refused because of that.
+        # Since when others are on trial, for those that were refused because of that, and how long
+        # that was before.
         self._waiting_since_s: WeakKeyDictionary[RoutedStream, float] = WeakKeyDictionary()
+        self._waited_s: WeakKeyDictionary[RoutedStream, float] = WeakKeyDictionary()
         self._blamed: set[Losses] = set()
         self._charged: set[Losses] = set()
 
@@ -57,7 +57,6 @@ class Suspects:
         tried = self._tried()
         if tried is None or tried.replica_id != replica_id:
             return
-        self._waiting_since_s.clear()
         self._blamed.add(tried.context.losses)
         for stream in self._out_of_turn:
             if stream.replica_id == replica_id and _is_trial(stream):
@@ -75,6 +74,9 @@ class Suspects:
             return
         losses.is_last_soon = is_soon
         self._charged.add(losses)
+        if self._blamed:  # only now is the trial over: others may have been asked since the loss
+            for waiting in list(self._waiting_since_s):
+                self._stop_waiting(waiting)
         losses.num_replicas += 1
         losses.num_trials += len(self._blamed) == 1
 
@@ -91,19 +93,29 @@ class Suspects:
         if not self.is_suspect(stream):
             return True
         is_free = self._is_free_for(stream)
-        if not is_free:
-            self._waiting_since_s.setdefault(stream, self._clock())
+        if is_free:
+            self._stop_waiting(stream)
+        else:
+            self.begin_waiting(stream)
         return (is_free or self.is_overdue(stream)) and not self.has_lost_enough(stream)
 
+    def begin_waiting(self, stream: RoutedStream) -> None:
+        """A replica is there, and the stream lets others go first."""
+        self._waiting_since_s.setdefault(stream, self._clock())
+
+    def turn_left_s(self, stream: RoutedStream) -> float:
+        """How long it may go on waiting for its turn; 0 if that is not what it waits for."""
+        if stream not in self._waiting_since_s:
+            return 0.0
+        return max(0.0, self._max_turn_wait_s - self._turn_wait_s(stream))
+
     def is_overdue(self, stream: RoutedStream) -> bool:
-        """Whether it has waited for so long that it goes out of turn."""
-        now_s = self._clock()
-        turn_s = now_s - self._waiting_since_s.get(stream, now_s)
-        stand_s = 0.0 if stream.lost_s is None else now_s - stream.lost_s
-        return turn_s >= self._max_turn_wait_s or stand_s >= self._max_stand_s
+        """Whether it has waited for others for so long that it goes out of turn."""
+        return self._turn_wait_s(stream) >= self._max_turn_wait_s
 
     def on_sent(self, stream: RoutedStream) -> None:
         self._waiting_since_s.pop(stream, None)
+        self._waited_s.pop(stream, None)
         self._out_of_turn.discard(stream)
         if not self.is_suspect(stream):
             return
@@ -111,6 +123,15 @@ class Suspects:
             self._on_trial = stream
         else:
             self._out_of_turn.add(stream)
+
+    def _stop_waiting(self, stream: RoutedStream) -> None:
+        self._waited_s[stream] = self._turn_wait_s(stream)
+        self._waiting_since_s.pop(stream, None)
+
+    def _turn_wait_s(self, stream: RoutedStream) -> float:
+        now_s = self._clock()
+        since_s = self._waiting_since_s.get(stream, now_s)
+        return self._waited_s.get(stream, 0.0) + now_s - since_s
 
     def _is_free_for(self, stream: RoutedStream) -> bool:
         return self._tried() in (None, stream)

@@ -27,7 +27,7 @@ class Stream:
 
 @pytest.fixture
 def suspects(clock):
-    return Suspects(MAX_LOSSES, 10.0, 18.0, clock)
+    return Suspects(MAX_LOSSES, max_turn_wait_s=10.0, clock=clock)
 
 
 @pytest.fixture
@@ -168,18 +168,70 @@ def test_who_has_waited_long_enough_goes_out_of_turn_and_leaves_the_trial_alone(
     assert first.context.losses.num_trials == 1
 
 
-def test_the_time_without_a_replica_is_no_waiting_for_a_turn(suspects, clock):
+@pytest.mark.parametrize("healing_s", [2.0, 54.0, 60.0, 600.0])
+def test_the_time_without_a_replica_is_no_waiting_for_a_turn(suspects, clock, healing_s):
+    first, second, third = (suspect(suspects) for _ in range(3))
+    send(suspects, first, "a")
+    for stream in (first, second, third):
+        stream.lost_s = clock.now_s
+    assert not suspects.may_go(second)
+    clock.now_s += 4.0
+    lose(suspects, "a", first)
+    assert suspects.turn_left_s(second) == 0.0, "it waits for a replica"
+    clock.now_s += healing_s
+    send(suspects, first, "b")
+    for stream in (second, third):
+        assert not suspects.may_go(stream)
+    assert suspects.turn_left_s(second) == 6.0, "what it waited before counts"
+    assert suspects.turn_left_s(third) == 10.0
+    clock.now_s += 6.0
+    send(suspects, second, "b")
+    assert not suspects.may_go(third)
+
+
+def test_who_is_asked_before_a_lost_trial_is_told_waits_for_a_replica_from_then_on(suspects, clock):
+    first, second, third = (suspect(suspects) for _ in range(3))
+    send(suspects, first, "a")
+    for stream in (second, third):
+        assert not suspects.may_go(stream)
+    suspects.on_disconnect("a")
+    for stream in (second, third):
+        assert not suspects.may_go(stream), "it could be a choice of the same request"
+    first.replica_id = ""
+    suspects.charge(first)
+    clock.now_s += 54.0
+    send(suspects, second, "b")
+    assert not suspects.may_go(third)
+    assert suspects.turn_left_s(third) == 10.0
+
+
+def test_nobody_waits_for_a_turn_while_nobody_is_on_trial(suspects, clock):
+    """A replica that is lost after a trial has ended there, and before the next one began."""
+    first, second, third = (suspect(suspects) for _ in range(3))
+    send(suspects, first, "a")
+    for stream in (second, third):
+        assert not suspects.may_go(stream)
+    clock.now_s += 1.0
+    first.num_new_tokens = TRIAL_TOKENS
+    lose(suspects, "a", first)
+    for stream in (second, third):
+        assert suspects.may_go(stream), "but no replica is there"
+    clock.now_s += 60.0
+    send(suspects, second, "b")
+    assert not suspects.may_go(third)
+    assert suspects.turn_left_s(third) == 9.0
+
+
+def test_who_lets_others_go_first_has_its_whole_time_after_each_loss(suspects, clock):
     first, second = suspect(suspects), suspect(suspects)
-    first.lost_s = second.lost_s = 85.0
     send(suspects, first, "a")
     assert not suspects.may_go(second)
-    lose(suspects, "a", first)
-    clock.now_s = 102.0
-    send(suspects, first, "b")
-    assert not suspects.may_go(second)
-    assert not suspects.is_overdue(second)
-    clock.now_s = 103.0
-    assert suspects.may_go(second), "later its time to wait for a replica would be over"
+    clock.now_s += 10.0
+    send(suspects, second, "a")
+    lose(suspects, "a", first, second)
+    for stream in (first, second):
+        suspects.begin_waiting(stream)
+        assert suspects.turn_left_s(stream) == 10.0
 
 
 def test_a_loss_of_several_suspects_counts_against_all_of_them_and_is_no_trial(suspects, clock):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -160,6 +161,62 @@ async def test_replicas_that_heal_slowly_bring_suspects_back_one_at_a_time(monke
                 assert stream.context.losses.num_trials == 0
             assert num_dead(replicas) == 4
             assert is_clean(r)
+
+
+def stand_still_longer(r, by_s):
+    """As if every stream had lost its replica so much earlier."""
+    for stream in r.router._streams:
+        stream.lost_s -= by_s
+
+
+async def test_replicas_that_heal_in_the_last_moment_bring_suspects_back_one_at_a_time():
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(mortal(str(i), 3)) for i in range(6)]
+        async with routed(replicas[0]) as r:
+            others = [await innocent(r, i) for i in range(3)]
+            received = [tokens([await anext(stream)]) for stream in others]
+            ended = asyncio.create_task(read_to_error(await poison(r)))
+            for dying, healed in zip(replicas[:4], replicas[1:5], strict=True):
+                await eventually(
+                    lambda dying=dying: (
+                        dying.engine.is_dead
+                        and r.router.num_waiting_requests == len(r.router._streams)
+                    )
+                )
+                stand_still_longer(r, 0.95 * RouterSettings().move_wait_s)
+                await r.router.update_replicas([healed.address])
+            _, error = await ended
+            assert error.code is ApiErrorCode.REPLICA_LOST
+            for number, stream in enumerate(others):
+                assert received[number] + tokens(await collect(stream)) == expected(number)
+                assert stream.context.losses.num_trials == 0
+            assert num_dead(replicas) == 4
+            assert is_clean(r)
+
+
+async def test_a_suspect_whose_time_ends_while_others_are_on_trial_waits_for_its_turn():
+    async with (
+        mortals(1, 0, move_wait_s=1.0) as (r, replicas),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        others = [await innocent(r, i) for i in range(3)]
+        received = [tokens([await anext(stream)]) for stream in others]
+        for stream in others:
+            stream.context.losses.num_replicas = 1
+        stuck = stack.enter_context(mortal("b", 0))
+        stuck.engine.max_running = 0
+        await asyncio.to_thread(replicas[0].kill)
+        await eventually(lambda: r.router.num_waiting_requests == 3)
+        lost_s = time.monotonic()
+        await asyncio.sleep(0.7)
+        await r.router.update_replicas([stuck.address])
+        await eventually(lambda: len(stuck.engine.waiting) == 1)
+        await eventually(lambda: len(stuck.engine.waiting) == 3)
+        assert time.monotonic() - lost_s > 1.1, "its turn is half of its time, from the trial on"
+        stuck.engine.max_running = 100
+        for number, stream in enumerate(others):
+            assert received[number] + tokens(await collect(stream)) == expected(number)
+        assert is_clean(r)
 
 
 async def test_innocents_of_two_losses_are_sent_one_at_a_time_and_all_come_to_their_ends():
