@@ -6,7 +6,6 @@ that ended here keeps its place in gRPC until its client has read that, or is go
 """
 
 import asyncio
-import errno
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -17,7 +16,14 @@ from typing import Any
 import grpc.aio
 
 from service.security.connections import GrpcConnectionLimits
-from service.security.hang_up import Address, connected_to, hang_up, num_open_files, parse_peer
+from service.security.hang_up import (
+    NO_FILE_LEFT,
+    Address,
+    connected_to,
+    hang_up,
+    num_open_files,
+    parse_peer,
+)
 
 PROMPT_S = 1.0
 """A client that reads learns of its call's end sooner."""
@@ -30,7 +36,6 @@ _MAX_PAUSE_S = 5.0
 _HIGH, _LOW = 0.75, 0.5
 # Of the places of side streams, so many may be held by calls that have ended.
 _LATE_SHARE = 4
-_NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +93,7 @@ class Doorkeeper:
             try:
                 await self.sweep()
             except OSError as error:
-                if error.errno not in _NO_FILE_LEFT:
+                if error.errno not in NO_FILE_LEFT:
                     raise
                 _log.warning("connections of the gRPC port cannot be looked at: %s", error)
             pause_s = pause_after(time.monotonic() - began_s)
@@ -103,7 +108,13 @@ class Doorkeeper:
         else:
             self._seen.clear()
         if chosen:
-            await asyncio.to_thread(hang_up, self.port, chosen)
+            num_left = await asyncio.to_thread(hang_up, self.port, chosen)
+            if num_left:
+                _log.warning(
+                    "%d connections of the gRPC port cannot be closed before the next look:"
+                    " no file is left",
+                    num_left,
+                )
 
     def _remember(self, address: Address) -> None:
         self._known[address] = None

@@ -3,6 +3,7 @@
 The library sees what it sees when a client leaves. Knows no protocol.
 """
 
+import errno
 import ipaddress
 import os
 import socket
@@ -10,6 +11,9 @@ from collections.abc import Iterator, Set
 from urllib.parse import unquote
 
 _OPEN_FILES = "/dev/fd"
+
+NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
+"""Of an OSError: the process, or its machine, has as many files as it may."""
 
 Address = tuple[str, int]
 """Of the other end: IP address without a scope, an IPv4 one written as such, and port."""
@@ -34,11 +38,16 @@ def connected_to(port: int) -> set[Address]:
     return {address for address, _ in _connections(port)}
 
 
-def hang_up(port: int, addresses: Set[Address]) -> None:
-    """End these connections to that port, for both directions."""
-    for address, descriptor in _connections(port):
-        if address in addresses:
-            _shut_down(descriptor, port, address)
+def hang_up(port: int, addresses: Set[Address]) -> int:
+    """End these connections to that port, for both directions.
+
+    That takes a file for a moment. Returns how many go on because there was none.
+    """
+    return sum(
+        not _shut_down(descriptor, port, address)
+        for address, descriptor in _connections(port)
+        if address in addresses
+    )
 
 
 def _connections(port: int) -> Iterator[tuple[Address, int]]:
@@ -67,20 +76,22 @@ def _other_end(descriptor: int, port: int) -> Address | None:
         borrowed.detach()
 
 
-def _shut_down(descriptor: int, port: int, address: Address) -> None:
+def _shut_down(descriptor: int, port: int, address: Address) -> bool:
+    """False if there is no file left, which it takes."""
     try:
         own = os.dup(descriptor)
-    except OSError:
-        return  # closed meanwhile
+    except OSError as error:
+        return error.errno not in NO_FILE_LEFT  # else it has been closed meanwhile
     # The number may have become another file's; what `own` is does not change any more.
     if _other_end(own, port) != address:
         os.close(own)
-        return
+        return True
     with socket.socket(fileno=own) as connection:
         try:
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # its client was faster
+            return True  # its client was faster
+    return True
 
 
 def _canonical(host: str) -> str:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import errno
+import os
+import socket
 
 import pytest
 
@@ -87,6 +89,32 @@ async def test_other_failures_of_a_look_end_the_doorkeeper(monkeypatch):
     with pytest.raises(OSError, match="no look"):
         async with asyncio.timeout(20):
             await keeper(monkeypatch, BrokenLook(errno.EACCES, 1))
+
+
+@pytest.mark.asyncio
+async def test_who_could_not_be_hung_up_for_want_of_a_file_is_at_the_next_look(monkeypatch, caplog):
+    monkeypatch.setattr(grpc_doorkeeper, "_SWEEP_S", 0.001)
+    monkeypatch.setattr(grpc_doorkeeper, "PROMPT_S", 0.0)
+    doorkeeper = Doorkeeper(GrpcConnectionLimits(max_side_streams=1))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        doorkeeper.port = listener.getsockname()[1]
+        client = socket.create_connection(listener.getsockname(), timeout=5)
+        accepted, (host, port) = listener.accept()
+        with client, accepted:
+            with pytest.raises(asyncio.CancelledError):
+                await doorkeeper.end(f"ipv4:{host}:{port}", asyncio.Event().wait())
+            with monkeypatch.context() as full:
+                look = BrokenLook(errno.EMFILE, 1000)
+                full.setattr(os, "dup", lambda _: look())
+                await doorkeeper.sweep()
+                await doorkeeper.sweep()
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+            assert caplog.text.count("1 connections of the gRPC port cannot be closed") == 2
+            await doorkeeper.sweep()
+            assert client.recv(1) == b""
+            assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(("look_s", "pause_s"), [(0.0, 0.5), (0.01, 0.5), (0.04, 2.0), (60.0, 5.0)])

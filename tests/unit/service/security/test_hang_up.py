@@ -1,5 +1,6 @@
 """Connections of this process are found by their port and closed, and no others."""
 
+import errno
 import os
 import socket
 
@@ -52,8 +53,10 @@ def test_the_chosen_connections_end_and_no_others(family, host):
     addresses = [address for _, address in pairs]
     assert connected_to(ours.port) == set(addresses)
     num_files = num_open_files()
-    hang_up(ours.port, {addresses[1]})
-    hang_up(other.port, {addresses[0]})  # who is connected to another port is no other's
+    assert hang_up(ours.port, {addresses[1]}) == 0
+    assert (
+        hang_up(other.port, {addresses[0]}) == 0
+    )  # who is connected to another port is no other's
     assert pairs[1][0].recv(1) == b""
     for kept in (pairs[0][0], pairs[2][0], stranger):
         kept.setblocking(False)
@@ -64,6 +67,39 @@ def test_the_chosen_connections_end_and_no_others(family, host):
     assert ours.accepted[1].recv(1) == b""
     for one in (ours, other, stranger, *(client for client, _ in pairs)):
         one.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_connections_that_cannot_be_ended_for_want_of_a_file_are_counted(monkeypatch, code):
+    listener = Listener(socket.AF_INET, "127.0.0.1")
+    (client, address), (other, other_address) = (listener.connect() for _ in range(2))
+    with monkeypatch.context() as full:
+        full.setattr(os, "dup", fail_with(code))
+        assert hang_up(listener.port, {address, other_address}) == 2
+        assert hang_up(listener.port, set()) == 0
+    client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        client.recv(1)
+    assert hang_up(listener.port, {address, other_address}) == 0
+    assert client.recv(1) == other.recv(1) == b""
+    for one in (listener, client, other):
+        one.close()
+
+
+def test_what_was_closed_meanwhile_has_been_ended(monkeypatch):
+    listener = Listener(socket.AF_INET, "127.0.0.1")
+    client, address = listener.connect()
+    monkeypatch.setattr(os, "dup", fail_with(errno.EBADF))
+    assert hang_up(listener.port, {address}) == 0
+    for one in (listener, client):
+        one.close()
+
+
+def fail_with(code):
+    def fail(_):
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def test_what_is_no_connection_is_passed_over(tmp_path):
