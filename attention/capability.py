@@ -31,6 +31,8 @@ class BackendCapability:
     bounds on a CUDA device, None where there is no bound. kv_dtypes: what the pool may hold.
     default_page_size: tokens a page, the backend's own best. has_unequal_head_dims: V heads of
     another size than K heads. has_mixed_batches: one-token rows and longer rows in one EXTEND step.
+    has_chunked_attention: queries that see their own chunk of positions only. has_unlike_layers:
+    layers with heads of their own. has_shared_kv: layers that read the K and V of earlier ones.
     install_hint: a command or a sentence for the operator.
     """
 
@@ -50,6 +52,9 @@ class BackendCapability:
     has_cuda_graphs: bool
     has_mla: bool
     install_hint: str
+    has_chunked_attention: bool = False
+    has_unlike_layers: bool = False
+    has_shared_kv: bool = False
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:

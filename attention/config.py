@@ -1,11 +1,46 @@
 """The geometry of a model's attention on one rank. Knows no weights, no pools, no requests."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
+from attention.memory.layout import (
+    CacheGroup,
+    CurrentChunk,
+    EveryToken,
+    HeadsEntry,
+    KVLayout,
+    LastTokens,
+    Retention,
+)
+
 MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """Query and KV heads of one rank, and elements per K (and query) head and per V head."""
+
+    tp_q_head_num: int
+    tp_k_head_num: int
+    head_dim: int
+    v_head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.tp_q_head_num % self.tp_k_head_num:
+            raise ValueError(
+                f"tp_q_head_num={self.tp_q_head_num} is not a multiple of "
+                f"tp_k_head_num={self.tp_k_head_num}"
+            )
+
+    @property
+    def entry(self) -> HeadsEntry:
+        """What a layer of such heads keeps of a token."""
+        return HeadsEntry(self.tp_k_head_num, self.head_dim, self.v_head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,21 +50,49 @@ class LayerAttentionConfig:
     sliding_window_size: number of most recent keys a query sees, itself included; -1 means all.
     logit_cap: c > 0 replaces a score s by c * tanh(s / c) before the softmax; 0 disables it.
     has_sinks: whether the layer adds one learned logit per head to the softmax denominator.
+    chunk_size: a query sees the keys since its chunk of so many positions began; -1 means all.
+    heads: the layer's own; None means the model's.
+    kv_layer_id: an earlier layer whose K and V this one reads, storing none; None means its own.
     """
 
     sliding_window_size: int = -1
     logit_cap: float = 0.0
     has_sinks: bool = False
+    chunk_size: int = -1
+    heads: AttentionHeads | None = None
+    kv_layer_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sliding_window_size > 0 and self.chunk_size > 0:
+            raise ValueError(
+                f"a layer has a window or chunks, not both: {self.sliding_window_size} and "
+                f"{self.chunk_size}"
+            )
+
+    @property
+    def retention(self) -> Retention:
+        """Which tokens its queries see."""
+        if self.sliding_window_size > 0:
+            return LastTokens(self.sliding_window_size)
+        return CurrentChunk(self.chunk_size) if self.chunk_size > 0 else EveryToken()
 
 
-@dataclass(frozen=True, slots=True)
+class LayerKind(NamedTuple):
+    """What layers that are planned and priced alike have in common."""
+
+    retention: Retention
+    heads: AttentionHeads
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Geometry shared by the backend, the pools and the layers of one rank.
 
     tp_q_head_num, tp_k_head_num: query and KV heads of this rank (KV heads are replicated when
-    a model has fewer of them than there are ranks, so tp_k_head_num >= 1).
-    head_dim, v_head_dim: elements per head. max_context_len: tokens per request, prompt and output.
-    dtype: of q and of the attention output. kv_dtype: of the pool.
+    a model has fewer of them than there are ranks, so tp_k_head_num >= 1). head_dim, v_head_dim:
+    elements per head. These hold for every layer that names no heads of its own.
+    max_context_len: tokens per request, prompt and output. dtype: of q and of the attention
+    output. kv_dtype: of the pool.
     """
 
     num_layers: int
@@ -49,16 +112,78 @@ class AttentionConfig:
             raise ValueError(
                 f"page_size must lie in {MIN_PAGE_SIZE}..{MAX_PAGE_SIZE}, got {self.page_size}"
             )
-        if self.tp_q_head_num % self.tp_k_head_num:
-            raise ValueError(
-                f"tp_q_head_num={self.tp_q_head_num} is not a multiple of "
-                f"tp_k_head_num={self.tp_k_head_num}"
-            )
         if len(self.layers) != self.num_layers:
             raise ValueError(f"{len(self.layers)} layer configs for num_layers={self.num_layers}")
+        for layer_id in range(self.num_layers):
+            self._check_layer(layer_id)
+
+    def _check_layer(self, layer_id: int) -> None:
+        """Raises ValueError where its heads do not divide, or the layer whose K and V it reads has
+        none like its own or does not keep all that it sees."""
+        heads, source = self.heads_of(layer_id), self.layers[layer_id].kv_layer_id
+        if source is None:
+            return
+        if not 0 <= source < layer_id or self.layers[source].kv_layer_id is not None:
+            raise ValueError(f"layer {layer_id} cannot read the K and V of layer {source}")
+        if self.heads_of(source).entry != heads.entry:
+            raise ValueError(f"layer {layer_id} has other KV heads than layer {source}")
+        kept = self.layers[source].retention
+        if kept.is_bounded and kept != self.layers[layer_id].retention:
+            raise ValueError(f"layer {layer_id} sees tokens that layer {source} does not keep")
+
+    @cached_property
+    def heads(self) -> AttentionHeads:
+        """Those of layers that have none of their own."""
+        return AttentionHeads(
+            self.tp_q_head_num, self.tp_k_head_num, self.head_dim, self.v_head_dim
+        )
+
+    def heads_of(self, layer_id: int) -> AttentionHeads:
+        return self.layers[layer_id].heads or self.heads
+
+    def kind_of(self, layer_id: int) -> LayerKind:
+        return LayerKind(self.layers[layer_id].retention, self.heads_of(layer_id))
+
+    @cached_property
+    def num_layers_by_kind(self) -> dict[LayerKind, int]:
+        return dict(Counter(self.kind_of(layer_id) for layer_id in range(self.num_layers)))
+
+    @cached_property
+    def kv_layout(self) -> KVLayout:
+        """A group for each (entry, retention) of the layers that store K and V."""
+        members: dict[tuple[HeadsEntry, Retention], list[int]] = {}
+        for layer_id, layer in enumerate(self.layers):
+            if layer.kv_layer_id is None:
+                key = self.heads_of(layer_id).entry, layer.retention
+                members.setdefault(key, []).append(layer_id)
+        return KVLayout(
+            tuple(
+                CacheGroup(_group_name(entry, retention), tuple(layer_ids), entry, retention)
+                for (entry, retention), layer_ids in members.items()
+            )
+        )
 
     @property
+    def keeps_one_entry(self) -> bool:
+        """Whether every layer stores K and V, all of one shape."""
+        groups = self.kv_layout.groups
+        num_stored = sum(len(group.layer_ids) for group in groups)
+        return num_stored == self.num_layers and len({group.entry for group in groups}) == 1
+
+    @cached_property
     def kv_bytes_per_token(self) -> int:
         """Bytes one token occupies in the pool over all layers of this rank."""
-        elements = self.tp_k_head_num * (self.head_dim + self.v_head_dim)
-        return self.num_layers * elements * self.kv_dtype.itemsize
+        elements = sum(group.elements_per_token for group in self.kv_layout.groups)
+        return elements * self.kv_dtype.itemsize
+
+
+def _group_name(entry: HeadsEntry, retention: Retention) -> str:
+    """As "last_512_2x64+64": what is seen, then heads and the elements of a K and a V head."""
+    heads = f"{entry.num_heads}x{entry.head_dim}+{entry.v_head_dim}"
+    match retention:
+        case LastTokens(num_tokens):
+            return f"last_{num_tokens}_{heads}"
+        case CurrentChunk(num_tokens):
+            return f"chunk_{num_tokens}_{heads}"
+        case EveryToken():
+            return f"every_{heads}"

@@ -48,6 +48,7 @@ class AttentionLayer(Protocol):
     layer_id: int
     logit_cap: float
     sliding_window_size: int
+    chunk_size: int
     sinks: torch.Tensor | None
 
 

@@ -17,6 +17,8 @@ class RadixAttention(nn.Module):
 
     sliding_window_size: number of most recent keys a query sees, itself included; -1 means all.
     sinks: float (tp_q_head_num,) extra logits of the softmax denominator, or None.
+    chunk_size: a query sees the keys since its chunk of so many positions began; -1 means all.
+    stores_kv: false where the layer reads the K and V of another one, as its config says.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class RadixAttention(nn.Module):
         self.logit_cap = logit_cap
         self.sliding_window_size = sliding_window_size
         self.sinks: torch.Tensor | None = None
+        self.chunk_size = -1
+        self.stores_kv = True
 
     def forward(
         self,
@@ -55,13 +59,14 @@ class RadixAttention(nn.Module):
         q: (num_tokens, tp_q_head_num * head_dim); k: (num_tokens, tp_k_head_num * head_dim);
         v: (num_tokens, tp_k_head_num * v_head_dim); any view with these element counts will do.
         Returns (num_tokens, tp_q_head_num * v_head_dim) in q's dtype. Writes k and v to the pool
-        at forward_batch.out_cache_loc first unless save_kv_cache is false.
+        at forward_batch.out_cache_loc first unless save_kv_cache or stores_kv is false.
         """
         num_tokens = forward_batch.num_tokens
         q = q.view(num_tokens, self.tp_q_head_num, self.head_dim)
         k = k.view(num_tokens, self.tp_k_head_num, self.head_dim)
         v = v.view(num_tokens, self.tp_k_head_num, self.v_head_dim)
-        out = forward_batch.attn_backend.forward(q, k, v, self, forward_batch, save_kv_cache)
+        saves = save_kv_cache and self.stores_kv
+        out = forward_batch.attn_backend.forward(q, k, v, self, forward_batch, saves)
         return out.view(num_tokens, self.tp_q_head_num * self.v_head_dim)
 
     def forward_projected(

@@ -26,13 +26,15 @@ def attend_one_head(
     *,
     logit_cap: float = 0.0,
     window: int = -1,
+    chunk: int = -1,
     sink: float | None = None,
 ) -> torch.Tensor:
     """softmax(cap(q k^T * scaling)) v in float64 for one head of one row.
 
     q (n, head_dim), k (m, head_dim), v (m, v_head_dim) -> (n, v_head_dim). Query i stands at key
-    position m - n + i and sees that key and the ones before it, the last `window` of them if
-    window is not -1. sink: a logit that takes its share of the softmax and brings no value.
+    position m - n + i and sees that key and the ones before it: the last `window` of them if
+    window is not -1, those since the last multiple of `chunk` if chunk is not -1.
+    sink: a logit that takes its share of the softmax and brings no value.
     """
     num_queries, num_keys = q.shape[0], k.shape[0]
     q, k, v = q.double(), k.double(), v.double()
@@ -40,6 +42,8 @@ def attend_one_head(
     for i in range(num_queries):
         last = num_keys - num_queries + i
         first = 0 if window < 0 else max(0, last - window + 1)
+        if chunk > 0:
+            first = max(first, last // chunk * chunk)
         logits = k[first : last + 1] @ q[i] * scaling
         if logit_cap > 0.0:
             logits = logit_cap * torch.tanh(logits / logit_cap)
@@ -69,6 +73,9 @@ class OracleBackend(AttentionBackend):
         has_mixed_batches=True,
         has_cuda_graphs=False,
         has_mla=False,
+        has_chunked_attention=True,
+        has_unlike_layers=True,
+        has_shared_kv=True,
         install_hint="part of this repository",
     )
 
@@ -142,5 +149,6 @@ class OracleBackend(AttentionBackend):
                 layer.scaling,
                 logit_cap=layer.logit_cap,
                 window=layer.sliding_window_size,
+                chunk=layer.chunk_size,
                 sink=None if layer.sinks is None else float(layer.sinks[head]),
             )

@@ -6,15 +6,17 @@ and layer, and the two products of the visible scores; no projections, no writes
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from attention.config import AttentionConfig
+from attention.memory.layout import CurrentChunk, EveryToken, LastTokens, Retention
+from attention.visibility import first_visible
 
 Lengths = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +49,38 @@ def attention_step_cost(
     """
     total = seq_lens.astype(np.int64)
     new = extend_seq_lens.astype(np.int64)
-    key_bytes = config.tp_k_head_num * (config.head_dim + config.v_head_dim)
-    key_bytes *= config.kv_dtype.itemsize
-    pair_flops = 2 * config.tp_q_head_num * (config.head_dim + config.v_head_dim)
     bytes_read, flops = 0, 0
-    windows = Counter(layer.sliding_window_size for layer in config.layers)
-    for window, num_layers in windows.items():
-        bytes_read += num_layers * key_bytes * _keys_read(total, new, window)
-        flops += num_layers * pair_flops * _visible_pairs(total, new, window)
+    for (retention, heads), num_layers in config.num_layers_by_kind.items():
+        key_bytes = heads.entry.elements_per_token * config.kv_dtype.itemsize
+        pair_flops = 2 * heads.tp_q_head_num * (heads.head_dim + heads.v_head_dim)
+        bytes_read += num_layers * key_bytes * _keys_read(total, new, retention)
+        flops += num_layers * pair_flops * _visible_pairs(total, new, retention)
     return AttentionCost(bytes_read, flops)
 
 
-def _keys_read(total: npt.NDArray[np.int64], new: npt.NDArray[np.int64], window: int) -> int:
+def _keys_read(total: Counts, new: Counts, retention: Retention) -> int:
     """Distinct keys that any new token sees, summed over rows that bring a new token."""
-    seen = total if window < 0 else np.minimum(total, new + window - 1)
+    seen = total - first_visible(retention, total - new)
     return int(seen[new > 0].sum())
 
 
-def _visible_pairs(total: npt.NDArray[np.int64], new: npt.NDArray[np.int64], window: int) -> int:
-    """(query, key) pairs that causality and the window leave, summed over rows."""
-    return int((_pairs_up_to(total, window) - _pairs_up_to(total - new, window)).sum())
+def _visible_pairs(total: Counts, new: Counts, retention: Retention) -> int:
+    """(query, key) pairs that causality and the retention leave, summed over rows."""
+    return int((_pairs_up_to(total, retention) - _pairs_up_to(total - new, retention)).sum())
 
 
-def _pairs_up_to(length: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
-    """Visible pairs of the first `length` queries of a row: the sum of min(i, window), i >= 1."""
-    growing = length if window < 0 else np.minimum(length, window)
-    return growing * (growing + 1) // 2 + (length - growing) * growing
+def _pairs_up_to(length: Counts, retention: Retention) -> Counts:
+    """Visible pairs of the first `length` queries of a row."""
+    match retention:
+        case EveryToken():
+            return _triangle(length)
+        case LastTokens(num_tokens):
+            growing = np.minimum(length, num_tokens)
+            return _triangle(growing) + (length - growing) * growing
+        case CurrentChunk(num_tokens):
+            chunk_pairs = num_tokens * (num_tokens + 1) // 2
+            return length // num_tokens * chunk_pairs + _triangle(length % num_tokens)
+
+
+def _triangle(length: Counts) -> Counts:
+    return length * (length + 1) // 2

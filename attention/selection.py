@@ -100,6 +100,9 @@ class AttentionNeeds:
     needs_sinks: bool = False
     needs_unequal_head_dims: bool = False
     needs_mla: bool = False
+    needs_chunked_attention: bool = False
+    needs_unlike_layers: bool = False
+    needs_shared_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,21 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             capability.has_unequal_head_dims,
         ),
         ("multi-head latent attention", needs.needs_mla, capability.has_mla),
+        (
+            "attention in chunks",
+            needs.needs_chunked_attention,
+            capability.has_chunked_attention,
+        ),
+        (
+            "layers that differ in heads or head size",
+            needs.needs_unlike_layers,
+            capability.has_unlike_layers,
+        ),
+        (
+            "layers that read the KV cache of others",
+            needs.needs_shared_kv,
+            capability.has_shared_kv,
+        ),
     )
     for feature, is_needed, is_there in features:
         if is_needed and not is_there:

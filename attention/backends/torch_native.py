@@ -7,71 +7,27 @@ Knows its geometry and two pools, no request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from attention.backends.base import AttentionBackend
+from attention.backends.torch_native_plan import (
+    ExtendRow,
+    LayerPlan,
+    TorchNativeMetadata,
+    TorchNativePlanner,
+)
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
-from attention.kernels.torch_decode import (
-    MAX_CHUNK_KEY_BYTES,
-    DecodeChunk,
-    DecodeKernel,
-    DecodePlanner,
-    DecodeRows,
-)
-from attention.kernels.torch_extend import (
-    CausalBias,
-    QueryBlock,
-    explicit_block,
-    query_blocks,
-    sdpa_block,
-)
+from attention.kernels.torch_decode import MAX_CHUNK_KEY_BYTES, DecodeKernel
+from attention.kernels.torch_extend import CausalBias, explicit_block, sdpa_block
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendRow:
-    """A row with several new tokens, first_token .. stop_token - 1 of the step.
-
-    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first.
-    """
-
-    first_token: int
-    stop_token: int
-    cache_indices: torch.Tensor
-    blocks: tuple[QueryBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPlan:
-    """A step as layers of one window see it."""
-
-    decode_chunks: list[DecodeChunk]
-    extend_rows: list[ExtendRow]
-
-
-@dataclass(frozen=True, slots=True)
-class TorchNativeMetadata:
-    """A step: its decode queries and a plan for each window that the model's layers have.
-
-    decode_tokens: int64 (n,), the decode queries among the step's new tokens, in planned order.
-    is_plain_decode: every new token is a decode query, and they come in planned order.
-    has_keyless: some token sees no key at all (a padding row): its output is zero.
-    """
-
-    decode_tokens: torch.Tensor
-    is_plain_decode: bool
-    has_keyless: bool
-    plans: dict[int, WindowPlan]
 
 
 @register_attention_backend("torch_native")
@@ -98,6 +54,9 @@ class TorchNativeBackend(AttentionBackend):
         has_mixed_batches=True,
         has_cuda_graphs=False,
         has_mla=False,
+        has_chunked_attention=True,
+        has_unlike_layers=True,
+        has_shared_kv=True,
         install_hint="part of torch, nothing to install",
     )
 
@@ -112,15 +71,13 @@ class TorchNativeBackend(AttentionBackend):
         token_to_kv_pool: TokenToKVPool,
     ) -> None:
         super().__init__(config, req_to_token_pool, token_to_kv_pool)
-        num_slots = token_to_kv_pool.num_pages * token_to_kv_pool.page_size
-        self._planner = DecodePlanner(
+        self._planner = TorchNativePlanner(
+            config,
             req_to_token_pool.req_to_token,
-            num_slots,
-            q_heads=config.tp_q_head_num,
-            kv_heads=config.tp_k_head_num,
+            token_to_kv_pool.num_pages * token_to_kv_pool.page_size,
+            MAX_CHUNK_KEY_BYTES,
         )
-        key_bytes = config.tp_k_head_num * config.head_dim * torch.float32.itemsize
-        self._max_chunk_tokens = max(1, MAX_CHUNK_KEY_BYTES // key_bytes)
+        self._kinds = tuple(config.kind_of(layer_id) for layer_id in range(config.num_layers))
         self._decode = DecodeKernel()
         self._biases = {
             window: CausalBias(window, config.dtype, config.device)
@@ -129,45 +86,7 @@ class TorchNativeBackend(AttentionBackend):
         self._metadata: TorchNativeMetadata | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
-        seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
-        first_tokens = np.cumsum(num_new) - num_new
-        decode = np.flatnonzero((num_new == 1) & (seq_lens > 0))
-        decode = decode[np.argsort(-seq_lens[decode], kind="stable")]
-        extend = np.flatnonzero(num_new > 1)
-        rows = torch.from_numpy(decode).to(self.config.device)
-        decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
-        plans = {}
-        for window in self._biases:
-            chunks = self._planner.plan(decode_rows, window, self._max_chunk_tokens)
-            extend_rows = [
-                self._extend_row(forward_batch, row, int(first_tokens[row]), window)
-                for row in extend.tolist()
-            ]
-            plans[window] = WindowPlan(chunks, extend_rows)
-        decode_tokens = first_tokens[decode]
-        num_tokens = forward_batch.num_tokens
-        self._metadata = TorchNativeMetadata(
-            decode_tokens=torch.from_numpy(decode_tokens).to(self.config.device),
-            is_plain_decode=np.array_equal(decode_tokens, np.arange(num_tokens)),
-            has_keyless=len(decode) + int(num_new[extend].sum()) != num_tokens,
-            plans=plans,
-        )
-
-    def _extend_row(
-        self, forward_batch: ForwardBatch, row: int, first_token: int, window: int
-    ) -> ExtendRow:
-        num_new = int(forward_batch.extend_seq_lens_cpu[row])
-        seq_len = int(forward_batch.seq_lens_cpu[row])
-        first_key = max(0, seq_len - num_new - window + 1) if window >= 0 else 0
-        table = self.req_to_token_pool.req_to_token[:, first_key:seq_len]
-        slot = forward_batch.req_pool_indices[row : row + 1]
-        return ExtendRow(
-            first_token=first_token,
-            stop_token=first_token + num_new,
-            cache_indices=table.index_select(0, slot).view(-1),
-            blocks=tuple(query_blocks(num_new, seq_len - first_key, window)),
-        )
+        self._metadata = self._planner.plan(forward_batch)
 
     def forward_extend(
         self,
@@ -205,18 +124,21 @@ class TorchNativeBackend(AttentionBackend):
     ) -> torch.Tensor:
         return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
 
-    def _step_plan(self, layer: AttentionLayer) -> tuple[TorchNativeMetadata, WindowPlan]:
+    def _step_plan(self, layer: AttentionLayer) -> tuple[TorchNativeMetadata, LayerPlan]:
         if self._metadata is None:
             raise RuntimeError("init_forward_metadata must run before the step's first layer")
-        plan = self._metadata.plans.get(layer.sliding_window_size)
-        if plan is None:
+        known = self.config.layers[layer.layer_id]
+        if (layer.sliding_window_size, layer.chunk_size) != (
+            known.sliding_window_size,
+            known.chunk_size,
+        ):
             raise ValueError(
-                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size}, "
-                f"the config knows {sorted(self._metadata.plans)}"
+                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size} and "
+                f"chunk_size={layer.chunk_size}, the config knows {known}"
             )
-        return self._metadata, plan
+        return self._metadata, self._metadata.plans[self._kinds[layer.layer_id]]
 
-    def _run_decode(self, q: torch.Tensor, plan: WindowPlan, layer: AttentionLayer) -> torch.Tensor:
+    def _run_decode(self, q: torch.Tensor, plan: LayerPlan, layer: AttentionLayer) -> torch.Tensor:
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return self._decode.run(q.float(), keys, values, plan.decode_chunks, layer).to(q.dtype)
 

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from attention.backends.torch_native import TorchNativeBackend, WindowPlan
+from attention.backends.torch_native import TorchNativeBackend
+from attention.backends.torch_native_plan import LayerPlan
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer
@@ -29,6 +30,8 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         TorchNativeBackend.capability,
         name="torch_native_fp8",
         kv_dtypes=(torch.float8_e4m3fn,),
+        has_unlike_layers=False,
+        has_shared_kv=False,
     )
 
     def __init__(
@@ -45,7 +48,7 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
             )
         self._pool = token_to_kv_pool
 
-    def _run_decode(self, q: torch.Tensor, plan: WindowPlan, layer: AttentionLayer) -> torch.Tensor:
+    def _run_decode(self, q: torch.Tensor, plan: LayerPlan, layer: AttentionLayer) -> torch.Tensor:
         out = q.new_empty((*q.shape[:2], layer.v_head_dim))
         for chunk in plan.decode_chunks:
             keys, values = self._pool.gather_heads(layer.layer_id, chunk.key_indices)

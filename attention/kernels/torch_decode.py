@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_scores import capped_sink_softmax
+from attention.memory.layout import Retention
+from attention.visibility import first_visible
 
 MAX_CHUNK_KEY_BYTES = 4 << 20
 MAX_CHUNK_PADDING_TOKENS = 1024
@@ -57,27 +59,27 @@ class DecodeChunk:
 def cut_into_chunks(
     num_keys: npt.NDArray[np.int64], max_chunk_tokens: int
 ) -> list[tuple[int, int]]:
-    """Cut lengths in descending order into [start, stop) ranges.
+    """Cut lengths into [start, stop) ranges; descending lengths make the fewest.
 
     A range holds at most max_chunk_tokens padded keys (one row may exceed it alone) and at most
     MAX_CHUNK_PADDING_TOKENS of them are padding: about what starting another range costs.
     """
     ranges: list[tuple[int, int]] = []
-    start, padding = 0, 0
+    start, longest, held = 0, 0, 0
     for row, length in enumerate(num_keys.tolist()):
-        longest = int(num_keys[start])
-        padding += longest - length
-        is_full = (row + 1 - start) * longest > max_chunk_tokens
-        if row > start and (is_full or padding > MAX_CHUNK_PADDING_TOKENS):
+        padded = (row + 1 - start) * max(longest, length)
+        is_full = padded > max_chunk_tokens
+        if row > start and (is_full or padded - held - length > MAX_CHUNK_PADDING_TOKENS):
             ranges.append((start, row))
-            start, padding = row, 0
+            start, longest, held = row, 0, 0
+        longest, held = max(longest, length), held + length
     if len(num_keys):
         ranges.append((start, len(num_keys)))
     return ranges
 
 
 class DecodePlanner:
-    """Turns row lengths and the request table into chunks, once per step and window."""
+    """Turns row lengths and the request table into chunks, once per step and kind of layer."""
 
     def __init__(
         self, req_to_token: torch.Tensor, num_cache_slots: int, q_heads: int, kv_heads: int
@@ -91,9 +93,11 @@ class DecodePlanner:
             kv_heads, dtype=self._index_dtype, device=req_to_token.device
         ).view(1, kv_heads, 1)
 
-    def plan(self, rows: DecodeRows, window: int, max_chunk_tokens: int) -> list[DecodeChunk]:
-        """Chunks for layers whose queries see the last `window` keys, or all if it is -1."""
-        num_keys = rows.seq_lens if window < 0 else np.minimum(rows.seq_lens, window)
+    def plan(
+        self, rows: DecodeRows, retention: Retention, max_chunk_tokens: int
+    ) -> list[DecodeChunk]:
+        """Chunks for layers whose queries see what the retention says."""
+        num_keys = rows.seq_lens - first_visible(retention, rows.seq_lens - 1)
         return [
             self._plan_chunk(rows, num_keys, start, stop)
             for start, stop in cut_into_chunks(num_keys, max_chunk_tokens)
@@ -102,7 +106,7 @@ class DecodePlanner:
     def _plan_chunk(
         self, rows: DecodeRows, num_keys: npt.NDArray[np.int64], start: int, stop: int
     ) -> DecodeChunk:
-        max_keys = int(num_keys[start])
+        max_keys = int(num_keys[start:stop].max())
         device = self._req_to_token.device
         lengths = np.stack((rows.seq_lens[start:stop], num_keys[start:stop]))[..., None]
         seq_lens, counts = torch.from_numpy(lengths).to(device)
@@ -115,7 +119,7 @@ class DecodePlanner:
         values = keys.unsqueeze(2).expand(-1, -1, group, -1).reshape(-1)
         offsets = torch.arange(0, values.shape[0], max_keys, dtype=self._index_dtype, device=device)
         bias = None
-        if int(num_keys[stop - 1]) != max_keys:
+        if int(num_keys[start:stop].min()) != max_keys:
             bias = torch.zeros((stop - start, 1, max_keys), dtype=torch.float32, device=device)
             bias.masked_fill_((columns >= counts).unsqueeze(1), -torch.inf)
         return DecodeChunk(start, stop, max_keys, keys.view(-1), values, offsets, bias)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_scores import capped_sink_softmax
+from attention.memory.layout import CurrentChunk, Retention
 
 QUERY_BLOCK = 128
 _VECTOR_BYTES = 16
@@ -29,16 +30,21 @@ class QueryBlock:
     stop_key: int
 
 
-def query_blocks(num_queries: int, num_keys: int, window: int) -> Iterator[QueryBlock]:
+def query_blocks(num_queries: int, num_keys: int, retention: Retention) -> Iterator[QueryBlock]:
     """Cut a row's queries into blocks; query i stands at key num_keys - num_queries + i.
 
-    Leading keys that no query sees may be left out of num_keys. window: -1 sees all.
+    Leading keys that no query sees may be left out of num_keys, of chunks only whole ones. A block
+    lies within one chunk, so that causality is all that hides keys of its range.
     """
     prefix_len = num_keys - num_queries
-    for first in range(0, num_queries, QUERY_BLOCK):
+    first = 0
+    while first < num_queries:
+        position = prefix_len + first
         stop = min(first + QUERY_BLOCK, num_queries)
-        first_key = max(0, prefix_len + first - window + 1) if window >= 0 else 0
-        yield QueryBlock(first, stop, first_key, prefix_len + stop)
+        if isinstance(retention, CurrentChunk):
+            stop = min(stop, first + retention.num_tokens - position % retention.num_tokens)
+        yield QueryBlock(first, stop, retention.first_visible(position), prefix_len + stop)
+        first = stop
 
 
 class CausalBias:

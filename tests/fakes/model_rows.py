@@ -10,8 +10,8 @@ from attention import ForwardBatch, ForwardMode
 from attention.backends.torch_native import TorchNativeBackend
 from attention.forward_batch import AttentionDispatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from workers.loading.loader import LoadedModel
+from workers.runner.kv_memory import create_kv_pool
 
 MAX_ROWS = 8
 
@@ -58,7 +58,7 @@ def torch_native_backend(loaded: LoadedModel) -> TorchNativeBackend:
     for row in range(MAX_ROWS):
         indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
         table.write(torch.tensor([row]), 0, indices)
-    return TorchNativeBackend(config, table, MHATokenToKVPool(config, (MAX_ROWS + 1) * 16))
+    return TorchNativeBackend(config, table, create_kv_pool(config, (MAX_ROWS + 1) * 16, ()))
 
 
 class ModelRows:

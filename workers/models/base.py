@@ -16,7 +16,10 @@ from workers.layers.embedding import VocabShard
 
 @dataclass(frozen=True, slots=True)
 class AttentionGeometry:
-    """Attention of one rank, as the model defines it. Field meanings as in AttentionConfig."""
+    """Attention of one rank, as the model defines it. Field meanings as in AttentionConfig.
+
+    Layers name heads of their own only where these differ from the model's.
+    """
 
     tp_q_head_num: int
     tp_k_head_num: int
@@ -27,6 +30,13 @@ class AttentionGeometry:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def has_unequal_head_dims(self) -> bool:
+        """Whether any layer has V heads of another size than K heads."""
+        own = [layer.heads for layer in self.layers if layer.heads is not None]
+        sizes = [(heads.head_dim, heads.v_head_dim) for heads in own]
+        return any(k != v for k, v in [*sizes, (self.head_dim, self.v_head_dim)])
 
     def attention_config(
         self,

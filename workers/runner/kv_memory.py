@@ -11,7 +11,8 @@ import torch
 from attention.config import AttentionConfig
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
-from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.config import KVCacheDType
 from workers.loading.kv_scales import KVScale
 
@@ -25,12 +26,14 @@ def resolve_kv_dtype(requested: KVCacheDType, model_dtype: torch.dtype) -> torch
 
 def create_kv_pool(
     config: AttentionConfig, num_pages: int, kv_scales: Sequence[KVScale]
-) -> MHATokenToKVPool:
+) -> TokenToKVPool:
     """The pool of a rank. kv_scales: one a layer, or none.
 
     An fp8 pool without scales keeps 1, with a warning: K and V are then rounded as they come.
     Raises AttentionBackendError when the device lacks what the pool needs.
     """
+    if not config.keeps_one_entry:
+        return GroupedTokenToKVPool(config, num_pages, create_mha_pool)
     pool = create_mha_pool(config, num_pages)
     if not isinstance(pool, Fp8MHATokenToKVPool):
         if kv_scales:

@@ -10,7 +10,7 @@ import torch
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
-from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES, MHATokenToKVPool
+from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from attention.selection import AttentionNeeds, detect_device, select_attention_backend
 from attention.timing import AttentionTimer, CpuAttentionTimer
 from workers.config import EngineConfig
@@ -64,7 +64,10 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_sliding_window=any(layer.sliding_window_size > 0 for layer in layers),
         needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
         needs_sinks=any(layer.has_sinks for layer in layers),
-        needs_unequal_head_dims=geometry.v_head_dim != geometry.head_dim,
+        needs_unequal_head_dims=geometry.has_unequal_head_dims,
+        needs_chunked_attention=any(layer.chunk_size > 0 for layer in layers),
+        needs_unlike_layers=any(layer.heads is not None for layer in layers),
+        needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
     attention_config = loaded.attention_config(choice.page_size, kv_dtype)
@@ -80,7 +83,7 @@ def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTime
 def _num_pages(config: EngineConfig, attention_config: AttentionConfig) -> int:
     if config.num_pages is not None:
         return config.num_pages + NUM_RESERVED_PAGES
-    bytes_per_page = MHATokenToKVPool.bytes_per_page(attention_config)
+    bytes_per_page = attention_config.kv_bytes_per_token * attention_config.page_size
     budget_bytes = _kv_budget_bytes(config, attention_config.device)
     # More pages than every slot at full context can use would never be touched.
     max_tokens = config.max_running_requests * attention_config.max_context_len

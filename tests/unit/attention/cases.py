@@ -163,6 +163,7 @@ def _layer(spec: CaseSpec) -> RadixAttention:
         logit_cap=spec.layer.logit_cap,
         sliding_window_size=spec.layer.sliding_window_size,
     )
+    layer.chunk_size = spec.layer.chunk_size
     if spec.layer.has_sinks:
         generator = torch.Generator().manual_seed(99)
         layer.sinks = torch.randn(spec.q_heads, generator=generator).to(spec.device, spec.dtype)

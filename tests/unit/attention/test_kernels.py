@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from attention.kernels.torch_decode import MAX_CHUNK_PADDING_TOKENS, cut_into_chunks
 from attention.kernels.torch_extend import QUERY_BLOCK, CausalBias, query_blocks
 from attention.kernels.torch_scores import capped_sink_softmax
+from attention.memory.layout import CurrentChunk, EveryToken, LastTokens
+from attention.visibility import first_visible
 
 
 @given(
@@ -34,18 +36,47 @@ def test_rows_of_one_length_share_a_chunk():
 @given(
     num_queries=st.integers(1, 700),
     prefix=st.integers(0, 700),
-    window=st.sampled_from([-1, 1, 100, 5000]),
+    retention=st.sampled_from(
+        [EveryToken(), LastTokens(1), LastTokens(100), LastTokens(5000)]
+        + [CurrentChunk(1), CurrentChunk(7), CurrentChunk(128), CurrentChunk(5000)]
+    ),
 )
-def test_query_blocks_hold_every_query_and_every_key_it_sees(num_queries, prefix, window):
-    blocks = list(query_blocks(num_queries, prefix + num_queries, window))
+def test_query_blocks_hold_every_query_and_every_key_it_sees(num_queries, prefix, retention):
+    blocks = list(query_blocks(num_queries, prefix + num_queries, retention))
     assert blocks[0].first_query == 0
     assert blocks[-1].stop_query == num_queries
     assert all(a.stop_query == b.first_query for a, b in zip(blocks, blocks[1:], strict=False))
     for block in blocks:
         assert 0 < block.stop_query - block.first_query <= QUERY_BLOCK
-        first_seen = 0 if window < 0 else max(0, prefix + block.first_query - window + 1)
-        assert block.first_key == first_seen
+        assert block.first_key == retention.first_visible(prefix + block.first_query)
         assert block.stop_key == prefix + block.stop_query
+        if isinstance(retention, CurrentChunk):  # one mask, causality's, serves the whole block
+            assert block.first_key == retention.first_visible(block.stop_key - 1)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), max_size=80),
+    max_chunk_tokens=st.sampled_from([1, 1000, 8192]),
+)
+def test_chunks_of_lengths_in_any_order_keep_their_bounds(lengths, max_chunk_tokens):
+    chunks = cut_into_chunks(np.array(lengths, dtype=np.int64), max_chunk_tokens)
+    assert [row for start, stop in chunks for row in range(start, stop)] == list(
+        range(len(lengths))
+    )
+    for start, stop in chunks:
+        held = lengths[start:stop]
+        padded = len(held) * max(held)
+        assert stop - start == 1 or padded <= max_chunk_tokens
+        assert padded - sum(held) <= MAX_CHUNK_PADDING_TOKENS
+
+
+@given(
+    positions=st.lists(st.integers(0, 10**6), max_size=20),
+    retention=st.sampled_from([EveryToken(), LastTokens(7), CurrentChunk(7), CurrentChunk(8192)]),
+)
+def test_first_visible_of_many_positions_is_that_of_each(positions, retention):
+    got = first_visible(retention, np.array(positions, dtype=np.int64)).tolist()
+    assert got == [retention.first_visible(position) for position in positions]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])

@@ -6,13 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import AttentionConfig, LayerAttentionConfig
+from attention import AttentionConfig, AttentionHeads, LayerAttentionConfig
 from attention.roofline import AttentionCost, HardwareLimits, attention_step_cost
 
 
-def config_with(*windows):
+def windowed(*windows):
+    return tuple(LayerAttentionConfig(sliding_window_size=window) for window in windows)
+
+
+def config_with(*layers):
     return AttentionConfig(
-        num_layers=len(windows),
+        num_layers=len(layers),
         tp_q_head_num=8,
         tp_k_head_num=2,
         head_dim=16,
@@ -22,7 +26,7 @@ def config_with(*windows):
         dtype=torch.bfloat16,
         kv_dtype=torch.bfloat16,
         device=torch.device("cpu"),
-        layers=tuple(LayerAttentionConfig(sliding_window_size=window) for window in windows),
+        layers=layers,
     )
 
 
@@ -34,34 +38,43 @@ def cost_of(config, rows):
 
 def counted_cost(config, rows):
     bytes_read, flops = 0, 0
-    for layer in config.layers:
-        window = layer.sliding_window_size
+    for layer_id, layer in enumerate(config.layers):
+        heads = config.heads_of(layer_id)
+        dims = heads.head_dim + heads.v_head_dim
         for prefix, new in rows:
             seen = set()
             for position in range(prefix, prefix + new):
+                window, chunk = layer.sliding_window_size, layer.chunk_size
                 first = 0 if window < 0 else max(0, position - window + 1)
+                first = first if chunk < 0 else position // chunk * chunk
                 keys = range(first, position + 1)
                 seen.update(keys)
-                flops += (
-                    2 * config.tp_q_head_num * (config.head_dim + config.v_head_dim) * len(keys)
-                )
-            bytes_read += len(seen) * config.kv_bytes_per_token // config.num_layers
+                flops += 2 * heads.tp_q_head_num * dims * len(keys)
+            bytes_read += len(seen) * heads.tp_k_head_num * dims * config.kv_dtype.itemsize
     return AttentionCost(bytes_read, flops)
+
+
+LAYERS = (
+    *windowed(-1, 1, 2, 16, 50, 1000),
+    *(LayerAttentionConfig(chunk_size=size) for size in (1, 2, 16, 50, 1000)),
+    LayerAttentionConfig(heads=AttentionHeads(4, 4, 32, 8)),
+    LayerAttentionConfig(chunk_size=16, heads=AttentionHeads(4, 1, 8, 8)),
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=5),
-    windows=st.lists(st.sampled_from([-1, 1, 2, 16, 50, 1000]), min_size=1, max_size=4),
+    layers=st.lists(st.sampled_from(LAYERS), min_size=1, max_size=4),
 )
-def test_cost_equals_what_counting_every_pair_gives(rows, windows):
-    config = config_with(*windows)
+def test_cost_equals_what_counting_every_pair_gives(rows, layers):
+    config = config_with(*layers)
     assert cost_of(config, rows) == counted_cost(config, rows)
 
 
 def test_lengths_whose_squares_exceed_int32_do_not_overflow():
     length = 200_000
-    config = config_with(-1)
+    config = config_with(LayerAttentionConfig())
     pairs = length * (length + 1) // 2
     assert cost_of(config, [(0, length)]).flops == 2 * 8 * 28 * pairs
 

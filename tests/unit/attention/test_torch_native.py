@@ -34,9 +34,13 @@ LAYERS = {
     "window": LayerAttentionConfig(sliding_window_size=24),
     "window_of_one": LayerAttentionConfig(sliding_window_size=1),
     "wide_window": LayerAttentionConfig(sliding_window_size=4096),
+    "chunks": LayerAttentionConfig(chunk_size=24),
+    "chunks_of_one": LayerAttentionConfig(chunk_size=1),
+    "wide_chunks": LayerAttentionConfig(chunk_size=257),
     "cap": LayerAttentionConfig(logit_cap=0.8),
     "sinks": LayerAttentionConfig(has_sinks=True),
     "everything": LayerAttentionConfig(sliding_window_size=100, logit_cap=1.5, has_sinks=True),
+    "chunks_and_all": LayerAttentionConfig(chunk_size=64, logit_cap=1.5, has_sinks=True),
 }
 
 
@@ -70,6 +74,31 @@ def test_pool_may_hold_another_dtype_than_the_model(rows):
 def test_every_gqa_ratio_at_every_page_size_agrees_with_oracle(page_size, group):
     spec = CaseSpec(MIXED, page_size=page_size, q_heads=8, kv_heads=8 // group, head_dim=16)
     assert error_against_oracle(replace(spec, v_head_dim=16)) < TOLERANCE[torch.float32]
+
+
+# Rows whose queries end at a border of 32, begin at one, span it and span several.
+BORDERS = rows_of((0, 32), (32, 32), (31, 2), (16, 80), (31, 1), (32, 1), (63, 1), (0, 1), (96, 1))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("rows", [BORDERS, MIXED, RAGGED_EXTEND, DECODE])
+def test_chunks_agree_with_oracle_at_every_page_size(page_size, rows):
+    layer = LayerAttentionConfig(chunk_size=32)
+    assert (
+        error_against_oracle(CaseSpec(rows, page_size=page_size, layer=layer))
+        < TOLERANCE[torch.float32]
+    )
+
+
+def test_the_oracle_sees_no_key_of_an_earlier_chunk():
+    layer = LayerAttentionConfig(chunk_size=16)
+    case = build_case(CaseSpec((RowSpec(0, 40, 3),), layer=layer))
+    whole = case.run_oracle()
+    for start in (0, 16, 32):
+        chunk = slice(start, start + 16)
+        alone = build_case(CaseSpec((RowSpec(0, len(whole[chunk]), 3),)))
+        same = replace(alone, q=case.q[chunk], k=case.k[chunk], v=case.v[chunk])
+        assert relative_error(whole[chunk], same.run_oracle()) < 1e-12
 
 
 @pytest.mark.parametrize("layer", [LAYERS["plain"], LAYERS["sinks"]], ids=["plain", "sinks"])
@@ -175,6 +204,9 @@ def test_a_layer_whose_window_the_config_does_not_know_is_refused():
     backend.init_forward_metadata(case.batch)
     case.layer.sliding_window_size = 33
     with pytest.raises(ValueError, match="sliding_window_size=33"):
+        backend.forward(case.q, case.k, case.v, case.layer, case.batch)
+    case.layer.sliding_window_size, case.layer.chunk_size = -1, 34
+    with pytest.raises(ValueError, match="chunk_size=34"):
         backend.forward(case.q, case.k, case.v, case.layer, case.batch)
 
 

@@ -1,5 +1,6 @@
 """What a loaded model's geometry asks of a backend, and which one a Hopper GPU then gets."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.capability import AttentionBackendError, BackendProbe
-from attention.config import LayerAttentionConfig
+from attention.config import AttentionHeads, LayerAttentionConfig
 from attention.selection import DeviceFacts
 from workers.config import EngineConfig
 from workers.models.base import AttentionGeometry
@@ -22,8 +23,9 @@ def hopper(monkeypatch):
     monkeypatch.setattr(FlashAttentionBackend, "probe", probe)
 
 
-def loaded_model(v_head_dim):
-    geometry = AttentionGeometry(8, 2, 64, v_head_dim, (LayerAttentionConfig(),) * 2)
+def loaded_model(v_head_dim, *layers):
+    layers = layers or (LayerAttentionConfig(),) * 2
+    geometry = AttentionGeometry(8, 2, 64, v_head_dim, layers)
     dtype, device = torch.bfloat16, torch.device("cpu")
 
     def attention_config(page_size, kv_dtype):
@@ -54,3 +56,52 @@ def test_an_fp8_cache_gets_its_own_backend():
 def test_triton_decode_asked_for_with_unequal_heads_is_an_error_before_anything_is_allocated():
     with pytest.raises(AttentionBackendError, match="V heads of another size than K heads"):
         plan(32, attention_backend="fa3_triton")
+
+
+PLAIN = LayerAttentionConfig()
+ONLY_TORCH = {
+    "attention in chunks": LayerAttentionConfig(chunk_size=8),
+    "layers that differ in heads or head size": LayerAttentionConfig(
+        heads=AttentionHeads(8, 1, 128, 128)
+    ),
+    "layers that read the KV cache of others": LayerAttentionConfig(kv_layer_id=0),
+}
+
+
+@pytest.mark.parametrize(("feature", "layer"), ONLY_TORCH.items())
+def test_what_only_torch_native_can_do_is_refused_by_the_others(feature, layer):
+    loaded = loaded_model(64, PLAIN, layer)
+    config = EngineConfig(model="m", num_pages=4)
+    assert plan_attention(config, loaded).backend_name == "torch_native"
+    for backend in ("fa3", "fa3_triton"):
+        asked = EngineConfig(model="m", num_pages=4, attention_backend=backend)
+        with pytest.raises(AttentionBackendError, match=f"has no {feature}, which this model"):
+            plan_attention(asked, loaded)
+
+
+@pytest.mark.parametrize("feature", list(ONLY_TORCH)[1:])
+def test_an_fp8_cache_of_unlike_layers_is_refused(feature):
+    config = EngineConfig(model="m", num_pages=4, kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(AttentionBackendError, match=f"torch_native_fp8: has no {feature}"):
+        plan_attention(config, loaded_model(64, PLAIN, ONLY_TORCH[feature]))
+
+
+def test_v_heads_of_another_size_in_one_layer_count():
+    own = LayerAttentionConfig(heads=AttentionHeads(8, 2, 64, 32))
+    geometry = loaded_model(64, PLAIN, own).model.geometry
+    assert geometry.has_unequal_head_dims
+    assert not loaded_model(64).model.geometry.has_unequal_head_dims
+
+
+def test_pages_are_as_many_as_all_layers_own_entries_allow(monkeypatch):
+    """Layer 0 keeps 2 heads of 64 + 64 elements, layer 1 one of 128 + 128, layer 2 nothing."""
+    monkeypatch.undo()
+    wide = AttentionHeads(8, 1, 128, 128)
+    loaded = loaded_model(
+        64, PLAIN, replace(PLAIN, heads=wide), replace(PLAIN, heads=wide, kv_layer_id=1)
+    )
+    page_bytes = 16 * (256 + 256) * torch.bfloat16.itemsize
+    config = EngineConfig(
+        model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
+    )
+    assert plan_attention(config, loaded).num_pages == 10

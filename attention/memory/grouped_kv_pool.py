@@ -1,0 +1,85 @@
+"""K and V of layers that keep unlike entries or none: a pool for each cache group.
+
+All groups stand under one cache index: a page is a page of every group. Knows no request and no
+free list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from attention.capability import AttentionBackendError
+from attention.config import AttentionConfig, LayerAttentionConfig
+from attention.memory.layout import CacheGroup
+from attention.memory.token_to_kv_pool import TokenToKVPool
+
+MakePool = Callable[[AttentionConfig, int], TokenToKVPool]
+
+
+class GroupedTokenToKVPool(TokenToKVPool):
+    """Maps a layer to its place in the pool of its group, and a layer that reads another one's K
+    and V to that one's place.
+
+    make_pool: called once a group, with the config of a plain model of its layers.
+    Raises AttentionBackendError for an fp8 cache, whose backends read one pool.
+    """
+
+    def __init__(self, config: AttentionConfig, num_pages: int, make_pool: MakePool) -> None:
+        super().__init__(config, num_pages)
+        if config.kv_dtype == torch.float8_e4m3fn:
+            raise AttentionBackendError(
+                "an FP8 KV cache is for models whose layers all keep K and V alike"
+            )
+        self._pools: list[TokenToKVPool] = []
+        self._places: dict[int, tuple[TokenToKVPool, int]] = {}
+        for group in config.kv_layout.groups:
+            pool = make_pool(_config_of_group(config, group), num_pages)
+            self._pools.append(pool)
+            for index, layer_id in enumerate(group.layer_ids):
+                self._places[layer_id] = pool, index
+        self._stored = frozenset(self._places)
+        for layer_id, layer in enumerate(config.layers):
+            if layer.kv_layer_id is not None:
+                self._places[layer_id] = self._places[layer.kv_layer_id]
+
+    @staticmethod
+    def bytes_per_page(config: AttentionConfig) -> int:
+        return config.kv_bytes_per_token * config.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.num_bytes for pool in self._pools)
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pool, index = self._places[layer_id]
+        return pool.get_kv_buffer(index)
+
+    def set_kv_buffer(
+        self, layer_id: int, out_cache_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Raises ValueError for a layer that reads another one's K and V."""
+        if layer_id not in self._stored:
+            raise ValueError(f"layer {layer_id} stores no K and V of its own")
+        pool, index = self._places[layer_id]
+        pool.set_kv_buffer(index, out_cache_loc, k, v)
+
+    def clear_tokens(self, cache_indices: torch.Tensor) -> None:
+        for pool in self._pools:
+            pool.clear_tokens(cache_indices)
+
+
+def _config_of_group(config: AttentionConfig, group: CacheGroup) -> AttentionConfig:
+    """Of a model that consists of the group's layers."""
+    heads = config.heads_of(group.layer_ids[0])
+    return replace(
+        config,
+        num_layers=len(group.layer_ids),
+        tp_q_head_num=heads.tp_q_head_num,
+        tp_k_head_num=heads.tp_k_head_num,
+        head_dim=heads.head_dim,
+        v_head_dim=heads.v_head_dim,
+        layers=(LayerAttentionConfig(),) * len(group.layer_ids),
+    )
