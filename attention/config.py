@@ -10,10 +10,12 @@ import torch
 from attention.memory.layout import (
     CacheGroup,
     CurrentChunk,
+    Entry,
     EveryToken,
     HeadsEntry,
     KVLayout,
     LastTokens,
+    LatentEntry,
     Retention,
 )
 
@@ -93,6 +95,8 @@ class AttentionConfig:
     elements per head. These hold for every layer that names no heads of its own.
     max_context_len: tokens per request, prompt and output. dtype: of q and of the attention
     output. kv_dtype: of the pool.
+    latent: what every layer keeps of a token in place of K and V; the heads are then those that
+    follow from it, as many K and V heads as query heads.
     """
 
     num_layers: int
@@ -106,6 +110,7 @@ class AttentionConfig:
     kv_dtype: torch.dtype
     device: torch.device
     layers: tuple[LayerAttentionConfig, ...]
+    latent: LatentEntry | None = None
 
     def __post_init__(self) -> None:
         if not MIN_PAGE_SIZE <= self.page_size <= MAX_PAGE_SIZE:
@@ -114,6 +119,8 @@ class AttentionConfig:
             )
         if len(self.layers) != self.num_layers:
             raise ValueError(f"{len(self.layers)} layer configs for num_layers={self.num_layers}")
+        if self.latent is not None and set(self.layers) != {LayerAttentionConfig()}:
+            raise ValueError("layers that keep latents see every token and are all alike")
         for layer_id in range(self.num_layers):
             self._check_layer(layer_id)
 
@@ -151,10 +158,10 @@ class AttentionConfig:
     @cached_property
     def kv_layout(self) -> KVLayout:
         """A group for each (entry, retention) of the layers that store K and V."""
-        members: dict[tuple[HeadsEntry, Retention], list[int]] = {}
+        members: dict[tuple[Entry, Retention], list[int]] = {}
         for layer_id, layer in enumerate(self.layers):
             if layer.kv_layer_id is None:
-                key = self.heads_of(layer_id).entry, layer.retention
+                key = self.latent or self.heads_of(layer_id).entry, layer.retention
                 members.setdefault(key, []).append(layer_id)
         return KVLayout(
             tuple(
@@ -177,9 +184,14 @@ class AttentionConfig:
         return elements * self.kv_dtype.itemsize
 
 
-def _group_name(entry: HeadsEntry, retention: Retention) -> str:
-    """As "last_512_2x64+64": what is seen, then heads and the elements of a K and a V head."""
-    heads = f"{entry.num_heads}x{entry.head_dim}+{entry.v_head_dim}"
+def _group_name(entry: Entry, retention: Retention) -> str:
+    """As "last_512_2x64+64": what is seen, then heads and the elements of a K and a V head; or as
+    "every_latent_512+64"."""
+    match entry:
+        case HeadsEntry(num_heads, head_dim, v_head_dim):
+            heads = f"{num_heads}x{head_dim}+{v_head_dim}"
+        case LatentEntry(latent_dim, rope_dim):
+            heads = f"latent_{latent_dim}+{rope_dim}"
     match retention:
         case LastTokens(num_tokens):
             return f"last_{num_tokens}_{heads}"

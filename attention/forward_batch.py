@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.qkv_projection import QKVProjection
 
 
@@ -71,6 +72,14 @@ class AttentionDispatch(Protocol):
 
     def forward_projected(
         self, projection: QKVProjection, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor: ...
+
+    def forward_latent(
+        self,
+        tokens: LatentTokens,
+        up: UpProjections,
+        layer: LatentLayer,
+        forward_batch: ForwardBatch,
     ) -> torch.Tensor: ...
 
 

@@ -44,3 +44,8 @@ class BackendRegistry:
 ATTENTION_BACKENDS = BackendRegistry()
 
 register_attention_backend = ATTENTION_BACKENDS.register
+
+# What a backend whose capability says has_mla is built as for a model that keeps latents.
+LATENT_BACKENDS = BackendRegistry()
+
+register_latent_backend = LATENT_BACKENDS.register

@@ -6,6 +6,7 @@ from attention.backends import (
     flash_attention_triton,
     torch_native,
     torch_native_fp8,
+    torch_native_latent,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError, BackendCapability
@@ -14,6 +15,7 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import (
     ATTENTION_BACKENDS,
+    LATENT_BACKENDS,
     BackendRegistry,
     register_attention_backend,
 )
@@ -24,11 +26,13 @@ BACKEND_MODULES = (
     flash_attention_triton,
     torch_native,
     torch_native_fp8,
+    torch_native_latent,
 )
 
 __all__ = [
     "ATTENTION_BACKENDS",
     "BACKEND_MODULES",
+    "LATENT_BACKENDS",
     "BackendRegistry",
     "create_attention_backend",
     "register_attention_backend",
@@ -48,8 +52,12 @@ def create_attention_backend(
     req_to_token_pool: ReqToTokenPool,
     token_to_kv_pool: TokenToKVPool,
 ) -> AttentionBackend:
-    """Build the named backend; AttentionBackendError when it is unknown or cannot load here."""
-    backend_class = ATTENTION_BACKENDS.get(name)
+    """Build the named backend for what config's pool holds, heads or latents.
+
+    AttentionBackendError when there is none of that name for it or it cannot load here.
+    """
+    registry = ATTENTION_BACKENDS if config.latent is None else LATENT_BACKENDS
+    backend_class = registry.get(name)
     probe = backend_class.probe()
     if not probe.is_available:
         raise AttentionBackendError(

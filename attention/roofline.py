@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attention.config import AttentionConfig
-from attention.memory.layout import CurrentChunk, EveryToken, LastTokens, Retention
+from attention.memory.layout import CurrentChunk, EveryToken, LastTokens, LatentEntry, Retention
 from attention.visibility import first_visible
 
 Lengths = npt.NDArray[np.int32]
@@ -47,6 +47,8 @@ def attention_step_cost(
     seq_lens (bs,): keys of each row, the new tokens' included. extend_seq_lens (bs,): new tokens.
     A row's K and V count once however many queries share them: what a perfect kernel would read.
     """
+    if config.latent is not None:
+        return _latent_step_cost(config, config.latent, seq_lens, extend_seq_lens)
     total = seq_lens.astype(np.int64)
     new = extend_seq_lens.astype(np.int64)
     bytes_read, flops = 0, 0
@@ -56,6 +58,22 @@ def attention_step_cost(
         bytes_read += num_layers * key_bytes * _keys_read(total, new, retention)
         flops += num_layers * pair_flops * _visible_pairs(total, new, retention)
     return AttentionCost(bytes_read, flops)
+
+
+def _latent_step_cost(
+    config: AttentionConfig, latent: LatentEntry, seq_lens: Lengths, extend_seq_lens: Lengths
+) -> AttentionCost:
+    """Latents are read once a row. One new token attends to them as they lie, several to the heads
+    that follow from them; up-projections do not count, as no projection does."""
+    total = seq_lens.astype(np.int64)
+    new = extend_seq_lens.astype(np.int64)
+    single = np.where(new == 1, new, 0)
+    absorbed_pairs = _visible_pairs(total, single, EveryToken())
+    head_pairs = _visible_pairs(total, new - single, EveryToken())
+    absorbed_dim = latent.elements_per_token + latent.latent_dim
+    flops = absorbed_pairs * absorbed_dim + head_pairs * (config.head_dim + config.v_head_dim)
+    flops *= 2 * config.tp_q_head_num * config.num_layers
+    return AttentionCost(config.kv_bytes_per_token * _keys_read(total, new, EveryToken()), flops)
 
 
 def _keys_read(total: Counts, new: Counts, retention: Retention) -> int:

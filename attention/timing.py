@@ -22,6 +22,7 @@ from attention.forward_batch import (
     ForwardBatch,
     ForwardMode,
 )
+from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.qkv_projection import QKVProjection
 from attention.roofline import AttentionCost, attention_step_cost
 
@@ -85,6 +86,18 @@ class MeasuredAttention(AttentionDispatch):
         """The same for forward_projected: the rotation and the KV write are in it and count."""
         return self._measured(
             lambda: self._backend.forward_projected(projection, layer, forward_batch)
+        )
+
+    def forward_latent(
+        self,
+        tokens: LatentTokens,
+        up: UpProjections,
+        layer: LatentLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """The same for forward_latent: what it projects and writes is in it and counts."""
+        return self._measured(
+            lambda: self._backend.forward_latent(tokens, up, layer, forward_batch)
         )
 
     @abstractmethod

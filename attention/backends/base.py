@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from attention.capability import BackendCapability, BackendProbe
+from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection
@@ -101,6 +102,57 @@ class AttentionBackend(ABC):
         Raises NotImplementedError where the backend cannot.
         """
         raise NotImplementedError(f"{self.capability.name} takes rotated q, k and v only")
+
+    def forward_latent(
+        self,
+        tokens: LatentTokens,
+        up: UpProjections,
+        layer: LatentLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """Multi-head latent attention: cache the new tokens' latents at out_cache_loc, attend.
+
+        Returns (num_tokens, tp_q_head_num, v_head_dim) in q_nope's dtype. Raises
+        AttentionBackendError where the backend attends over K and V of heads.
+        """
+        raise AttentionBackendError(f"{self.capability.name} has no multi-head latent attention")
+
+
+class LatentAttentionBackend(AttentionBackend):
+    """A backend over a pool of latents: forward_latent is all that it does."""
+
+    @abstractmethod
+    def forward_latent(
+        self,
+        tokens: LatentTokens,
+        up: UpProjections,
+        layer: LatentLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor: ...
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """Raises AttentionBackendError: there are no heads in the pool."""
+        raise AttentionBackendError(f"{self.capability.name} was built for latents, not for heads")
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """Raises AttentionBackendError, as forward_extend."""
+        raise AttentionBackendError(f"{self.capability.name} was built for latents, not for heads")
 
 
 class GraphAttentionBackend(AttentionBackend):

@@ -53,7 +53,7 @@ class TorchNativeBackend(AttentionBackend):
         has_unequal_head_dims=True,
         has_mixed_batches=True,
         has_cuda_graphs=False,
-        has_mla=False,
+        has_mla=True,
         has_chunked_attention=True,
         has_unlike_layers=True,
         has_shared_kv=True,

@@ -30,6 +30,7 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         TorchNativeBackend.capability,
         name="torch_native_fp8",
         kv_dtypes=(torch.float8_e4m3fn,),
+        has_mla=False,
         has_unlike_layers=False,
         has_shared_kv=False,
     )

@@ -68,8 +68,8 @@ class MHATokenToKVPool(TokenToKVPool):
     def __init__(self, config: AttentionConfig, num_pages: int) -> None:
         super().__init__(config, num_pages)
         pages = (config.num_layers, num_pages, config.page_size, config.tp_k_head_num)
-        self._k = _zeros((*pages, config.head_dim), config.kv_dtype, config.device)
-        self._v = _zeros((*pages, config.v_head_dim), config.kv_dtype, config.device)
+        self._k = zeroed_pages((*pages, config.head_dim), config.kv_dtype, config.device)
+        self._v = zeroed_pages((*pages, config.v_head_dim), config.kv_dtype, config.device)
 
     @staticmethod
     def bytes_per_page(config: AttentionConfig) -> int:
@@ -96,7 +96,7 @@ class MHATokenToKVPool(TokenToKVPool):
             stored.flatten(1, 2).index_fill_(1, cache_indices, 0)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeroed_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """torch.zeros; on CPU the pages stay untouched, hence unbacked, until a token lands there."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

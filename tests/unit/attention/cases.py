@@ -131,7 +131,7 @@ def build_case(spec: CaseSpec) -> AttentionCase:
         new_locations.append(new)
     q, k, v = (_new_tokens(spec, [content[i] for content in contents], i) for i in range(3))
     layer = _layer(spec)
-    batch = _batch(spec, slots, new_locations, OracleBackend(config, table, kv_pool))
+    batch = build_batch(spec, slots, new_locations, OracleBackend(config, table, kv_pool))
     return AttentionCase(spec, config, table, kv_pool, layer, batch, q, k, v)
 
 
@@ -199,7 +199,7 @@ def _new_tokens(spec: CaseSpec, contents: list[torch.Tensor], which: int) -> tor
     return torch.empty((0, heads, dim), dtype=spec.dtype, device=spec.device)
 
 
-def _batch(
+def build_batch(
     spec: CaseSpec,
     slots: np.ndarray,
     new_locations: list[torch.Tensor],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention import AttentionConfig, AttentionHeads, LayerAttentionConfig
-from attention.memory.layout import CurrentChunk, EveryToken, HeadsEntry, LastTokens
+from attention.memory.layout import CurrentChunk, EveryToken, HeadsEntry, LastTokens, LatentEntry
 
 PLAIN = LayerAttentionConfig()
 WINDOW = LayerAttentionConfig(sliding_window_size=9)
@@ -96,3 +96,17 @@ def test_heads_that_do_not_divide_and_windows_in_chunks_are_refused() -> None:
         AttentionHeads(3, 2, 16, 16)
     with pytest.raises(ValueError, match="a window or chunks, not both"):
         LayerAttentionConfig(sliding_window_size=4, chunk_size=4)
+
+
+def test_latents_take_the_place_of_heads_in_every_layer() -> None:
+    config = replace(config_of(PLAIN, PLAIN), latent=LatentEntry(512, 64))
+    assert groups_of(config) == [((0, 1), LatentEntry(512, 64), EveryToken())]
+    assert config.kv_layout.groups[0].name == "every_latent_512+64"
+    assert config.kv_bytes_per_token == 2 * 576 * 4
+    assert config.keeps_one_entry
+
+
+@pytest.mark.parametrize("odd", [WINDOW, CHUNKS, replace(PLAIN, heads=WIDE)])
+def test_layers_that_keep_latents_are_all_alike(odd: LayerAttentionConfig) -> None:
+    with pytest.raises(ValueError, match="keep latents see every token"):
+        replace(config_of(PLAIN, odd), latent=LatentEntry(512, 64))

@@ -1,12 +1,14 @@
 """Byte and operation counts against counting by hand, one query and one key at a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import AttentionConfig, AttentionHeads, LayerAttentionConfig
+from attention import AttentionConfig, AttentionHeads, LatentEntry, LayerAttentionConfig
 from attention.roofline import AttentionCost, HardwareLimits, attention_step_cost
 
 
@@ -83,3 +85,16 @@ def test_the_least_time_is_that_of_the_slower_limit():
     assert HardwareLimits(500.0, 6000.0).minimum_seconds(1000, 6000) == pytest.approx(2.0)
     assert HardwareLimits(1e9, 1500.0).minimum_seconds(1000, 6000) == pytest.approx(4.0)
     assert HardwareLimits(100.0, 6000.0).minimum_seconds(1000, 6000) == pytest.approx(10.0)
+
+
+def test_latents_are_read_once_and_single_tokens_attend_to_them_as_they_lie():
+    """3 layers, 8 heads of 24 + 12, a latent of 20 + 4: a decode row of 10 keys and a prompt of 3
+    tokens on 5."""
+    plain = config_with(*[LayerAttentionConfig()] * 3)
+    config = replace(plain, tp_k_head_num=8, head_dim=24, latent=LatentEntry(20, 4))
+    absorbed = 10 * (20 + 4 + 20)
+    over_heads = (6 + 7 + 8) * (24 + 12)
+    expected = AttentionCost(
+        bytes_read=3 * (10 + 8) * 24 * 2, flops=2 * 8 * 3 * (absorbed + over_heads)
+    )
+    assert cost_of(config, [(9, 1), (5, 3)]) == expected
