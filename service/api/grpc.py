@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.grpc_bytes import response_bytes, tokenize_bytes
 from service.api.grpc_calls import Call, CallInterceptor, Method, MethodHandlers, Rpc, abort
+from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.grpc_replies import choice_chunk, model_message, usage_chunk
 from service.api.grpc_requests import to_generation_request, to_prompt
@@ -63,11 +64,13 @@ def build_grpc_server(
     options: GrpcOptions | None = None,
     tls: GrpcTls | None = None,
     doorkeeper: Doorkeeper | None = None,
+    calls: CallsUnderWay | None = None,
 ) -> BoundGrpcServer:
     """Bind to `address` (host:port, port 0 takes a free one). Call inside the event loop.
 
     tls: None speaks plain text. doorkeeper: for its owner to run; without one no connection is
-    closed for the sake of others. Raises RuntimeError if the address cannot be bound.
+    closed for the sake of others. calls: learns of all of known callers. Raises RuntimeError if the
+    address cannot be bound.
     """
     options = options or GrpcOptions()
     doorkeeper = doorkeeper or Doorkeeper(options.connections)
@@ -78,6 +81,7 @@ def build_grpc_server(
                 services,
                 options.connections,
                 doorkeeper,
+                CallsUnderWay() if calls is None else calls,
                 is_reflection_open=options.is_reflection_open,
             ),
             SideStreamInterceptor(options.connections, doorkeeper),

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.grpc_status import GRPC_STATUS
 from service.api.grpc_wire import check_wire
@@ -147,12 +148,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         services: ApiServices,
         limits: GrpcConnectionLimits,
         doorkeeper: Doorkeeper,
+        calls: CallsUnderWay,
         *,
         is_reflection_open: bool,
     ) -> None:
         self._services = services
         self._limits = limits
         self._doorkeeper = doorkeeper
+        self._calls = calls
         self._open = (HEALTH_PREFIX, *(REFLECTION_PREFIXES if is_reflection_open else ()))
 
     async def intercept_service(
@@ -218,6 +221,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if method is None:
                 await self._doorkeeper.end(rpc.peer(), _refuse(rpc, record))
                 return
+            self._calls.enter(rpc)
             with self._doorkeeper.serving(rpc.peer()):
                 await rpc.send_initial_metadata(_initial_metadata(record))
                 await self._admit(method, context, rpc)

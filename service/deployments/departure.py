@@ -11,6 +11,7 @@ from typing import Protocol
 
 import grpc
 
+from service.api.grpc_calls_under_way import CallsUnderWay
 from service.deployments.bounded_http import LINGER_S
 from service.deployments.listeners import HttpServer
 
@@ -35,18 +36,23 @@ class LiveRequests(Protocol):
 
 
 class Departure:
-    """run() once. end_requests fails every live request with a typed error and counts them."""
+    """run() once. end_requests fails every live request with a typed error and counts them.
+
+    calls: of the gRPC server.
+    """
 
     def __init__(
         self,
         http: HttpServer | None,
         rpc: grpc.aio.Server | None,
+        calls: CallsUnderWay,
         requests: LiveRequests,
         end_requests: Callable[[], int],
         drain_timeout_s: float,
     ) -> None:
         self._http = http
         self._rpc = rpc
+        self._calls = calls
         self._requests = requests
         self._end_requests = end_requests
         self._drain_timeout_s = drain_timeout_s
@@ -105,6 +111,10 @@ class Departure:
 
     async def _stop(self, end_s: float) -> None:
         if self._rpc is not None:
+            # Their requests have ended here, and may not yet have at clients that read slowly.
+            num_unread = await self._calls.wait(max(0.0, end_s - time.monotonic()))
+            if num_unread:
+                logger.warning("%d gRPC calls had not been read when the drain ended", num_unread)
             # Health watches never end by themselves, so the grace is for last bytes only.
             await self._rpc.stop(LAST_BYTES_S)
         if self._http is not None:

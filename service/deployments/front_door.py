@@ -10,6 +10,7 @@ import grpc.aio
 from fastapi import FastAPI
 
 from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.services import ApiServices
 from service.config import ServeConfig
@@ -23,12 +24,14 @@ T = TypeVar("T")
 
 
 class FrontDoor:
-    """http, rpc: None until open(); http stays None behind a proxy. renewables: certificates."""
+    """http, rpc: None until open(); http stays None behind a proxy. calls: of rpc. renewables:
+    certificates."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self.http: HttpServer | None = None
         self.rpc: grpc.aio.Server | None = None
+        self.calls = CallsUnderWay()
         self._doorkeeper: Doorkeeper | None = None
         self.renewables: list[Renewable[Any]] = []
 
@@ -50,7 +53,9 @@ class FrontDoor:
         options = GrpcOptions(can_share_port=True, connections=limits)
         address = host_and_port(rpc.host, rpc.port)
         self._doorkeeper = Doorkeeper(limits)
-        self.rpc = build_grpc_server(services, address, options, tls, self._doorkeeper).server
+        self.rpc = build_grpc_server(
+            services, address, options, tls, self._doorkeeper, self.calls
+        ).server
         await self.rpc.start()
 
     async def _open_http(self, app: FastAPI, limits: HttpConnectionLimits) -> None:

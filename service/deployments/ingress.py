@@ -130,6 +130,7 @@ class IngressService:
         await Departure(
             self._door.http,
             self._door.rpc,
+            self._door.calls,
             self._admission,
             self._end_requests,
             self._config.drain_timeout_s,

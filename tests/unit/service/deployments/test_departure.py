@@ -31,6 +31,10 @@ class Parts:
     async def stop_within(self, timeout_s):
         self.done.append("stop http")
 
+    async def wait(self, timeout_s):
+        self.done.append("wait for calls")
+        return 0
+
     async def stop(self, grace_s):
         self.done.append("go away" if grace_s > LAST_BYTES_S else "stop grpc")
 
@@ -40,7 +44,7 @@ class Parts:
         return ended
 
     async def leave(self, drain_timeout_s):
-        await Departure(self, self, self, self.end_requests, drain_timeout_s).run()
+        await Departure(self, self, self, self, self.end_requests, drain_timeout_s).run()
 
 
 async def test_a_replaced_ingress_hands_over_before_it_refuses_anything():
@@ -51,6 +55,7 @@ async def test_a_replaced_ingress_hands_over_before_it_refuses_anything():
         "go away",
         "refuse",
         "ended 0",
+        "wait for calls",
         "stop grpc",
         "stop http",
     ]
@@ -84,7 +89,7 @@ async def test_a_service_that_drains_goes_on_listening_to_refuse():
     assert parts.done == []
     parts.num_live_requests = 0
     await leaving
-    assert parts.done == ["ended 0", "stop grpc", "stop http"]
+    assert parts.done == ["ended 0", "wait for calls", "stop grpc", "stop http"]
 
 
 @pytest.mark.parametrize("is_draining", [True, False])
