@@ -2,13 +2,25 @@
 checked.
 """
 
+import gc
 import os
+
+import pytest
 
 from tests.skips import skip_line
 
 # A name that is no folder is an id of the hub, and no test may ask the real one. Set before
 # anything imports the hub's library, which reads it once; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    """Before other hooks import anything. A failed task that a test left behind is reported when
+    it is collected, with a traceback, for which Python parses; while a module is being parsed that
+    is a SystemError before Python 3.11.8 (gh-106905), and pytest would end without its report.
+    """
+    gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter):
