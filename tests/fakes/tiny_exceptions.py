@@ -11,6 +11,7 @@ def _mrope(*sections: int, rope_theta: float = 10000.0) -> dict[str, Any]:
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _CONV_AND_ATTENTION = {"layer_types": ["conv", "full_attention"] * 2}
+_SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 _FULL_AND_SLIDING = {"full_attention": _ROPE, "sliding_attention": _ROPE}
 _VOCABULARY = {"<image>": 96, "<|image token|>": 96, "<|extra_200|>": 97, "IMGIMG": 98}
 
@@ -30,7 +31,21 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "emu3": {"vocabulary_map": _VOCABULARY},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 16},
     "ernie4_5_vl_moe_text": _mrope(3, 3, 2),
-    "gemma4_text": {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 16},
+    "gemma3n_text": {
+        "layer_types": _SLIDING_AND_FULL,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 16,
+    },
+    **dict.fromkeys(
+        ["gemma4_text", "gemma4_unified_text"],
+        {
+            "layer_types": _SLIDING_AND_FULL,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 16,
+        },
+    ),
     "glm4v_moe_text": _mrope(1, 1, 2),
     "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 9},
@@ -40,6 +55,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "spatial_target_layers": [1],
     },
     "hunyuan_vl_text": _mrope(2, 2, 2, 2),
+    "llama4_text": {"attention_chunk_size": 9, "floor_scale": 8},
     "lfm2": _CONV_AND_ATTENTION,
     "lfm2_moe": _CONV_AND_ATTENTION,
     "mamba2": {"num_heads": 8, "head_dim": 16},

@@ -5,17 +5,19 @@ keyword arguments down to it. The function here is stateless: what it needs for 
 the call, as CALL_ARGUMENT. Knows no weights and no particular architecture.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from attention import ForwardBatch, LayerAttentionConfig, RadixAttention
+from attention import AttentionHeads, ForwardBatch, LayerAttentionConfig, RadixAttention
 from workers.errors import ModelLoadError
 from workers.models.base import AttentionGeometry
+from workers.models.transformers_temperature import PositionTemperature
 
 ATTENTION_NAME = "tessera"
 CALL_ARGUMENT = "tessera_attention"
@@ -63,29 +65,35 @@ def register_attention_interface() -> None:
     AttentionInterface.register(ATTENTION_NAME, _interface_function)
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerCall:
-    """One layer's call, as the probe saw it."""
+class CallKey(NamedTuple):
+    """A call of attention within a pass: the turn-th, from 0, that names this layer_idx."""
 
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int
+    layer_idx: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call, as the probe saw it. What it caches is a layer of the pool of its own."""
+
+    heads: AttentionHeads
     scaling: float
     config: LayerAttentionConfig
     sinks: torch.Tensor | None
 
     def radix_attention(self, layer_id: int) -> RadixAttention:
         layer = RadixAttention(
-            self.num_q_heads,
-            self.head_dim,
+            self.heads.tp_q_head_num,
+            self.heads.head_dim,
             self.scaling,
-            self.num_kv_heads,
+            self.heads.tp_k_head_num,
             layer_id,
-            v_head_dim=self.v_head_dim,
+            v_head_dim=self.heads.v_head_dim,
             logit_cap=self.config.logit_cap,
             sliding_window_size=self.config.sliding_window_size,
         )
+        layer.chunk_size = self.config.chunk_size
+        layer.stores_kv = self.config.kv_layer_id is None
         layer.sinks = None if self.sinks is None else self.sinks.detach()
         return layer
 
@@ -97,14 +105,20 @@ def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class AttentionProbe:
-    """Records what every layer asks of attention, and refuses what RadixAttention does not do.
+    """Records what every call asks of attention, and refuses what RadixAttention does not do.
 
     For a batch of one token at one position, twice: where attention adds nothing, what comes of a
     token is a function of itself and its position, or its model cannot run as a flat batch.
+    A call that brings the very K and V of an earlier one, not copies, reads that one's cache.
+
+    calls: in the order in which a pass makes them.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[int, _LayerCall] = {}
+        self.calls: dict[CallKey, LayerCall] = {}
+        self._turns: Counter[int] = Counter()
+        # Kept alive: only then is an address that comes again the same tensor.
+        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(
         self,
@@ -118,8 +132,6 @@ class AttentionProbe:
         layer_id = getattr(module, "layer_idx", None)
         if not isinstance(layer_id, int):
             raise ModelLoadError(f"{name} has no layer_idx: its KV cache has no place")
-        if layer_id in self.calls:
-            raise ModelLoadError(f"{name} attends more than once in layer {layer_id}")
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             raise ModelLoadError(f"{name} is not causal")
         semantic = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
@@ -129,33 +141,55 @@ class AttentionProbe:
             raise ModelLoadError(f"{name} asks attention for {', '.join(sorted(unknown))}")
         if not all(alike(rows[0], rows[-1]) for rows in (q, k, v)):
             raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
-        sinks = options.get("s_aux")
+        sinks, call_id = options.get("s_aux"), len(self.calls)
+        source = self._layer_that_stored(k, v)
+        if source is None:
+            self._stored[call_id] = k, v
         config = LayerAttentionConfig(
             sliding_window_size=options.get("sliding_window") or -1,
             logit_cap=options.get("softcap") or 0.0,
             has_sinks=sinks is not None,
+            kv_layer_id=source,
         )
         scaling = options.get("scaling") or q.shape[-1] ** -0.5
-        self.calls[layer_id] = _LayerCall(
-            q.shape[1], k.shape[1], q.shape[2], v.shape[2], scaling, config, sinks
-        )
+        heads = AttentionHeads(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+        key = CallKey(layer_id, self._turns[layer_id])
+        self._turns[layer_id] += 1
+        self.calls[key] = LayerCall(heads, scaling, config, sinks)
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
-    def layers(self, num_layers: int) -> list[_LayerCall]:
-        """The calls in layer order. Raises ModelLoadError unless each layer made exactly one."""
-        if sorted(self.calls) != list(range(num_layers)):
+    def _layer_that_stored(self, k: torch.Tensor, v: torch.Tensor) -> int | None:
+        for call_id, stored in self._stored.items():
+            pairs = zip((k, v), stored, strict=True)
+            if all(
+                new.data_ptr() == old.data_ptr() and new.shape == old.shape for new, old in pairs
+            ):
+                return call_id
+        return None
+
+    def check_layers(self, num_layers: int) -> None:
+        """Raises ModelLoadError unless each layer attends, or as many calls are made as the config
+        counts layers, which some models run several times."""
+        layers = {key.layer_idx for key in self.calls}
+        if layers != set(range(num_layers)) and len(self.calls) != num_layers:
             raise ModelLoadError(
-                f"{len(self.calls)} of {num_layers} layers attend through transformers' attention "
+                f"{len(layers)} of {num_layers} layers attend through transformers' attention "
                 "interface; the others (recurrent or convolutional) cannot be served"
             )
-        return [self.calls[layer_id] for layer_id in range(num_layers)]
 
 
 class PagedAttentionCall:
-    """One step: every layer attends through its RadixAttention over the step's batch."""
+    """One step: every call attends through its RadixAttention over the step's batch."""
 
-    def __init__(self, layers: nn.ModuleList, forward_batch: ForwardBatch) -> None:
+    def __init__(
+        self,
+        layers: Mapping[CallKey, nn.Module],
+        temperatures: Mapping[nn.Module, PositionTemperature],
+        forward_batch: ForwardBatch,
+    ) -> None:
         self._layers = layers
+        self._temperatures = temperatures
+        self._turns: Counter[int] = Counter()
         self._forward_batch = forward_batch
 
     def attend(
@@ -167,19 +201,25 @@ class PagedAttentionCall:
         options: Mapping[str, Any],
     ) -> torch.Tensor:
         layer_id: int = module.layer_idx  # type: ignore[assignment]
-        out: torch.Tensor = self._layers[layer_id](q, k, v, self._forward_batch)
+        layer = self._layers[CallKey(layer_id, self._turns[layer_id])]
+        self._turns[layer_id] += 1
+        temperature = self._temperatures.get(module)
+        if temperature is not None:
+            q = temperature.scaled(q, self._forward_batch.positions)
+        out: torch.Tensor = layer(q, k, v, self._forward_batch)
         return out.view(q.shape[0], q.shape[1], v.shape[2])
 
 
-def geometry_of(calls: list[_LayerCall]) -> AttentionGeometry:
-    """The geometry all layers share. Raises ModelLoadError when they differ in more than kind."""
-    shapes = {(c.num_q_heads, c.num_kv_heads, c.head_dim, c.v_head_dim) for c in calls}
-    if len(shapes) != 1:
-        raise ModelLoadError(
-            "layers differ in (query heads, KV heads, head_dim, v_head_dim): "
-            + ", ".join(str(shape) for shape in sorted(shapes))
-        )
-    ((num_q_heads, num_kv_heads, head_dim, v_head_dim),) = shapes
+def geometry_of(calls: Sequence[LayerCall]) -> AttentionGeometry:
+    """The heads that most calls have, and those of each call that has others."""
+    ((heads, _),) = Counter(call.heads for call in calls).most_common(1)
+    layers = (
+        replace(call.config, heads=None if call.heads == heads else call.heads) for call in calls
+    )
     return AttentionGeometry(
-        num_q_heads, num_kv_heads, head_dim, v_head_dim, tuple(c.config for c in calls)
+        heads.tp_q_head_num,
+        heads.tp_k_head_num,
+        heads.head_dim,
+        heads.v_head_dim,
+        tuple(layers),
     )

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import (
 from workers.errors import ModelLoadError
 from workers.loading.model_folder import text_config_of
 
-_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 # Of a model for images and text, the text is served.
 _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 
@@ -19,8 +19,8 @@ _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 def causal_lm_class(config: PreTrainedConfig) -> Any:
     """transformers' class for the config. Raises ModelLoadError if RadixAttention cannot serve it.
 
-    Refused: encoder-decoders, layers that keep a state or attend in chunks or linearly, shared KV
-    layers, models outside the attention interface, and heads other than language models.
+    Refused: encoder-decoders, layers that keep a state or attend linearly or by an index, models
+    outside the attention interface, and heads other than language models.
     """
     if config.is_encoder_decoder:
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
@@ -60,5 +60,3 @@ def _check_layers(name: str, config: Any, is_stateful: bool) -> None:
         raise ModelLoadError(f"{name} keeps recurrent state, which is not supported")
     if odd:
         raise ModelLoadError(f"{name} has unsupported layers: {', '.join(sorted(odd))}")
-    if getattr(config, "num_kv_shared_layers", None):
-        raise ModelLoadError(f"{name} has layers that share the KV cache of others")

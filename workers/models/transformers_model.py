@@ -31,6 +31,9 @@ from workers.models.transformers_attention import (
 )
 from workers.models.transformers_class import causal_lm_class, part_for_class
 from workers.models.transformers_head import GivenHiddenStates
+from workers.models.transformers_layer_types import check_windows, with_chunks
+from workers.models.transformers_parts import language_model_of
+from workers.models.transformers_temperature import take_over_temperatures
 
 # What transformers' code raises when a flat batch, or no image, is not what it expects.
 _PROBE_ERRORS = (AttributeError, TypeError, ValueError, LookupError, NameError, RuntimeError)
@@ -45,23 +48,25 @@ class TransformersCausalLM(CausalLM):
 
     def __init__(self, hf_model: PreTrainedModel, max_context_len: int) -> None:
         super().__init__()
-        body = hf_model.base_model
-        if body is hf_model:
-            raise ModelLoadError(f"{type(hf_model).__name__} has no body apart from its head")
+        hf_model, body_name = language_model_of(hf_model)
+        body = getattr(hf_model, body_name)
         text_config = text_config_of(hf_model.config)
         _fix_rope(body, text_config, max_context_len)
         self.body = body
-        setattr(hf_model, hf_model.base_model_prefix, GivenHiddenStates(body))
+        self._temperatures = take_over_temperatures(body)
+        setattr(hf_model, body_name, GivenHiddenStates(body))
         self.head = hf_model
 
         probe = AttentionProbe()
         self.vocab_size = self._probe(probe, _token_to_probe(text_config))
-        calls = probe.layers(text_config.num_hidden_layers)
-        self.geometry = geometry_of(calls)
+        probe.check_layers(text_config.num_hidden_layers)
+        check_windows(text_config, probe.calls)
+        calls = with_chunks(text_config, probe.calls)
+        self.geometry = geometry_of(list(calls.values()))
         self.attention_layers = nn.ModuleList(
-            call.radix_attention(layer_id) for layer_id, call in enumerate(calls)
+            call.radix_attention(layer_id) for layer_id, call in enumerate(calls.values())
         )
-        _check_windows(text_config, [c.config.sliding_window_size for c in calls])
+        self._attention_by_call = dict(zip(calls, self.attention_layers, strict=True))
 
     @torch.inference_mode()
     def _probe(self, probe: AttentionProbe, token_id: int) -> int:
@@ -97,7 +102,7 @@ class TransformersCausalLM(CausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        call = PagedAttentionCall(self.attention_layers, forward_batch)
+        call = PagedAttentionCall(self._attention_by_call, self._temperatures, forward_batch)
         return self._run_body(input_ids, positions, call)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -132,19 +137,6 @@ def _fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
             if max_context_len > original:
                 inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=original + 1)
                 module.get_buffer("original_inv_freq").copy_(inv_freq)
-
-
-def _check_windows(config: Any, windows: list[int]) -> None:
-    """Refuse a model whose sliding windows exist in its mask only, which is never built here."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        is_windowed = getattr(config, "sliding_window", None) is not None
-        if is_windowed and all(window == -1 for window in windows):
-            raise ModelLoadError("the model does not tell attention of its sliding window")
-        return
-    for layer_id, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
-        if (kind == "sliding_attention") != (window != -1):
-            raise ModelLoadError(f"layer {layer_id} is {kind}, but attends with window {window}")
 
 
 def _attention_implementations(config: PreTrainedConfig) -> dict[str, str]:

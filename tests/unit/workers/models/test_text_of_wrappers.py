@@ -78,13 +78,6 @@ def test_text_is_that_of_transformers(
             {"is_decoder": True},
             "RobertaForCausalLM does not count positions from 0",
         ),
-        (
-            "mimo_v2_flash",
-            "MiMoV2FlashForCausalLM",
-            {},
-            "layers differ in (query heads, KV heads, head_dim, v_head_dim): "
-            "(4, 2, 16, 16), (4, 4, 16, 16)",
-        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(

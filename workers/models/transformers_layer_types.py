@@ -1,0 +1,50 @@
+"""What a config's layer_types say of the calls that the probe saw. Knows no tensor and no weights.
+
+transformers tells attention of a sliding window with every call, of chunks only by the mask, which
+is never built here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workers.errors import ModelLoadError
+from workers.models.transformers_attention import CallKey, LayerCall
+
+Calls = Mapping[CallKey, LayerCall]
+
+
+def check_windows(config: Any, calls: Calls) -> None:
+    """Raises ModelLoadError for a model whose sliding windows exist in its mask only."""
+    kinds = getattr(config, "layer_types", None)
+    windows = {key: call.config.sliding_window_size for key, call in calls.items()}
+    if kinds is None:
+        is_windowed = getattr(config, "sliding_window", None) is not None
+        if is_windowed and all(window == -1 for window in windows.values()):
+            raise ModelLoadError("the model does not tell attention of its sliding window")
+        return
+    for key, window in windows.items():
+        kind = kinds[key.layer_idx]
+        if (kind == "sliding_attention") != (window != -1):
+            raise ModelLoadError(
+                f"layer {key.layer_idx} is {kind}, but attends with window {window}"
+            )
+
+
+def with_chunks(config: Any, calls: Calls) -> dict[CallKey, LayerCall]:
+    """The calls, those of layers that attend in chunks with config.attention_chunk_size.
+
+    Raises ModelLoadError where that is missing.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or "chunked_attention" not in kinds:
+        return dict(calls)
+    chunk_size = getattr(config, "attention_chunk_size", None)
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ModelLoadError(f"chunked attention needs an attention_chunk_size, not {chunk_size}")
+    return {
+        key: replace(call, config=replace(call.config, chunk_size=chunk_size))
+        if kinds[key.layer_idx] == "chunked_attention"
+        else call
+        for key, call in calls.items()
+    }
