@@ -207,3 +207,14 @@ def test_what_has_closed_may_be_closed_drained_and_published_to():
 
 def test_what_has_not_started_can_be_closed():
     FakeReplica().server.close()
+
+
+@pytest.mark.asyncio
+async def test_a_replica_listens_on_its_own_address_only():
+    with FakeReplica(FakeEngine(), QUIET.model_copy(update={"transport": "unix+tcp"})) as replica:
+        host, port = replica.address.tcp_host, replica.address.tcp_port
+        assert host == "127.0.0.1"
+        _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.2", port)

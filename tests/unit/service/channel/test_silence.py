@@ -24,3 +24,8 @@ def test_a_stall_of_our_own_counts_as_two_looks(stall_s):
 def test_a_peer_that_is_dead_is_found_however_late_we_look():
     silence = Silence(look_interval_s=1.0, now_s=0.0)
     assert [silence.look(10.0 * turn) for turn in range(1, 5)] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_two_looks_are_as_long_as_looks_are():
+    silence = Silence(look_interval_s=0.25, now_s=0.0)
+    assert silence.look(100.0) == 0.5

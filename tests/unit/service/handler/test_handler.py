@@ -98,6 +98,7 @@ async def test_the_record_tells_the_model_its_tokens_and_every_choices_times(tmp
     used = context()
     await results_of(bench, request(TokenPrompt([5, 6, 7]), n=2), used)
     record = used.record
+    assert [one.record for one in bench.backend.contexts] == [record] * 2
     assert (record.model, record.is_accepted) == (MODEL_INFO.name, True)
     assert (record.num_prompt_tokens, record.num_cached_tokens) == (3, 2)
     assert record.num_output_tokens == 2 * 3

@@ -4,9 +4,10 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from service.tokenizer.detokenizer import decode_all
-from service.tokenizer.pieces import build_token_pieces, sample_token_ids
+from service.tokenizer.pieces import BYTE_OF_CHAR, build_token_pieces, sample_token_ids
 from workers.errors import ModelLoadError
 
 
@@ -132,3 +133,11 @@ def test_samples_are_the_same_every_time_and_of_known_ids():
 
 def test_an_empty_vocabulary_has_no_pieces():
     assert built({"type": "ByteLevel"}, {}).pieces == ()
+
+
+def test_every_byte_has_the_character_that_tokenizers_write_for_it():
+    assert set(BYTE_OF_CHAR) == set(pre_tokenizers.ByteLevel.alphabet())
+    write = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    text = "".join(map(chr, range(0x800))) + "\U00010000\U00040000\U00100000" + "\u0fff\ud7ff\uffff"
+    ((written, _),) = write(text)
+    assert bytes(BYTE_OF_CHAR[char] for char in written) == text.encode()

@@ -87,7 +87,7 @@ async def test_a_job_that_got_no_cpu_is_not_the_requests_fault(pool):
 
 
 @pytest.mark.asyncio
-async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pool):
+async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pool, caplog):
     (worker,) = pool._lanes._idle_for_short
     job = _stuck(pool, content="slow")
     await asyncio.sleep(0.1)
@@ -96,6 +96,7 @@ async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pool
     async with asyncio.timeout(30):
         while not pool._lanes._idle_for_short:
             await asyncio.sleep(0.01)
+    assert "a tokenizer process died and is replaced" in caplog.text
     assert await pool.encode_text(EncodeText("hello"), ANNE)
 
 

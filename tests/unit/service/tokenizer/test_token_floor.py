@@ -160,3 +160,26 @@ def test_the_composable_characters_are_all_there_are():
     decomposed = (unicodedata.normalize("NFD", chr(point)) for point in range(sys.maxunicode + 1))
     found = {text[0] for text in decomposed if len(text) > 1 and ord(text[0]) < 128}
     assert found == _COMPOSABLE
+
+
+def test_all_that_normalizers_write_alike_counts_like_it():
+    """Eight spaces, or eight tabs, are one token, though the vocabulary has a space of its own."""
+    vocabulary = [*(f"<0x{byte:02X}>" for byte in range(256)), " ", "\t", "▁", "▁" * 8]
+    document = {
+        "added_tokens": [],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Replace", "pattern": {"String": char}, "content": "▁"} for char in " \t"
+            ],
+        },
+        "pre_tokenizer": None,
+        "model": {
+            "type": "BPE",
+            "byte_fallback": True,
+            "vocab": {token: token_id for token_id, token in enumerate(vocabulary)},
+        },
+    }
+    floor = build_token_floor(document, False)
+    assert 0 < floor.count(" " * 800) <= 100
+    assert 0 < floor.count("\t" * 800) <= 100

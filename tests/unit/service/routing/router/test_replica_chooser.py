@@ -232,3 +232,15 @@ def test_a_silent_session_is_forgotten():
     assert choose(chooser, loads, "r2", range(500, 564), session()).decision.replica_id == other
     now_s = 5.1
     assert choose(chooser, loads, "r3", range(500, 564), session()).decision.replica_id == home
+
+
+def test_a_known_session_stays_though_its_prefix_is_elsewhere():
+    chooser, loads = made()
+    home = send(chooser, loads, "first", range(256), session()).decision.replica_id
+    (elsewhere,) = loads.keys() - {home}
+    send(chooser, {elsewhere: loads[elsewhere]}, "other", range(1000, 1256))
+    for name in ("first", "other"):
+        chooser.on_first_output(name)
+        chooser.on_end(name, 1)
+    choice = choose(chooser, loads, "next", range(1000, 1256), session())
+    assert choice.decision == (home, RoutingReason.SESSION)
