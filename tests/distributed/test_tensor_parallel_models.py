@@ -14,13 +14,14 @@ import torch
 import torch.multiprocessing as mp
 
 from tests.fakes.model_rows import ModelRows, torch_native_backend
-from tests.fakes.tiny_models import NATIVE, random_prompt, save_tiny_model
+from tests.fakes.tiny_models import LATENT, NATIVE, random_prompt, save_tiny_model
 from workers.config import EngineConfig
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 
 CPU = torch.device("cpu")
-MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3")
+TINY = {**NATIVE, **LATENT}
+MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "deepseek_v2_lite", "deepseek_v3")
 MAX_DIFFERENCE = 1e-5
 
 
@@ -75,7 +76,7 @@ def ranks(
     """The folder and what each rank computed. Two KV heads: four ranks have to replicate them."""
     folder = tmp_path_factory.mktemp(f"tp{request.param}")
     for name in MODELS:
-        save_tiny_model(NATIVE[name], folder / name)
+        save_tiny_model(TINY[name], folder / name)
     multiprocessing.set_forkserver_preload([__name__])
     arguments = (request.param, folder)
     mp.start_processes(run_rank, arguments, nprocs=request.param, start_method="forkserver")

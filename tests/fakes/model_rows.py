@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from attention import ForwardBatch, ForwardMode
-from attention.backends.torch_native import TorchNativeBackend
+from attention.backends.base import AttentionBackend
 from attention.forward_batch import AttentionDispatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.registry import create_attention_backend
 from workers.loading.loader import LoadedModel
 from workers.runner.kv_memory import create_kv_pool
 
@@ -51,14 +52,15 @@ def make_batch(
     )
 
 
-def torch_native_backend(loaded: LoadedModel) -> TorchNativeBackend:
+def torch_native_backend(loaded: LoadedModel) -> AttentionBackend:
     """The real CPU backend over real pools of pages of 16, rows laid out as make_batch does."""
     config = loaded.attention_config(page_size=16, kv_dtype=torch.float32)
     table = ReqToTokenPool(MAX_ROWS, 256, config.device)
     for row in range(MAX_ROWS):
         indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
         table.write(torch.tensor([row]), 0, indices)
-    return TorchNativeBackend(config, table, create_kv_pool(config, (MAX_ROWS + 1) * 16, ()))
+    pool = create_kv_pool(config, (MAX_ROWS + 1) * 16, ())
+    return create_attention_backend("torch_native", config, table, pool)
 
 
 class ModelRows:

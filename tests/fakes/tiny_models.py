@@ -70,6 +70,50 @@ NATIVE: dict[str, TinyModel] = {
     "qwen3": TinyModel("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
+_LATENT_YARN_ROPE = {**_YARN_ROPE, "mscale": 0.707, "mscale_all_dim": 1.2}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+LATENT: dict[str, TinyModel] = {
+    "deepseek_v2": TinyModel(
+        "deepseek_v2",
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": _LATENT_YARN_ROPE,
+        },
+    ),
+    "deepseek_v2_lite": TinyModel("deepseek_v2", {**_LATENT, **_EXPERTS, "q_lora_rank": None}),
+    "deepseek_v3": TinyModel(
+        "deepseek_v3", {**_LATENT, **_EXPERTS, "rope_parameters": _LATENT_YARN_ROPE}
+    ),
+    "deepseek_v3_biased": TinyModel(
+        "deepseek_v3",
+        {**_LATENT, **_EXPERTS, "attention_bias": True, "rope_interleave": False},
+    ),
+    "glm4_moe_lite": TinyModel(
+        "glm4_moe_lite", {**_LATENT, **_EXPERTS, "n_group": 1, "topk_group": 1}
+    ),
+    "youtu": TinyModel("youtu", {**_LATENT, "tie_word_embeddings": True}),
+}
+
 THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
     "phi3": TinyModel("phi3", {"sliding_window": None}),
     "phi3_windowed": TinyModel("phi3", {"sliding_window": SLIDING_WINDOW}),
@@ -107,6 +151,9 @@ def _randomise(model: PreTrainedModel) -> None:
         if parameter.dim() == 1:
             noise = torch.randn_like(parameter) * 0.2
             parameter.data.copy_(noise if name.endswith(("bias", "sinks")) else 1.0 + noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
 
 
 def tiny_config(tiny: TinyModel) -> Any:

@@ -89,7 +89,8 @@ def _llama3(spec: RopeSpec, num_positions: int) -> RopeFrequencies:
     return RopeFrequencies((1 - kept_share) * inv_freq / spec.factor + kept_share * inv_freq)
 
 
-def _yarn_magnitude(scale: float, weight: float) -> float:
+def yarn_magnitude(scale: float, weight: float) -> float:
+    """By how much YaRN lengthens queries and keys of a context stretched by scale."""
     return 0.1 * weight * math.log(scale) + 1.0 if scale > 1 else 1.0
 
 
@@ -99,8 +100,8 @@ def _yarn_attention_factor(spec: RopeSpec) -> float:
         return float(given)
     mscale, mscale_all = spec.parameters.get("mscale"), spec.parameters.get("mscale_all_dim")
     if mscale and mscale_all:
-        return _yarn_magnitude(spec.factor, mscale) / _yarn_magnitude(spec.factor, mscale_all)
-    return _yarn_magnitude(spec.factor, 1.0)
+        return yarn_magnitude(spec.factor, mscale) / yarn_magnitude(spec.factor, mscale_all)
+    return yarn_magnitude(spec.factor, 1.0)
 
 
 def _yarn(spec: RopeSpec, num_positions: int) -> RopeFrequencies:

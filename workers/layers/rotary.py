@@ -26,9 +26,25 @@ class RotaryEmbedding(nn.Module):
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
 
     def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = x[..., : self.rotary_dim].chunk(2, dim=-1)
+        first, second = self._pairs(x)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         rotated = rotated.to(x.dtype)
         if self.rotary_dim == x.shape[-1]:
             return rotated
         return torch.cat((rotated, x[..., self.rotary_dim :]), dim=-1)
+
+    def _pairs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two elements of every pair, each (n, heads, rotary_dim / 2)."""
+        first, second = x[..., : self.rotary_dim].chunk(2, dim=-1)
+        return first, second
+
+
+class InterleavedRotaryEmbedding(RotaryEmbedding):
+    """Neighbouring elements make a pair, as in DeepSeek's checkpoints.
+
+    What is rotated comes out with the first elements of all pairs before the second ones: queries
+    and keys alike, so that their products are the same.
+    """
+
+    def _pairs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[..., 0 : self.rotary_dim : 2], x[..., 1 : self.rotary_dim : 2]

@@ -103,8 +103,8 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 def _load_native(request: _LoadRequest) -> _Weights:
     facts, config = request.facts, request.config
-    build = NATIVE_ARCHITECTURES[facts.architecture]
-    model = build(request.hf_config, facts.max_context_len, request.shard)
+    family = NATIVE_ARCHITECTURES[facts.architecture]
+    model = family.build(request.hf_config, facts.max_context_len, request.shard)
     if config.load_format == "dummy":
         fill_with_noise(model, request.shard, config.dummy_weights_seed, request.on_progress)
         return _Weights(model)
@@ -178,16 +178,23 @@ def _no_progress(bytes_done: int, bytes_total: int) -> None:
 def check_servable(config: EngineConfig) -> None:
     """Raise ModelLoadError or ConfigError if config.model cannot run here, as far as its folder's
     small files tell. Reads no weights."""
-    _choose(config)
+    _choose(config, _device_type_of(config))
     model_facts(config)
 
 
-def _choose(config: EngineConfig) -> tuple[PreTrainedConfig, str]:
+def _device_type_of(config: EngineConfig) -> str:
+    """Of EngineConfig.device, as far as it can be told without making use of one."""
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device.partition(":")[0]
+
+
+def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, str]:
     """(config of transformers, implementation). Before any limit is looked for: what a class that
     cannot be served calls its limits does not matter."""
     hf_config = read_hf_config(resolve_model_folder(config.model))
     architecture = architecture_of(hf_config)
-    return hf_config, choose_implementation(hf_config, architecture, config.model_impl)
+    return hf_config, choose_implementation(hf_config, architecture, config, device_type)
 
 
 def load_model(
@@ -204,7 +211,7 @@ def load_model(
     folder that cannot be served, ConfigError for a configuration that does not fit the model. Uses
     no collective: ranks load independently.
     """
-    hf_config, implementation = _choose(config)
+    hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",

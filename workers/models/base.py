@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from attention import AttentionConfig, ForwardBatch, LayerAttentionConfig
+from attention import AttentionConfig, ForwardBatch, LatentEntry, LayerAttentionConfig
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import VocabShard
 
@@ -26,6 +26,7 @@ class AttentionGeometry:
     head_dim: int
     v_head_dim: int
     layers: tuple[LayerAttentionConfig, ...]
+    latent: LatentEntry | None = None
 
     @property
     def num_layers(self) -> int:
@@ -33,7 +34,9 @@ class AttentionGeometry:
 
     @property
     def has_unequal_head_dims(self) -> bool:
-        """Whether any layer has V heads of another size than K heads."""
+        """Whether any layer has V heads of another size than K heads where heads are kept."""
+        if self.latent is not None:
+            return False
         own = [layer.heads for layer in self.layers if layer.heads is not None]
         sizes = [(heads.head_dim, heads.v_head_dim) for heads in own]
         return any(k != v for k, v in [*sizes, (self.head_dim, self.v_head_dim)])
@@ -59,6 +62,7 @@ class AttentionGeometry:
             kv_dtype=kv_dtype,
             device=device,
             layers=self.layers,
+            latent=self.latent,
         )
 
 

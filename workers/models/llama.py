@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from attention import ForwardBatch, LayerAttentionConfig, RadixAttention
-from workers.layers.activation import SiluAndMul
 from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
-from workers.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.linear import QKVParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import KVHeadShard, ShardContext, divide
@@ -92,28 +92,6 @@ class QKNormAttention(LlamaAttention):
         return self.q_norm(q), self.k_norm(k)
 
 
-class LlamaMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)). (n, hidden_size) -> (n, hidden_size)."""
-
-    def __init__(self, spec: LlamaFamilySpec, shard: ShardContext) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(
-            spec.hidden_size,
-            spec.intermediate_size,
-            ("gate_proj", "up_proj"),
-            spec.has_mlp_bias,
-            shard,
-        )
-        self.act = SiluAndMul()
-        self.down_proj = RowParallelLinear(
-            spec.intermediate_size, spec.hidden_size, spec.has_mlp_bias, shard
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
-        return out
-
-
 class LlamaDecoderLayer(nn.Module):
     """Attention and feed-forward around one residual stream.
 
@@ -131,7 +109,7 @@ class LlamaDecoderLayer(nn.Module):
         super().__init__()
         attention_class = QKNormAttention if spec.has_qk_norm else LlamaAttention
         self.self_attn = attention_class(spec, spec.layers[layer_id], layer_id, rotary, shard)
-        self.mlp = LlamaMLP(spec, shard)
+        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.has_mlp_bias, shard)
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 

@@ -2,15 +2,19 @@
 
 import logging
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import transformers
 from transformers import PreTrainedConfig
 
-from workers.config import ModelImpl
+from attention.registry import LATENT_BACKENDS
+from workers.config import EngineConfig
 from workers.errors import ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
+from workers.models.deepseek import DeepseekForCausalLM
+from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
 from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import llama_family_spec, native_obstacle
 
@@ -32,11 +36,37 @@ def _build_llama_family(
     return build(spec, max_context_len, shard)
 
 
-NATIVE_ARCHITECTURES: dict[str, BuildNative] = {
-    "LlamaForCausalLM": _build_llama_family,
-    "MistralForCausalLM": _build_llama_family,
-    "Qwen2ForCausalLM": _build_llama_family,
-    "Qwen3ForCausalLM": _build_llama_family,
+def _build_deepseek_family(
+    config: PreTrainedConfig, max_context_len: int, shard: ShardContext
+) -> NativeCausalLM:
+    return DeepseekForCausalLM(deepseek_spec(config), config, max_context_len, shard)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFamily:
+    """Models of one native class.
+
+    obstacle: why a config that names one of its architectures is not for it, or None.
+    keeps_latents: whether it needs multi-head latent attention of the backend.
+    """
+
+    build: BuildNative
+    obstacle: Callable[[Any], str | None]
+    keeps_latents: bool = False
+
+
+_LLAMA = NativeFamily(_build_llama_family, native_obstacle)
+_DEEPSEEK = NativeFamily(_build_deepseek_family, deepseek_obstacle, keeps_latents=True)
+
+NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "Glm4MoeLiteForCausalLM": _DEEPSEEK,
+    "YoutuForCausalLM": _DEEPSEEK,
 }
 
 
@@ -49,14 +79,16 @@ def supported_models() -> str:
 
 
 def choose_implementation(
-    config: PreTrainedConfig, architecture: str, requested: ModelImpl
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
 ) -> Literal["native", "transformers"]:
-    """auto: native if the architecture has a native class that fits the config, else transformers.
+    """By engine.model_impl. auto: native if the architecture has a native class that fits the
+    config, and the engine's settings and device have what it needs, else transformers.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture.
     """
+    requested = engine.model_impl
     if requested != "transformers":
-        obstacle = _native_obstacle(config, architecture)
+        obstacle = _native_obstacle(config, architecture, engine, device_type)
         if obstacle is None:
             return "native"
         if requested == "native":
@@ -67,15 +99,33 @@ def choose_implementation(
     return "transformers"
 
 
-def _native_obstacle(config: PreTrainedConfig, architecture: str) -> str | None:
+def _native_obstacle(
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+) -> str | None:
     """Why the config cannot run natively, and what can be done. A config may state a native
     architecture and be of another kind, for which transformers has code of its own."""
-    if architecture not in NATIVE_ARCHITECTURES:
+    family = NATIVE_ARCHITECTURES.get(architecture)
+    if family is None:
         return f"{architecture} has no native class; {supported_models()}"
-    obstacle = native_obstacle(config)
+    obstacle = family.obstacle(config)
+    if obstacle is None and family.keeps_latents:
+        obstacle = _latent_obstacle(engine, device_type)
     if obstacle is None:
         return None
     return f"{architecture} cannot run natively: {obstacle}; model_impl='transformers' may run it"
+
+
+def _latent_obstacle(engine: EngineConfig, device_type: str) -> str | None:
+    """What latent attention lacks here. Elsewhere the models run as ordinary attention, with K and
+    V of every head in the pool."""
+    if device_type != "cpu":
+        return f"multi-head latent attention is for CPU so far, not for {device_type}"
+    if engine.kv_cache_dtype != "auto":
+        return f"latents are not kept as {engine.kv_cache_dtype}"
+    names = [backend.capability.name for backend in LATENT_BACKENDS]
+    if engine.attention_backend not in (None, *names):
+        return f"{engine.attention_backend} has no multi-head latent attention"
+    return None
 
 
 def _check_transformers(config: PreTrainedConfig, architecture: str) -> None:

@@ -12,6 +12,7 @@ from attention.config import AttentionConfig
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
+from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.config import KVCacheDType
 from workers.loading.kv_scales import KVScale
@@ -32,6 +33,8 @@ def create_kv_pool(
     An fp8 pool without scales keeps 1, with a warning: K and V are then rounded as they come.
     Raises AttentionBackendError when the device lacks what the pool needs.
     """
+    if config.latent is not None:
+        return LatentTokenToKVPool(config, num_pages)
     if not config.keeps_one_entry:
         return GroupedTokenToKVPool(config, num_pages, create_mha_pool)
     pool = create_mha_pool(config, num_pages)

@@ -65,6 +65,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
         needs_sinks=any(layer.has_sinks for layer in layers),
         needs_unequal_head_dims=geometry.has_unequal_head_dims,
+        needs_mla=geometry.latent is not None,
         needs_chunked_attention=any(layer.chunk_size > 0 for layer in layers),
         needs_unlike_layers=any(layer.heads is not None for layer in layers),
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from workers.errors import ModelLoadError
 from workers.layers.rope_frequencies import cos_sin_table, rope_frequencies
-from workers.layers.rotary import RotaryEmbedding
+from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.models.llama_family import rope_spec
 
 HEAD_DIM = 16
@@ -96,6 +96,23 @@ def test_rotation_equals_that_of_transformers(name: str) -> None:
     want_q, want_k = apply_rotary_pos_emb(q, k, cos.squeeze(0), sin.squeeze(0))
     torch.testing.assert_close(got_q, want_q, rtol=0, atol=1e-5)
     torch.testing.assert_close(got_k, want_k, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["default", "yarn_mscale"])
+def test_neighbours_rotate_as_pairs_where_the_checkpoint_interleaves_them(name: str) -> None:
+    """As complex numbers, in DeepSeek's own formulation; then all first elements before all second
+    ones."""
+    spec = rope_spec(make_config(ROPES[name]), HEAD_DIM)
+    rotary = InterleavedRotaryEmbedding(spec, 30, torch.device("cpu"))
+    q, k = torch.randn(30, 4, HEAD_DIM), torch.randn(30, 1, HEAD_DIM)
+    positions = torch.randperm(30)
+    frequencies = rope_frequencies(spec, 30)
+    angles = positions.float().unsqueeze(1) * frequencies.inv_freq
+    turn = torch.polar(torch.full_like(angles, frequencies.attention_factor), angles).unsqueeze(1)
+    for got, x in zip(rotary(positions, q, k), (q, k), strict=True):
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn
+        want = torch.cat((pairs.real, pairs.imag), dim=-1)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
 
 def test_partial_rotation_leaves_the_rest_of_the_head_untouched() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attention import LatentEntry
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.config import AttentionHeads, LayerAttentionConfig
@@ -25,7 +26,10 @@ def hopper(monkeypatch):
 
 def loaded_model(v_head_dim, *layers):
     layers = layers or (LayerAttentionConfig(),) * 2
-    geometry = AttentionGeometry(8, 2, 64, v_head_dim, layers)
+    return loaded_with(AttentionGeometry(8, 2, 64, v_head_dim, layers))
+
+
+def loaded_with(geometry):
     dtype, device = torch.bfloat16, torch.device("cpu")
 
     def attention_config(page_size, kv_dtype):
@@ -105,3 +109,33 @@ def test_pages_are_as_many_as_all_layers_own_entries_allow(monkeypatch):
         model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
     )
     assert plan_attention(config, loaded).num_pages == 10
+
+
+def latent_model():
+    """Attention of DeepSeek-V2-Lite, with two layers."""
+    entry = LatentEntry(latent_dim=512, rope_dim=64)
+    return loaded_with(AttentionGeometry(16, 16, 192, 128, (PLAIN, PLAIN), entry))
+
+
+@pytest.mark.parametrize("backend", ["fa3", "fa3_triton", "fa3_fp8", "torch_native_fp8"])
+def test_backends_over_heads_refuse_a_model_of_latents(backend):
+    is_fp8 = backend.endswith("fp8")
+    config = EngineConfig(
+        model="m",
+        num_pages=4,
+        attention_backend=backend,
+        kv_cache_dtype="fp8_e4m3" if is_fp8 else "auto",
+    )
+    with pytest.raises(AttentionBackendError, match=f"'{backend}' was .* has no multi-head latent"):
+        plan_attention(config, latent_model())
+    chosen = plan_attention(EngineConfig(model="m", num_pages=4), latent_model())
+    assert (chosen.backend_name, chosen.config.latent) == ("torch_native", LatentEntry(512, 64))
+
+
+def test_pages_are_as_many_as_latents_allow(monkeypatch):
+    monkeypatch.undo()
+    page_bytes = 16 * 2 * 576 * torch.bfloat16.itemsize
+    config = EngineConfig(
+        model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
+    )
+    assert plan_attention(config, latent_model()).num_pages == 10

@@ -1,0 +1,26 @@
+"""The gated feed-forward block of most decoders."""
+
+import torch
+from torch import nn
+
+from workers.layers.activation import SiluAndMul
+from workers.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from workers.layers.sharding import ShardContext
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)). (n, hidden_size) -> (n, hidden_size)."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, has_bias: bool, shard: ShardContext
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(
+            hidden_size, intermediate_size, ("gate_proj", "up_proj"), has_bias, shard
+        )
+        self.act = SiluAndMul()
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, has_bias, shard)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        return out

@@ -1,0 +1,228 @@
+"""DeepSeek-V2 and V3 and their kin natively: latent attention, cut over tensor-parallel ranks.
+
+Module names are Hugging Face's, so that checkpoint names fall out of module paths. Heads are cut
+over ranks, latents are computed by all of them. Mixtures of experts run in transformers' own code,
+whole on every rank. Knows no KV memory: attention goes through LatentAttention.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from attention import (
+    ForwardBatch,
+    LatentAttention,
+    LatentTokens,
+    LayerAttentionConfig,
+    UpProjections,
+)
+from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.linear import ColumnParallelLinear, RowParallelLinear
+from workers.layers.norm import RMSNorm
+from workers.layers.replicated import ReplicatedLinear
+from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
+from workers.layers.sharding import ShardContext, divide
+from workers.models.base import AttentionGeometry, NativeCausalLM
+from workers.models.deepseek_family import DeepseekSpec
+from workers.models.transformers_block import TransformersBlock
+
+
+class DeepseekAttention(nn.Module, ABC):
+    """Multi-head latent attention but for the queries. (n, hidden_size) -> (n, hidden_size)."""
+
+    def __init__(
+        self, spec: DeepseekSpec, layer_id: int, rotary: RotaryEmbedding, shard: ShardContext
+    ) -> None:
+        super().__init__()
+        self._num_heads = divide(spec.num_heads, shard.tp.size, "num_attention_heads")
+        self._nope_dim, self._qk_head_dim = spec.nope_dim, spec.qk_head_dim
+        self.rotary = rotary
+        hidden, entry, bias = spec.hidden_size, spec.entry, spec.has_attention_bias
+        self.kv_a_proj_with_mqa = ReplicatedLinear(hidden, entry.elements_per_token, bias, shard)
+        self.kv_a_layernorm = RMSNorm(entry.latent_dim, spec.latent_norm_eps, shard)
+        up_rows = spec.num_heads * (spec.nope_dim + spec.v_head_dim)
+        self.kv_b_proj = ColumnParallelLinear(entry.latent_dim, up_rows, False, shard)
+        self.o_proj = RowParallelLinear(spec.num_heads * spec.v_head_dim, hidden, bias, shard)
+        self.attn = LatentAttention(self._num_heads, spec.v_head_dim, entry, spec.scaling, layer_id)
+
+    @abstractmethod
+    def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(n, hidden_size) -> (n, this rank's heads * qk_head_dim)."""
+
+    def forward(
+        self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        q = self.project_queries(hidden).view(-1, self._num_heads, self._qk_head_dim)
+        q_nope, q_rope = q.tensor_split((self._nope_dim,), dim=-1)
+        compressed = self.kv_a_proj_with_mqa(hidden)
+        latent, k_rope = compressed.tensor_split((self.attn.entry.latent_dim,), dim=-1)
+        q_rope, k_rope = self.rotary(positions, q_rope, k_rope.unsqueeze(1))
+        tokens = LatentTokens(q_nope, q_rope, self.kv_a_layernorm(latent), k_rope.squeeze(1))
+        out: torch.Tensor = self.o_proj(self.attn(tokens, self._up_projections(), forward_batch))
+        return out
+
+    def _up_projections(self) -> UpProjections:
+        by_head = self.kv_b_proj.weight.view(self._num_heads, -1, self.attn.entry.latent_dim)
+        return UpProjections(by_head[:, : self._nope_dim], by_head[:, self._nope_dim :])
+
+
+class DirectQueryAttention(DeepseekAttention):
+    """Queries from the hidden states at once (DeepSeek-V2-Lite)."""
+
+    def __init__(
+        self, spec: DeepseekSpec, layer_id: int, rotary: RotaryEmbedding, shard: ShardContext
+    ) -> None:
+        super().__init__(spec, layer_id, rotary, shard)
+        q_size = spec.num_heads * spec.qk_head_dim
+        self.q_proj = ColumnParallelLinear(spec.hidden_size, q_size, False, shard)
+
+    def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        q: torch.Tensor = self.q_proj(hidden)
+        return q
+
+
+class LowRankQueryAttention(DeepseekAttention):
+    """Queries by way of a compressed vector of rank elements (DeepSeek-V2 and V3)."""
+
+    def __init__(
+        self,
+        spec: DeepseekSpec,
+        rank: int,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__(spec, layer_id, rotary, shard)
+        q_size = spec.num_heads * spec.qk_head_dim
+        self.q_a_proj = ReplicatedLinear(spec.hidden_size, rank, spec.has_attention_bias, shard)
+        self.q_a_layernorm = RMSNorm(rank, spec.latent_norm_eps, shard)
+        self.q_b_proj = ColumnParallelLinear(rank, q_size, False, shard)
+
+    def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
+        q: torch.Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+        return q
+
+
+def _attention(
+    spec: DeepseekSpec, layer_id: int, rotary: RotaryEmbedding, shard: ShardContext
+) -> DeepseekAttention:
+    if spec.q_lora_rank is None:
+        return DirectQueryAttention(spec, layer_id, rotary, shard)
+    return LowRankQueryAttention(spec, spec.q_lora_rank, layer_id, rotary, shard)
+
+
+def _feed_forward(
+    spec: DeepseekSpec, layer_id: int, config: PreTrainedConfig, shard: ShardContext
+) -> nn.Module:
+    if layer_id in spec.dense_layers or spec.moe_block is None:
+        return GatedMLP(spec.hidden_size, spec.intermediate_size, spec.has_mlp_bias, shard)
+    # Seconds of imports that other native models do without.
+    module, name = spec.moe_block
+    build: Any = getattr(importlib.import_module(module), name)
+    return TransformersBlock(build, config, shard)
+
+
+class DeepseekDecoderLayer(nn.Module):
+    """Attention and feed-forward around one residual stream, as LlamaDecoderLayer."""
+
+    def __init__(
+        self,
+        spec: DeepseekSpec,
+        layer_id: int,
+        config: PreTrainedConfig,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__()
+        self.self_attn = _attention(spec, layer_id, rotary, shard)
+        self.mlp = _feed_forward(spec, layer_id, config, shard)
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
+
+    def forward(
+        self, positions: torch.Tensor, stream: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """The residual stream (n, hidden_size) before the layer -> after it."""
+        stream = stream + self.self_attn(positions, self.input_layernorm(stream), forward_batch)
+        added: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return added
+
+
+class DeepseekModel(nn.Module):
+    """Embedding, layers and final norm: what checkpoints call `model`."""
+
+    def __init__(
+        self, spec: DeepseekSpec, config: PreTrainedConfig, num_positions: int, shard: ShardContext
+    ) -> None:
+        super().__init__()
+        rotary_class = InterleavedRotaryEmbedding if spec.is_interleaved else RotaryEmbedding
+        rotary = rotary_class(spec.rope, num_positions, shard.device)
+        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, shard)
+        self.layers = nn.ModuleList(
+            DeepseekDecoderLayer(spec, layer_id, config, rotary, shard)
+            for layer_id in range(spec.num_layers)
+        )
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        stream = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            stream = layer(positions, stream, forward_batch)
+        normed: torch.Tensor = self.norm(stream)
+        return normed
+
+
+class DeepseekForCausalLM(NativeCausalLM):
+    """Any member of the family, with its language-model head.
+
+    config: what spec was read from, for the blocks that transformers' code runs. num_positions:
+    longest context the rotary table covers, in tokens.
+    """
+
+    def __init__(
+        self, spec: DeepseekSpec, config: PreTrainedConfig, num_positions: int, shard: ShardContext
+    ) -> None:
+        super().__init__()
+        self.vocab_size = spec.vocab_size
+        self.model = DeepseekModel(spec, config, num_positions, shard)
+        self.lm_head: nn.Module = (
+            TiedLMHead(self.model.embed_tokens)
+            if spec.has_tied_embeddings
+            else ParallelLMHead(spec.vocab_size, spec.hidden_size, shard)
+        )
+        self.tied_weights = (
+            {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
+        )
+        num_heads = divide(spec.num_heads, shard.tp.size, "num_attention_heads")
+        self.geometry = AttentionGeometry(
+            tp_q_head_num=num_heads,
+            tp_k_head_num=num_heads,
+            head_dim=spec.qk_head_dim,
+            v_head_dim=spec.v_head_dim,
+            layers=(LayerAttentionConfig(),) * spec.num_layers,
+            latent=spec.entry,
+        )
+        self._extra_layers = tuple(
+            f"model.layers.{spec.num_layers + index}." for index in range(spec.num_extra_layers)
+        )
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        hidden: torch.Tensor = self.model(input_ids, positions, forward_batch)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def is_redundant_weight(self, name: str) -> bool:
+        """Layers for multi-token prediction take no part in plain decoding."""
+        return name.endswith("rotary_emb.inv_freq") or name.startswith(self._extra_layers)
