@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from tests.fakes.tiny_configs import MAX_POSITIONS
 from tests.fakes.tiny_reference import (
     BANNED_TOKENS,
     NotBuiltError,
@@ -29,6 +30,7 @@ from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.results import GenerateResult
 from workers.errors import ConfigError, ModelLoadError
+from workers.loading.model_folder import read_hf_config, resolve_max_context_len
 from workers.sampling.params import SamplingParams
 
 MAX_LOGPROB_ERROR = 2e-3
@@ -81,7 +83,7 @@ def _without_reference(config: PreTrainedConfig, folder: Path, obstacle: str) ->
     """What is refused needs no model to compare with."""
     config.save_pretrained(folder)
     try:
-        Engine.from_config(_engine_config(folder, load_format="dummy")).close()
+        Engine.from_config(_engine_config(folder, load_format="dummy", **_context(folder))).close()
     except (ModelLoadError, ConfigError) as error:
         return _refused(error)
     except Exception as error:  # noqa: BLE001 - of a config that has been seen not to work
@@ -128,6 +130,15 @@ def _engine_config(folder: Path, **changes: Any) -> EngineConfig:
     )
 
 
+def _context(folder: Path) -> dict[str, Any]:
+    """What has to be said where the config states no longest context."""
+    try:
+        resolve_max_context_len(read_hf_config(folder), None)
+    except ConfigError:
+        return {"max_context_len": MAX_POSITIONS}
+    return {}
+
+
 def _serve(folder: Path) -> list[GenerateResult]:
     """In chunks of a few tokens, several rows together."""
     sampling = SamplingParams(
@@ -138,7 +149,7 @@ def _serve(folder: Path) -> list[GenerateResult]:
         prompt_logprobs=0,
         logit_bias=dict.fromkeys(BANNED_TOKENS, -100.0),
     )
-    engine = Engine.from_config(_engine_config(folder))
+    engine = Engine.from_config(_engine_config(folder, **_context(folder)))
     try:
         return engine.generate([random_prompt(length) for length in PROMPT_LENGTHS], sampling)
     finally:

@@ -55,6 +55,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "spatial_target_layers": [1],
     },
     "hunyuan_vl_text": _mrope(2, 2, 2, 2),
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "llama4_text": {"attention_chunk_size": 9, "floor_scale": 8},
     "lfm2": _CONV_AND_ATTENTION,
     "lfm2_moe": _CONV_AND_ATTENTION,

@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
         ("iquestcoder", "LlamaForCausalLM", Verdict.SERVED),
         ("olmoe", "OlmoeForCausalLM", Verdict.SERVED),
         ("camembert", "CamembertForCausalLM", Verdict.REFUSED),
-        ("jamba", "JambaForCausalLM", Verdict.REFUSED),
+        ("jamba", "JambaForCausalLM", Verdict.SERVED),
         ("mllama", "MllamaForConditionalGeneration", Verdict.REFUSED),
     ],
 )

@@ -197,6 +197,16 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     return hf_config, choose_implementation(hf_config, architecture, config, device_type)
 
 
+def _check_device(hf_config: PreTrainedConfig, facts: ModelFacts, device: torch.device) -> None:
+    from workers.models.transformers_class import causal_lm_class, may_keep_states
+
+    if device.type != "cpu" and may_keep_states(hf_config, causal_lm_class(hf_config)):
+        raise ConfigError(
+            f"{facts.architecture} keeps convolution or recurrent states and runs on CPU only so "
+            "far; set device='cpu'"
+        )
+
+
 def load_model(
     config: EngineConfig,
     tp: TPGroup,
@@ -213,6 +223,8 @@ def load_model(
     """
     hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
+    if implementation == "transformers":
+        _check_device(hf_config, facts, device)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",
         facts.name,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attention import AttentionConfig, ForwardBatch, LatentEntry, LayerAttentionConfig
+from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import VocabShard
 
@@ -70,11 +71,13 @@ class CausalLM(nn.Module, ABC):
     """A decoder-only language model on one rank.
 
     vocab_shard: which logits local_logits gives, where it does not give all.
+    state_entries: what its modules keep of a request as a whole, in an order of its own.
     """
 
     geometry: AttentionGeometry
     vocab_size: int
     vocab_shard: VocabShard | None = None
+    state_entries: tuple[StateEntry, ...] = ()
 
     @abstractmethod
     def forward(
@@ -117,6 +120,9 @@ class CausalLM(nn.Module, ABC):
 
     def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
         """Called once, when weights and pool are there and before the first step."""
+
+    def keep_states(self, states: SlotStates) -> None:
+        """Called once, before the first step: where to read and stage states of state_entries."""
 
     def prepare_while_idle(self) -> bool:
         """Do a piece of what makes later starts faster; whether there was any. May wait for the

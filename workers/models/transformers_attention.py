@@ -27,6 +27,10 @@ _INERT_OPTIONS = frozenset(
     + ("output_hidden_states", "output_router_logits", "logits_to_keep", "position_embeddings")
 )
 
+# Of a model that keeps states alone: requests are counted in pages still, so a token has an entry of
+# two elements, which nobody writes.
+NO_ATTENTION = AttentionGeometry(1, 1, 1, 1, (LayerAttentionConfig(),))
+
 
 class AttentionCall(Protocol):
     """What stands behind the registered function during one forward pass."""
@@ -167,16 +171,6 @@ class AttentionProbe:
                 return call_id
         return None
 
-    def check_layers(self, num_layers: int) -> None:
-        """Raises ModelLoadError unless each layer attends, or as many calls are made as the config
-        counts layers, which some models run several times."""
-        layers = {key.layer_idx for key in self.calls}
-        if layers != set(range(num_layers)) and len(self.calls) != num_layers:
-            raise ModelLoadError(
-                f"{len(layers)} of {num_layers} layers attend through transformers' attention "
-                "interface; the others (recurrent or convolutional) cannot be served"
-            )
-
 
 class PagedAttentionCall:
     """One step: every call attends through its RadixAttention over the step's batch."""
@@ -212,6 +206,8 @@ class PagedAttentionCall:
 
 def geometry_of(calls: Sequence[LayerCall]) -> AttentionGeometry:
     """The heads that most calls have, and those of each call that has others."""
+    if not calls:
+        return NO_ATTENTION
     ((heads, _),) = Counter(call.heads for call in calls).most_common(1)
     layers = (
         replace(call.config, heads=None if call.heads == heads else call.heads) for call in calls

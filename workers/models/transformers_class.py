@@ -10,8 +10,11 @@ from transformers.models.auto.modeling_auto import (
 
 from workers.errors import ModelLoadError
 from workers.loading.model_folder import text_config_of
+from workers.models.transformers_layer_types import PLAIN_LAYER_TYPES
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+# "hybrid": a layer that attends and keeps a state.
+_STATE_LAYER_TYPES = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 # Of a model for images and text, the text is served.
 _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 
@@ -19,15 +22,16 @@ _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 def causal_lm_class(config: PreTrainedConfig) -> Any:
     """transformers' class for the config. Raises ModelLoadError if RadixAttention cannot serve it.
 
-    Refused: encoder-decoders, layers that keep a state or attend linearly or by an index, models
-    outside the attention interface, and heads other than language models.
+    Refused: encoder-decoders, layers that attend by an index, models outside the attention
+    interface, and heads other than language models.
     """
     if config.is_encoder_decoder:
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
     model_class = _mapped_class(config)
     name = model_class.__name__
-    _check_layers(name, text_config_of(config), getattr(model_class, "_is_stateful", False))
-    if not model_class._supports_attention_backend:
+    _check_layers(name, text_config_of(config))
+    # Classes that keep states do not say whether they do; it shows when they run.
+    if not model_class._supports_attention_backend and not may_keep_states(config, model_class):
         raise ModelLoadError(f"{name} does not go through transformers' attention interface")
     return model_class
 
@@ -52,11 +56,15 @@ def _mapped_class(config: PreTrainedConfig) -> Any:
     raise ModelLoadError(f"{config.architectures} is not {names}, a causal language model")
 
 
-def _check_layers(name: str, config: Any, is_stateful: bool) -> None:
-    """A class that may keep recurrent state does not where all its layers attend."""
+def may_keep_states(config: PreTrainedConfig, model_class: Any) -> bool:
+    """Whether layers may keep a convolution or recurrent state: by the kinds of layers that the
+    config names, or where it names none, by the class. Which ones do, shows when they run."""
+    kinds = set(getattr(text_config_of(config), "layer_types", None) or ())
+    return bool(kinds & _STATE_LAYER_TYPES if kinds else model_class._is_stateful)
+
+
+def _check_layers(name: str, config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
-    odd = kinds - _SERVED_LAYER_TYPES
-    if is_stateful and (odd or not kinds):
-        raise ModelLoadError(f"{name} keeps recurrent state, which is not supported")
+    odd = kinds - _SERVED_LAYER_TYPES - _STATE_LAYER_TYPES - PLAIN_LAYER_TYPES
     if odd:
         raise ModelLoadError(f"{name} has unsupported layers: {', '.join(sorted(odd))}")

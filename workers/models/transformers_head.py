@@ -24,7 +24,8 @@ class _BodyOutput(BaseModelOutput):
 class GivenHiddenStates(nn.Module):
     """Gives back the states that it is given.
 
-    Heads that call a body within their body (OPT's decoder) find a stand-in there as well.
+    Heads that call a body within their body (OPT's decoder) find a stand-in there as well, and what
+    they read of the body beside that (Falcon-H1's multiplier) is the body's own.
     """
 
     def __init__(self, body: nn.Module) -> None:
@@ -32,6 +33,16 @@ class GivenHiddenStates(nn.Module):
         for name, part in body.named_children():
             if isinstance(part, PreTrainedModel):
                 self.add_module(name, GivenHiddenStates(part))
+        # In a tuple it is no part of this module: its parameters are not these.
+        self._stands_for = (body,)
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _BodyOutput:
         return _BodyOutput(last_hidden_state=inputs_embeds)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_stands_for":  # not set yet
+                raise
+            return getattr(self._stands_for[0], name)

@@ -4,7 +4,7 @@ transformers tells attention of a sliding window with every call, of chunks only
 is never built here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,24 @@ from workers.errors import ModelLoadError
 from workers.models.transformers_attention import CallKey, LayerCall
 
 Calls = Mapping[CallKey, LayerCall]
+
+
+# Layers that keep nothing of a token.
+PLAIN_LAYER_TYPES = frozenset(("mlp", "moe"))
+
+
+def check_layers(config: Any, calls: Calls, state_layers: Set[int]) -> None:
+    """Raises ModelLoadError unless each layer attends, keeps a state or needs neither, or as many
+    calls are made as the config counts layers, which some models run several times."""
+    num_layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [""] * num_layers
+    needed = {i for i, kind in enumerate(kinds[:num_layers]) if kind not in PLAIN_LAYER_TYPES}
+    layers = {key.layer_idx for key in calls} | state_layers
+    if not needed <= layers and len(calls) != num_layers:
+        raise ModelLoadError(
+            f"{len(needed & layers)} of {len(needed)} layers attend through transformers' "
+            "attention interface or keep a state in its cache; the others cannot be served"
+        )
 
 
 def check_windows(config: Any, calls: Calls) -> None:
@@ -25,7 +43,7 @@ def check_windows(config: Any, calls: Calls) -> None:
         return
     for key, window in windows.items():
         kind = kinds[key.layer_idx]
-        if (kind == "sliding_attention") != (window != -1):
+        if (kind in ("sliding_attention", "hybrid_sliding")) != (window != -1):
             raise ModelLoadError(
                 f"layer {key.layer_idx} is {kind}, but attends with window {window}"
             )

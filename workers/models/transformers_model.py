@@ -5,7 +5,8 @@ tokens: positions are given, rows are told apart by the ForwardBatch, the mask i
 What the model is, is learnt from one probing pass of a single token, not guessed from its config.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,32 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from attention import ForwardBatch
+from attention.memory.slot_states import SlotStates
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import (
     ATTENTION_NAME,
-    CALL_ARGUMENT,
-    AttentionCall,
     AttentionProbe,
     PagedAttentionCall,
     alike,
     geometry_of,
     register_attention_interface,
 )
-from workers.models.transformers_class import causal_lm_class, part_for_class
+from workers.models.transformers_body import FlatBody
+from workers.models.transformers_class import (
+    causal_lm_class,
+    may_keep_states,
+    part_for_class,
+)
 from workers.models.transformers_head import GivenHiddenStates
-from workers.models.transformers_layer_types import check_windows, with_chunks
+from workers.models.transformers_layer_types import check_layers, check_windows, with_chunks
 from workers.models.transformers_parts import language_model_of
+from workers.models.transformers_state_probe import FreshTokens, StateProbe
+from workers.models.transformers_states import StateModule, StepStates
 from workers.models.transformers_temperature import take_over_temperatures
+
+logger = logging.getLogger(__name__)
 
 # What transformers' code raises when a flat batch, or no image, is not what it expects.
 _PROBE_ERRORS = (AttributeError, TypeError, ValueError, LookupError, NameError, RuntimeError)
@@ -53,57 +62,63 @@ class TransformersCausalLM(CausalLM):
         text_config = text_config_of(hf_model.config)
         _fix_rope(body, text_config, max_context_len)
         self.body = body
+        self._states = SlotStates((), 0, hf_model.device)
         self._temperatures = take_over_temperatures(body)
         setattr(hf_model, body_name, GivenHiddenStates(body))
         self.head = hf_model
 
-        probe = AttentionProbe()
-        self.vocab_size = self._probe(probe, _token_to_probe(text_config))
-        probe.check_layers(text_config.num_hidden_layers)
-        check_windows(text_config, probe.calls)
-        calls = with_chunks(text_config, probe.calls)
+        state_probe, token_id = StateProbe(), _token_to_probe(text_config)
+        with _probing(type(hf_model).__name__):
+            keeps_states = may_keep_states(text_config, type(hf_model))
+            self._flat = FlatBody(body, text_config, keeps_states)
+            state_modules = self._install_state_modules(token_id)
+        attending, self.vocab_size = self._probe(state_probe, token_id)
+        self.state_entries = tuple(state_probe.entries[one.index] for one in state_modules)
+        _tell_of_slow_modules(state_modules)
+        check_layers(text_config, attending, {one.layer_id for one in state_modules})
+        check_windows(text_config, attending)
+        calls = with_chunks(text_config, attending)
         self.geometry = geometry_of(list(calls.values()))
+        # Layers that attend have KV memory, in their order; the others have none.
         self.attention_layers = nn.ModuleList(
             call.radix_attention(layer_id) for layer_id, call in enumerate(calls.values())
         )
         self._attention_by_call = dict(zip(calls, self.attention_layers, strict=True))
 
     @torch.inference_mode()
-    def _probe(self, probe: AttentionProbe, token_id: int) -> int:
-        """Run one token through body and head; returns the number of logits."""
-        name = type(self.head).__name__
+    def _install_state_modules(self, token_id: int) -> list[StateModule]:
+        token = torch.full((1,), token_id, device=self.head.device)
+        return self._flat.install_state_modules(token, AttentionProbe())
+
+    @torch.inference_mode()
+    def _probe(
+        self, state_probe: StateProbe, token_id: int
+    ) -> tuple[dict[CallKey, LayerCall], int]:
+        """Run one token, twice, through body and head; returns what each layer that attends asks
+        for, in order, and the number of logits."""
+        name, probe = type(self.head).__name__, AttentionProbe()
         tokens = torch.full((2,), token_id, device=self.head.device)
-        try:
-            hidden = self._run_body(tokens, torch.zeros_like(tokens), probe)
-            uncounted = self.body(
-                input_ids=tokens[None, :1], use_cache=False, **{CALL_ARGUMENT: AttentionProbe()}
-            )
+        with _probing(name):
+            hidden = self._flat.run(tokens, torch.zeros_like(tokens), probe, state_probe)
+            uncounted = self._flat.run(tokens[:1], None, AttentionProbe(), FreshTokens(1))
             num_logits: int = self.compute_logits(hidden).shape[-1]
-        except _PROBE_ERRORS as error:
-            raise ModelLoadError(f"{name} cannot run as a flat decoder: {error}") from error
         if not alike(hidden[0], hidden[1]):
             raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
-        if not alike(hidden[0], uncounted.last_hidden_state[0, 0]):
+        if not alike(hidden[0], uncounted[0]):
             raise ModelLoadError(f"{name} does not count positions from 0")
-        return num_logits
+        return probe.calls, num_logits
 
-    def _run_body(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, call: AttentionCall
-    ) -> torch.Tensor:
-        outputs = self.body(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            **{CALL_ARGUMENT: call},
-        )
-        hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
-        return hidden
+    def keep_states(self, states: SlotStates) -> None:
+        self._states = states
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        call = PagedAttentionCall(self._attention_by_call, self._temperatures, forward_batch)
-        return self._run_body(input_ids, positions, call)
+        attention_call = PagedAttentionCall(
+            self._attention_by_call, self._temperatures, forward_batch
+        )
+        state_call = StepStates(self._states, forward_batch)
+        return self._flat.run(input_ids, positions, attention_call, state_call)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
@@ -137,6 +152,24 @@ def _fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
             if max_context_len > original:
                 inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=original + 1)
                 module.get_buffer("original_inv_freq").copy_(inv_freq)
+
+
+def _tell_of_slow_modules(state_modules: Sequence[StateModule]) -> None:
+    names = sorted({one.name for one in state_modules if not one.continues_many})
+    if names:
+        logger.warning(
+            "%s cannot take several tokens on top of a state: prompts longer than a step are "
+            "computed token by token",
+            ", ".join(names),
+        )
+
+
+@contextmanager
+def _probing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _PROBE_ERRORS as error:
+        raise ModelLoadError(f"{name} cannot run as a flat decoder: {error}") from error
 
 
 def _attention_implementations(config: PreTrainedConfig) -> dict[str, str]:

@@ -4,6 +4,7 @@ Knows no request, no scheduler and no Ray. Every rank of an engine runs the same
 order and samples the same tokens; only rank 0 reads them back.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.slot_states import SlotStates
 from attention.registry import create_attention_backend
 from attention.timing import AttentionTiming
 from workers.config import EngineConfig
@@ -39,6 +41,8 @@ from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,9 @@ class ModelRunner:
             token_to_kv_pool,
         )
         self._model.prepare(token_to_kv_pool)
+        self._states = SlotStates(self._model.state_entries, num_slots, device)
+        self._model.keep_states(self._states)
+        self._tell_of_states(config)
         self._timer = make_timer(self._backend, device)
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
         self._sampling = SamplingState(
@@ -106,6 +113,22 @@ class ModelRunner:
         )
         self._device = device
         self._is_alone = tp.size == 1
+
+    def _tell_of_states(self, config: EngineConfig) -> None:
+        if not self._model.state_entries:
+            return
+        logger.info(
+            "%d modules keep a state for each of %d slots, %d bytes in all",
+            len(self._model.state_entries),
+            config.max_running_requests,
+            self._states.num_bytes,
+        )
+        if config.enable_prefix_cache:
+            logger.warning(
+                "without a prefix cache: a cached prefix of %s could not be continued, as it has "
+                "no state",
+                self.facts.architecture,
+            )
 
     def model_info(self, config: EngineConfig) -> ModelInfo:
         return ModelInfo(
@@ -131,7 +154,7 @@ class ModelRunner:
             target_inter_token_s=_seconds(config.target_inter_token_ms),
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
-            enable_prefix_cache=config.enable_prefix_cache,
+            enable_prefix_cache=config.enable_prefix_cache and not self._model.state_entries,
             enable_mixed_batches=config.enable_mixed_batches,
             eos_token_ids=self.facts.eos_token_ids,
             vocab_size=self.facts.vocab_size,
@@ -191,6 +214,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
+        self._states.discard()
         self._sampling.admit(plan.admitted)
         inputs = self._inputs.build(plan, self._timer)
         hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
@@ -202,11 +226,14 @@ class ModelRunner:
         num_sampling = len(inputs.sample_slots)
         sampled = self._sample(hidden[:num_sampling], inputs)
         unfinished = hidden[num_sampling:]
-        return LaunchedStep(
+        launched = LaunchedStep(
             sampled.start_download(),
             prompt,
             start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None,
         )
+        # Last, so that a launch that fails can be repeated: see launch_in_pieces.
+        self._states.commit()
+        return launched
 
     def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         """Final states of all new tokens, or of every row's last one only, sampling rows first."""

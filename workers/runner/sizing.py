@@ -3,6 +3,7 @@
 Knows flags, devices and a loaded model's geometry; allocates nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
+from attention.memory.slot_states import StateEntry
 from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from attention.selection import AttentionNeeds, detect_device, select_attention_backend
 from attention.timing import AttentionTimer, CpuAttentionTimer
@@ -72,7 +74,10 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
     attention_config = loaded.attention_config(choice.page_size, kv_dtype)
-    return AttentionPlan(choice.name, attention_config, _num_pages(config, attention_config))
+    state_bytes = state_bytes_of(config, loaded.model.state_entries)
+    return AttentionPlan(
+        choice.name, attention_config, _num_pages(config, attention_config, state_bytes)
+    )
 
 
 def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:
@@ -81,18 +86,28 @@ def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTime
     return CpuAttentionTimer(backend)
 
 
-def _num_pages(config: EngineConfig, attention_config: AttentionConfig) -> int:
+def state_bytes_of(config: EngineConfig, entries: Sequence[StateEntry]) -> int:
+    """Bytes of the states of all slots."""
+    return config.max_running_requests * sum(entry.bytes_per_slot for entry in entries)
+
+
+def _num_pages(config: EngineConfig, attention_config: AttentionConfig, state_bytes: int) -> int:
     if config.num_pages is not None:
         return config.num_pages + NUM_RESERVED_PAGES
     bytes_per_page = attention_config.kv_bytes_per_token * attention_config.page_size
-    budget_bytes = _kv_budget_bytes(config, attention_config.device)
+    budget_bytes = _kv_budget_bytes(config, attention_config.device) - state_bytes
     # More pages than every slot at full context can use would never be touched.
     max_tokens = config.max_running_requests * attention_config.max_context_len
     max_pages = -(-max_tokens // attention_config.page_size)
     num_pages = min(budget_bytes // bytes_per_page, max_pages + NUM_RESERVED_PAGES)
     if num_pages <= NUM_RESERVED_PAGES:
+        beside = (
+            f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
+            if state_bytes
+            else ""
+        )
         raise ConfigError(
-            f"{budget_bytes} bytes for KV memory hold no page of {bytes_per_page} bytes"
+            f"{budget_bytes} bytes for KV memory hold no page of {bytes_per_page} bytes{beside}"
         )
     return num_pages
 

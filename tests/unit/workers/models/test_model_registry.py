@@ -75,7 +75,7 @@ def test_code_that_a_folder_brings_along_is_never_run(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent"),
+        ({"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}, "indexed"),
         ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "attention interface"),
         ({"model_type": "vit", "architectures": ["ViTModel"]}, "no causal language model"),
         ({"model_type": "olmo2", "architectures": ["Olmo2Model"]}, "Olmo2ForCausalLM"),

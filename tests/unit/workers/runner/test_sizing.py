@@ -10,8 +10,10 @@ from attention import LatentEntry
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.config import AttentionHeads, LayerAttentionConfig
+from attention.memory.slot_states import StateEntry, StateTensor
 from attention.selection import DeviceFacts
 from workers.config import EngineConfig
+from workers.errors import ConfigError
 from workers.models.base import AttentionGeometry
 from workers.runner.sizing import plan_attention
 
@@ -24,19 +26,19 @@ def hopper(monkeypatch):
     monkeypatch.setattr(FlashAttentionBackend, "probe", probe)
 
 
-def loaded_model(v_head_dim, *layers):
+def loaded_model(v_head_dim, *layers, state_entries=()):
     layers = layers or (LayerAttentionConfig(),) * 2
-    return loaded_with(AttentionGeometry(8, 2, 64, v_head_dim, layers))
+    return loaded_with(AttentionGeometry(8, 2, 64, v_head_dim, layers), state_entries)
 
 
-def loaded_with(geometry):
+def loaded_with(geometry, state_entries=()):
     dtype, device = torch.bfloat16, torch.device("cpu")
 
     def attention_config(page_size, kv_dtype):
         return geometry.attention_config(256, page_size, dtype, kv_dtype, device)
 
     return SimpleNamespace(
-        model=SimpleNamespace(geometry=geometry),
+        model=SimpleNamespace(geometry=geometry, state_entries=state_entries),
         dtype=dtype,
         device=device,
         attention_config=attention_config,
@@ -139,3 +141,24 @@ def test_pages_are_as_many_as_latents_allow(monkeypatch):
         model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
     )
     assert plan_attention(config, latent_model()).num_pages == 10
+
+
+STATE = StateEntry((StateTensor((8, 100), torch.float32), StateTensor((3,), torch.bfloat16)))
+
+
+def plan_with_states(**changes):
+    config = EngineConfig(model="m", page_size=16, **changes)
+    return plan_attention(config, loaded_model(64, state_entries=(STATE, STATE)))
+
+
+def test_states_of_all_slots_come_off_the_memory_for_pages():
+    assert STATE.bytes_per_slot == 8 * 100 * 4 + 3 * 2
+    bytes_per_page = 16 * 2 * 2 * 128 * 2
+    left = (1 << 20) - 5 * 2 * STATE.bytes_per_slot
+    sized = plan_with_states(max_running_requests=5, kv_cache_bytes=1 << 20)
+    assert sized.num_pages == left // bytes_per_page
+
+
+def test_states_that_leave_no_page_are_an_error_that_says_so():
+    with pytest.raises(ConfigError, match="hold no page .* for the states of 64 requests"):
+        plan_with_states(max_running_requests=64, kv_cache_bytes=64 * 2 * STATE.bytes_per_slot)

@@ -1,0 +1,88 @@
+"""A model's body, called for one flat sequence of a step's tokens. Knows no head and no weights."""
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from workers.errors import ModelLoadError
+from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall
+from workers.models.transformers_state_probe import install_state_modules
+from workers.models.transformers_states import SlotCache, StateCall, StateModule
+
+# What families call the cache that their modules keep states in.
+_CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+class FlatBody:
+    """Passes what attention and modules with a state need for a step down to them.
+
+    config: of the text. A body that keeps no states gets no cache.
+    """
+
+    def __init__(self, body: nn.Module, config: PreTrainedConfig, keeps_states: bool) -> None:
+        self._body = body
+        self._config = config
+        parameters = inspect.signature(body.forward).parameters
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._names = frozenset(parameters)
+        self._cache_name = _cache_name(body, self._names) if keeps_states else ""
+        self._cache = SlotCache(config) if keeps_states else None
+
+    def install_state_modules(
+        self, token: torch.Tensor, attention_call: AttentionCall
+    ) -> list[StateModule]:
+        """Let modules that keep a state run as StateModules from here on. token: int64 (1,)."""
+        if self._cache is None:
+            return []
+        zero = torch.zeros_like(token)
+        return install_state_modules(
+            self._body,
+            self._config,
+            lambda cache: self._run(token, zero, attention_call, cache),
+        )
+
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor | None,
+        attention_call: AttentionCall,
+        state_call: StateCall,
+    ) -> torch.Tensor:
+        """input_ids, positions int64 (n,) -> final states (n, hidden). positions None: the body
+        counts them."""
+        cache = copy.copy(self._cache)
+        if cache is not None:
+            cache.state_call = state_call
+        return self._run(input_ids, positions, attention_call, cache)
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor | None,
+        attention_call: AttentionCall,
+        cache: SlotCache | None,
+    ) -> torch.Tensor:
+        given: dict[str, Any] = {"use_cache": False, CALL_ARGUMENT: attention_call}
+        if positions is not None:
+            given["position_ids"] = positions.unsqueeze(0)
+        if cache is not None:
+            given = {name: value for name, value in given.items() if self._takes(name)}
+            given[self._cache_name] = cache
+        outputs = self._body(input_ids=input_ids.unsqueeze(0), **given)
+        hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
+        return hidden
+
+    def _takes(self, name: str) -> bool:
+        """Bodies whose layers all keep states have neither positions nor attention."""
+        return self._takes_all or name in self._names
+
+
+def _cache_name(body: nn.Module, names: frozenset[str]) -> str:
+    for name in _CACHE_NAMES:
+        if name in names:
+            return name
+    raise ModelLoadError(f"{type(body).__name__} keeps recurrent state outside of its cache")

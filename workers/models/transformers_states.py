@@ -1,0 +1,235 @@
+"""Modules of transformers that keep a state, run over rows of a flat batch, each from its slot's.
+
+The model's code gets a SlotCache as its cache. A module that keeps a state finds the step's call in
+there; for each group of rows it is given a cache of transformers' own kind, filled with what their
+slots hold, and what it leaves in there is staged for the slots. Knows no weights and no particular
+architecture.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+
+from attention import ForwardBatch
+from attention.memory.slot_states import SlotStates
+from workers.errors import ModelLoadError
+
+State = tuple[torch.Tensor, ...]
+
+
+class StateCall(Protocol):
+    """What stands behind every module with a state during one forward pass."""
+
+    def run(self, module: "StateModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's output for all tokens of the flat batch."""
+
+
+class SlotCache(DynamicCache):
+    """The cache of a flat batch: attention keeps nothing in it, modules with a state their call."""
+
+    def __init__(self, config: PreTrainedConfig, state_call: StateCall | None = None) -> None:
+        super().__init__(config=config)
+        self.state_call = state_call
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as they are: RadixAttention keeps them."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """None of the tokens that came before are in here; their positions are given."""
+        return 0
+
+
+class RowsCache(Cache):
+    """What one module of one layer keeps of some rows: no state, or the one that is given.
+
+    A state is the module's tensors in the order of places, each (rows, ...).
+    """
+
+    def __init__(self, module: "StateModule", state: State | None) -> None:
+        self._layer = LinearAttentionLayer(number_of_states=module.num_states)
+        # At the layer's own place; nobody asks for the others.
+        super().__init__(layers=[self._layer] * (module.layer_id + 1))
+        self.linear_state: torch.Tensor | None = None
+        if state is not None:
+            for place, tensor in zip(module.places, state, strict=True):
+                self._put(place, tensor)
+
+    def _put(self, place: tuple[str, int], tensor: torch.Tensor) -> None:
+        kind, index = place
+        layer = self._layer
+        if kind == "linear":
+            self.linear_state = tensor
+        elif kind == "conv":
+            layer.conv_states[index] = tensor
+            layer.is_conv_states_initialized[index] = True
+            layer.has_previous_state[index] = True
+            layer.conv_kernel_size[index] = tensor.shape[-1]
+            layer.dtype, layer.device = tensor.dtype, tensor.device  # type: ignore[assignment]
+        else:
+            layer.recurrent_states[index] = tensor
+            layer.is_recurrent_states_initialized[index] = True
+
+    def kept(self) -> dict[tuple[str, int], torch.Tensor]:
+        """What the module has left in here, by place."""
+        by_kind = {
+            "conv": self._layer.conv_states,
+            "recurrent": self._layer.recurrent_states,
+            "linear": {0: self.linear_state},
+        }
+        return {
+            (kind, index): tensor
+            for kind, tensors in by_kind.items()
+            for index, tensor in tensors.items()
+            if tensor is not None
+        }
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        """MiniMax's name for its state."""
+        return self.linear_state
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        self.linear_state = linear_cache
+
+
+class StateModule:
+    """A module's forward, over rows. Put in its place by install().
+
+    layer_id: as the module names its layer to the cache. num_states: of the layer, this module's
+    and others'. index: its entry in SlotStates. places: where in a cache its state lies.
+    continues_many: whether it can take several tokens on top of a state in one call.
+    """
+
+    def __init__(self, module: nn.Module, index: int, layer_id: int, num_states: int) -> None:
+        self.name = type(module).__name__
+        self.kind = type(module)
+        self.index = index
+        self.layer_id = layer_id
+        self.num_states = num_states
+        self.places: tuple[tuple[str, int], ...] = ()
+        self.continues_many = True
+        self._module = module
+        self._forward = module.forward
+
+    def install(self) -> None:
+        """Let the module's calls come here."""
+        self._module.forward = self._run
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        caches = [v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache)]
+        if len(caches) != 1 or caches[0].state_call is None:
+            raise ModelLoadError(f"{self.name} does not get its model's cache")
+        return caches[0].state_call.run(self, args, kwargs)
+
+    def run_rows(self, call: "FlatCall", tokens: torch.Tensor, cache: Cache) -> Any:
+        """Its output for rows of equal length. tokens: int64 (rows, length), in the flat batch."""
+        return self._forward(
+            *(call.of_rows(value, tokens, cache) for value in call.args),
+            **{name: call.of_rows(value, tokens, cache) for name, value in call.kwargs.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCall:
+    """A module's arguments for a flat batch of num_tokens."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    num_tokens: int
+
+    def of_rows(self, value: Any, tokens: torch.Tensor, cache: Cache) -> Any:
+        """One argument, as it is for some rows with their cache."""
+        if isinstance(value, SlotCache):
+            return cache
+        if isinstance(value, torch.Tensor) and value.shape[:2] == (1, self.num_tokens):
+            return value[0, tokens]
+        if isinstance(value, tuple | list):
+            return type(value)(self.of_rows(part, tokens, cache) for part in value)
+        return value
+
+
+def joined(parts: Sequence[tuple[torch.Tensor, Any]], num_tokens: int) -> Any:
+    """Outputs of rows put together as (1, num_tokens, ...). parts: (tokens, output of the rows).
+
+    What an output has that is not of tokens, as MiniMax's state, is None.
+    """
+    tokens, first = parts[0]
+    if isinstance(first, tuple):
+        return tuple(
+            joined([(tokens, output[i]) for tokens, output in parts], num_tokens)
+            for i in range(len(first))
+        )
+    if not isinstance(first, torch.Tensor):
+        return None
+    if any(output.shape[:2] != tokens.shape for tokens, output in parts):
+        return None
+    flat = first.new_empty((num_tokens, *first.shape[2:]))
+    for tokens, output in parts:
+        flat[tokens.flatten()] = output.flatten(0, 1)
+    return flat.unsqueeze(0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of a step that one call can take: equally long, and all with a state or all without.
+
+    tokens: int64 (rows, length), positions in the flat batch. slots: int64 (rows,).
+    """
+
+    tokens: torch.Tensor
+    slots: torch.Tensor
+    is_fresh: bool
+
+
+def row_groups(batch: ForwardBatch) -> list[RowGroup]:
+    """Every row of the batch in one group. A row without a prefix is fresh: what its slot holds is
+    of the slot's previous owner."""
+    stops = np.cumsum(batch.extend_seq_lens_cpu)
+    rows: dict[tuple[int, bool], list[int]] = {}
+    for row, length in enumerate(batch.extend_seq_lens_cpu.tolist()):
+        is_fresh = bool(batch.extend_prefix_lens_cpu[row] == 0)
+        rows.setdefault((length, is_fresh), []).append(row)
+    device = batch.req_pool_indices.device
+    groups = []
+    for (length, is_fresh), own in rows.items():
+        tokens = stops[own, None] - length + np.arange(length)
+        slots = batch.req_pool_indices[torch.tensor(own, device=device)]
+        groups.append(RowGroup(torch.from_numpy(tokens).to(device), slots, is_fresh))
+    return groups
+
+
+class StepStates:
+    """One step: every module with a state continues each row from its slot's."""
+
+    def __init__(self, states: SlotStates, batch: ForwardBatch) -> None:
+        self._states = states
+        self._groups = row_groups(batch)
+        self._num_tokens = batch.num_tokens
+
+    def run(self, module: StateModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = FlatCall(args, kwargs, self._num_tokens)
+        parts: list[tuple[torch.Tensor, Any]] = []
+        for group in self._groups:
+            state = None if group.is_fresh else self._states.read(module.index, group.slots)
+            cache = RowsCache(module, state)
+            for tokens in _calls(module, group):
+                parts.append((tokens, module.run_rows(call, tokens, cache)))
+            kept = cache.kept()
+            made = [kept[place] for place in module.places]
+            self._states.stage(module.index, group.slots, made)
+        return joined(parts, self._num_tokens)
+
+
+def _calls(module: StateModule, group: RowGroup) -> Sequence[torch.Tensor]:
+    """All tokens at once, or one after the other where a module cannot continue otherwise."""
+    if group.is_fresh or module.continues_many:
+        return (group.tokens,)
+    return torch.split(group.tokens, 1, dim=1)
