@@ -27,8 +27,8 @@ _INERT_OPTIONS = frozenset(
     + ("output_hidden_states", "output_router_logits", "logits_to_keep", "position_embeddings")
 )
 
-# Of a model that keeps states alone: requests are counted in pages still, so a token has an entry of
-# two elements, which nobody writes.
+# Of a model that keeps states alone: requests are counted in pages still, so a token has an entry,
+# of two elements, which nobody writes.
 NO_ATTENTION = AttentionGeometry(1, 1, 1, 1, (LayerAttentionConfig(),))
 
 

@@ -91,11 +91,9 @@ class TransformersCausalLM(CausalLM):
         return self._flat.install_state_modules(token, AttentionProbe())
 
     @torch.inference_mode()
-    def _probe(
-        self, state_probe: StateProbe, token_id: int
-    ) -> tuple[dict[CallKey, LayerCall], int]:
-        """Run one token, twice, through body and head; returns what each layer that attends asks
-        for, in order, and the number of logits."""
+    def _probe(self, state_probe: StateProbe, token_id: int) -> tuple[Calls, int]:
+        """Run one token, twice, through body and head; returns the calls of attention and the
+        number of logits."""
         name, probe = type(self.head).__name__, AttentionProbe()
         tokens = torch.full((2,), token_id, device=self.head.device)
         with _probing(name):
