@@ -36,7 +36,7 @@ from workers.models.transformers_class import (
     part_for_class,
 )
 from workers.models.transformers_head import GivenHiddenStates
-from workers.models.transformers_layer_types import check_layers, check_windows, with_chunks
+from workers.models.transformers_layer_types import Calls, check_layers, check_windows, with_chunks
 from workers.models.transformers_parts import language_model_of
 from workers.models.transformers_state_probe import FreshTokens, StateProbe
 from workers.models.transformers_states import StateModule, StepStates
