@@ -66,10 +66,10 @@ def test_text_is_that_of_transformers(
     ("model_type", "class_name", "changes", "reason"),
     [
         (
-            "granitemoehybrid",
-            "GraniteMoeHybridForCausalLM",
-            SOME_ATTEND,
-            "GraniteMoeHybridForCausalLM keeps recurrent state, which is not supported",
+            "rwkv",
+            "RwkvForCausalLM",
+            {},
+            "RwkvModel keeps recurrent state outside of its cache",
         ),
         # As an encoder it is refused for another reason.
         (
