@@ -24,7 +24,6 @@ from workers.models.transformers_model import TransformersCausalLM
 from workers.parallel.group import SingleRank
 
 ALL_ATTEND = {"layer_types": ["full_attention"] * 4}
-SOME_ATTEND = {"layer_types": ["full_attention", "linear_attention"] * 2}
 
 
 def load(folder: Path, **changes: Any) -> None:
