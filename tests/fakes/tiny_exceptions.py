@@ -15,12 +15,15 @@ _SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 _FULL_AND_SLIDING = {"full_attention": _ROPE, "sliding_attention": _ROPE}
 _VOCABULARY = {"<image>": 96, "<|image token|>": 96, "<|extra_200|>": 97, "IMGIMG": 98}
 
+_SMALL_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
+
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
         ["qwen2_vl_text", "qwen2_5_vl_text", "paddleocr_vl_text", "glm4v_text", "glm_ocr_text"],
         _mrope(2, 3, 3),
     ),
     **dict.fromkeys(["cosmos3_edge_text", "qwen2_5_omni_text"], _mrope(2, 3, 3)),
+    "bamba": {"attn_layer_indices": [1, 3], **_SMALL_MAMBA},
     "chameleon": {"vocabulary_map": _VOCABULARY},
     "cohere_compass_text": {"rope_parameters": _FULL_AND_SLIDING},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0}},
@@ -54,6 +57,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "deepstack_layer_map": [[0, 0]],
         "spatial_target_layers": [1],
     },
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, **_SMALL_MAMBA},
     "hunyuan_vl_text": _mrope(2, 2, 2, 2),
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "llama4_text": {"attention_chunk_size": 9, "floor_scale": 8},

@@ -27,6 +27,8 @@ _INERT_OPTIONS = frozenset(
     + ("output_hidden_states", "output_router_logits", "logits_to_keep", "position_embeddings")
 )
 
+# What modules that stand in several layers call theirs.
+SHARED_LAYER = -1
 # Of a model that keeps states alone: requests are counted in pages still, so a token has an entry,
 # of two elements, which nobody writes.
 NO_ATTENTION = AttentionGeometry(1, 1, 1, 1, (LayerAttentionConfig(),))
@@ -108,6 +110,12 @@ def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((one - other).norm() <= 0.01 * one.norm())
 
 
+def _layer_idx_of(module: nn.Module) -> int:
+    """The layer that the module says it is in, SHARED_LAYER where it stands in several (Zamba)."""
+    layer_idx = module.layer_idx
+    return layer_idx if isinstance(layer_idx, int) else SHARED_LAYER
+
+
 class AttentionProbe:
     """Records what every call asks of attention, and refuses what RadixAttention does not do.
 
@@ -133,9 +141,9 @@ class AttentionProbe:
         options: Mapping[str, Any],
     ) -> torch.Tensor:
         name = type(module).__name__
-        layer_id = getattr(module, "layer_idx", None)
-        if not isinstance(layer_id, int):
+        if not hasattr(module, "layer_idx"):
             raise ModelLoadError(f"{name} has no layer_idx: its KV cache has no place")
+        layer_id = _layer_idx_of(module)
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             raise ModelLoadError(f"{name} is not causal")
         semantic = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
@@ -194,7 +202,7 @@ class PagedAttentionCall:
         v: torch.Tensor,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        layer_id: int = module.layer_idx  # type: ignore[assignment]
+        layer_id = _layer_idx_of(module)
         layer = self._layers[CallKey(layer_id, self._turns[layer_id])]
         self._turns[layer_id] += 1
         temperature = self._temperatures.get(module)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from workers.errors import ModelLoadError
-from workers.models.transformers_attention import CallKey, LayerCall
+from workers.models.transformers_attention import SHARED_LAYER, CallKey, LayerCall
 
 Calls = Mapping[CallKey, LayerCall]
 
@@ -42,7 +42,7 @@ def check_windows(config: Any, calls: Calls) -> None:
             raise ModelLoadError("the model does not tell attention of its sliding window")
         return
     for key, window in windows.items():
-        kind = kinds[key.layer_idx]
+        kind = "shared" if key.layer_idx == SHARED_LAYER else kinds[key.layer_idx]
         if (kind in ("sliding_attention", "hybrid_sliding")) != (window != -1):
             raise ModelLoadError(
                 f"layer {key.layer_idx} is {kind}, but attends with window {window}"

@@ -51,6 +51,8 @@ def save_config(folder: Path, model_type: str, architecture: str, **fields: Any)
         # States the architecture of another family.
         ("internlm3", "LlamaForCausalLM", {}),
         ("granitemoehybrid", "GraniteMoeHybridForCausalLM", ALL_ATTEND),
+        # One block of attention stands in several layers, which keep states as well.
+        ("zamba", "ZambaForCausalLM", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
