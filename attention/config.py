@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from attention.memory.layout import (
+    BoundedRetention,
     CacheGroup,
     CurrentChunk,
     Entry,
@@ -80,10 +81,12 @@ class LayerAttentionConfig:
 
 
 class LayerKind(NamedTuple):
-    """What layers that are planned and priced alike have in common."""
+    """What layers that are planned and priced alike have in common. account: which one keeps the
+    K and V that they read, 0 or one of AttentionConfig.bounded_retentions, counted from 1."""
 
     retention: Retention
     heads: AttentionHeads
+    account: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class AttentionConfig:
     output. kv_dtype: of the pool.
     latent: what every layer keeps of a token in place of K and V; the heads are then those that
     follow from it, as many K and V heads as query heads.
+    has_bounded_accounts: whether tokens that some layers see for a while only are kept in accounts
+    of their own; else account 0 keeps every token of every layer.
     """
 
     num_layers: int
@@ -111,6 +116,7 @@ class AttentionConfig:
     device: torch.device
     layers: tuple[LayerAttentionConfig, ...]
     latent: LatentEntry | None = None
+    has_bounded_accounts: bool = False
 
     def __post_init__(self) -> None:
         if not MIN_PAGE_SIZE <= self.page_size <= MAX_PAGE_SIZE:
@@ -149,7 +155,31 @@ class AttentionConfig:
         return self.layers[layer_id].heads or self.heads
 
     def kind_of(self, layer_id: int) -> LayerKind:
-        return LayerKind(self.layers[layer_id].retention, self.heads_of(layer_id))
+        account = self.account_of(layer_id)
+        return LayerKind(self.layers[layer_id].retention, self.heads_of(layer_id), account)
+
+    @cached_property
+    def bounded_retentions(self) -> tuple[BoundedRetention, ...]:
+        """Of the accounts beside account 0. What lets go of nothing within max_context_len needs
+        none."""
+        if not self.has_bounded_accounts:
+            return ()
+        kinds = (account.retention for account in self.kv_layout.accounts)
+        return tuple(
+            kind
+            for kind in kinds
+            if not isinstance(kind, EveryToken) and kind.num_tokens < self.max_context_len
+        )
+
+    def account_of(self, layer_id: int) -> int:
+        """The account that keeps the K and V which the layer reads."""
+        source = self.layers[layer_id].kv_layer_id
+        kept = self.layers[layer_id if source is None else source].retention
+        bounded = self.bounded_retentions
+        return 1 + bounded.index(kept) if kept in bounded else 0
+
+    def account_of_group(self, group: CacheGroup) -> int:
+        return self.account_of(group.layer_ids[0])
 
     @cached_property
     def num_layers_by_kind(self) -> dict[LayerKind, int]:
@@ -169,6 +199,11 @@ class AttentionConfig:
                 for (entry, retention), layer_ids in members.items()
             )
         )
+
+    def kv_bytes_of_account(self, account: int) -> int:
+        """Bytes one token occupies in an account, over the layers that it serves."""
+        groups = (g for g in self.kv_layout.groups if self.account_of_group(g) == account)
+        return sum(group.elements_per_token for group in groups) * self.kv_dtype.itemsize
 
     @property
     def keeps_one_entry(self) -> bool:

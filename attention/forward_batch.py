@@ -93,6 +93,7 @@ class ForwardBatch:
 
     attention_out: (num_tokens, tp_q_head_num * v_head_dim) of the model's dtype, where a layer's
     attention should leave its output. A backend may return a tensor of its own instead.
+    bounded_cache_locs: out_cache_loc of each account beside account 0.
     """
 
     forward_mode: ForwardMode
@@ -110,3 +111,8 @@ class ForwardBatch:
     extend_prefix_lens_cpu: npt.NDArray[np.int32]
     attn_backend: AttentionDispatch
     attention_out: torch.Tensor | None = None
+    bounded_cache_locs: tuple[torch.Tensor, ...] = ()
+
+    def cache_locs(self, account: int) -> torch.Tensor:
+        """Where the new tokens' K and V go in the account, int64 (num_tokens,)."""
+        return self.out_cache_loc if account == 0 else self.bounded_cache_locs[account - 1]

@@ -52,7 +52,7 @@ def attention_step_cost(
     total = seq_lens.astype(np.int64)
     new = extend_seq_lens.astype(np.int64)
     bytes_read, flops = 0, 0
-    for (retention, heads), num_layers in config.num_layers_by_kind.items():
+    for (retention, heads, _), num_layers in config.num_layers_by_kind.items():
         key_bytes = heads.entry.elements_per_token * config.kv_dtype.itemsize
         pair_flops = 2 * heads.tp_q_head_num * (heads.head_dim + heads.v_head_dim)
         bytes_read += num_layers * key_bytes * _keys_read(total, new, retention)

@@ -110,12 +110,14 @@ class BackendChoice:
     """The backend to build and the page size to build its pool with.
 
     rejected: (name, why) of every backend that stood before the chosen one, in order.
+    has_bounded_accounts: as BackendCapability.
     """
 
     name: str
     page_size: int
     reason: str
     rejected: tuple[tuple[str, str], ...]
+    has_bounded_accounts: bool = False
 
     def __str__(self) -> str:
         lines = [f"attention backend {self.name}, page size {self.page_size}: {self.reason}"]
@@ -161,7 +163,8 @@ def select_attention_backend(
             kind = "MLA" if needs.needs_mla else "MHA and GQA"
             reason = f"the first that works on {device} of the order for {kind}: {', '.join(names)}"
             page_size = _page_size(backend.capability, needs)
-            choice = BackendChoice(name, page_size, reason, tuple(rejected))
+            has_accounts = backend.capability.has_bounded_accounts
+            choice = BackendChoice(name, page_size, reason, tuple(rejected), has_accounts)
             logger.info("%s", choice)
             return choice
         rejected.append((name, obstacle))
@@ -178,7 +181,8 @@ def _requested(
         raise AttentionBackendError(
             f"attention backend {capability.name!r} was asked for but {obstacle}"
         )
-    return BackendChoice(capability.name, _page_size(capability, needs), "asked for", ())
+    page_size, has_accounts = _page_size(capability, needs), capability.has_bounded_accounts
+    return BackendChoice(capability.name, page_size, "asked for", (), has_accounts)
 
 
 def _obstacle(

@@ -57,6 +57,7 @@ class TorchNativeBackend(AttentionBackend):
         has_chunked_attention=True,
         has_unlike_layers=True,
         has_shared_kv=True,
+        has_bounded_accounts=True,
         install_hint="part of torch, nothing to install",
     )
 
@@ -73,8 +74,8 @@ class TorchNativeBackend(AttentionBackend):
         super().__init__(config, req_to_token_pool, token_to_kv_pool)
         self._planner = TorchNativePlanner(
             config,
-            req_to_token_pool.req_to_token,
-            token_to_kv_pool.num_pages * token_to_kv_pool.page_size,
+            req_to_token_pool.tables,
+            [pages * token_to_kv_pool.page_size for pages in token_to_kv_pool.pages_by_account],
             MAX_CHUNK_KEY_BYTES,
         )
         self._kinds = tuple(config.kind_of(layer_id) for layer_id in range(config.num_layers))
@@ -100,7 +101,8 @@ class TorchNativeBackend(AttentionBackend):
         """Rows with several new tokens one by one, one-token rows all at once."""
         metadata, plan = self._step_plan(layer)
         if save_kv_cache:
-            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
+            cache_locs = forward_batch.cache_locs(self._kinds[layer.layer_id].account)
+            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, cache_locs, k, v)
         if metadata.is_plain_decode:
             return self._run_decode(q, plan, layer)
         allocate = torch.zeros if metadata.has_keyless else torch.empty

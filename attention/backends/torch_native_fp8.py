@@ -33,6 +33,7 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         has_mla=False,
         has_unlike_layers=False,
         has_shared_kv=False,
+        has_bounded_accounts=False,
     )
 
     def __init__(

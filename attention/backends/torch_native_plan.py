@@ -5,6 +5,7 @@ Planned once per step from host copies of lengths and the request table. Knows n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,22 +63,23 @@ class TorchNativePlanner:
     def __init__(
         self,
         config: AttentionConfig,
-        req_to_token: torch.Tensor,
-        num_cache_slots: int,
+        tables: Sequence[torch.Tensor],
+        num_cache_slots: Sequence[int],
         max_chunk_key_bytes: int,
     ) -> None:
+        """tables, num_cache_slots: of each account, its table of requests and its tokens."""
         self._device = config.device
-        self._req_to_token = req_to_token
+        self._tables = tuple(tables)
         self._kinds = tuple(config.num_layers_by_kind)
         self._max_chunk_key_bytes = max_chunk_key_bytes
         self._decode = {
-            heads: DecodePlanner(
-                req_to_token,
-                num_cache_slots,
+            (heads, account): DecodePlanner(
+                self._tables[account],
+                num_cache_slots[account],
                 q_heads=heads.tp_q_head_num,
                 kv_heads=heads.tp_k_head_num,
             )
-            for heads in {kind.heads for kind in self._kinds}
+            for _, heads, account in self._kinds
         }
 
     def plan(self, forward_batch: ForwardBatch) -> TorchNativeMetadata:
@@ -105,28 +107,36 @@ class TorchNativePlanner:
     ) -> dict[LayerKind, LayerPlan]:
         """starts: the first token of each row with several new ones."""
         extend_rows = {
-            retention: [
-                self._extend_row(forward_batch, row, first_token, retention)
+            (retention, account): [
+                self._extend_row(forward_batch, row, first_token, retention, account)
                 for row, first_token in starts.items()
             ]
-            for retention in {kind.retention for kind in self._kinds}
+            for retention, account in {(kind.retention, kind.account) for kind in self._kinds}
         }
         return {
-            kind: LayerPlan(self._decode_chunks(decode_rows, kind), extend_rows[kind.retention])
+            kind: LayerPlan(
+                self._decode_chunks(decode_rows, kind), extend_rows[kind.retention, kind.account]
+            )
             for kind in self._kinds
         }
 
     def _decode_chunks(self, rows: DecodeRows, kind: LayerKind) -> list[DecodeChunk]:
         max_tokens = max(1, self._max_chunk_key_bytes // _key_bytes(kind.heads))
-        return self._decode[kind.heads].plan(rows, kind.retention, max_tokens)
+        planner = self._decode[kind.heads, kind.account]
+        return planner.plan(rows, kind.retention, max_tokens)
 
     def _extend_row(
-        self, forward_batch: ForwardBatch, row: int, first_token: int, retention: Retention
+        self,
+        forward_batch: ForwardBatch,
+        row: int,
+        first_token: int,
+        retention: Retention,
+        account: int,
     ) -> ExtendRow:
         num_new = int(forward_batch.extend_seq_lens_cpu[row])
         seq_len = int(forward_batch.seq_lens_cpu[row])
         first_key = retention.first_visible(seq_len - num_new)
-        table = self._req_to_token[:, first_key:seq_len]
+        table = self._tables[account][:, first_key:seq_len]
         slot = forward_batch.req_pool_indices[row : row + 1]
         return ExtendRow(
             first_token=first_token,

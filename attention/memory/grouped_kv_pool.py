@@ -1,12 +1,13 @@
-"""K and V of layers that keep unlike entries or none: a pool for each cache group.
+"""K and V of layers that keep unlike entries or none, or not equally long: a pool for each cache
+group.
 
-All groups stand under one cache index: a page is a page of every group. Knows no request and no
-free list.
+All groups of an account stand under one cache index: a page is a page of every one of them. Knows
+no request and no free list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,21 +24,30 @@ class GroupedTokenToKVPool(TokenToKVPool):
     """Maps a layer to its place in the pool of its group, and a layer that reads another one's K
     and V to that one's place.
 
-    make_pool: called once a group, with the config of a plain model of its layers.
+    pages_by_account: of account 0, then of each of config.bounded_retentions; account 0 may have
+    no layer. make_pool: called once a group, with the config of a plain model of its layers.
     Raises AttentionBackendError for an fp8 cache, whose backends read one pool.
     """
 
-    def __init__(self, config: AttentionConfig, num_pages: int, make_pool: MakePool) -> None:
-        super().__init__(config, num_pages)
+    def __init__(
+        self, config: AttentionConfig, pages_by_account: Sequence[int], make_pool: MakePool
+    ) -> None:
+        super().__init__(config, pages_by_account[0])
+        if len(pages_by_account) != 1 + len(config.bounded_retentions):
+            raise ValueError(f"{len(pages_by_account)} numbers of pages do not fit the accounts")
         if config.kv_dtype == torch.float8_e4m3fn:
             raise AttentionBackendError(
                 "an FP8 KV cache is for models whose layers all keep K and V alike"
             )
+        self._pages_by_account = tuple(pages_by_account)
         self._pools: list[TokenToKVPool] = []
+        self._accounts: list[int] = []
         self._places: dict[int, tuple[TokenToKVPool, int]] = {}
         for group in config.kv_layout.groups:
-            pool = make_pool(_config_of_group(config, group), num_pages)
+            account = config.account_of_group(group)
+            pool = make_pool(_config_of_group(config, group), pages_by_account[account])
             self._pools.append(pool)
+            self._accounts.append(account)
             for index, layer_id in enumerate(group.layer_ids):
                 self._places[layer_id] = pool, index
         self._stored = frozenset(self._places)
@@ -66,9 +76,20 @@ class GroupedTokenToKVPool(TokenToKVPool):
         pool, index = self._places[layer_id]
         pool.set_kv_buffer(index, out_cache_loc, k, v)
 
+    @property
+    def pages_by_account(self) -> tuple[int, ...]:
+        return self._pages_by_account
+
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
-        for pool in self._pools:
-            pool.clear_tokens(cache_indices)
+        self._clear(0, cache_indices)
+
+    def clear_bounded(self, account: int, cache_indices: torch.Tensor) -> None:
+        self._clear(account, cache_indices)
+
+    def _clear(self, account: int, cache_indices: torch.Tensor) -> None:
+        for pool, own_account in zip(self._pools, self._accounts, strict=True):
+            if own_account == account:
+                pool.clear_tokens(cache_indices)
 
 
 def _config_of_group(config: AttentionConfig, group: CacheGroup) -> AttentionConfig:
@@ -82,4 +103,5 @@ def _config_of_group(config: AttentionConfig, group: CacheGroup) -> AttentionCon
         head_dim=heads.head_dim,
         v_head_dim=heads.v_head_dim,
         layers=(LayerAttentionConfig(),) * len(group.layer_ids),
+        has_bounded_accounts=False,
     )

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Position = TypeVar("Position", int, npt.NDArray[np.int64])
+"""One position of a request, or several: int64 (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,9 @@ class EveryToken:
 
     is_bounded: ClassVar[bool] = False
 
-    def first_visible(self, position: int) -> int:
+    def first_visible(self, position: Position) -> Position:
         """The first position that the query at position, or any later one, may see."""
-        return 0
+        return position * 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,9 @@ class LastTokens:
         if self.num_tokens < 1:
             raise ValueError(f"a window holds at least one token, got {self.num_tokens}")
 
-    def first_visible(self, position: int) -> int:
-        return max(0, position - self.num_tokens + 1)
+    def first_visible(self, position: Position) -> Position:
+        first: Position = (position - self.num_tokens + 1) * (position >= self.num_tokens)
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,12 @@ class CurrentChunk:
         if self.num_tokens < 1:
             raise ValueError(f"a chunk holds at least one token, got {self.num_tokens}")
 
-    def first_visible(self, position: int) -> int:
+    def first_visible(self, position: Position) -> Position:
         return position - position % self.num_tokens
 
 
-Retention = EveryToken | LastTokens | CurrentChunk
+BoundedRetention = LastTokens | CurrentChunk
+Retention = EveryToken | BoundedRetention
 
 
 @dataclass(frozen=True, slots=True)

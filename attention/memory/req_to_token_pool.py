@@ -8,7 +8,8 @@ import torch
 
 
 class ReqToTokenPool:
-    """req_to_token: int32 (max_running_requests, max_context_len) on the device.
+    """tables: of each account int32 (max_running_requests, max_context_len) on the device;
+    req_to_token is account 0's.
 
     req_to_token[slot, position] is the cache index (page_id * page_size + offset) of that token's
     K and V. Entries past a request's length are stale, never trusted, and always a valid index:
@@ -16,7 +17,11 @@ class ReqToTokenPool:
     """
 
     def __init__(
-        self, max_running_requests: int, max_context_len: int, device: torch.device
+        self,
+        max_running_requests: int,
+        max_context_len: int,
+        device: torch.device,
+        num_accounts: int = 1,
     ) -> None:
         if max_running_requests < 1 or max_context_len < 1:
             raise ValueError(
@@ -25,17 +30,21 @@ class ReqToTokenPool:
             )
         self.max_running_requests = max_running_requests
         self.max_context_len = max_context_len
-        self.req_to_token = torch.zeros(
-            (max_running_requests, max_context_len), dtype=torch.int32, device=device
+        shape = max_running_requests, max_context_len
+        self.tables = tuple(
+            torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(num_accounts)
         )
+        self.req_to_token = self.tables[0]
 
     @property
     def num_bytes(self) -> int:
-        return self.req_to_token.numel() * self.req_to_token.itemsize
+        return sum(table.numel() * table.itemsize for table in self.tables)
 
-    def write(self, slots: torch.Tensor, start: int, cache_indices: torch.Tensor) -> None:
+    def write(
+        self, slots: torch.Tensor, start: int, cache_indices: torch.Tensor, account: int = 0
+    ) -> None:
         """Set positions start .. start + n of slots int64 (m,) to cache_indices int32 (n,), the
         same for each; both on the pool's device. One launch."""
         num_slots, n = slots.shape[0], cache_indices.shape[0]
-        columns = self.req_to_token[:, start : start + n]
+        columns = self.tables[account][:, start : start + n]
         columns.index_copy_(0, slots, cache_indices.expand(num_slots, n))

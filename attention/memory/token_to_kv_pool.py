@@ -53,9 +53,18 @@ class TokenToKVPool(ABC):
         name the same index (padding rows on the dummy page) any one of them stays.
         """
 
+    @property
+    def pages_by_account(self) -> tuple[int, ...]:
+        """How many pages each account's tokens have."""
+        return (self.num_pages,)
+
     @abstractmethod
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
-        """Zero what cache_indices int64 (n,) hold, in every layer. Waits for nothing."""
+        """Zero what cache_indices int64 (n,) hold, in account 0, in all layers. No wait."""
+
+    def clear_bounded(self, account: int, cache_indices: torch.Tensor) -> None:
+        """As clear_tokens, of an account beside account 0."""
+        raise ValueError(f"there is no account {account}: one keeps every token of every layer")
 
 
 class MHATokenToKVPool(TokenToKVPool):

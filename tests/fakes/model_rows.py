@@ -59,7 +59,7 @@ def torch_native_backend(loaded: LoadedModel) -> AttentionBackend:
     for row in range(MAX_ROWS):
         indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
         table.write(torch.tensor([row]), 0, indices)
-    pool = create_kv_pool(config, (MAX_ROWS + 1) * 16, ())
+    pool = create_kv_pool(config, ((MAX_ROWS + 1) * 16,), ())
     return create_attention_backend("torch_native", config, table, pool)
 
 

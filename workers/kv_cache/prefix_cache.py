@@ -1,6 +1,6 @@
 """What the scheduler asks of a prefix cache, and the cache that remembers nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from workers.errors import IntegrityError
@@ -9,10 +9,15 @@ from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 
 
 class PrefixMatch(NamedTuple):
-    """pages int32 (n,) hold the first n * page_size tokens; node is what to lock to keep them."""
+    """pages int32 (n,) hold the first n * page_size tokens; node is what to lock to keep them.
+
+    bounded_pages: of each bounded account int32 (n,), complete from where it is still seen, 0 where
+    nothing is kept.
+    """
 
     pages: IntArray
     node: RadixNode
+    bounded_pages: tuple[IntArray, ...] = ()
 
 
 class InsertResult(NamedTuple):
@@ -20,11 +25,13 @@ class InsertResult(NamedTuple):
 
     Where it differs from the caller's page, the cache already had one and the caller's is a
     duplicate that stays the caller's; where it is equal, the page now belongs to the cache. What
-    lies beyond n stays the caller's. node is what to lock to keep pages.
+    lies beyond n stays the caller's. node is what to lock to keep pages. bounded_pages: the same of
+    each bounded account, 0 where neither had a page.
     """
 
     pages: IntArray
     node: RadixNode
+    bounded_pages: tuple[IntArray, ...] = ()
 
 
 class PrefixCache(Protocol):
@@ -33,6 +40,10 @@ class PrefixCache(Protocol):
     @property
     def num_evictable_pages(self) -> int:
         """Cached pages that nobody uses now."""
+        ...
+
+    def num_evictable_bounded(self, account: int) -> int:
+        """Cached pages of a bounded account that nobody can see now."""
         ...
 
     @property
@@ -48,8 +59,15 @@ class PrefixCache(Protocol):
         """A request begins with what node holds; once a request, however often it looked."""
         ...
 
-    def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
-        """Offer pages (n,) that hold token_ids (n * page_size,)."""
+    def insert(
+        self,
+        token_ids: IntArray,
+        pages: IntArray,
+        salt: str,
+        bounded_pages: tuple[IntArray, ...] = (),
+    ) -> InsertResult:
+        """Offer pages (n,) that hold token_ids (n * page_size,), and those of bounded accounts, 0
+        where the caller has none."""
         ...
 
     def lock(self, node: RadixNode) -> None:
@@ -60,27 +78,53 @@ class PrefixCache(Protocol):
         """Undo one lock. Raises IntegrityError when there is none."""
         ...
 
-    def evict(self, num_pages: int) -> IntArray:
-        """Forget pages that nobody uses; returns at most num_pages, now the caller's."""
+    def hold(self, node: RadixNode, account: int) -> None:
+        """Keep what a request behind a locked node can still see of a bounded account; counted."""
+        ...
+
+    def unhold(self, node: RadixNode, account: int) -> None:
+        """Undo one hold. Raises IntegrityError when there is none."""
+        ...
+
+    def evict(self, num_pages: int) -> tuple[IntArray, ...]:
+        """Forget pages that nobody uses; returns at most num_pages, now the caller's, and what each
+        bounded account kept of the same tokens."""
+        ...
+
+    def evict_bounded(self, num_pages: int, account: int) -> IntArray:
+        """Forget pages of a bounded account that nobody can see; returns at most num_pages."""
         ...
 
     def all_pages(self) -> IntArray:
         """Every page of the cache, int32, in no particular order."""
         ...
 
-    def check_integrity(self, holders: Iterable[RadixNode]) -> None:
-        """Raise IntegrityError unless the locks are exactly one per entry of holders."""
+    def all_bounded_pages(self, account: int) -> IntArray:
+        """Every page of a bounded account, int32, in no particular order."""
+        ...
+
+    def check_integrity(
+        self,
+        holders: Iterable[RadixNode],
+        bounded_holders: Sequence[Iterable[RadixNode]] = (),
+    ) -> None:
+        """Raise IntegrityError unless the locks are exactly one per entry of holders, and the holds
+        of each bounded account one per entry of its own."""
         ...
 
 
 class NoPrefixCache:
     """Finds nothing and takes nothing: every page stays with the request that computed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bounded: int = 0) -> None:
         self._root = RadixNode.root("")
+        self._nothing = (EMPTY,) * num_bounded
 
     @property
     def num_evictable_pages(self) -> int:
+        return 0
+
+    def num_evictable_bounded(self, account: int) -> int:
         return 0
 
     @property
@@ -88,13 +132,19 @@ class NoPrefixCache:
         return EvictionHorizon()
 
     def match_prefix(self, token_ids: IntArray, salt: str) -> PrefixMatch:
-        return PrefixMatch(EMPTY, self._root)
+        return PrefixMatch(EMPTY, self._root, self._nothing)
 
     def count_return(self, node: RadixNode) -> None:
         """Nothing comes back where nothing is kept."""
 
-    def insert(self, token_ids: IntArray, pages: IntArray, salt: str) -> InsertResult:
-        return InsertResult(EMPTY, self._root)
+    def insert(
+        self,
+        token_ids: IntArray,
+        pages: IntArray,
+        salt: str,
+        bounded_pages: tuple[IntArray, ...] = (),
+    ) -> InsertResult:
+        return InsertResult(EMPTY, self._root, self._nothing)
 
     def lock(self, node: RadixNode) -> None:
         """Nothing to keep."""
@@ -102,12 +152,28 @@ class NoPrefixCache:
     def unlock(self, node: RadixNode) -> None:
         """Nothing was kept."""
 
-    def evict(self, num_pages: int) -> IntArray:
+    def hold(self, node: RadixNode, account: int) -> None:
+        """Nothing to keep."""
+
+    def unhold(self, node: RadixNode, account: int) -> None:
+        """Nothing was kept."""
+
+    def evict(self, num_pages: int) -> tuple[IntArray, ...]:
+        return EMPTY, *self._nothing
+
+    def evict_bounded(self, num_pages: int, account: int) -> IntArray:
         return EMPTY
 
     def all_pages(self) -> IntArray:
         return EMPTY
 
-    def check_integrity(self, holders: Iterable[RadixNode]) -> None:
+    def all_bounded_pages(self, account: int) -> IntArray:
+        return EMPTY
+
+    def check_integrity(
+        self,
+        holders: Iterable[RadixNode],
+        bounded_holders: Sequence[Iterable[RadixNode]] = (),
+    ) -> None:
         if any(node is not self._root for node in holders):
             raise IntegrityError("a request holds a prefix of a cache that keeps none")

@@ -39,7 +39,7 @@ from workers.sampling.logprobs import (
 )
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import start_download
-from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.config import BoundedAccount, SchedulerConfig
 from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -90,12 +90,16 @@ class ModelRunner:
         self.dtype = loaded.dtype
         self.backend_name = attention.backend_name
         self.page_size = attention.config.page_size
-        self.num_pages = tp.all_reduce_min(attention.num_pages)
+        self._retentions = attention.config.bounded_retentions
+        self.pages_by_account = tuple(map(tp.all_reduce_min, attention.pages_by_account))
+        self.num_pages = self.pages_by_account[0]
         self._model = loaded.model
         self._weights_lease = loaded.lease
         num_slots = config.max_running_requests + self.num_padding_slots
-        req_to_token_pool = ReqToTokenPool(num_slots, attention.config.max_context_len, device)
-        token_to_kv_pool = create_kv_pool(attention.config, self.num_pages, loaded.kv_scales)
+        req_to_token_pool = ReqToTokenPool(
+            num_slots, attention.config.max_context_len, device, len(self.pages_by_account)
+        )
+        token_to_kv_pool = create_kv_pool(attention.config, self.pages_by_account, loaded.kv_scales)
         self._backend = create_attention_backend(
             attention.backend_name,
             attention.config,
@@ -159,6 +163,7 @@ class ModelRunner:
             eos_token_ids=self.facts.eos_token_ids,
             vocab_size=self.facts.vocab_size,
             seed=config.seed,
+            bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
         )
 
     def make_executor(self) -> StepExecutor:

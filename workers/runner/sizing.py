@@ -4,7 +4,7 @@ Knows flags, devices and a loaded model's geometry; allocates nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,25 +12,26 @@ from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
 from attention.memory.slot_states import StateEntry
-from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from attention.selection import AttentionNeeds, detect_device, select_attention_backend
 from attention.timing import AttentionTimer, CpuAttentionTimer
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel
 from workers.runner.kv_memory import resolve_kv_dtype
+from workers.runner.page_counts import pages_by_account
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The backend by name, the geometry its pools are made for, and this rank's page count.
+    """The backend by name, the geometry its pools are made for, and this rank's page counts.
 
-    num_pages counts the reserved page; the engine uses the smallest of its ranks.
+    pages_by_account: of account 0, then of each of config.bounded_retentions; they count the
+    reserved page. The engine uses the smallest of its ranks.
     """
 
     backend_name: str
     config: AttentionConfig
-    num_pages: int
+    pages_by_account: tuple[int, ...]
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -73,11 +74,15 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
-    attention_config = loaded.attention_config(choice.page_size, kv_dtype)
-    state_bytes = state_bytes_of(config, loaded.model.state_entries)
-    return AttentionPlan(
-        choice.name, attention_config, _num_pages(config, attention_config, state_bytes)
+    attention_config = replace(
+        loaded.attention_config(choice.page_size, kv_dtype),
+        # Graphs have one table of requests so far.
+        has_bounded_accounts=choice.has_bounded_accounts and loaded.device.type == "cpu",
     )
+    state_bytes = state_bytes_of(config, loaded.model.state_entries)
+    budget_bytes = _kv_budget_bytes(config, attention_config.device) - state_bytes
+    pages = pages_by_account(config, attention_config, budget_bytes, state_bytes)
+    return AttentionPlan(choice.name, attention_config, pages)
 
 
 def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:
@@ -89,27 +94,6 @@ def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTime
 def state_bytes_of(config: EngineConfig, entries: Sequence[StateEntry]) -> int:
     """Bytes of the states of all slots."""
     return config.max_running_requests * sum(entry.bytes_per_slot for entry in entries)
-
-
-def _num_pages(config: EngineConfig, attention_config: AttentionConfig, state_bytes: int) -> int:
-    if config.num_pages is not None:
-        return config.num_pages + NUM_RESERVED_PAGES
-    bytes_per_page = attention_config.kv_bytes_per_token * attention_config.page_size
-    budget_bytes = _kv_budget_bytes(config, attention_config.device) - state_bytes
-    # More pages than every slot at full context can use would never be touched.
-    max_tokens = config.max_running_requests * attention_config.max_context_len
-    max_pages = -(-max_tokens // attention_config.page_size)
-    num_pages = min(budget_bytes // bytes_per_page, max_pages + NUM_RESERVED_PAGES)
-    if num_pages <= NUM_RESERVED_PAGES:
-        beside = (
-            f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
-            if state_bytes
-            else ""
-        )
-        raise ConfigError(
-            f"{budget_bytes} bytes for KV memory hold no page of {bytes_per_page} bytes{beside}"
-        )
-    return num_pages
 
 
 def _kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:

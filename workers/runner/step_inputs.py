@@ -51,6 +51,13 @@ class _Uploaded(NamedTuple):
     positions: torch.Tensor
     state_indices: torch.Tensor
     sample_slots: torch.Tensor
+    bounded_cache_locs: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> "_Uploaded":
+        """What stands behind the others is of the bounded accounts, one each."""
+        num_others = len(cls._fields) - 1
+        return cls._make([*tensors[:num_others], tuple(tensors[num_others:])])
 
 
 class StepInputBuilder:
@@ -63,7 +70,6 @@ class StepInputBuilder:
         device: torch.device,
     ) -> None:
         self._req_to_token_pool = req_to_token_pool
-        self._table = req_to_token_pool.req_to_token
         self._token_to_kv_pool = token_to_kv_pool
         self._page_size = token_to_kv_pool.page_size
         self._page_offsets = torch.arange(self._page_size, dtype=torch.int32, device=device)
@@ -85,8 +91,8 @@ class StepInputBuilder:
         unfinished_rows = np.flatnonzero(plan.samples == 0)
         last_tokens = row_ends[np.concatenate([sampling_rows, unfinished_rows])] - 1
         sample_slots = plan.slots[sampling_rows]
-        device = _Uploaded(
-            *self._upload(
+        device = _Uploaded.of(
+            self._upload(
                 seq_lens,
                 plan.num_new_tokens,
                 plan.prefix_lens,
@@ -98,10 +104,13 @@ class StepInputBuilder:
                     positions,
                     last_tokens,
                     sample_slots,
+                    *plan.bounded_cache_locs,
                 ),
             )
         )
-        self._table[device.token_slots, device.positions] = device.out_cache_loc.int()
+        tables, locs = self._req_to_token_pool.tables, device.bounded_cache_locs
+        for table, cache_locs in zip(tables, (device.out_cache_loc, *locs), strict=True):
+            table[device.token_slots, device.positions] = cache_locs.int()
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
             batch_size=plan.batch_size,
@@ -117,6 +126,7 @@ class StepInputBuilder:
             extend_seq_lens_cpu=plan.num_new_tokens,
             extend_prefix_lens_cpu=plan.prefix_lens,
             attn_backend=attn_backend,
+            bounded_cache_locs=device.bounded_cache_locs,
         )
         return StepInputs(
             batch,
@@ -131,6 +141,10 @@ class StepInputBuilder:
         """Clear and move what the plan says, before its step and after all earlier ones."""
         if len(plan.cleared):
             self._token_to_kv_pool.clear_tokens(*self._upload(*_as_int64(plan.cleared)))
+        for account, cleared in enumerate(plan.bounded_cleared, start=1):
+            if len(cleared):
+                indices = self._upload(*_as_int64(cleared))
+                self._token_to_kv_pool.clear_bounded(account, *indices)
         if plan.table_writes:
             self._write_table(plan.table_writes)
 
@@ -148,7 +162,7 @@ class StepInputBuilder:
         )
         for write, of_slots, cache_indices in parts:
             start = write.first_page * self._page_size
-            self._req_to_token_pool.write(of_slots, start, cache_indices)
+            self._req_to_token_pool.write(of_slots, start, cache_indices, write.account)
 
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """Host arrays to device tensors of their dtypes, in one copy."""

@@ -104,6 +104,7 @@ def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
             samples=plan.samples[own],
             input_ids=plan.input_ids[these],
             out_cache_loc=plan.out_cache_loc[these],
+            bounded_cache_locs=tuple(locs[these] for locs in plan.bounded_cache_locs),
             prompt_logprobs=wants,
         )
         for own, these, wants in zip(rows, tokens, (first_wants, second_wants), strict=True)
@@ -122,6 +123,7 @@ def _split_row(plan: StepPlan, num_tokens: int) -> tuple[StepPlan, StepPlan]:
         samples=_int32(0),
         input_ids=plan.input_ids[before],
         out_cache_loc=plan.out_cache_loc[before],
+        bounded_cache_locs=tuple(locs[before] for locs in plan.bounded_cache_locs),
         prompt_logprobs=_wants_of(wants, before),
     )
     second = msgspec.structs.replace(
@@ -131,6 +133,7 @@ def _split_row(plan: StepPlan, num_tokens: int) -> tuple[StepPlan, StepPlan]:
         prefix_lens=plan.prefix_lens + np.int32(num_tokens),
         input_ids=plan.input_ids[after],
         out_cache_loc=plan.out_cache_loc[after],
+        bounded_cache_locs=tuple(locs[after] for locs in plan.bounded_cache_locs),
         prompt_logprobs=_wants_of(wants, after),
     )
     return first, _without_prelude(second)
@@ -150,7 +153,9 @@ def _wants_of(wants: tuple[PromptLogprobRow, ...], tokens: slice) -> tuple[Promp
 
 
 def _without_prelude(plan: StepPlan) -> StepPlan:
-    return msgspec.structs.replace(plan, admitted=(), table_writes=(), cleared=EMPTY)
+    return msgspec.structs.replace(
+        plan, admitted=(), table_writes=(), cleared=EMPTY, bounded_cleared=()
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ class Committer:
                 outputs.append(self._fail(request, _NO_NUMBER))
             else:
                 outputs.append(self._accept(request, token_id, entry))
+        for request, _ in record.unfinished_prefills:
+            if not request.is_ended:
+                self._memory.pass_chunk(request)
         for request in record.completed_prefills:
             if not request.is_ended:
                 self._memory.share_prefix(request)

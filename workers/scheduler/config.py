@@ -3,8 +3,22 @@
 from dataclasses import dataclass
 
 from workers.errors import ConfigError
+from workers.kv_cache.bounded_pages import Retention, span_pages
 
 _MAX_CACHE_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedAccount:
+    """KV memory of layers that see a token for a while only. num_pages counts page 0, too."""
+
+    retention: Retention
+    num_pages: int
+
+    def min_pages(self, page_size: int) -> int:
+        """What one request that runs alone may hold at once, of a cached prefix and of its own,
+        and one page to go on with; page 0 is counted."""
+        return 2 * span_pages(self.retention, page_size) + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +29,7 @@ class SchedulerConfig:
     max_step_tokens: new tokens of one step, decode rows first. target_inter_token_s: what a step
     that decode rows wait for may be predicted to last; None: anything. seed: draws the seeds of
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
-    rows in one step.
+    rows in one step. bounded: the accounts beside the one that keeps every token.
     """
 
     page_size: int
@@ -31,6 +45,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     seed: int | None
+    bounded: tuple[BoundedAccount, ...] = ()
 
     def __post_init__(self) -> None:
         minima = {
@@ -50,10 +65,18 @@ class SchedulerConfig:
             raise ConfigError(
                 f"target_inter_token_s must be above 0, got {self.target_inter_token_s}"
             )
-        if self.num_pages * self.page_size > _MAX_CACHE_INDEX:
-            raise ConfigError(
-                f"{self.num_pages} pages of {self.page_size} tokens exceed int32 cache indices"
-            )
+        for num_pages in (self.num_pages, *(account.num_pages for account in self.bounded)):
+            if num_pages * self.page_size > _MAX_CACHE_INDEX:
+                raise ConfigError(
+                    f"{num_pages} pages of {self.page_size} tokens exceed int32 cache indices"
+                )
+        for account in self.bounded:
+            if account.num_pages < account.min_pages(self.page_size):
+                raise ConfigError(
+                    f"{account.num_pages} pages of {self.page_size} tokens are too few for a "
+                    f"request that sees {account.retention.num_tokens}: at least "
+                    f"{account.min_pages(self.page_size)} are needed"
+                )
 
     @property
     def pool_tokens(self) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
+from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.running_table import RunningTable, SlotArray
 
@@ -11,8 +12,11 @@ from workers.scheduler.running_table import RunningTable, SlotArray
 class DecodeBatcher:
     """Adds decode rows to a draft and takes the pages that they need."""
 
-    def __init__(self, table: RunningTable, pool: PagePool, retractor: Retractor) -> None:
+    def __init__(
+        self, table: RunningTable, memory: RequestMemory, pool: PagePool, retractor: Retractor
+    ) -> None:
         self._table = table
+        self._memory = memory
         self._pool = pool
         self._retractor = retractor
         self._page_size = np.int32(table.page_size)
@@ -41,6 +45,8 @@ class DecodeBatcher:
         at_page_start = slots[table.seq_lens[slots] % self._page_size == 0]
         if not len(at_page_start):
             return True
+        if table.bounded:
+            self._memory.drop_unseen(table.requests_at(at_page_start))
         pages = self._pool.allocate(len(at_page_start))
         if pages is None:
             return False
@@ -50,11 +56,13 @@ class DecodeBatcher:
     def _advance(self, slots: SlotArray) -> DecodeDraft:
         table, page_size = self._table, self._page_size
         prefix_lens = table.seq_lens[slots]
-        last_pages = table.page_table[slots, table.num_pages[slots] - 1]
+        columns, offsets = table.num_pages[slots] - 1, prefix_lens % page_size
         table.seq_lens[slots] += 1
         return DecodeDraft(
             slots=slots.astype(np.int32),
             prefix_lens=prefix_lens,
-            out_cache_loc=last_pages * page_size + prefix_lens % page_size,
+            out_cache_locs=tuple(
+                [pages[slots, columns] * page_size + offsets for pages in table.page_tables()]
+            ),
             requests=table.requests_at(slots),
         )

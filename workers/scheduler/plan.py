@@ -39,13 +39,14 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
 class TableWrite(msgspec.Struct, frozen=True):
     """Pages int32 (n,) that stand in the tables of slots int32 (m,) from page first_page on.
 
-    req_to_token[slot, first_page * page_size :] begins with the pages' cache indices, for each of
-    the slots, before the step.
+    account: 0 keeps every token, the bounded ones follow. In its table the row of each of the slots
+    goes on with the pages' cache indices from first_page * page_size on, before the step.
     """
 
     slots: IntArray
     first_page: int
     pages: IntArray
+    account: int = 0
 
 
 class PromptLogprobRow(msgspec.Struct, frozen=True):
@@ -70,7 +71,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     sampled last, which only the device may know yet. out_cache_loc (num_tokens,): cache index of
     each new token; the runner also writes it to req_to_token[slot, prefix_len:].
     cleared (n,): cache indices whose keys and values become zeros, because they may be no numbers
-    and belong to nobody any more. cleared, admitted and table_writes take effect before the step.
+    and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
+    that does not keep every token. What is cleared, admitted and table_writes take effect, in that
+    order, before the step.
     """
 
     step_id: int
@@ -85,6 +88,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     table_writes: tuple[TableWrite, ...] = ()
     cleared: IntArray = EMPTY
     prompt_logprobs: tuple[PromptLogprobRow, ...] = ()
+    bounded_cache_locs: tuple[IntArray, ...] = ()
+    bounded_cleared: tuple[IntArray, ...] = ()
 
     @property
     def batch_size(self) -> int:

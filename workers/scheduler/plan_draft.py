@@ -41,11 +41,11 @@ class PendingCommit:
 
 @dataclass(frozen=True, slots=True)
 class DecodeDraft:
-    """One token for each of the slots; all int32 (n,)."""
+    """One token for each of the slots; all int32 (n,). out_cache_locs: by account."""
 
     slots: IntArray
     prefix_lens: IntArray
-    out_cache_loc: IntArray
+    out_cache_locs: tuple[IntArray, ...]
     requests: list[Request]
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ MAX_HISTORY_IDS = 1 << 22
 """Token ids that penalties need of the requests of one plan, beyond which no more are admitted: 16
 of the 256 MiB that a plan's frame may have. A single request's are always fewer."""
 
-_NO_DECODE = DecodeDraft(EMPTY, EMPTY, EMPTY, [])
+_NO_DECODE = DecodeDraft(EMPTY, EMPTY, (), [])
 
 
 class PlanDraft:
@@ -72,7 +72,7 @@ class PlanDraft:
         self._prefix_lens: list[int] = []
         self._samples: list[bool] = []
         self._input_ids: list[IntArray] = []
-        self._out_cache_loc: list[IntArray] = []
+        self._out_cache_locs: list[tuple[IntArray, ...]] = []
         self._admitted: list[AdmittedRequest] = []
         self._num_history_ids = 0
         self._prefixes: list[tuple[int, RadixNode]] = []
@@ -126,9 +126,11 @@ class PlanDraft:
         )
         self._prefixes.append((request.slot, prefix))
 
-    def add_chunk(self, request: Request, start: int, out_cache_loc: IntArray) -> None:
-        """Tokens start .. start + len(out_cache_loc) - 1 of a request that is being prefilled."""
-        stop = start + len(out_cache_loc)
+    def add_chunk(self, request: Request, start: int, out_cache_locs: tuple[IntArray, ...]) -> None:
+        """Tokens start .. start + n - 1 of a request that is being prefilled. out_cache_locs: int32
+        (n,) by account."""
+        num_tokens = len(out_cache_locs[0])
+        stop = start + num_tokens
         is_last = stop == request.prefill_len
         if request.wants_prompt_logprobs:
             self._add_prompt_logprobs(request, start, stop)
@@ -137,19 +139,19 @@ class PlanDraft:
         self._prefix_lens.append(start)
         self._samples.append(is_last)
         self._input_ids.append(request.buffer[start:stop])
-        self._out_cache_loc.append(out_cache_loc)
+        self._out_cache_locs.append(out_cache_locs)
         if is_last:
             self._completed.append(request)
         else:
             self._unfinished.append((request, stop))
-        self.budget -= len(out_cache_loc)
-        self.prompts.spend(start, len(out_cache_loc))
+        self.budget -= num_tokens
+        self.prompts.spend(start, num_tokens)
 
     def build(
-        self, table_writes: list[TableWrite], cleared: IntArray
+        self, table_writes: list[TableWrite], cleared: tuple[IntArray, ...]
     ) -> tuple[StepPlan, PendingCommit]:
         """table_writes: moves of running requests, carried out before this step. cleared: what
-        requests that ended have left and nobody vouches for."""
+        requests that ended have left and nobody vouches for, by account."""
         record = PendingCommit(
             self.step_id,
             self._decode.requests + self._prefilled,
@@ -164,6 +166,8 @@ class PlanDraft:
         if not self._slots:
             return self._decode_plan(decode_ids, ones, table_writes, cleared), record
         lens = [len(ids) for ids in self._input_ids]
+        locs = self._decode.out_cache_locs, *self._out_cache_locs
+        by_account = [np.concatenate(parts) for parts in zip(*filter(None, locs), strict=True)]
         plan = StepPlan(
             step_id=self.step_id,
             is_decode=max(lens) == 1,
@@ -172,11 +176,13 @@ class PlanDraft:
             prefix_lens=_join(self._decode.prefix_lens, self._prefix_lens),
             samples=_join(ones, self._samples),
             input_ids=np.concatenate([decode_ids, *self._input_ids]),
-            out_cache_loc=np.concatenate([self._decode.out_cache_loc, *self._out_cache_loc]),
+            out_cache_loc=by_account[0],
             admitted=tuple(self._admitted),
             table_writes=(*table_writes, *prefix_writes(self._prefixes)),
-            cleared=cleared,
+            cleared=cleared[0],
             prompt_logprobs=tuple(self._prompt_logprobs),
+            bounded_cache_locs=tuple(by_account[1:]),
+            bounded_cleared=cleared[1:],
         )
         return plan, record
 
@@ -185,7 +191,7 @@ class PlanDraft:
         input_ids: IntArray,
         ones: IntArray,
         table_writes: list[TableWrite],
-        cleared: IntArray,
+        cleared: tuple[IntArray, ...],
     ) -> StepPlan:
         return StepPlan(
             step_id=self.step_id,
@@ -195,9 +201,11 @@ class PlanDraft:
             prefix_lens=self._decode.prefix_lens,
             samples=ones,
             input_ids=input_ids,
-            out_cache_loc=self._decode.out_cache_loc,
+            out_cache_loc=self._decode.out_cache_locs[0],
             table_writes=tuple(table_writes),
-            cleared=cleared,
+            cleared=cleared[0],
+            bounded_cache_locs=self._decode.out_cache_locs[1:],
+            bounded_cleared=cleared[1:],
         )
 
     def _add_prompt_logprobs(self, request: Request, start: int, stop: int) -> None:

@@ -73,7 +73,7 @@ class Admission:
             self._memory.unlock(match)
             self._waiting.park(request, until=other)
             return AdmissionResult.PARKED
-        if not self._fits(request, match):
+        if not (self._fits(request, match) and self._memory.fits_bounded(request, match)):
             self._memory.unlock(match)
             return AdmissionResult.REFUSED
         self._waiting.remove(request)
@@ -96,7 +96,7 @@ class Admission:
         prompt_pages = -(-table.num_prompt_tokens() // page_size)
         num_missing = int(prompt_pages.sum() - table.num_pages.sum())
         num_new = num_prompt_pages - len(match.pages)
-        num_free = self._pool.num_available_pages - num_missing - num_new
+        num_free = self._pool.num_available_main - num_missing - num_new
         if table.num_running == 0:
             return num_free >= 0
         own = np.int32(request.max_total_len - request.num_tokens)
@@ -165,5 +165,6 @@ class PrefillBatcher:
         is_last = stop == request.prefill_len
         if is_last:
             table.prefilling.remove(request)
-        draft.add_chunk(request, start, table.cache_indices(slot, start, stop))
+        own = table.cache_indices(slot, start, stop)
+        draft.add_chunk(request, start, (own, *table.bounded_indices(slot, start, stop)))
         return is_last

@@ -9,13 +9,18 @@ unused tail and multiply it by zero, and NaN times zero is NaN.
 
     page_table[slot]:  | shared: the cache's, locked by node | the request's own | unused |
                        0                          num_shared_pages          num_pages
+
+That is the account that keeps every token; bounded_memory.py has the others, of the same tokens.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
-from workers.kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from workers.kv_cache.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY
+from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -24,13 +29,22 @@ from workers.scheduler.running_table import RunningTable
 class RequestMemory:
     """Moves pages between the pool, the cache and the running table."""
 
-    def __init__(self, table: RunningTable, pool: PagePool, cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        table: RunningTable,
+        pool: PagePool,
+        cache: PrefixCache,
+        bounded: BoundedMemory,
+    ) -> None:
         self._table = table
         self._pool = pool
         self._cache = cache
+        self._bounded = bounded
         self._page_size = table.page_size
-        self._table_writes: dict[int, TableWrite] = {}
-        self._cleared: list[IntArray] = []
+        self._table_writes: dict[int, list[TableWrite]] = {}
+        # By account.
+        self._nothing_cleared = (EMPTY,) * (1 + bounded.num_accounts)
+        self._cleared: tuple[list[IntArray], ...] = tuple([] for _ in self._nothing_cleared)
 
     def match_and_lock(self, request: Request) -> PrefixMatch:
         """The cached prefix of the request's tokens, locked; at least one token is left to compute.
@@ -40,10 +54,16 @@ class RequestMemory:
         num_matchable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
         match = self._cache.match_prefix(request.buffer[:num_matchable], request.cache_salt)
         self._cache.lock(match.node)
+        self._bounded.hold(match.node)
         return match
 
     def unlock(self, match: PrefixMatch) -> None:
+        self._bounded.unhold(match.node)
         self._cache.unlock(match.node)
+
+    def fits_bounded(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether the accounts that do not keep every token have room for the request, too."""
+        return self._bounded.fits(request, match)
 
     def count_return(self, match: PrefixMatch) -> None:
         """The request that found this match is admitted for the first time."""
@@ -54,7 +74,8 @@ class RequestMemory:
         request.node = match.node
         request.prefill_len = request.num_tokens
         request.num_vouched_tokens = len(match.pages) * self._page_size
-        self._table.add(request, match.pages)
+        self._table.add(request, match.pages, match.bounded_pages)
+        self._write_later(request.slot, self._bounded.open(request.slot, match))
 
     def extend(self, slot: int, num_tokens: int) -> int:
         """Make room for up to num_tokens more tokens; returns for how many there is.
@@ -74,30 +95,48 @@ class RequestMemory:
         return num_granted
 
     def share_prefix(self, request: Request) -> None:
-        """Offer the full pages of a finished prefill to the cache, so that others can use them.
+        """Offer the full pages of a finished prefill to the cache, so that others can use them."""
+        self._share(request, request.prefill_len // self._page_size)
+
+    def pass_chunk(self, request: Request) -> None:
+        """A chunk of an unfinished prefill has been computed: what its next ones cannot see goes
+        back, by way of the cache, where others may come upon it."""
+        if self._bounded.num_accounts:
+            self._share(request, request.num_vouched_tokens // self._page_size)
+            self._bounded.drop_unseen(request)
+
+    def drop_unseen(self, requests: Iterable[Request]) -> None:
+        """Give back what no later token of these can see."""
+        for request in requests:
+            self._bounded.drop_unseen(request)
+
+    def _share(self, request: Request, num_full: int) -> None:
+        """Offer so many full pages to the cache.
 
         Where the cache already has a page of the same tokens, the request moves to it with the
         next plan. A step under way may still read the pages that are freed here: whoever gets them
         writes to them in a later step.
         """
         table, slot, page_size = self._table, request.slot, self._page_size
-        num_full = request.prefill_len // page_size
         num_shared = int(table.num_shared_pages[slot])
         if num_full <= num_shared or request.node is None:
             return
         tokens = request.buffer[: num_full * page_size]
         pages = table.page_table[slot, :num_full]
-        result = self._cache.insert(tokens, pages, request.cache_salt)
+        offers = self._bounded.offered(slot, num_full)
+        result = self._cache.insert(tokens, pages, request.cache_salt, offers)
         num_cached = len(result.pages)
         duplicates = np.flatnonzero(pages[:num_cached] != result.pages)
         if len(duplicates):
-            self._pool.free(pages[duplicates])
+            self._pool.free_main(pages[duplicates])
             table.page_table[slot, :num_cached] = result.pages
             first, last = int(duplicates[0]), int(duplicates[-1])
             moved = result.pages[first : last + 1]
-            self._table_writes[slot] = TableWrite(np.array([slot], dtype=np.int32), first, moved)
-        table.num_shared_pages[slot] = max(num_cached, num_shared)
+            move = TableWrite(np.array([slot], dtype=np.int32), first, moved)
+            self._write_later(slot, (move,))
         self._cache.lock(result.node)
+        self._write_later(slot, self._bounded.share(request, result, offers))
+        table.num_shared_pages[slot] = max(num_cached, num_shared)
         self._cache.unlock(request.node)
         request.node = result.node
 
@@ -107,47 +146,63 @@ class RequestMemory:
         num_full = request.num_vouched_tokens // page_size
         num_shared = int(table.num_shared_pages[slot])
         pages = table.page_table[slot, : int(table.num_pages[slot])].copy()
-        num_cached = num_shared
+        num_cached, result = num_shared, None
         if num_full > num_shared:
             tokens = request.buffer[: num_full * page_size]
-            result = self._cache.insert(tokens, pages[:num_full], request.cache_salt)
+            offers = self._bounded.offered(slot, num_full)
+            result = self._cache.insert(tokens, pages[:num_full], request.cache_salt, offers)
             num_cached = len(result.pages)
-            self._pool.free(pages[:num_cached][pages[:num_cached] != result.pages])
+            self._pool.free_main(pages[:num_cached][pages[:num_cached] != result.pages])
         self._clear_from(slot, request.num_vouched_tokens)
-        self._close(request, pages[num_cached:])
+        self._close(request, pages[num_cached:], result)
 
     def discard(self, request: Request) -> None:
         """Take the slot and pages of a request whose keys and values nobody may read again."""
         table, slot = self._table, request.slot
         first, last = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
         self._clear_from(slot, first * self._page_size)
-        self._close(request, table.page_table[slot, first:last].copy())
+        self._close(request, table.page_table[slot, first:last].copy(), None)
 
     def _clear_from(self, slot: int, first_token: int) -> None:
         """Steps under way may still write there; what is cleared is cleared after them."""
         seq_len = int(self._table.seq_lens[slot])
-        if seq_len > first_token:
-            self._cleared.append(self._table.cache_indices(slot, first_token, seq_len))
+        if seq_len <= first_token:
+            return
+        own = self._table.cache_indices(slot, first_token, seq_len)
+        of_bounded = self._bounded.indices_from(slot, first_token, seq_len)
+        for cleared, indices in zip(self._cleared, (own, *of_bounded), strict=True):
+            cleared.append(indices)
 
-    def _close(self, request: Request, unwanted_pages: IntArray) -> None:
-        self._pool.free(unwanted_pages)
+    def _close(
+        self, request: Request, unwanted_pages: IntArray, result: InsertResult | None
+    ) -> None:
+        self._pool.free_main(unwanted_pages)
+        self._bounded.close(request, result)
         if request.node is not None:
             self._cache.unlock(request.node)
             request.node = None
         self._table_writes.pop(request.slot, None)
         self._table.remove(request)
 
+    def _write_later(self, slot: int, writes: Iterable[TableWrite]) -> None:
+        for write in writes:
+            self._table_writes.setdefault(slot, []).append(write)
+
     def take_table_writes(self) -> list[TableWrite]:
-        """Moves to shared pages that the next plan must carry out."""
-        writes = list(self._table_writes.values())
+        """Moves to shared pages, and cached ones of bounded accounts that admitted requests begin
+        with, which the next plan must carry out in this order."""
+        if not self._table_writes:
+            return []
+        writes = [write for of_slot in self._table_writes.values() for write in of_slot]
         self._table_writes.clear()
         return writes
 
-    def take_cleared(self) -> IntArray:
-        """Cache indices that the next plan must clear, int32 (n,): it is the first that may hand
-        their pages to somebody else."""
-        if not self._cleared:
-            return EMPTY
-        cleared = np.concatenate(self._cleared)
-        self._cleared.clear()
-        return cleared
+    def take_cleared(self) -> tuple[IntArray, ...]:
+        """Cache indices that the next plan must clear, int32 (n,) by account: it is the first that
+        may hand their pages to somebody else."""
+        if not any(self._cleared):
+            return self._nothing_cleared
+        taken = tuple(np.concatenate(parts) if parts else EMPTY for parts in self._cleared)
+        for parts in self._cleared:
+            parts.clear()
+        return taken

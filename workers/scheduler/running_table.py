@@ -5,12 +5,14 @@ pages come from.
 """
 
 from bisect import insort
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from workers.errors import IntegrityError
 from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.bounded_table import BoundedTable
 from workers.scheduler.request import NO_SLOT, Request
 
 SlotArray = npt.NDArray[np.int64]
@@ -27,11 +29,15 @@ class RunningTable:
     seq_lens: tokens in the pool. prefill_lens: tokens to compute before the slot decodes.
     max_total_lens: most tokens of prompt and output. num_pages, num_shared_pages: filled entries
     of page_table's row, and how many of them, from the left, belong to the prefix cache.
-    num_found_pages: how many of these were there before the request came.
+    num_found_pages: how many of these were there before the request came. bounded: what slots hold
+    of each account beside the one that keeps every token.
     """
 
-    def __init__(self, max_slots: int, max_pages_per_request: int, page_size: int) -> None:
+    def __init__(
+        self, max_slots: int, max_pages_per_request: int, page_size: int, num_bounded: int = 0
+    ) -> None:
         self.page_size = page_size
+        self.bounded = tuple(BoundedTable(max_slots) for _ in range(num_bounded))
         self.seq_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.prefill_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
@@ -42,6 +48,8 @@ class RunningTable:
         self._max_columns = max_pages_per_request
         num_columns = min(_INITIAL_COLUMNS, max_pages_per_request)
         self.page_table: IntArray = np.zeros((max_slots, num_columns), dtype=np.int32)
+        for bounded in self.bounded:
+            bounded.widen(num_columns)
         self.prefilling: list[Request] = []
         self._requests: list[Request | None] = [None] * max_slots
         self._free_slots = list(range(max_slots - 1, -1, -1))
@@ -67,13 +75,21 @@ class RunningTable:
         requests = self._requests
         return [requests[slot] for slot in slots.tolist()]
 
-    def add(self, request: Request, shared_pages: IntArray) -> None:
-        """Give the request a slot that begins with shared_pages, int32, of the prefix cache."""
+    def add(
+        self,
+        request: Request,
+        shared_pages: IntArray,
+        bounded_pages: Sequence[IntArray] = (),
+    ) -> None:
+        """Give the request a slot that begins with shared_pages, int32 (n,), of the prefix cache,
+        and with what it holds of each bounded account for the same tokens, int32 (n,)."""
         slot = self._free_slots.pop()
         n = len(shared_pages)
         self._widen(n)
         self._requests[slot] = request
         self.page_table[slot, :n] = shared_pages
+        for bounded, pages in zip(self.bounded, bounded_pages, strict=True):
+            bounded.page_table[slot, :n] = pages
         self.num_pages[slot] = self.num_shared_pages[slot] = self.num_found_pages[slot] = n
         self.seq_lens[slot] = n * self.page_size
         self.prefill_lens[slot] = request.prefill_len
@@ -90,6 +106,8 @@ class RunningTable:
         self._requests[slot] = None
         for array in self._per_slot():
             array[slot] = 0
+        for bounded in self.bounded:
+            bounded.clear(slot)
         self._free_slots.append(slot)
         request.slot = NO_SLOT
 
@@ -110,24 +128,42 @@ class RunningTable:
         num_left: IntArray = self.max_total_lens - 1 - self.num_prompt_tokens()
         return np.maximum(num_left, 0)
 
-    def append_pages(self, slot: int, pages: IntArray) -> None:
+    def append_pages(self, slot: int, pages: Sequence[IntArray]) -> None:
+        """pages: of every account, int32 (n,) each."""
         start = int(self.num_pages[slot])
-        stop = start + len(pages)
+        stop = start + len(pages[0])
         self._widen(stop)
-        self.page_table[slot, start:stop] = pages
+        for table, of_account in zip(self.page_tables(), pages, strict=True):
+            table[slot, start:stop] = of_account
         self.num_pages[slot] = stop
 
-    def append_page_each(self, slots: SlotArray, pages: IntArray) -> None:
-        """One more page, int32 (n,), for each of the slots (n,)."""
+    def append_page_each(self, slots: SlotArray, pages: Sequence[IntArray]) -> None:
+        """One more page of every account, int32 (n,) each, for each of the slots (n,)."""
         columns = self.num_pages[slots]
         self._widen(int(columns.max()) + 1)
-        self.page_table[slots, columns] = pages
+        for table, of_account in zip(self.page_tables(), pages, strict=True):
+            table[slots, columns] = of_account
         self.num_pages[slots] += 1
 
+    def page_tables(self) -> tuple[IntArray, ...]:
+        """Of every account, (max_slots, columns) each."""
+        if not self.bounded:
+            return (self.page_table,)
+        return self.page_table, *(bounded.page_table for bounded in self.bounded)
+
     def cache_indices(self, slot: int, start: int, stop: int) -> IntArray:
-        """Where tokens start .. stop - 1 of the slot stand in the pool, int32 (stop - start,)."""
+        """Where tokens start .. stop - 1 of the slot stand in the pool of account 0, int32
+        (stop - start,)."""
+        return self._indices(self.page_table, slot, start, stop)
+
+    def bounded_indices(self, slot: int, start: int, stop: int) -> tuple[IntArray, ...]:
+        """As cache_indices, of each bounded account, which must have all of them."""
+        tables = (bounded.page_table for bounded in self.bounded)
+        return tuple(self._indices(table, slot, start, stop) for table in tables)
+
+    def _indices(self, table: IntArray, slot: int, start: int, stop: int) -> IntArray:
         positions = np.arange(start, stop, dtype=np.int32)
-        pages = self.page_table[slot, positions // self.page_size]
+        pages = table[slot, positions // self.page_size]
         indices: IntArray = pages * np.int32(self.page_size) + positions % np.int32(self.page_size)
         return indices
 
@@ -137,7 +173,8 @@ class RunningTable:
         if sorted(used + self._free_slots) != list(range(len(self._requests))):
             raise IntegrityError(f"{len(used)} slots used, {len(self._free_slots)} free, no match")
         for slot in self._free_slots:
-            if any(array[slot] for array in self._per_slot()):
+            is_clear = all(bounded.is_clear(slot) for bounded in self.bounded)
+            if not is_clear or any(array[slot] for array in self._per_slot()):
                 raise IntegrityError(f"free slot {slot} has state left")
         half_prefilled = []
         for request in self.requests():
@@ -158,6 +195,8 @@ class RunningTable:
         width = min(max(num_columns, 2 * old.shape[1]), self._max_columns)
         self.page_table = np.zeros((old.shape[0], width), dtype=np.int32)
         self.page_table[:, : old.shape[1]] = old
+        for bounded in self.bounded:
+            bounded.widen(width)
 
     def _check_request(self, request: Request) -> None:
         slot = request.slot

@@ -15,6 +15,7 @@ from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
 from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
+from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
@@ -57,10 +58,14 @@ class Scheduler:
         self._ledger = Ledger()
         self._waiting = WaitingQueue()
         self._submission = Submission(config, self._waiting)
-        self._table = RunningTable(config.max_slots, config.max_pages_per_request, config.page_size)
+        retentions = [account.retention for account in config.bounded]
+        self._table = RunningTable(
+            config.max_slots, config.max_pages_per_request, config.page_size, len(retentions)
+        )
         self._cache = _build_cache(config, self._num_written_tokens)
-        self._pool = PagePool(PageAllocator(config.num_pages, config.page_size), self._cache)
-        self._memory = RequestMemory(self._table, self._pool, self._cache)
+        self._pool = PagePool(_allocators(config), self._cache)
+        self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
+        self._memory = RequestMemory(self._table, self._pool, self._cache, self._bounded)
         self._forecast = OutputForecast()
         self._retractor = Retractor(
             self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
@@ -171,7 +176,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pages, locks, slots and requests fit together exactly."""
-        check_pages(self._table, self._pool, self._cache)
+        check_pages(self._table, self._pool, self._cache, self._bounded)
         num_live = self._ledger.num_live
         if num_live != self._table.num_running + len(self._waiting):
             raise IntegrityError(
@@ -203,7 +208,7 @@ class Scheduler:
 
     def _build_policy(self) -> BatchPolicy:
         config = self._config
-        decode = DecodeBatcher(self._table, self._pool, self._retractor)
+        decode = DecodeBatcher(self._table, self._memory, self._pool, self._retractor)
         admission = Admission(
             self._table,
             self._memory,
@@ -227,6 +232,13 @@ class Scheduler:
 
 
 def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCache:
+    retentions = [account.retention for account in config.bounded]
     if config.enable_prefix_cache:
-        return RadixCache(config.page_size, clock)
-    return NoPrefixCache()
+        return RadixCache(config.page_size, clock, retentions)
+    return NoPrefixCache(len(retentions))
+
+
+def _allocators(config: SchedulerConfig) -> list[PageAllocator]:
+    """Of the account that keeps every token, then of the bounded ones."""
+    all_pages = config.num_pages, *(account.num_pages for account in config.bounded)
+    return [PageAllocator(num_pages, config.page_size) for num_pages in all_pages]

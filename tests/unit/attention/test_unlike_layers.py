@@ -64,7 +64,7 @@ def fill(pool: GroupedTokenToKVPool) -> None:
 
 def run_all(backend_class: type[AttentionBackend], page_size: int, rows) -> list[torch.Tensor]:
     case, config = config_of(page_size, rows)
-    pool = GroupedTokenToKVPool(config, case.token_to_kv_pool.num_pages, MHATokenToKVPool)
+    pool = GroupedTokenToKVPool(config, (case.token_to_kv_pool.num_pages,), MHATokenToKVPool)
     fill(pool)
     backend = backend_class(config, case.req_to_token_pool, pool)
     batch = replace(case.batch, attn_backend=backend)
@@ -99,7 +99,7 @@ def test_every_layer_agrees_with_oracle(page_size, rows):
 
 def test_a_pool_has_memory_for_layers_that_store_and_no_other():
     _, config = config_of(page_size=4)
-    pool = GroupedTokenToKVPool(config, 5, MHATokenToKVPool)
+    pool = GroupedTokenToKVPool(config, (5,), MHATokenToKVPool)
     assert pool.num_bytes == 5 * GroupedTokenToKVPool.bytes_per_page(config)
     elements = 2 * 4 * (32 + 32) + 2 * 1 * (48 + 24)
     assert GroupedTokenToKVPool.bytes_per_page(config) == 4 * elements * 4
@@ -114,7 +114,7 @@ def test_a_pool_has_memory_for_layers_that_store_and_no_other():
 
 def test_clearing_reaches_every_group():
     _, config = config_of(page_size=4)
-    pool = GroupedTokenToKVPool(config, 5, MHATokenToKVPool)
+    pool = GroupedTokenToKVPool(config, (5,), MHATokenToKVPool)
     fill(pool)
     pool.clear_tokens(torch.tensor([4, 9]))
     for layer_id in range(config.num_layers):
@@ -126,7 +126,7 @@ def test_clearing_reaches_every_group():
 
 def test_writing_for_a_layer_that_stores_nothing_is_refused():
     _, config = config_of(page_size=4)
-    pool = GroupedTokenToKVPool(config, 5, MHATokenToKVPool)
+    pool = GroupedTokenToKVPool(config, (5,), MHATokenToKVPool)
     k = torch.zeros(1, 4, 32)
     with pytest.raises(ValueError, match="layer 3 stores no K and V"):
         pool.set_kv_buffer(3, torch.tensor([4]), k, k)
@@ -135,4 +135,4 @@ def test_writing_for_a_layer_that_stores_nothing_is_refused():
 def test_an_fp8_cache_is_refused():
     _, config = config_of(page_size=4)
     with pytest.raises(AttentionBackendError, match="FP8"):
-        GroupedTokenToKVPool(replace(config, kv_dtype=torch.float8_e4m3fn), 5, MHATokenToKVPool)
+        GroupedTokenToKVPool(replace(config, kv_dtype=torch.float8_e4m3fn), (5,), MHATokenToKVPool)

@@ -10,14 +10,14 @@ def shared_then_unshared(num_unshared: int) -> RadixCache:
     cache = make_cache()
     insert(cache, [1, 2, 3, 4], [7, 8])
     insert(cache, [1, 2, 5, 6], [7, 9])
-    assert cache.evict(2).tolist() == [8, 9]
+    assert cache.evict(2)[0].tolist() == [8, 9]
     for number in range(num_unshared):
         insert(cache, [50 + number, 0], [100 + number])
     return cache
 
 
 def test_what_requests_went_on_from_in_different_ways_outlives_what_was_used_later():
-    assert shared_then_unshared(3).evict(3).tolist() == [100, 101, 102]
+    assert shared_then_unshared(3).evict(3)[0].tolist() == [100, 101, 102]
 
 
 def test_a_shared_prefix_that_fell_out_of_use_goes_before_what_is_recent():
@@ -35,18 +35,18 @@ def test_a_conversation_is_not_shared_however_many_turns_it_has():
         match(cache, tokens)
         insert(cache, tokens, list(range(1, num_pages + 1)))
     insert(cache, [90, 91], [90])
-    assert cache.evict(5).tolist() == [5, 4, 3, 2, 1]
+    assert cache.evict(5)[0].tolist() == [5, 4, 3, 2, 1]
     cache.check_integrity([])
 
 
 def test_a_prefix_whose_first_continuation_was_evicted_is_shared_with_the_next_one():
     cache = make_cache()
     insert(cache, [1, 2, 3, 4], [7, 8])
-    assert cache.evict(1).tolist() == [8]
+    assert cache.evict(1)[0].tolist() == [8]
     insert(cache, [1, 2, 5, 6], [7, 9])
-    assert cache.evict(1).tolist() == [9]
+    assert cache.evict(1)[0].tolist() == [9]
     insert(cache, [60, 61], [60])
-    assert cache.evict(1).tolist() == [60]
+    assert cache.evict(1)[0].tolist() == [60]
 
 
 def instruction_with_questions(num_questions: int, num_returns: int) -> RadixCache:
@@ -65,7 +65,7 @@ def test_continuations_of_what_never_had_one_come_back_go_before_an_older_text_s
     insert(cache, [90, 91], [90])
     for number in range(5):
         insert(cache, [1, 2, 80 + number, 0], [7, 200 + number])
-    assert cache.evict(5).tolist() == [200, 201, 202, 203, 204]
+    assert cache.evict(5)[0].tolist() == [200, 201, 202, 203, 204]
     cache.check_integrity([])
 
 
@@ -75,13 +75,13 @@ def test_what_follows_a_question_is_as_barren_as_the_question():
     insert(cache, [90, 91], [90])
     for number in range(LIFETIME_RATIO + 1):
         insert(cache, [1, 2, 50 + number, 0, 3, 4], [7, 100 + number, 300 + number])
-    assert cache.evict(1).tolist() == [300], "though the other text is older"
+    assert cache.evict(1)[0].tolist() == [300], "though the other text is older"
 
 
 def test_leaves_that_have_become_barren_since_they_were_queued_are_found():
     cache = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
     cache.lock(insert(cache, [1, 2, 80, 0], [7, 200]).node)
-    assert len(cache.evict(LIFETIME_RATIO)) == LIFETIME_RATIO
+    assert len(cache.evict(LIFETIME_RATIO)[0]) == LIFETIME_RATIO
 
 
 def test_an_old_text_seen_once_does_go_before_barren_ones_just_written():
@@ -120,9 +120,9 @@ def test_a_split_keeps_what_is_known_of_the_way():
 def test_continuations_of_which_enough_come_back_wait_for_their_turn():
     cache = instruction_with_questions(LIFETIME_RATIO + 1, num_returns=1)
     insert(cache, [90, 91], [90])
-    assert cache.evict(1).tolist() == [101], "the oldest that was not asked again"
+    assert cache.evict(1)[0].tolist() == [101], "the oldest that was not asked again"
     few = instruction_with_questions(LIFETIME_RATIO, num_returns=0)
-    assert few.evict(1).tolist() == [100], "the oldest of too few to tell"
+    assert few.evict(1)[0].tolist() == [100], "the oldest of too few to tell"
 
 
 def test_nothing_is_barren_only_because_it_begins_unlike_all_else():
@@ -130,8 +130,8 @@ def test_nothing_is_barren_only_because_it_begins_unlike_all_else():
     for number in range(5 * LIFETIME_RATIO):
         insert(cache, [50 + number, 0], [100 + number])
     instruction = instruction_with_questions(0, 0)
-    assert instruction.evict(1).tolist() == []
-    assert cache.evict(2).tolist() == [100, 101]
+    assert instruction.evict(1)[0].tolist() == []
+    assert cache.evict(2)[0].tolist() == [100, 101]
 
 
 def test_the_horizon_says_what_was_evicted_by_last_use_and_shared_texts_apart():
@@ -154,8 +154,8 @@ def test_the_horizon_never_falls():
     held = insert(cache, [1, 2], [7]).node
     cache.lock(held)
     insert(cache, [3, 4], [8])
-    assert cache.evict(1).tolist() == [8]
+    assert cache.evict(1)[0].tolist() == [8]
     horizon = cache.eviction_horizon
     cache.unlock(held)
-    assert cache.evict(1).tolist() == [7]
+    assert cache.evict(1)[0].tolist() == [7]
     assert cache.eviction_horizon == horizon

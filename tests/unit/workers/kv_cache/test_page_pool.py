@@ -17,14 +17,14 @@ def cache() -> RadixCache:
 
 @pytest.fixture
 def pool(cache: RadixCache) -> PagePool:
-    return PagePool(PageAllocator(num_pages=6, page_size=1), cache)
+    return PagePool([PageAllocator(num_pages=6, page_size=1)], cache)
 
 
 def fill(pool: PagePool, cache: RadixCache, n: int) -> np.ndarray:
-    pages = pool.allocate(n)
-    assert pages is not None
-    cache.insert(np.arange(n, dtype=np.int32), pages, "")
-    return pages
+    granted = pool.allocate(n)
+    assert granted is not None
+    cache.insert(np.arange(n, dtype=np.int32), granted[0], "")
+    return granted[0]
 
 
 def test_cached_pages_stay_while_there_are_free_ones(pool: PagePool, cache: RadixCache):
@@ -36,9 +36,9 @@ def test_cached_pages_stay_while_there_are_free_ones(pool: PagePool, cache: Radi
 
 def test_only_as_many_pages_are_evicted_as_are_missing(pool: PagePool, cache: RadixCache):
     fill(pool, cache, 3)
-    pages = pool.allocate(4)
-    assert pages is not None
-    assert len(pages) == 4
+    granted = pool.allocate(4)
+    assert granted is not None
+    assert len(granted[0]) == 4
     assert cache.num_evictable_pages == 1
     assert (pool.num_available_pages, pool.num_used_pages) == (1, 4)
 

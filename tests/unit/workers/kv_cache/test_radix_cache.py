@@ -91,23 +91,23 @@ def test_the_least_recently_used_leaf_goes_first():
     insert(cache, [3, 4], [8])
     insert(cache, [5, 6], [9])
     match(cache, [1, 2])
-    assert cache.evict(1).tolist() == [8]
-    assert cache.evict(2).tolist() == [9, 7]
-    assert len(cache.evict(1)) == 0
+    assert cache.evict(1)[0].tolist() == [8]
+    assert cache.evict(2)[0].tolist() == [9, 7]
+    assert len(cache.evict(1)[0]) == 0
 
 
 def test_a_parent_goes_after_its_children():
     cache = make_cache()
     insert(cache, [1, 2, 3, 4], [7, 8])
     insert(cache, [1, 2, 5, 6], [7, 9])
-    assert cache.evict(3).tolist() == [8, 9, 7]
+    assert cache.evict(3)[0].tolist() == [8, 9, 7]
     cache.check_integrity([])
 
 
 def test_a_long_leaf_loses_only_its_tail():
     cache = make_cache()
     insert(cache, list(range(10)), [1, 2, 3, 4, 5])
-    assert sorted(cache.evict(2).tolist()) == [4, 5]
+    assert sorted(cache.evict(2)[0].tolist()) == [4, 5]
     assert match(cache, list(range(10))).pages.tolist() == [1, 2, 3]
     assert cache.num_evictable_pages == 3
     cache.check_integrity([])
@@ -120,12 +120,12 @@ def test_locked_pages_are_not_evicted_until_unlocked_as_often():
     cache.lock(node)
     cache.lock(node)
     assert cache.num_evictable_pages == 1
-    assert cache.evict(5).tolist() == [8]
+    assert cache.evict(5)[0].tolist() == [8]
     cache.unlock(node)
-    assert len(cache.evict(5)) == 0
+    assert len(cache.evict(5)[0]) == 0
     cache.check_integrity([node])
     cache.unlock(node)
-    assert cache.evict(5).tolist() == [7]
+    assert cache.evict(5)[0].tolist() == [7]
     assert cache.num_evictable_pages == 0
 
 
@@ -135,7 +135,7 @@ def test_a_lock_survives_a_split_of_its_edge():
     cache.lock(node)
     insert(cache, [1, 2, 9, 9], [7, 9])
     assert node.path_pages().tolist() == [7, 8]
-    assert cache.evict(5).tolist() == [9]
+    assert cache.evict(5)[0].tolist() == [9]
     cache.check_integrity([node])
     cache.unlock(node)
     assert cache.num_evictable_pages == 2
@@ -146,7 +146,7 @@ def test_locking_the_match_of_nothing_keeps_nothing():
     node = match(cache, [1, 2]).node
     cache.lock(node)
     insert(cache, [1, 2], [7])
-    assert cache.evict(1).tolist() == [7]
+    assert cache.evict(1)[0].tolist() == [7]
     cache.unlock(node)
     cache.check_integrity([node])
 
@@ -181,7 +181,7 @@ def test_the_disabled_cache_takes_and_finds_nothing():
     assert len(result.pages) == 0
     assert len(cache.match_prefix(ints([1, 2]), "").pages) == 0
     assert cache.num_evictable_pages == 0
-    assert len(cache.evict(3)) == len(cache.all_pages()) == 0
+    assert len(cache.evict(3)[0]) == len(cache.all_pages()) == 0
     cache.check_integrity([result.node])
     with pytest.raises(IntegrityError, match="a cache that keeps none"):
         cache.check_integrity([RadixNode.root("")])
@@ -246,7 +246,7 @@ def check_any_history(page_size: int, history: list) -> None:
             cache.unlock(locked.pop(argument % len(locked))[0])
         elif kind == "evict":
             evictable = cache.num_evictable_pages
-            gone = set(cache.evict(argument).tolist())
+            gone = set(cache.evict(argument)[0].tolist())
             assert len(gone) == min(argument, evictable)
             assert not gone & {page for _, held in locked for page in held}
             model.page_of = {k: page for k, page in model.page_of.items() if page not in gone}

@@ -37,7 +37,7 @@ def test_models_whose_layers_keep_alike_get_one_plain_pool(
     layers: tuple[LayerAttentionConfig, ...], pool_class: type[TokenToKVPool]
 ) -> None:
     config = config_of(*layers)
-    pool = create_kv_pool(config, 3, ())
+    pool = create_kv_pool(config, (3,), ())
     assert type(pool) is pool_class
     assert pool.num_bytes == 3 * config.kv_bytes_per_token * config.page_size
 
@@ -46,6 +46,6 @@ def test_a_model_that_declares_latents_gets_a_pool_of_latents() -> None:
     geometry = AttentionGeometry(8, 8, 24, 16, (PLAIN, PLAIN), LatentEntry(32, 8))
     device = torch.device("cpu")
     config = geometry.attention_config(64, 4, torch.float32, torch.float32, device)
-    pool = create_kv_pool(config, 3, ())
+    pool = create_kv_pool(config, (3,), ())
     assert type(pool) is LatentTokenToKVPool
     assert pool.num_bytes == 2 * 3 * 4 * 40 * 4

@@ -110,7 +110,7 @@ def test_pages_are_as_many_as_all_layers_own_entries_allow(monkeypatch):
     config = EngineConfig(
         model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
     )
-    assert plan_attention(config, loaded).num_pages == 10
+    assert plan_attention(config, loaded).pages_by_account == (10,)
 
 
 def latent_model():
@@ -140,7 +140,7 @@ def test_pages_are_as_many_as_latents_allow(monkeypatch):
     config = EngineConfig(
         model="m", page_size=16, kv_cache_bytes=10 * page_bytes + 1, max_running_requests=4
     )
-    assert plan_attention(config, latent_model()).num_pages == 10
+    assert plan_attention(config, latent_model()).pages_by_account == (10,)
 
 
 STATE = StateEntry((StateTensor((8, 100), torch.float32), StateTensor((3,), torch.bfloat16)))
@@ -156,7 +156,7 @@ def test_states_of_all_slots_come_off_the_memory_for_pages():
     bytes_per_page = 16 * 2 * 2 * 128 * 2
     left = (1 << 20) - 5 * 2 * STATE.bytes_per_slot
     sized = plan_with_states(max_running_requests=5, kv_cache_bytes=1 << 20)
-    assert sized.num_pages == left // bytes_per_page
+    assert sized.pages_by_account == (left // bytes_per_page,)
 
 
 def test_states_that_leave_no_page_are_an_error_that_says_so():

@@ -1,14 +1,17 @@
 """A runner without a model: what it stores for a token depends on everything that the page table
-reaches before it, so that one wrongly shared, reused or forgotten page changes the output.
+reaches before it, so that one wrongly shared, reused or forgotten page changes the output. Each
+account with a bounded retention stores values of its own, of what a token can see there.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from attention.memory.layout import EveryToken
 from tests.fakes.logprobs import pack
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.engine.protocol import FinishReason, GenerateRequest
+from workers.kv_cache.bounded_pages import Retention
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
@@ -47,12 +50,45 @@ def next_token(values: np.ndarray, seed: int, vocab_size: int, masked: frozenset
     return token_id
 
 
+def retentions_of(config: SchedulerConfig) -> list[Retention]:
+    """Of every account; the first keeps every token."""
+    return [EveryToken(), *(account.retention for account in config.bounded)]
+
+
+def visible(retention: Retention, length: int) -> slice:
+    """What the last of so many tokens sees, itself included."""
+    return slice(retention.first_visible(max(length - 1, 0)), length)
+
+
+def joined(config: SchedulerConfig, values: list[np.ndarray], length: int) -> np.ndarray:
+    """What a final state is made of: all that the last of so many tokens sees in any account.
+
+    values: by account, uint64 (at least length,).
+    """
+    seen = zip(retentions_of(config), values, strict=True)
+    return np.concatenate([own[visible(retention, length)] for retention, own in seen])
+
+
+def add_token(config: SchedulerConfig, values: list[np.ndarray], token_id: int) -> list[np.ndarray]:
+    """values with one more token's."""
+    length = len(values[0])
+    return [
+        np.append(own, np.uint64(value_of(token_id, own[retention.first_visible(length) :])))
+        for retention, own in zip(retentions_of(config), values, strict=True)
+    ]
+
+
 def prompt_logprob(values: np.ndarray, target_id: int) -> TokenLogprobs:
     return TokenLogprobs(-float(_mix(attend(values) + target_id) % 1000), 1, [], [])
 
 
 def output_logprob(values: np.ndarray) -> TokenLogprobs:
     return TokenLogprobs(-float(_mix(attend(values)) % 1000), 1, [], [])
+
+
+def all_locations(plan: StepPlan) -> tuple[np.ndarray, ...]:
+    """Where each account's values of the new tokens go."""
+    return plan.out_cache_loc, *plan.bounded_cache_locs
 
 
 @dataclass
@@ -76,23 +112,25 @@ def run_alone(config: SchedulerConfig, request: GenerateRequest) -> Reference:
     limit = config.max_request_len - len(prompt)
     if sampling.max_tokens is not None:
         limit = min(limit, sampling.max_tokens)
-    values = np.zeros(0, dtype=np.uint64)
+    values = [np.zeros(0, dtype=np.uint64) for _ in retentions_of(config)]
     prompt_logprobs: list[TokenLogprobs | None] = [None]
     for position, token_id in enumerate(prompt):
-        values = np.append(values, np.uint64(value_of(token_id, values)))
+        values = add_token(config, values, token_id)
         if position + 1 < len(prompt):
-            prompt_logprobs.append(prompt_logprob(values, prompt[position + 1]))
+            state = joined(config, values, position + 1)
+            prompt_logprobs.append(prompt_logprob(state, prompt[position + 1]))
     output: list[int] = []
     logprobs: list[TokenLogprobs] = []
     while True:
         masked = stop_ids if len(output) < sampling.min_tokens else frozenset()
-        logprobs.append(output_logprob(values))
-        output.append(next_token(values, sampling.seed or 0, config.vocab_size, masked))
+        state = joined(config, values, len(values[0]))
+        logprobs.append(output_logprob(state))
+        output.append(next_token(state, sampling.seed or 0, config.vocab_size, masked))
         if output[-1] in stop_ids and not masked:
             return Reference(output, FinishReason.STOP, output[-1], logprobs, prompt_logprobs)
         if len(output) == limit:
             return Reference(output, FinishReason.LENGTH, None, logprobs, prompt_logprobs)
-        values = np.append(values, np.uint64(value_of(output[-1], values)))
+        values = add_token(config, values, output[-1])
 
 
 def cache_indices_of(write: TableWrite, page_size: int) -> np.ndarray:
@@ -105,12 +143,16 @@ class HistoryRunner:
     """Carries plans out in order, as a device would, and distrusts them."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        num_indices = config.num_pages * config.page_size
+        rng = np.random.default_rng(1)
+        all_pages = config.num_pages, *(account.num_pages for account in config.bounded)
         self._config = config
-        self._pool = np.random.default_rng(1).integers(0, 2**63, num_indices, dtype=np.uint64)
-        self._req_to_token = np.zeros(
-            (config.max_running_requests, config.max_context_len), dtype=np.int32
-        )
+        self._retentions = retentions_of(config)
+        self._pools = [
+            rng.integers(0, 2**63, num_pages * config.page_size, dtype=np.uint64)
+            for num_pages in all_pages
+        ]
+        shape = config.max_running_requests, config.max_context_len
+        self._tables = [np.zeros(shape, dtype=np.int32) for _ in all_pages]
         self._admitted: dict[int, AdmittedRequest] = {}
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
@@ -120,7 +162,8 @@ class HistoryRunner:
         """The device has no memory for failing_row, if the plan has one, in this step alone."""
         self._check(plan)
         failed_row, self.failing_row = self.failing_row, None
-        self._pool[plan.cleared] = 0
+        for pool, cleared in zip(self._pools, (plan.cleared, *plan.bounded_cleared), strict=True):
+            pool[cleared] = 0
         for admitted in plan.admitted:
             self._admit(admitted)
         for write in plan.table_writes:
@@ -128,8 +171,9 @@ class HistoryRunner:
             indices = cache_indices_of(write, self._config.page_size)
             for slot in write.slots.tolist():
                 stop = start + len(indices)
-                self._req_to_token[slot, start:stop] = indices
-                self._lens[slot] = max(self._lens[slot], stop)
+                self._tables[write.account][slot, start:stop] = indices
+                if write.account == 0:
+                    self._lens[slot] = max(self._lens[slot], stop)
         wanted = {entry.row: entry for entry in plan.prompt_logprobs}
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
@@ -139,7 +183,8 @@ class HistoryRunner:
         for row, slot in enumerate(plan.slots.tolist()):
             stop = first + int(plan.num_new_tokens[row])
             start_position = int(plan.prefix_lens[row])
-            self._write(slot, plan.input_ids[first:stop], plan.out_cache_loc[first:stop])
+            locations = [locs[first:stop] for locs in all_locations(plan)]
+            self._write(slot, plan.input_ids[first:stop], locations)
             if row in wanted:
                 prompt_logprobs[row] = pack(
                     [
@@ -167,29 +212,37 @@ class HistoryRunner:
     def _spoil(self, plan: StepPlan, row: int) -> None:
         """Nobody knows how far a failed row came: what it should have written is anything."""
         stop = int(plan.num_new_tokens[: row + 1].sum())
-        locations = plan.out_cache_loc[stop - int(plan.num_new_tokens[row]) : stop]
-        self._pool[locations] ^= np.uint64(MASK)
+        start = stop - int(plan.num_new_tokens[row])
+        for pool, locations in zip(self._pools, all_locations(plan), strict=True):
+            pool[locations[start:stop]] ^= np.uint64(MASK)
 
     def _admit(self, admitted: AdmittedRequest) -> None:
         slot = admitted.slot
         self._admitted[slot] = admitted
         self._lens[slot] = 0
         self._last_sampled.pop(slot, None)
-        self._req_to_token[slot] = 0
+        for table in self._tables:
+            table[slot] = 0
 
-    def _write(self, slot: int, input_ids: np.ndarray, out_cache_loc: np.ndarray) -> None:
+    def _write(self, slot: int, input_ids: np.ndarray, locations: list[np.ndarray]) -> None:
         start = self._lens[slot]
-        for token_id, location in zip(input_ids.tolist(), out_cache_loc.tolist(), strict=True):
-            position = self._lens[slot]
+        for index, token_id in enumerate(input_ids.tolist()):
+            position = start + index
             actual = self._last_sampled[slot] if token_id == LAST_SAMPLED_TOKEN else token_id
-            self._req_to_token[slot, position] = location
-            self._pool[location] = value_of(actual, self._values(slot))
+            accounts = zip(self._retentions, self._tables, self._pools, locations, strict=True)
+            for retention, table, pool, of_account in accounts:
+                table[slot, position] = of_account[index]
+                before = pool[table[slot, retention.first_visible(position) : position]]
+                pool[of_account[index]] = value_of(actual, before)
             self._lens[slot] = position + 1
-        assert self._lens[slot] == start + len(input_ids)
 
     def _values(self, slot: int, length: int | None = None) -> np.ndarray:
+        """What the final state of the last of so many tokens is made of."""
         length = self._lens[slot] if length is None else length
-        return self._pool[self._req_to_token[slot, :length]]
+        accounts = zip(self._retentions, self._tables, self._pools, strict=True)
+        return np.concatenate(
+            [pool[table[slot, visible(retention, length)]] for retention, table, pool in accounts]
+        )
 
     def _sample(self, slot: int) -> int:
         admitted = self._admitted[slot]
@@ -197,7 +250,7 @@ class HistoryRunner:
         eos = () if sampling.ignore_eos else self._config.eos_token_ids
         masked = frozenset((*eos, *sampling.stop_token_ids))
         values = self._values(slot)
-        if len(values) - admitted.num_prompt_tokens >= sampling.min_tokens:
+        if self._lens[slot] - admitted.num_prompt_tokens >= sampling.min_tokens:
             masked = frozenset()
         token_id = next_token(values, admitted.seed, self._config.vocab_size, masked)
         self._last_sampled[slot] = token_id
@@ -206,19 +259,25 @@ class HistoryRunner:
     def _check(self, plan: StepPlan) -> None:
         arrays = (plan.slots, plan.num_new_tokens, plan.prefix_lens, plan.samples)
         assert all(array.dtype == np.int32 for array in arrays)
-        assert plan.input_ids.dtype == plan.out_cache_loc.dtype == np.int32
+        assert plan.input_ids.dtype == np.int32
         assert all(len(array) == plan.batch_size for array in arrays)
         assert plan.num_new_tokens.min() >= 1
-        assert len(plan.out_cache_loc) == plan.num_tokens == plan.num_new_tokens.sum()
+        assert plan.num_tokens == plan.num_new_tokens.sum()
         assert plan.num_tokens <= self._config.max_step_tokens
         assert plan.is_decode == bool((plan.num_new_tokens == 1).all())
         assert len(set(plan.slots.tolist())) == plan.batch_size
         assert plan.slots.max() < self._config.max_running_requests
-        assert len(set(plan.out_cache_loc.tolist())) == plan.num_tokens
-        assert plan.out_cache_loc.min() >= self._config.page_size, "page 0 is for padding"
+        assert len(all_locations(plan)) == len(self._pools)
+        for locations in all_locations(plan):
+            assert locations.dtype == np.int32
+            assert len(locations) == len(set(locations.tolist())) == plan.num_tokens
+            assert locations.min() >= self._config.page_size, "page 0 is for padding"
         num_cached = {admitted.slot: 0 for admitted in plan.admitted}
         for write in plan.table_writes:
             assert len(set(write.slots.tolist())) == len(write.slots) > 0
+            if write.account:
+                assert write.pages.all(), "a page that is not there"
+                continue
             for slot in num_cached.keys() & set(write.slots.tolist()):
                 assert write.first_page * self._config.page_size == num_cached[slot], "a gap"
                 num_cached[slot] += len(write.pages) * self._config.page_size

@@ -28,7 +28,7 @@ def many_over_one_document(page_size: int, **sampling) -> tuple[int, int]:
     )
     scheduler = Scheduler(config)
     root_pages = np.arange(1, 1 + len(DOCUMENT) // page_size, dtype=np.int32)
-    taken = scheduler._pool.allocate(len(root_pages))
+    (taken,) = scheduler._pool.allocate(len(root_pages))
     assert taken is not None
     scheduler._cache.insert(np.array(DOCUMENT, dtype=np.int32), taken, "")
     for i in range(NUM_REQUESTS):

@@ -20,10 +20,10 @@ def test_whatever_goes_into_a_plan_is_int32():
 def test_a_wide_request_widens_the_table_up_to_the_longest_one_and_keeps_what_is_in_it():
     table = RunningTable(max_slots=2, max_pages_per_request=200, page_size=2)
     assert table.page_table.shape == (2, 64)
-    table.append_pages(1, np.arange(1, 61, dtype=np.int32))
-    table.append_pages(1, np.arange(61, 81, dtype=np.int32))
+    table.append_pages(1, (np.arange(1, 61, dtype=np.int32),))
+    table.append_pages(1, (np.arange(61, 81, dtype=np.int32),))
     assert table.page_table.shape == (2, 128)
-    table.append_pages(1, np.arange(81, 151, dtype=np.int32))
+    table.append_pages(1, (np.arange(81, 151, dtype=np.int32),))
     assert table.page_table.shape == (2, 200), "no more than a request may have"
     assert table.page_table[1, :150].tolist() == list(range(1, 151))
     assert table.num_pages.tolist() == [0, 150]

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from attention.memory.layout import CurrentChunk, LastTokens
 from tests.fakes.logprobs import prompt_entries
 from tests.unit.workers.scheduler.driver import Driver, make_config
 from tests.unit.workers.scheduler.history_runner import run_alone
@@ -21,7 +22,7 @@ from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.sampling.params import SamplingParams
 from workers.scheduler import prefills_under_way, step_budget
-from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.config import BoundedAccount, SchedulerConfig
 
 VOCAB_SIZE = 40
 
@@ -49,7 +50,21 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         enable_mixed_batches=draw(st.booleans()),
         target_inter_token_s=draw(st.sampled_from([None, 1e-4, 6e-3, 12e-3])),
         vocab_size=VOCAB_SIZE,
+        bounded=draw(st.one_of(st.just(()), accounts(page_size))),
     )
+
+
+@st.composite
+def accounts(draw: st.DrawFn, page_size: int) -> tuple[BoundedAccount, ...]:
+    """Windows and chunks, from memory that is just enough to memory for everything."""
+    kinds = draw(st.lists(st.sampled_from([LastTokens, CurrentChunk]), min_size=1, max_size=2))
+    bounded = []
+    for kind in kinds:
+        retention = kind(draw(st.sampled_from([1, 3, 4, 8, 16, 24])))
+        least = BoundedAccount(retention, 1).min_pages(page_size)
+        num_more = draw(st.sampled_from([0, 0, 1, 40, 400])) // page_size
+        bounded.append(BoundedAccount(retention, least + num_more))
+    return tuple(bounded)
 
 
 @st.composite

@@ -1,0 +1,91 @@
+"""Pages by account: windows get what they can use, the rest is for those that keep every token."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention.config import AttentionConfig, LayerAttentionConfig
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.runner.page_counts import pages_by_account
+
+GIB = 1 << 30
+CONTEXT = 131_072
+# Gemma 3's pattern: five layers with a window of 1,024 before one that sees everything.
+LAYERS = (*(LayerAttentionConfig(sliding_window_size=1024),) * 5, LayerAttentionConfig()) * 8
+
+
+def attention(layers=LAYERS, has_bounded_accounts=True, page_size=16):
+    return AttentionConfig(
+        num_layers=len(layers),
+        tp_q_head_num=16,
+        tp_k_head_num=8,
+        head_dim=256,
+        v_head_dim=256,
+        max_context_len=CONTEXT,
+        page_size=page_size,
+        dtype=torch.bfloat16,
+        kv_dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        layers=layers,
+        has_bounded_accounts=has_bounded_accounts,
+    )
+
+
+def engine(**changes):
+    return EngineConfig(
+        model="m", **{"max_running_requests": 8, "max_step_tokens": 2048, **changes}
+    )
+
+
+def used_bytes(config, pages):
+    sizes = (config.kv_bytes_of_account(account) for account in range(len(pages)))
+    return sum(size * n * config.page_size for size, n in zip(sizes, pages, strict=True))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_four_times_as_much_context_fits_where_windows_are_kept_apart(page_size) -> None:
+    alike = attention(has_bounded_accounts=False, page_size=page_size)
+    apart = attention(page_size=page_size)
+    (before,) = pages_by_account(engine(), alike, 64 * GIB)
+    after, windows = pages_by_account(engine(), apart, 64 * GIB)
+    num_requests = [pages * page_size / CONTEXT for pages in (before, after)]
+    assert num_requests[0] == pytest.approx(1.33, abs=0.01)
+    assert num_requests[1] > 4.2 * num_requests[0]
+    assert windows * page_size < 8 * 2 * (1024 + 2 * page_size) + 2 * 2048 + 10 * page_size
+    assert used_bytes(apart, (after, windows)) <= 64 * GIB
+    assert used_bytes(apart, (after + 1, windows)) > 64 * GIB
+
+
+def test_little_memory_is_for_all_accounts_alike() -> None:
+    config = attention()
+    pages = pages_by_account(engine(max_running_requests=256), config, GIB // 2)
+    page_bytes = config.kv_bytes_per_token * config.page_size
+    assert pages[1] == GIB // 2 // page_bytes <= pages[0]
+    assert used_bytes(config, pages) <= GIB // 2
+    with pytest.raises(ConfigError, match="hold no page of"):
+        pages_by_account(engine(), config, 1 << 20)
+
+
+def test_no_more_pages_than_all_slots_can_use() -> None:
+    assert pages_by_account(engine(max_running_requests=1), attention(), 1 << 50)[0] == 8193
+
+
+def test_where_no_layer_keeps_every_token_account_0_only_counts() -> None:
+    config = attention(LAYERS[:5])
+    assert config.kv_bytes_of_account(0) == 0
+    counted, windows = pages_by_account(engine(), config, 64 * GIB)
+    assert counted > 8192, "a request of the longest context"
+    assert used_bytes(config, (counted, windows)) <= 64 * GIB
+
+
+def test_a_window_as_long_as_the_context_needs_no_account() -> None:
+    wide = replace(attention(), max_context_len=1024)
+    assert wide.bounded_retentions == ()
+    assert len(pages_by_account(engine(), wide, 64 * GIB)) == 1
+
+
+def test_a_number_of_pages_that_was_asked_for_is_account_0s() -> None:
+    pages = pages_by_account(engine(num_pages=70), attention(), 0)
+    assert pages == (71, 8 * (2 * 65 + 1) + 2 * 128 + 1)

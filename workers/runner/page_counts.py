@@ -1,0 +1,71 @@
+"""How many pages each account of KV memory gets of a number of bytes. Allocates nothing."""
+
+from attention.config import AttentionConfig
+from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.kv_cache.bounded_pages import Retention, span_pages
+
+_VIRTUAL_PAGES_A_REAL_ONE = 4
+"""Where no layer keeps every token, account 0 only counts: how many more tokens the prefix cache
+may know than the other accounts hold."""
+
+
+def pages_by_account(
+    config: EngineConfig, attention: AttentionConfig, budget_bytes: int, state_bytes: int = 0
+) -> tuple[int, ...]:
+    """Of account 0, then of each bounded one; the reserved page is counted in all. state_bytes: what
+    recurrent states have taken before.
+
+    A bounded account gets what all running requests can hold at once, of a cached prefix and of
+    their own, and prompts on their way through it; account 0 gets the rest, but no more than every
+    slot at full context can use. Raises ConfigError where the bytes hold no page.
+    """
+    most = _most_pages(config, attention)
+    wanted = [
+        min(most, _wanted_pages(config, kept, attention.page_size))
+        for kept in attention.bounded_retentions
+    ]
+    if config.num_pages is not None:
+        return config.num_pages + NUM_RESERVED_PAGES, *wanted
+    own_bytes, *bounded_bytes = (
+        attention.kv_bytes_of_account(account) * attention.page_size
+        for account in range(1 + len(wanted))
+    )
+    all_alike = budget_bytes // (own_bytes + sum(bounded_bytes))
+    bounded = [min(pages, all_alike) for pages in wanted]
+    left_bytes = budget_bytes - sum(
+        pages * size for pages, size in zip(bounded, bounded_bytes, strict=True)
+    )
+    if own_bytes:
+        num_pages = min(left_bytes // own_bytes, most)
+    else:
+        num_pages = min(_VIRTUAL_PAGES_A_REAL_ONE * min(bounded) + _context_pages(attention), most)
+    if min(num_pages, *bounded, num_pages) <= NUM_RESERVED_PAGES:
+        beside = (
+            f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
+            if state_bytes
+            else ""
+        )
+        raise ConfigError(
+            f"{budget_bytes} bytes for KV memory hold no page of "
+            f"{own_bytes + sum(bounded_bytes)} bytes{beside}"
+        )
+    return num_pages, *bounded
+
+
+def _most_pages(config: EngineConfig, attention: AttentionConfig) -> int:
+    """More than every slot at full context can use would never be touched."""
+    max_tokens = config.max_running_requests * attention.max_context_len
+    return -(-max_tokens // attention.page_size) + NUM_RESERVED_PAGES
+
+
+def _context_pages(attention: AttentionConfig) -> int:
+    return -(-attention.max_context_len // attention.page_size) + NUM_RESERVED_PAGES
+
+
+def _wanted_pages(config: EngineConfig, retention: Retention, page_size: int) -> int:
+    """Two steps' prompts are under way: one is computed while the next one is planned."""
+    a_request = 2 * span_pages(retention, page_size) + 1
+    under_way = 2 * -(-config.max_step_tokens // page_size)
+    return config.max_running_requests * a_request + under_way + NUM_RESERVED_PAGES
