@@ -14,12 +14,12 @@ may know than the other accounts hold."""
 def pages_by_account(
     config: EngineConfig, attention: AttentionConfig, budget_bytes: int, state_bytes: int = 0
 ) -> tuple[int, ...]:
-    """Of account 0, then of each bounded one; the reserved page is counted in all. state_bytes: what
-    recurrent states have taken before.
+    """Of account 0, then of each bounded one; the reserved page is counted in all.
 
     A bounded account gets what all running requests can hold at once, of a cached prefix and of
     their own, and prompts on their way through it; account 0 gets the rest, but no more than every
-    slot at full context can use. Raises ConfigError where the bytes hold no page.
+    slot at full context can use. state_bytes: what recurrent states have taken before. Raises
+    ConfigError where the bytes hold no page.
     """
     most = _most_pages(config, attention)
     wanted = [
