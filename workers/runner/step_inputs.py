@@ -108,9 +108,7 @@ class StepInputBuilder:
                 ),
             )
         )
-        tables, locs = self._req_to_token_pool.tables, device.bounded_cache_locs
-        for table, cache_locs in zip(tables, (device.out_cache_loc, *locs), strict=True):
-            table[device.token_slots, device.positions] = cache_locs.int()
+        self._write_new_tokens(device)
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
             batch_size=plan.batch_size,
@@ -136,6 +134,12 @@ class StepInputBuilder:
             sample_slots,
             seq_lens[sampling_rows],
         )
+
+    def _write_new_tokens(self, device: _Uploaded) -> None:
+        """Every account's table learns where the step's tokens go."""
+        all_locs = device.out_cache_loc, *device.bounded_cache_locs
+        for table, locs in zip(self._req_to_token_pool.tables, all_locs, strict=True):
+            table[device.token_slots, device.positions] = locs.int()
 
     def apply_memory_writes(self, plan: StepPlan) -> None:
         """Clear and move what the plan says, before its step and after all earlier ones."""
