@@ -1,8 +1,8 @@
 """torch_native for models with multi-head latent attention: plain torch over the pool of latents.
 
-Rows of one new token take the absorbed form, all at once; longer rows the multi-head form, one by
-one and one piece of their keys after another, so that no more than KEYS_PER_PIECE tokens are ever
-up-projected at a time. Knows its geometry and two pools, no request.
+Rows of one new token take the absorbed form, all at once. Longer rows take the form that costs them
+less, one by one and one piece of their keys after another, so that no more than KEYS_PER_PIECE
+tokens are ever up-projected at a time. Knows its geometry and two pools, no request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from attention.kernels.torch_decode import (
     DecodeRows,
 )
 from attention.kernels.torch_latent import (
+    AbsorbedKeys,
     ExpandedKeys,
     absorb_queries,
+    absorbing_pays,
     attend_absorbed,
     project_values,
 )
@@ -180,9 +182,11 @@ def _attend_row(
     num_new, num_heads = q_nope.shape[:2]
     out = torch.zeros((num_new, num_heads, layer.v_head_dim), device=q_nope.device)
     lse = torch.full((num_new, num_heads), -torch.inf, device=q_nope.device)
+    pays = absorbing_pays(num_new, up, layer.entry)
+    keys_class = AbsorbedKeys if pays else ExpandedKeys
     for first_key, stop_key in row.pieces():
         piece = latents.index_select(0, row.cache_indices[first_key:stop_key])
-        keys = ExpandedKeys(piece, up, layer, q_nope.dtype)
+        keys = keys_class(piece, up, layer, q_nope.dtype)
         for first, stop in row.query_blocks(first_key):
             hidden = _hidden(row.prefix_len + first, row.prefix_len + stop, first_key, stop_key)
             mask = None if hidden is None else hidden.to(q_nope.device)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from attention import ForwardMode
+from attention import ForwardMode, LatentEntry, UpProjections
 from attention.backends import torch_native_latent
 from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.torch_native_latent import TorchNativeLatentBackend
 from attention.capability import AttentionBackendError
+from attention.kernels.torch_latent import absorbing_pays
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.registry import ATTENTION_BACKENDS, LATENT_BACKENDS, create_attention_backend
 from attention.timing import CpuAttentionTimer
@@ -75,6 +76,22 @@ def test_pieces_of_any_size_merge_to_one_softmax(monkeypatch, keys_per_piece, qu
     monkeypatch.setattr(torch_native_latent, "QUERIES_PER_BLOCK", queries_per_block)
     spec = CaseSpec(rows_of((70, 40), (0, 66), (5, 1)))
     assert error_against_oracle(spec) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("keys_class", ["AbsorbedKeys", "ExpandedKeys"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_either_form_serves_rows_of_any_length(monkeypatch, keys_class, page_size):
+    is_absorbed = keys_class == "AbsorbedKeys"
+    monkeypatch.setattr(torch_native_latent, "absorbing_pays", lambda *_: is_absorbed)
+    spec = CaseSpec(rows_of((70, 40), (0, 300), (600, 2), (5, 1)), page_size=page_size)
+    assert error_against_oracle(spec) < TOLERANCE[torch.float32]
+
+
+def test_rows_take_the_form_with_fewer_multiply_adds():
+    """DeepSeek-V2-Lite's heads: 1,088 against 320 a pair, and 131,072 a key for making heads."""
+    up = UpProjections(torch.empty(1, 128, 512), torch.empty(1, 128, 512))
+    pays = [absorbing_pays(n, up, LatentEntry(512, 64)) for n in (2, 170, 171, 5000)]
+    assert pays == [True, True, False, False]
 
 
 def test_no_more_than_a_piece_is_up_projected_at_a_time(monkeypatch):
