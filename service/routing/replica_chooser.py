@@ -51,6 +51,7 @@ class ReplicaChooser:
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._settings = settings
         self._index = PrefixIndex(
             settings.prefix_block_tokens, settings.max_prefix_blocks, settings.max_match_tokens
         )
@@ -58,6 +59,11 @@ class ReplicaChooser:
         self._sessions = SessionTable(settings.max_sessions, settings.session_idle_s, clock)
         self._ledger = ledger
         self._uses: dict[str, PrefixUse] = {}
+
+    def ignore_prefixes(self) -> None:
+        """The model's replicas have no prefix cache: nothing is matched from here on."""
+        settings = self._settings
+        self._index = PrefixIndex(settings.prefix_block_tokens, settings.max_prefix_blocks, 0)
 
     def choose(
         self,

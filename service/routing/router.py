@@ -148,8 +148,8 @@ class Router:
 
     def update_availability(self, told: ModelAvailability | None) -> None:
         """What the registry says of the model, None if no policy scales it."""
-        if told is not None and self._info is None:
-            self._info = told.model
+        if told is not None:
+            self._learn(told.model)
         is_hopeful = told is not None and told.can_wake and not told.has_failed
         self._can_wake = is_hopeful and self._info is not None
         if told is not None and told.has_failed:
@@ -358,6 +358,14 @@ class Router:
             or link.load.queued_tokens + queue.unseen_tokens >= self._settings.max_queued_tokens
         )
 
+    def _learn(self, model: ModelInfo | None) -> None:
+        """What the model is, is said once: it is the same at every replica."""
+        if self._info is not None or model is None:
+            return
+        self._info = model
+        if not model.has_prefix_cache:
+            self._chooser.ignore_prefixes()
+
     def _on_change(self, replica_id: str) -> None:
         link = self._links.get(replica_id)
         if link is None:  # given up
@@ -365,8 +373,7 @@ class Router:
         if not link.is_connected:
             self._suspects.on_disconnect(replica_id)
         self._ledger.on_report(replica_id, link.load.seen_sequence)
-        if self._info is None:
-            self._info = link.model
+        self._learn(link.model)
         self._room.on_change()
         if replica_id not in self._known_usable and _is_usable(link):
             self._known_usable.add(replica_id)

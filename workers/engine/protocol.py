@@ -115,7 +115,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """What the service must know of the engine's model to validate requests before it costs.
 
     max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
-    holds of one request if that is less.
+    holds of one request if that is less. has_prefix_cache: whether what one request computed can be
+    found by others.
     """
 
     name: str
@@ -128,3 +129,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     tp_size: int
     dtype: str
     max_request_len: int
+    has_prefix_cache: bool = True

@@ -146,6 +146,7 @@ class ModelRunner:
             tp_size=config.tp_size,
             dtype=str(self.dtype).removeprefix("torch."),
             max_request_len=self.scheduler_config(config).max_request_len,
+            has_prefix_cache=self.scheduler_config(config).enable_prefix_cache,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:

@@ -109,6 +109,7 @@ def test_a_prefix_that_was_seen_is_computed_again(delta_rule, caplog) -> None:
     """It has no state to be resumed from."""
     engine = engine_of(delta_rule, page_size=4)
     assert caplog.text.count("without a prefix cache") == 1
+    assert not engine.info.has_prefix_cache
     for _ in range(2):
         results = engine.generate(delta_rule.prompts, greedy())
         check(delta_rule, results)

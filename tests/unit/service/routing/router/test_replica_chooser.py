@@ -106,6 +106,16 @@ def test_the_prefix_of_a_sent_request_brings_the_next_one_there_and_is_not_compu
     assert second.decision == (first.decision.replica_id, RoutingReason.PREFIX)
 
 
+def test_where_replicas_have_no_prefix_cache_every_token_counts_and_prefixes_bring_nobody():
+    chooser, loads = made()
+    chooser.ignore_prefixes()
+    first = send(chooser, loads, "r1", range(256))
+    second = send(chooser, loads, "r2", range(300))
+    assert (first.uncached_tokens, second.uncached_tokens) == (256, 300)
+    assert second.decision.replica_id != first.decision.replica_id
+    assert second.decision.reason is not RoutingReason.PREFIX
+
+
 def test_a_prefix_is_there_until_the_replica_reports_that_it_evicted_what_was_used_as_late():
     chooser, loads = made()
     home = send(chooser, loads, "r1", range(256)).decision.replica_id
