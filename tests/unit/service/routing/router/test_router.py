@@ -140,23 +140,6 @@ async def test_requests_with_a_common_prefix_go_to_the_same_replica():
             assert r.metrics.reasons == {"load": 1, "prefix": 7}
 
 
-async def test_prefixes_bring_nobody_to_replicas_without_a_prefix_cache():
-    class Uncached(FakeEngine):
-        @property
-        def info(self):
-            return msgspec.structs.replace(super().info, has_prefix_cache=False)
-
-    with (
-        FakeReplica(Uncached(), replica_id="a") as a,
-        FakeReplica(Uncached(), replica_id="b") as b,
-    ):
-        async with routed(a, b) as r:
-            for i in range(8):
-                stream = await r.router.submit(request(f"r{i}", prompt=[*[7] * 256, i]), anyone())
-                await collect(stream)
-            assert r.metrics.reasons == {"load": 8}
-
-
 async def test_concurrent_requests_without_a_common_prefix_spread():
     with (
         FakeReplica(FakeEngine(step_s=0.005), replica_id="a") as a,
