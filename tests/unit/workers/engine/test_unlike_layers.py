@@ -40,7 +40,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # So too, and layers that see everything have wider heads than those with windows.
     "gemma4_text": ("Gemma4ForCausalLM", {}),
     # More KV heads in windowed layers than in the others, and V narrower than K.
-    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", {}),
+    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", {"v_head_dim": 8}),
     # Chunks of 9 positions, and a temperature that changes every 8.
     "llama4_text": ("Llama4ForCausalLM", {}),
     # Attends twice in a layer, over one K and two halves of V.
