@@ -93,8 +93,15 @@ def install_state_modules(
     run: runs the body for one token with the cache that it is given. config: of the text.
     """
     cache = _WatchedCache(config)
-    with _followed(body, cache.at_work):
-        run(cache)
+    try:
+        with _followed(body, cache.at_work):
+            run(cache)
+    except AttributeError as error:
+        if error.obj is not cache:
+            raise
+        raise ModelLoadError(
+            f"{type(body).__name__} keeps its state in a cache of its own, with {error.name}"
+        ) from error
     found = []
     for index, (module, layer_id) in enumerate(cache.users.items()):
         if module is body:

@@ -72,6 +72,12 @@ def test_text_is_that_of_transformers(
             {},
             "RwkvModel keeps recurrent state outside of its cache",
         ),
+        (
+            "xlstm",
+            "xLSTMForCausalLM",
+            {},
+            "xLSTMModel keeps its state in a cache of its own, with rnn_state",
+        ),
         # As an encoder it is refused for another reason.
         (
             "roberta",
