@@ -26,7 +26,16 @@ PROMPTS = [random_prompt(30 + 7 * i, seed=i) for i in range(5)]
 PROMPTS += [PROMPTS[0][:24] + random_prompt(9, seed=9), PROMPTS[1] + [5], PROMPTS[1]]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+# What the others show is shown for these every night.
+SLOW = {"qwen2", "gpt_oss"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.nightly if name in SLOW else ()) for name in MODELS
+    ],
+)
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return str(save_tiny_model(MODELS[request.param], folder))
@@ -76,7 +85,6 @@ def check(found, expected):
         {},
         {"page_size": 1, "num_pages": 240},
         {"page_size": 16, "num_pages": 15},
-        {"max_running_requests": 1},
         {"max_step_tokens": 400},
         {"num_pages": 40, "max_running_requests": 8},
         {"enable_prefix_cache": False},

@@ -61,7 +61,16 @@ class Family:
     logprobs: list[torch.Tensor]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# What the others show is shown for these every night.
+SLOW = {"mimo_v2_flash", "diffllama", "hrm_text"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.nightly if name in SLOW else ()) for name in FAMILIES
+    ],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     class_name, changes = FAMILIES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
