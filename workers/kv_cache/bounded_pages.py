@@ -52,6 +52,8 @@ class BoundedPages:
         # (last_access, tie-breaker, node), at most one entry a node; it may be out of date.
         self._heap: list[tuple[int, int, RadixNode]] = []
         self._sequence = itertools.count()
+        # Entries whose node has left the tree.
+        self._num_gone = 0
         self.num_evictable_pages = 0
 
     def first_page_seen(self, num_pages: int) -> int:
@@ -110,6 +112,16 @@ class BoundedPages:
         taken: IntArray = tail[tail != 0]
         self.num_evictable_pages -= len(taken)
         return taken
+
+    def forget(self, node: RadixNode) -> None:
+        """The node has left the tree. Most entries are of nodes that have not."""
+        if not node.is_offered[self._account]:
+            return
+        self._num_gone += 1
+        if 2 * self._num_gone > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+            heapq.heapify(self._heap)
+            self._num_gone = 0
 
     def evict(self, num_pages: int) -> IntArray:
         """Forget pages that nobody holds: int32, min(num_pages, num_evictable_pages) of them."""
@@ -183,6 +195,7 @@ class BoundedPages:
             if self._is_evictable(node) and access == node.last_access:
                 return node
             heapq.heappop(self._heap)
+            self._num_gone -= node.parent is None
             node.is_offered[self._account] = False
             self.offer(node)
         return None

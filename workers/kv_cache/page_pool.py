@@ -5,11 +5,21 @@ each, so that the pool grants all accounts or none. Pages are numbered by accoun
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from workers.errors import IntegrityError
 from workers.kv_cache.page_allocator import PageAllocator
 from workers.kv_cache.prefix_cache import PrefixCache
 from workers.kv_cache.radix_node import IntArray
+
+
+class PageCounts(NamedTuple):
+    """Pages of an account: all that can be handed out, those that requests hold, and cached ones
+    that nobody uses."""
+
+    num_usable: int
+    num_used: int
+    num_evictable: int
 
 
 class PagePool:
@@ -51,6 +61,20 @@ class PagePool:
     def num_used_pages(self) -> int:
         """Pages of account 0 that requests hold, shared ones counted once."""
         return self.num_usable_pages - self.num_available_main
+
+    @property
+    def num_evictable_pages(self) -> int:
+        """Cached pages of account 0 that nobody uses now."""
+        return self._cache.num_evictable_pages
+
+    def fullest(self) -> PageCounts:
+        """The account that will run short first: the one of which most is used."""
+        counts = [PageCounts(self.num_usable_pages, self.num_used_pages, self.num_evictable_pages)]
+        for account in range(self._num_bounded):
+            evictable = self._cache.num_evictable_bounded(account)
+            usable, used = self.num_usable_bounded(account), self.num_used_bounded(account)
+            counts.append(PageCounts(usable, used, evictable))
+        return max(counts, key=lambda one: one.num_used / one.num_usable)
 
     def num_usable_bounded(self, account: int) -> int:
         return self._allocators[account + 1].num_usable_pages

@@ -275,6 +275,8 @@ class RadixCache:
         assert parent is not None
         del parent.children[leaf.tokens[: self._page_size].tobytes()]
         leaf.parent = None
+        for bounded in self._bounded:
+            bounded.forget(leaf)
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
         else:

@@ -18,8 +18,9 @@ def pages_by_account(
 
     A bounded account gets what all running requests can hold at once, of a cached prefix and of
     their own, and prompts on their way through it; account 0 gets the rest, but no more than every
-    slot at full context can use. state_bytes: what recurrent states have taken before. Raises
-    ConfigError where the bytes hold no page.
+    slot at full context can use. Where there is too little for that, all have equally many.
+    state_bytes: what recurrent states have taken before. Raises ConfigError where the bytes hold no
+    page.
     """
     most = _most_pages(config, attention)
     wanted = [
@@ -27,7 +28,8 @@ def pages_by_account(
         for kept in attention.bounded_retentions
     ]
     if config.num_pages is not None:
-        return config.num_pages + NUM_RESERVED_PAGES, *wanted
+        num_pages = config.num_pages + NUM_RESERVED_PAGES
+        return num_pages, *(min(pages, num_pages) for pages in wanted)
     own_bytes, *bounded_bytes = (
         attention.kv_bytes_of_account(account) * attention.page_size
         for account in range(1 + len(wanted))
@@ -41,7 +43,10 @@ def pages_by_account(
         num_pages = min(left_bytes // own_bytes, most)
     else:
         num_pages = min(_VIRTUAL_PAGES_A_REAL_ONE * min(bounded) + _context_pages(attention), most)
-    if min(num_pages, *bounded, num_pages) <= NUM_RESERVED_PAGES:
+    # With as many pages as account 0 an account is never the first to run short.
+    short = [have for have, want in zip(bounded, wanted, strict=True) if have < want]
+    num_pages = min([num_pages, *short])
+    if num_pages <= NUM_RESERVED_PAGES:
         beside = (
             f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
             if state_bytes

@@ -2,8 +2,8 @@
 
 A request takes a page of each account for every page of tokens. As it goes on, pages that none of
 its later tokens can see go back: its own to the stock, cached ones by letting go of them, so that
-they may be evicted. Only pages whose keys and values are known to be numbers go back early, see
-request_memory.py. A step under way may still read them: whoever gets them writes in a later step.
+they may be evicted. What is not known to be numbers is cleared, see request_memory.py. A step under
+way may still read them: whoever gets them writes in a later step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,17 +80,26 @@ class BoundedMemory:
                 return False
         return True
 
-    def drop_unseen(self, request: Request) -> None:
-        """Give back what no token that is still to come can see."""
+    def drop_unseen(self, request: Request, num_computed: int) -> Iterator[tuple[int, IntArray]]:
+        """Give back what no token that is still to come can see, of the first num_computed tokens.
+
+        Yields, for an account, where those stand that nobody vouches for: the next plan must clear
+        them, int32 (n,). A prompt whose states are no numbers is computed to its end all the same,
+        and must not keep more than one whose are.
+        """
         table, slot = self._table, request.slot
         seq_len, num_shared = int(table.seq_lens[slot]), int(table.num_shared_pages[slot])
-        num_vouched = request.num_vouched_tokens // self._page_size
         for account, bounded in enumerate(table.bounded):
             seen = self.first_page_seen(account, seq_len)
             if bounded.holds[slot] and seen >= num_shared:
                 self._let_go(request, account)
-            start, stop = self._own_start(bounded, slot), min(seen, num_vouched)
+            start = self._own_start(bounded, slot)
+            stop = min(seen, num_computed // self._page_size)
             if stop > start:
+                first_in_doubt = max(request.num_vouched_tokens, start * self._page_size)
+                if first_in_doubt < stop * self._page_size:
+                    end = stop * self._page_size
+                    yield account, self._indices(bounded, slot, first_in_doubt, end)
                 pages = bounded.page_table[slot, start:stop]
                 self._pool.free_bounded(pages.copy(), account)
                 pages[:] = 0
@@ -146,10 +155,16 @@ class BoundedMemory:
         parts = []
         for bounded in self._table.bounded:
             start = max(first_token, self._own_start(bounded, slot) * self._page_size)
-            positions = np.arange(start, stop, dtype=np.int32)
-            pages = bounded.page_table[slot, positions // self._page_size]
-            parts.append(pages * np.int32(self._page_size) + positions % np.int32(self._page_size))
+            parts.append(self._indices(bounded, slot, start, stop))
         return tuple(parts)
+
+    def _indices(self, bounded: BoundedTable, slot: int, start: int, stop: int) -> IntArray:
+        positions = np.arange(start, stop, dtype=np.int32)
+        pages = bounded.page_table[slot, positions // self._page_size]
+        indices: IntArray = pages * np.int32(self._page_size) + positions % np.int32(
+            self._page_size
+        )
+        return indices
 
     def _own_start(self, bounded: BoundedTable, slot: int) -> int:
         return max(int(self._table.num_shared_pages[slot]), int(bounded.first_pages[slot]))

@@ -52,9 +52,9 @@ class Committer:
                 outputs.append(self._fail(request, _NO_NUMBER))
             else:
                 outputs.append(self._accept(request, token_id, entry))
-        for request, _ in record.unfinished_prefills:
+        for request, num_computed in record.unfinished_prefills:
             if not request.is_ended:
-                self._memory.pass_chunk(request)
+                self._memory.pass_chunk(request, num_computed)
         for request in record.completed_prefills:
             if not request.is_ended:
                 self._memory.share_prefix(request)

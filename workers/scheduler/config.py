@@ -71,11 +71,14 @@ class SchedulerConfig:
                     f"{num_pages} pages of {self.page_size} tokens exceed int32 cache indices"
                 )
         for account in self.bounded:
-            if account.num_pages < account.min_pages(self.page_size):
+            # No account holds more than account 0 does, nor than a request that runs alone.
+            least = min(
+                account.min_pages(self.page_size), self.num_pages, self.max_pages_per_request + 1
+            )
+            if account.num_pages < least:
                 raise ConfigError(
                     f"{account.num_pages} pages of {self.page_size} tokens are too few for a "
-                    f"request that sees {account.retention.num_tokens}: at least "
-                    f"{account.min_pages(self.page_size)} are needed"
+                    f"request that sees {account.retention.num_tokens}: at least {least} are needed"
                 )
 
     @property

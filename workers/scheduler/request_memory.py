@@ -98,17 +98,21 @@ class RequestMemory:
         """Offer the full pages of a finished prefill to the cache, so that others can use them."""
         self._share(request, request.prefill_len // self._page_size)
 
-    def pass_chunk(self, request: Request) -> None:
-        """A chunk of an unfinished prefill has been computed: what its next ones cannot see goes
-        back, by way of the cache, where others may come upon it."""
+    def pass_chunk(self, request: Request, num_computed: int) -> None:
+        """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next
+        ones cannot see goes back, by way of the cache, where others may come upon it."""
         if self._bounded.num_accounts:
             self._share(request, request.num_vouched_tokens // self._page_size)
-            self._bounded.drop_unseen(request)
+            self._drop_unseen(request, num_computed)
 
     def drop_unseen(self, requests: Iterable[Request]) -> None:
-        """Give back what no later token of these can see."""
+        """Give back what no later token of these, which decode, can see."""
         for request in requests:
-            self._bounded.drop_unseen(request)
+            self._drop_unseen(request, request.num_vouched_tokens)
+
+    def _drop_unseen(self, request: Request, num_computed: int) -> None:
+        for account, indices in self._bounded.drop_unseen(request, num_computed):
+            self._cleared[1 + account].append(indices)
 
     def _share(self, request: Request, num_full: int) -> None:
         """Offer so many full pages to the cache.

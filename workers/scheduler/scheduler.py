@@ -150,16 +150,18 @@ class Scheduler:
         return self._ledger.take_outputs()
 
     def stats(self) -> EngineStats:
-        """num_pages counts the pages that can be handed out: used, evictable and free ones."""
+        """num_pages counts the pages that can be handed out: used, evictable and free ones, of the
+        account that is used most."""
         counters, horizon = self._ledger.counters, self._cache.eviction_horizon
+        pages = self._pool.fullest()
         return EngineStats(
             num_running=self._table.num_running,
             num_waiting=len(self._waiting),
             queued_tokens=self._waiting.num_tokens + self._table.num_prefill_tokens,
             running_tokens=int(self._table.seq_lens.sum()),
-            num_pages=self._pool.num_usable_pages,
-            num_used_pages=self._pool.num_used_pages,
-            num_evictable_pages=self._cache.num_evictable_pages,
+            num_pages=pages.num_usable,
+            num_used_pages=pages.num_used,
+            num_evictable_pages=pages.num_evictable,
             num_steps=counters.num_steps,
             num_preemptions=counters.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,

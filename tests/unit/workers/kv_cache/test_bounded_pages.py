@@ -119,6 +119,19 @@ def test_pages_of_an_evicted_leaf_come_with_it() -> None:
     check(cache, [])
 
 
+def test_what_has_left_the_tree_is_not_kept_for_eviction() -> None:
+    cache = make_cache(LastTokens(3))
+    for index in range(200):
+        fill(cache, [index, *TEXT[:7]], [1, 2, 3, 4])
+        cache.evict(4)
+    assert len(cache._bounded[0]._heap) <= 2
+    fill(cache, TEXT[:4], [1, 2])
+    fill(cache, [7, 7, 7, 7], [3, 4], first_page=20)
+    cache.evict(2)
+    assert cache.evict_bounded(4, 0).tolist() == [3, 4]
+    check(cache, [])
+
+
 def test_wrong_use_is_an_error() -> None:
     cache = make_cache(LastTokens(3))
     node = fill(cache, TEXT[:8], [1, 2, 3, 4]).node

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from attention.config import AttentionConfig, LayerAttentionConfig
+from tests.unit.workers.scheduler.driver import make_config
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.runner.page_counts import pages_by_account
+from workers.scheduler.config import BoundedAccount
 
 GIB = 1 << 30
 CONTEXT = 131_072
@@ -61,8 +63,7 @@ def test_four_times_as_much_context_fits_where_windows_are_kept_apart(page_size)
 def test_little_memory_is_for_all_accounts_alike() -> None:
     config = attention()
     pages = pages_by_account(engine(max_running_requests=256), config, GIB // 2)
-    page_bytes = config.kv_bytes_per_token * config.page_size
-    assert pages[1] == GIB // 2 // page_bytes <= pages[0]
+    assert len(set(pages)) == 1
     assert used_bytes(config, pages) <= GIB // 2
     with pytest.raises(ConfigError, match="hold no page of"):
         pages_by_account(engine(), config, 1 << 20)
@@ -86,6 +87,40 @@ def test_a_window_as_long_as_the_context_needs_no_account() -> None:
     assert len(pages_by_account(engine(), wide, 64 * GIB)) == 1
 
 
-def test_a_number_of_pages_that_was_asked_for_is_account_0s() -> None:
-    pages = pages_by_account(engine(num_pages=70), attention(), 0)
-    assert pages == (71, 8 * (2 * 65 + 1) + 2 * 128 + 1)
+def test_a_number_of_pages_that_was_asked_for_is_account_0s_and_the_most_of_any() -> None:
+    assert pages_by_account(engine(num_pages=70), attention(), 0) == (71, 71)
+    windows = 8 * (2 * 65 + 1) + 2 * 128 + 1
+    assert pages_by_account(engine(num_pages=7000), attention(), 0) == (7001, windows)
+
+
+@pytest.mark.parametrize(
+    ("window", "context_len", "num_slots", "page_size", "budget_bytes"),
+    [
+        (3000, 4096, 1, 16, 16 * GIB),
+        (4095, 4096, 2, 256, 16 * GIB),
+        (512, 1024, 1, 256, 16 * GIB),
+        (100, 128, 1, 16, 16 * GIB),
+        (4096, 32_768, 256, 16, GIB // 2),
+        (1024, 32_768, 256, 16, GIB // 8),
+    ],
+)
+def test_what_one_account_had_room_for_starts(
+    window, context_len, num_slots, page_size, budget_bytes
+) -> None:
+    layers = (LayerAttentionConfig(sliding_window_size=window), LayerAttentionConfig()) * 2
+    config = replace(attention(layers, page_size=page_size), max_context_len=context_len)
+    pages = pages_by_account(engine(max_running_requests=num_slots), config, budget_bytes)
+    (before,) = pages_by_account(
+        engine(max_running_requests=num_slots),
+        replace(config, has_bounded_accounts=False),
+        budget_bytes,
+    )
+    assert pages[0] >= before
+    bounded = tuple(map(BoundedAccount, config.bounded_retentions, pages[1:]))
+    make_config(
+        page_size=page_size,
+        num_pages=pages[0],
+        max_context_len=context_len,
+        max_running_requests=num_slots,
+        bounded=bounded,
+    )

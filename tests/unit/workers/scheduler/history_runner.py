@@ -157,6 +157,7 @@ class HistoryRunner:
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
         self.failing_row: int | None = None
+        self.has_nan_chunks = False
 
     def run(self, plan: StepPlan) -> StepResult:
         """The device has no memory for failing_row, if the plan has one, in this step alone."""
@@ -178,7 +179,7 @@ class HistoryRunner:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: dict[int, PackedLogprobs] = {}
-        chunk_has_nan = (False,) * int((plan.samples == 0).sum())
+        chunk_has_nan = (self.has_nan_chunks,) * int((plan.samples == 0).sum())
         first = 0
         for row, slot in enumerate(plan.slots.tolist()):
             stop = first + int(plan.num_new_tokens[row])

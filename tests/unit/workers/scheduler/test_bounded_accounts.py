@@ -1,0 +1,70 @@
+"""Accounts that see a token for a while: what is no number, and how little memory is enough."""
+
+import pytest
+
+from attention.memory.layout import CurrentChunk, LastTokens
+from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
+from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.errors import ConfigError
+from workers.scheduler.config import BoundedAccount
+
+WINDOW = LastTokens(4)
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.parametrize("enable_prefix_cache", [False, True])
+def test_a_prompt_of_no_numbers_gives_its_pages_back_as_any_other(
+    enable_prefix_cache: bool, is_overlapped: bool
+):
+    """Its chunks' states are no numbers; only what later tokens make of them decides."""
+    config = make_config(
+        bounded=(BoundedAccount(WINDOW, 7),),
+        max_step_tokens=4,
+        enable_prefix_cache=enable_prefix_cache,
+    )
+    driver = Driver(config, is_overlapped)
+    driver._runner.has_nan_chunks = True
+    request = make_request("r", [2 + i % 20 for i in range(50)])
+    driver.submit(request)
+    driver.finish()
+    assert driver.tokens("r") == run_alone(config, request).token_ids
+    cleared = sum(len(plan.bounded_cleared[0]) for plan in driver.plans)
+    assert cleared >= 40, "what nobody vouches for is cleared before others get its pages"
+
+
+def test_the_account_that_is_used_most_is_what_is_told():
+    config = make_config(num_pages=65, bounded=(BoundedAccount(LastTokens(16), 12),))
+    driver = Driver(config)
+    driver.submit(make_request("r", list(range(2, 26)), max_tokens=20))
+    assert driver.scheduler.stats().num_pages == 64
+    driver.launch()
+    driver.commit()
+    stats = driver.scheduler.stats()
+    assert (stats.num_pages, stats.num_used_pages) == (11, 4)
+    driver.finish()
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "bounded"),
+    [
+        (9, BoundedAccount(LastTokens(60), 9)),
+        (65, BoundedAccount(LastTokens(60), 17)),
+        (65, BoundedAccount(CurrentChunk(33), 17)),
+    ],
+)
+def test_as_many_pages_as_account_0_or_as_the_context_needs_are_enough(num_pages, bounded):
+    assert bounded.num_pages < bounded.min_pages(4)
+    config = make_config(num_pages=num_pages, max_context_len=64, bounded=(bounded,))
+    driver = Driver(config, is_overlapped=True)
+    length = min(40, config.max_request_len - 10)
+    requests = [make_request(f"r{i}", [2 + i, *range(2, 1 + length // 2)]) for i in range(6)]
+    driver.submit(*requests)
+    driver.finish()
+    for request in requests:
+        assert driver.tokens(request.request_id) == run_alone(config, request).token_ids
+    with pytest.raises(ConfigError, match="too few for a request that sees"):
+        make_config(
+            num_pages=num_pages,
+            max_context_len=64,
+            bounded=(BoundedAccount(bounded.retention, bounded.num_pages - 1),),
+        )
