@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.attacks.target import API_KEY, Ports
 from service.api.auth import make_authenticator
 from service.api.grpc import GrpcOptions, build_grpc_server
+from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.http import build_http_app
 from service.api.services import ApiServices
@@ -114,7 +115,8 @@ async def _serve(pipe: Connection, services: ApiServices) -> None:
     http = HttpServer(build_http_app(services), KEEP_ALIVE_TIMEOUT_S, DRAIN_TIMEOUT_S)
     options = GrpcOptions()
     doorkeeper = Doorkeeper(options.connections)
-    rpc = build_grpc_server(services, "127.0.0.1:0", options, doorkeeper=doorkeeper)
+    calls = CallsUnderWay()
+    rpc = build_grpc_server(services, "127.0.0.1:0", options, doorkeeper=doorkeeper, calls=calls)
     await rpc.server.start()
     keeping = asyncio.create_task(doorkeeper.run())
     port = listener.getsockname()[1]
@@ -123,6 +125,7 @@ async def _serve(pipe: Connection, services: ApiServices) -> None:
     await asyncio.to_thread(pipe.recv)
     started_s = time.monotonic()
     admission = IngressAdmission(AdmissionSettings())
-    await Departure(http, rpc.server, admission, lambda: 0, DRAIN_TIMEOUT_S).run()
+    departure = Departure(http, rpc.server, calls, admission, lambda: 0, DRAIN_TIMEOUT_S)
+    await departure.run()
     keeping.cancel()
     pipe.send(time.monotonic() - started_s)

@@ -28,7 +28,17 @@ MAX_LOGPROB_ERROR = 1e-4
 LONGEST = 41 + NUM_OUTPUT_TOKENS
 
 
-@pytest.fixture(scope="module", params=STATE_MODELS)
+# What the others show is shown for these every night.
+SLOW = {"nemotron_h", "jamba", "falcon_h1"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.nightly if name in SLOW else ())
+        for name in STATE_MODELS
+    ],
+)
 def model(request, tmp_path_factory) -> TinyStateModel:
     return tiny_state_model(request.param, tmp_path_factory.mktemp(request.param))
 

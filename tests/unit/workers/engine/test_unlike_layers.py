@@ -62,7 +62,7 @@ class Family:
 
 
 # What the others show is shown for these every night.
-SLOW = {"mimo_v2_flash", "diffllama", "hrm_text"}
+SLOW = {"gemma4_text", "mimo_v2_flash", "diffllama", "hrm_text"}
 
 
 @pytest.fixture(
