@@ -147,16 +147,6 @@ class KVLayout:
             for kind in ordered
         )
 
-    @cached_property
-    def account_of_layer(self) -> dict[int, int]:
-        """layer id -> index of its account."""
-        return {
-            layer_id: index
-            for index, account in enumerate(self.accounts)
-            for group in account.groups
-            for layer_id in group.layer_ids
-        }
-
 
 def _refuse_repeated(what: str, values: Iterable[int | str]) -> None:
     seen: set[int | str] = set()

@@ -56,10 +56,6 @@ class BoundedPages:
         self._num_gone = 0
         self.num_evictable_pages = 0
 
-    def first_page_seen(self, num_pages: int) -> int:
-        """The first page that whoever goes on behind so many pages may see."""
-        return self._retention.first_visible(num_pages * self._page_size) // self._page_size
-
     def resumable(self, pages: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """For each number of pages 0 .. n of a path, whether one can go on behind them.
 
@@ -167,7 +163,7 @@ class BoundedPages:
     def _seen_from(self, node: RadixNode, split: Split) -> Iterator[RadixNode]:
         """The nodes up from node that whoever goes on behind it can see, none of them in part."""
         position = node.num_path_pages()
-        first = self.first_page_seen(position)
+        first = self._retention.first_visible(position * self._page_size) // self._page_size
         while node.parent is not None and position > first:
             start = position - len(node.pages)
             if start < first:

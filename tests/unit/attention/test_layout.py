@@ -35,7 +35,6 @@ def test_groups_of_one_retention_share_an_account_and_every_token_comes_first() 
     assert [one.name for one in window.groups] == ["sliding", "narrow"]
     assert full.elements_per_token == 2 * 12 + 20
     assert window.elements_per_token == 2 * (2 * 12) + 4
-    assert layout.account_of_layer == {0: 1, 1: 1, 2: 0, 3: 0, 4: 1}
 
 
 def test_a_plain_model_has_one_account() -> None:
