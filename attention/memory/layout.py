@@ -120,10 +120,6 @@ class Account:
     retention: Retention
     groups: tuple[CacheGroup, ...]
 
-    @property
-    def elements_per_token(self) -> int:
-        return sum(group.elements_per_token for group in self.groups)
-
 
 @dataclass(frozen=True)
 class KVLayout:

@@ -33,8 +33,8 @@ def test_groups_of_one_retention_share_an_account_and_every_token_comes_first() 
     assert full.retention == EveryToken()
     assert [one.name for one in full.groups] == ["full", "latent"]
     assert [one.name for one in window.groups] == ["sliding", "narrow"]
-    assert full.elements_per_token == 2 * 12 + 20
-    assert window.elements_per_token == 2 * (2 * 12) + 4
+    assert [one.elements_per_token for one in full.groups] == [24, 20]
+    assert [one.elements_per_token for one in window.groups] == [48, 4]
 
 
 def test_a_plain_model_has_one_account() -> None:
