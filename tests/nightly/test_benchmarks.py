@@ -112,6 +112,19 @@ def test_host_overhead_is_the_sum_of_its_parts():
         assert total == pytest.approx(schedule + launch + commit + output, rel=0.5, abs=20)
 
 
+def test_step_files_counts_every_file_that_a_decode_step_enters_once():
+    head, *threads = run("step_files", "--steps", "32", "--requests", "2").split("\n\n")
+    calls = [dict(reversed(line.split()) for line in part.splitlines()[1:]) for part in threads]
+    engine, step = calls
+    num_files, num_attention, num_workers = numbers(head)
+    assert len({*engine, *step}) == num_files == num_attention + num_workers
+    assert all((ROOT / file).is_file() for file in (*engine, *step))
+    # One layer's attention in each of as many layers, and nothing of a request's beginning.
+    config = json.loads((ROOT / "workers/builtin/target/config.json").read_text())
+    assert float(step["attention/layer.py"]) == config["num_hidden_layers"]
+    assert "workers/scheduler/submission.py" not in engine
+
+
 def test_ingress_cost_tells_requests_from_tokens():
     arguments = ("--streams", "8", "--step-ms", "5", "--output-len", "32")
     token_us, request_us = numbers(run("ingress_cost", *arguments).splitlines()[0])

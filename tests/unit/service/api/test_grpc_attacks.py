@@ -68,7 +68,7 @@ NOT_YET = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
 async def eventually(ask, within_s=10):
-    """Until the server takes the call: between two looks of the doorkeeper all places may be taken."""
+    """Until the server takes the call: the doorkeeper may not have looked since places got free."""
     async with asyncio.timeout(within_s):
         while True:
             try:
