@@ -79,7 +79,7 @@ def _file_of(code: CodeType) -> str | None:
 
 
 def count(num_requests: int, num_steps: int, temperature: float) -> list[Counter[str]]:
-    """Calls by file of num_steps decode steps of num_requests rows, by thread, the engine's first."""
+    """Calls by file of num_steps decode steps, by thread, the engine's first."""
     counter = CallCounter()
     # Before the engine starts any thread.
     threading.setprofile(counter)

@@ -112,6 +112,15 @@ def test_host_overhead_is_the_sum_of_its_parts():
         assert total == pytest.approx(schedule + launch + commit + output, rel=0.5, abs=20)
 
 
+def test_step_budget_keeps_a_target_that_steps_of_any_length_miss():
+    arguments = ("--targets-ms", "50", "--loads", "32 streams")
+    lines = run("step_budget", *arguments).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    longest_ms = {row[2]: float(row[10]) for row in cells}
+    assert longest_ms["50 ms"] < 60 < 100 < longest_ms["8192 tokens"]
+    assert all(float(row[3]) > 1000 for row in cells)
+
+
 def test_step_files_counts_every_file_that_a_decode_step_enters_once():
     head, *threads = run("step_files", "--steps", "32", "--requests", "2").split("\n\n")
     calls = [dict(reversed(line.split()) for line in part.splitlines()[1:]) for part in threads]
