@@ -86,7 +86,7 @@ class OracleBackend(AttentionBackend):
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Nothing is planned: every call reads the tables anew."""
 
-    def forward_extend(
+    def forward(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -119,17 +119,6 @@ class OracleBackend(AttentionBackend):
                 out[tokens],
             )
         return out
-
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
 
     @staticmethod
     def _attend_row(

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from attention.config import AttentionConfig
 from attention.memory.layout import CurrentChunk, EveryToken, LastTokens, LatentEntry, Retention
-from attention.visibility import first_visible
 
 Lengths = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -78,7 +77,7 @@ def _latent_step_cost(
 
 def _keys_read(total: Counts, new: Counts, retention: Retention) -> int:
     """Distinct keys that any new token sees, summed over rows that bring a new token."""
-    seen = total - first_visible(retention, total - new)
+    seen = total - retention.first_visible(total - new)
     return int(seen[new > 0].sum())
 
 

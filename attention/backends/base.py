@@ -46,6 +46,7 @@ class AttentionBackend(ABC):
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Derive the step's shared metadata. No device-to-host copy happens here."""
 
+    @abstractmethod
     def forward(
         self,
         q: torch.Tensor,
@@ -55,38 +56,11 @@ class AttentionBackend(ABC):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
-        """Dispatch by mode. Shapes as in forward_extend.
+        """q (num_tokens, tp_q_head_num, head_dim), k (num_tokens, tp_k_head_num, head_dim),
+        v (num_tokens, tp_k_head_num, v_head_dim) -> (num_tokens, tp_q_head_num, v_head_dim).
 
         The result may lie in forward_batch.attention_out, if there is one.
         """
-        if forward_batch.forward_mode.is_decode:
-            return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
-        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-
-    @abstractmethod
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        """q (num_tokens, tp_q_head_num, head_dim), k (num_tokens, tp_k_head_num, head_dim),
-        v (num_tokens, tp_k_head_num, v_head_dim) -> (num_tokens, tp_q_head_num, v_head_dim)."""
-
-    @abstractmethod
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        """As forward_extend with exactly one token a row: num_tokens == batch_size."""
 
     def fuses_decode_projection(self, num_rows: int) -> bool:
         """Whether a decode step of that many rows should hand over unrotated projections to
@@ -130,7 +104,7 @@ class LatentAttentionBackend(AttentionBackend):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor: ...
 
-    def forward_extend(
+    def forward(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -142,6 +116,37 @@ class LatentAttentionBackend(AttentionBackend):
         """Raises AttentionBackendError: there are no heads in the pool."""
         raise AttentionBackendError(f"{self.capability.name} was built for latents, not for heads")
 
+
+class PhasedAttentionBackend(AttentionBackend):
+    """A backend whose decode steps take other kernels than the rest."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """Dispatch by mode."""
+        if forward_batch.forward_mode.is_decode:
+            return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    @abstractmethod
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: AttentionLayer,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+    ) -> torch.Tensor:
+        """As forward, for rows of any number of new tokens."""
+
+    @abstractmethod
     def forward_decode(
         self,
         q: torch.Tensor,
@@ -151,8 +156,7 @@ class LatentAttentionBackend(AttentionBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
     ) -> torch.Tensor:
-        """Raises AttentionBackendError, as forward_extend."""
-        raise AttentionBackendError(f"{self.capability.name} was built for latents, not for heads")
+        """As forward, for exactly one new token a row: num_tokens == batch_size."""
 
 
 class GraphAttentionBackend(AttentionBackend):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from attention.backends.base import GraphAttentionBackend
+from attention.backends.base import GraphAttentionBackend, PhasedAttentionBackend
 from attention.backends.flash_attention_metadata import (
     FlashAttentionMetadata,
     StepFacts,
@@ -47,7 +47,7 @@ _KERNEL_CHOOSES_SPLITS = 0
 
 
 @register_attention_backend("fa3")
-class FlashAttentionBackend(GraphAttentionBackend):
+class FlashAttentionBackend(PhasedAttentionBackend, GraphAttentionBackend):
     """FlashAttention-3 on Hopper.
 
     num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,

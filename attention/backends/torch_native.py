@@ -89,7 +89,7 @@ class TorchNativeBackend(AttentionBackend):
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         self._metadata = self._planner.plan(forward_batch)
 
-    def forward_extend(
+    def forward(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -114,17 +114,6 @@ class TorchNativeBackend(AttentionBackend):
             decoded = self._run_decode(q.index_select(0, tokens), plan, layer)
             out.index_copy_(0, tokens, decoded)
         return out
-
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-    ) -> torch.Tensor:
-        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
 
     def _step_plan(self, layer: AttentionLayer) -> tuple[TorchNativeMetadata, LayerPlan]:
         if self._metadata is None:

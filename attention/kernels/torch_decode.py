@@ -19,7 +19,6 @@ from torch.nn import functional
 from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_scores import capped_sink_softmax
 from attention.memory.layout import Retention
-from attention.visibility import first_visible
 
 MAX_CHUNK_KEY_BYTES = 4 << 20
 MAX_CHUNK_PADDING_TOKENS = 1024
@@ -97,7 +96,7 @@ class DecodePlanner:
         self, rows: DecodeRows, retention: Retention, max_chunk_tokens: int
     ) -> list[DecodeChunk]:
         """Chunks for layers whose queries see what the retention says."""
-        num_keys = rows.seq_lens - first_visible(retention, rows.seq_lens - 1)
+        num_keys = rows.seq_lens - retention.first_visible(rows.seq_lens - 1)
         return [
             self._plan_chunk(rows, num_keys, start, stop)
             for start, stop in cut_into_chunks(num_keys, max_chunk_tokens)

@@ -10,7 +10,6 @@ from attention.kernels.torch_decode import MAX_CHUNK_PADDING_TOKENS, cut_into_ch
 from attention.kernels.torch_extend import QUERY_BLOCK, CausalBias, query_blocks
 from attention.kernels.torch_scores import capped_sink_softmax
 from attention.memory.layout import CurrentChunk, EveryToken, LastTokens
-from attention.visibility import first_visible
 
 
 @given(
@@ -75,7 +74,7 @@ def test_chunks_of_lengths_in_any_order_keep_their_bounds(lengths, max_chunk_tok
     retention=st.sampled_from([EveryToken(), LastTokens(7), CurrentChunk(7), CurrentChunk(8192)]),
 )
 def test_first_visible_of_many_positions_is_that_of_each(positions, retention):
-    got = first_visible(retention, np.array(positions, dtype=np.int64)).tolist()
+    got = retention.first_visible(np.array(positions, dtype=np.int64)).tolist()
     assert got == [retention.first_visible(position) for position in positions]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from workers.errors import ConfigError
-from workers.layers.activation import SiluAndMul
 from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
+from workers.layers.gated_mlp import SiluAndMul
 from workers.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
