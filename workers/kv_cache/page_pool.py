@@ -85,8 +85,14 @@ class PagePool:
     def allocate(self, n: int) -> tuple[IntArray, ...] | None:
         """n pages of every account, int32 (n,) each, or None when so many are not available in all
         of them; then nothing is evicted."""
-        if n > self.num_available_pages:
-            return None
+        if any(allocator.num_free_pages < n for allocator in self._allocators):
+            if n > self.num_available_pages:
+                return None
+            self._evict_until_free(n)
+        return tuple(self._take(allocator, n) for allocator in self._allocators)
+
+    def _evict_until_free(self, n: int) -> None:
+        """So many pages of every account, which are available."""
         num_missing = n - self._main.num_free_pages
         if num_missing > 0:
             self.free(self._cache.evict(num_missing))
@@ -95,7 +101,6 @@ class PagePool:
             num_missing = n - allocator.num_free_pages
             if num_missing > 0:
                 allocator.free(self._cache.evict_bounded(num_missing, account))
-        return tuple(self._take(allocator, n) for allocator in self._allocators)
 
     def free(self, pages: Sequence[IntArray]) -> None:
         """Take pages back: of account 0, then of each bounded account."""

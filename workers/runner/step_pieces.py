@@ -37,13 +37,11 @@ Launch = Callable[[StepPlan], ReadableStep]
 def launch_in_pieces(
     plan: StepPlan, launch: Launch, free_memory: Callable[[], None]
 ) -> ReadableStep:
-    """Launch a plan, or its halves one after the other where it raises torch.OutOfMemoryError.
+    """Launch the halves of a plan for which launch raised torch.OutOfMemoryError, one after the
+    other, and of a half that does not fit either its halves.
 
     launch: must be repeatable until it returns. free_memory: gives back what is only cached.
     """
-    step = _try_launch(plan, launch)
-    if step is not None:
-        return step
     free_memory()
     halves = split_plan(plan)
     if halves is None:
@@ -56,19 +54,20 @@ def launch_in_pieces(
         plan.batch_size,
     )
     is_one_row = plan.batch_size == 1
-    first = launch_in_pieces(halves[0], launch, free_memory)
+    first = _launch_half(halves[0], launch, free_memory)
     if is_one_row and isinstance(first, _FailedRow):
         return _FailedRow(plan)
-    second = launch_in_pieces(halves[1], launch, free_memory)
+    second = _launch_half(halves[1], launch, free_memory)
     return _JoinedStep(halves[0], first, second, is_one_row)
 
 
-def _try_launch(plan: StepPlan, launch: Launch) -> ReadableStep | None:
-    """None for lack of memory. Returns without the error: its frames hold the step's tensors."""
+def _launch_half(plan: StepPlan, launch: Launch, free_memory: Callable[[], None]) -> ReadableStep:
     try:
         return launch(plan)
     except torch.OutOfMemoryError:
-        return None
+        # Not from here: the error's frames hold the step's tensors.
+        pass
+    return launch_in_pieces(plan, launch, free_memory)
 
 
 def split_plan(plan: StepPlan) -> tuple[StepPlan, StepPlan] | None:
