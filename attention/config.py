@@ -8,16 +8,17 @@ from typing import NamedTuple
 import torch
 
 from attention.memory.layout import (
+    AccountRetention,
     BoundedRetention,
     CacheGroup,
     CurrentChunk,
     Entry,
     EveryToken,
+    FixedLength,
     HeadsEntry,
     KVLayout,
     LastTokens,
     LatentEntry,
-    Retention,
 )
 
 MIN_PAGE_SIZE = 1
@@ -56,6 +57,8 @@ class LayerAttentionConfig:
     chunk_size: a query sees the keys since its chunk of so many positions began; -1 means all.
     heads: the layer's own; None means the model's.
     kv_layer_id: an earlier layer whose K and V this one reads, storing none; None means its own.
+    max_encoder_tokens: above 0, the layer's queries see what the request's encoder made, at most so
+    many tokens, and none of the request's own.
     """
 
     sliding_window_size: int = -1
@@ -64,6 +67,7 @@ class LayerAttentionConfig:
     chunk_size: int = -1
     heads: AttentionHeads | None = None
     kv_layer_id: int | None = None
+    max_encoder_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.sliding_window_size > 0 and self.chunk_size > 0:
@@ -71,10 +75,16 @@ class LayerAttentionConfig:
                 f"a layer has a window or chunks, not both: {self.sliding_window_size} and "
                 f"{self.chunk_size}"
             )
+        is_plain = self.sliding_window_size <= 0 and self.chunk_size <= 0 and self.logit_cap == 0.0
+        is_own = self.kv_layer_id is None and not self.has_sinks
+        if self.max_encoder_tokens and not (is_plain and is_own):
+            raise ValueError("a layer that sees an encoder's tokens sees all of them, and plainly")
 
     @property
-    def retention(self) -> Retention:
+    def retention(self) -> AccountRetention:
         """Which tokens its queries see."""
+        if self.max_encoder_tokens > 0:
+            return FixedLength(self.max_encoder_tokens)
         if self.sliding_window_size > 0:
             return LastTokens(self.sliding_window_size)
         return CurrentChunk(self.chunk_size) if self.chunk_size > 0 else EveryToken()
@@ -82,9 +92,10 @@ class LayerAttentionConfig:
 
 class LayerKind(NamedTuple):
     """What layers that are planned and priced alike have in common. account: which one keeps the
-    K and V that they read, 0 or one of AttentionConfig.bounded_retentions, counted from 1."""
+    K and V that they read, 0 or one of AttentionConfig.bounded_retentions, counted from 1, or
+    AttentionConfig.encoder_account."""
 
-    retention: Retention
+    retention: AccountRetention
     heads: AttentionHeads
     account: int = 0
 
@@ -141,7 +152,7 @@ class AttentionConfig:
         if self.heads_of(source).entry != heads.entry:
             raise ValueError(f"layer {layer_id} has other KV heads than layer {source}")
         kept = self.layers[source].retention
-        if kept.is_bounded and kept != self.layers[layer_id].retention:
+        if not isinstance(kept, EveryToken) and kept != self.layers[layer_id].retention:
             raise ValueError(f"layer {layer_id} sees tokens that layer {source} does not keep")
 
     @cached_property
@@ -168,14 +179,31 @@ class AttentionConfig:
         return tuple(
             kind
             for kind in kinds
-            if not isinstance(kind, EveryToken) and kind.num_tokens < self.max_context_len
+            if isinstance(kind, LastTokens | CurrentChunk)
+            and kind.num_tokens < self.max_context_len
         )
+
+    @cached_property
+    def max_encoder_tokens(self) -> int:
+        """Of a request, over all layers that see an encoder's tokens; 0 where none does."""
+        return max((layer.max_encoder_tokens for layer in self.layers), default=0)
+
+    @property
+    def encoder_account(self) -> int:
+        """The account of an encoder's tokens, where there is one: it is the last."""
+        return 1 + len(self.bounded_retentions)
+
+    @property
+    def num_accounts(self) -> int:
+        return self.encoder_account + bool(self.max_encoder_tokens)
 
     def account_of(self, layer_id: int) -> int:
         """The account that keeps the K and V which the layer reads."""
         source = self.layers[layer_id].kv_layer_id
         kept = self.layers[layer_id if source is None else source].retention
         bounded = self.bounded_retentions
+        if isinstance(kept, FixedLength):
+            return self.encoder_account
         return 1 + bounded.index(kept) if kept in bounded else 0
 
     def account_of_group(self, group: CacheGroup) -> int:
@@ -188,7 +216,7 @@ class AttentionConfig:
     @cached_property
     def kv_layout(self) -> KVLayout:
         """A group for each (entry, retention) of the layers that store K and V."""
-        members: dict[tuple[Entry, Retention], list[int]] = {}
+        members: dict[tuple[Entry, AccountRetention], list[int]] = {}
         for layer_id, layer in enumerate(self.layers):
             if layer.kv_layer_id is None:
                 key = self.latent or self.heads_of(layer_id).entry, layer.retention
@@ -219,7 +247,7 @@ class AttentionConfig:
         return elements * self.kv_dtype.itemsize
 
 
-def _group_name(entry: Entry, retention: Retention) -> str:
+def _group_name(entry: Entry, retention: AccountRetention) -> str:
     """As "last_512_2x64+64": what is seen, then heads and the elements of a K and a V head; or as
     "every_latent_512+64"."""
     match entry:
@@ -234,3 +262,5 @@ def _group_name(entry: Entry, retention: Retention) -> str:
             return f"chunk_{num_tokens}_{heads}"
         case EveryToken():
             return f"every_{heads}"
+        case FixedLength(max_tokens):
+            return f"encoder_{max_tokens}_{heads}"

@@ -7,7 +7,7 @@ wait for the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -82,6 +82,10 @@ class AttentionDispatch(Protocol):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor: ...
 
+    def forward_cross(
+        self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor: ...
+
 
 @dataclass(slots=True)
 class ForwardBatch:
@@ -94,6 +98,8 @@ class ForwardBatch:
     attention_out: (num_tokens, tp_q_head_num * v_head_dim) of the model's dtype, where a layer's
     attention should leave its output. A backend may return a tensor of its own instead.
     bounded_cache_locs: out_cache_loc of each account beside account 0.
+    encoder_lens_cpu: int32 (bs,), what each row's encoder made, at least one token, in the table of
+    AttentionConfig.encoder_account; empty where the model has no encoder.
     """
 
     forward_mode: ForwardMode
@@ -112,6 +118,9 @@ class ForwardBatch:
     attn_backend: AttentionDispatch
     attention_out: torch.Tensor | None = None
     bounded_cache_locs: tuple[torch.Tensor, ...] = ()
+    encoder_lens_cpu: npt.NDArray[np.int32] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int32)
+    )
 
     def cache_locs(self, account: int) -> torch.Tensor:
         """Where the new tokens' K and V go in the account, int64 (num_tokens,)."""

@@ -65,6 +65,7 @@ def _describe(capability: BackendCapability) -> dict[str, str]:
         "Layers that differ in heads": _yes(capability.has_unlike_layers),
         "Layers that read the KV cache of others": _yes(capability.has_shared_kv),
         "Windows and chunks in memory of their own": _yes(capability.has_bounded_accounts),
+        "Cross-attention": _yes(capability.has_cross_attention),
         "Prefill and decode in one step": _yes(capability.has_mixed_batches),
         "CUDA graphs": _yes(capability.has_cuda_graphs),
         "MLA": _yes(capability.has_mla),

@@ -76,6 +76,7 @@ class OracleBackend(AttentionBackend):
         has_chunked_attention=True,
         has_unlike_layers=True,
         has_shared_kv=True,
+        has_cross_attention=True,
         install_hint="part of this repository",
     )
 
@@ -97,8 +98,6 @@ class OracleBackend(AttentionBackend):
     ) -> torch.Tensor:
         if save_kv_cache:
             self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
-        key_pages, value_pages = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        page_size = key_pages.shape[1]
         out = torch.zeros((*q.shape[:2], layer.v_head_dim), dtype=torch.float64, device=q.device)
         first_token = 0
         for row in range(forward_batch.batch_size):
@@ -109,16 +108,31 @@ class OracleBackend(AttentionBackend):
             if seq_len == 0:
                 continue
             slot = int(forward_batch.req_pool_indices[row])
-            indices = self.req_to_token_pool.req_to_token[slot, :seq_len].long()
-            page_ids, offsets = indices // page_size, indices % page_size
-            self._attend_row(
-                q[tokens],
-                key_pages[page_ids, offsets],
-                value_pages[page_ids, offsets],
-                layer,
-                out[tokens],
-            )
+            indices = self.req_to_token_pool.req_to_token[slot, :seq_len]
+            self._attend_row(q[tokens], *self._kv_at(indices, layer), layer, out[tokens])
         return out
+
+    def forward_cross(
+        self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Query by query, as if each stood at the last of its keys."""
+        out = torch.zeros((*q.shape[:2], layer.v_head_dim), dtype=torch.float64, device=q.device)
+        table = self.req_to_token_pool.tables[self.config.encoder_account]
+        rows = torch.repeat_interleave(forward_batch.extend_seq_lens).tolist()
+        for token, row in enumerate(rows):
+            slot = int(forward_batch.req_pool_indices[row])
+            indices = table[slot, : int(forward_batch.encoder_lens_cpu[row])]
+            own = slice(token, token + 1)
+            self._attend_row(q[own], *self._kv_at(indices, layer), layer, out[own])
+        return out
+
+    def _kv_at(
+        self, cache_indices: torch.Tensor, layer: AttentionLayer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (n, heads, head_dim) and V (n, heads, v_head_dim), cache_indices int32 (n,)."""
+        k, v = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        pages, offsets = cache_indices.long() // k.shape[1], cache_indices.long() % k.shape[1]
+        return k[pages, offsets], v[pages, offsets]
 
     @staticmethod
     def _attend_row(

@@ -12,10 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from attention.config import AttentionConfig
-from attention.memory.layout import CurrentChunk, EveryToken, LastTokens, LatentEntry, Retention
+from attention.memory.layout import (
+    CurrentChunk,
+    EveryToken,
+    FixedLength,
+    LastTokens,
+    LatentEntry,
+    Retention,
+)
 
 Lengths = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
+
+NO_LENGTHS: Lengths = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,16 @@ class HardwareLimits:
 
 
 def attention_step_cost(
-    config: AttentionConfig, seq_lens: Lengths, extend_seq_lens: Lengths
+    config: AttentionConfig,
+    seq_lens: Lengths,
+    extend_seq_lens: Lengths,
+    encoder_lens: Lengths = NO_LENGTHS,
 ) -> AttentionCost:
     """Cost of one step over all layers of this rank.
 
     seq_lens (bs,): keys of each row, the new tokens' included. extend_seq_lens (bs,): new tokens.
+    encoder_lens (bs,): tokens of each row's encoder, where the model has one; what the encoder
+    itself computes does not count.
     A row's K and V count once however many queries share them: what a perfect kernel would read.
     """
     if config.latent is not None:
@@ -54,8 +68,14 @@ def attention_step_cost(
     for (retention, heads, _), num_layers in config.num_layers_by_kind.items():
         key_bytes = heads.entry.elements_per_token * config.kv_dtype.itemsize
         pair_flops = 2 * heads.tp_q_head_num * (heads.head_dim + heads.v_head_dim)
-        bytes_read += num_layers * key_bytes * _keys_read(total, new, retention)
-        flops += num_layers * pair_flops * _visible_pairs(total, new, retention)
+        if isinstance(retention, FixedLength):
+            seen = encoder_lens.astype(np.int64)
+            num_keys, num_pairs = int(seen[new > 0].sum()), int((seen * new).sum())
+        else:
+            num_keys = _keys_read(total, new, retention)
+            num_pairs = _visible_pairs(total, new, retention)
+        bytes_read += num_layers * key_bytes * num_keys
+        flops += num_layers * pair_flops * num_pairs
     return AttentionCost(bytes_read, flops)
 
 

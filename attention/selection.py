@@ -103,6 +103,7 @@ class AttentionNeeds:
     needs_chunked_attention: bool = False
     needs_unlike_layers: bool = False
     needs_shared_kv: bool = False
+    needs_cross_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,11 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             "layers that read the KV cache of others",
             needs.needs_shared_kv,
             capability.has_shared_kv,
+        ),
+        (
+            "cross-attention",
+            needs.needs_cross_attention,
+            capability.has_cross_attention,
         ),
     )
     for feature, is_needed, is_there in features:

@@ -100,6 +100,12 @@ class MeasuredAttention(AttentionDispatch):
             lambda: self._backend.forward_latent(tokens, up, layer, forward_batch)
         )
 
+    def forward_cross(
+        self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """The same for forward_cross."""
+        return self._measured(lambda: self._backend.forward_cross(q, layer, forward_batch))
+
     @abstractmethod
     def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Call attend and time it."""
@@ -124,7 +130,10 @@ class AttentionTimer(MeasuredAttention):
         if self._step is not None:
             raise RuntimeError("begin_step inside a step: end_step is missing")
         cost = attention_step_cost(
-            self._backend.config, forward_batch.seq_lens_cpu, forward_batch.extend_seq_lens_cpu
+            self._backend.config,
+            forward_batch.seq_lens_cpu,
+            forward_batch.extend_seq_lens_cpu,
+            forward_batch.encoder_lens_cpu,
         )
         self._step = phase_of(forward_batch.forward_mode), cost
 

@@ -91,6 +91,16 @@ class AttentionBackend(ABC):
         """
         raise AttentionBackendError(f"{self.capability.name} has no multi-head latent attention")
 
+    def forward_cross(
+        self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Every new token attends to all that its row's encoder made; nothing is written.
+
+        q (num_tokens, tp_q_head_num, head_dim) -> (num_tokens, tp_q_head_num, v_head_dim). Raises
+        AttentionBackendError where the backend cannot.
+        """
+        raise AttentionBackendError(f"{self.capability.name} has no cross-attention")
+
 
 class LatentAttentionBackend(AttentionBackend):
     """A backend over a pool of latents: forward_latent is all that it does."""

@@ -12,17 +12,14 @@ from typing import ClassVar
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.backends.torch_native_plan import (
-    ExtendRow,
-    LayerPlan,
-    TorchNativeMetadata,
-    TorchNativePlanner,
-)
+from attention.backends.torch_native_plan import TorchNativeMetadata, TorchNativePlanner
+from attention.backends.torch_native_rows import ExtendRow, LayerPlan
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.torch_decode import MAX_CHUNK_KEY_BYTES, DecodeKernel
-from attention.kernels.torch_extend import CausalBias, explicit_block, sdpa_block
+from attention.kernels.torch_extend import CausalBias, NoBias, explicit_block, sdpa_block
+from attention.memory.layout import AccountRetention, FixedLength, LastTokens
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
@@ -58,6 +55,7 @@ class TorchNativeBackend(AttentionBackend):
         has_unlike_layers=True,
         has_shared_kv=True,
         has_bounded_accounts=True,
+        has_cross_attention=True,
         install_hint="part of torch, nothing to install",
     )
 
@@ -81,8 +79,7 @@ class TorchNativeBackend(AttentionBackend):
         self._kinds = tuple(config.kind_of(layer_id) for layer_id in range(config.num_layers))
         self._decode = DecodeKernel()
         self._biases = {
-            window: CausalBias(window, config.dtype, config.device)
-            for window in {layer.sliding_window_size for layer in config.layers}
+            kind.retention: _bias_of(kind.retention, config) for kind in config.num_layers_by_kind
         }
         self._metadata: TorchNativeMetadata | None = None
 
@@ -103,6 +100,15 @@ class TorchNativeBackend(AttentionBackend):
         if save_kv_cache:
             cache_locs = forward_batch.cache_locs(self._kinds[layer.layer_id].account)
             self.token_to_kv_pool.set_kv_buffer(layer.layer_id, cache_locs, k, v)
+        return self._attend(q, metadata, plan, layer)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        metadata: TorchNativeMetadata,
+        plan: LayerPlan,
+        layer: AttentionLayer,
+    ) -> torch.Tensor:
         if metadata.is_plain_decode:
             return self._run_decode(q, plan, layer)
         allocate = torch.zeros if metadata.has_keyless else torch.empty
@@ -114,6 +120,11 @@ class TorchNativeBackend(AttentionBackend):
             decoded = self._run_decode(q.index_select(0, tokens), plan, layer)
             out.index_copy_(0, tokens, decoded)
         return out
+
+    def forward_cross(
+        self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        return self._attend(q, *self._step_plan(layer), layer)
 
     def _step_plan(self, layer: AttentionLayer) -> tuple[TorchNativeMetadata, LayerPlan]:
         if self._metadata is None:
@@ -150,7 +161,7 @@ class TorchNativeBackend(AttentionBackend):
         keys, values = self._row_kv(layer, row.cache_indices, q.dtype)
         is_plain = layer.logit_cap <= 0.0 and layer.sinks is None
         run_block = sdpa_block if is_plain else explicit_block
-        bias = self._biases[layer.sliding_window_size]
+        bias = self._biases[self._kinds[layer.layer_id].retention]
         for block in row.blocks:
             visible = slice(block.first_key, block.stop_key)
             num_queries = block.stop_query - block.first_query
@@ -158,3 +169,10 @@ class TorchNativeBackend(AttentionBackend):
             mask = bias.block(num_queries, num_keys - num_queries, num_keys)
             tokens = slice(row.first_token + block.first_query, row.first_token + block.stop_query)
             out[tokens] = run_block(q[tokens], keys[visible], values[visible], mask, layer)
+
+
+def _bias_of(retention: AccountRetention, config: AttentionConfig) -> CausalBias | NoBias:
+    if isinstance(retention, FixedLength):
+        return NoBias()
+    window = retention.num_tokens if isinstance(retention, LastTokens) else -1
+    return CausalBias(window, config.dtype, config.device)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from attention.backends.torch_native import TorchNativeBackend
-from attention.backends.torch_native_plan import LayerPlan
+from attention.backends.torch_native_rows import LayerPlan
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer
@@ -34,6 +34,7 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         has_unlike_layers=False,
         has_shared_kv=False,
         has_bounded_accounts=False,
+        has_cross_attention=False,
     )
 
     def __init__(

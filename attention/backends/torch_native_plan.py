@@ -11,32 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attention.config import AttentionConfig, AttentionHeads, LayerKind
+from attention.backends.torch_native_cross import CrossPlanner
+from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, key_bytes
+from attention.config import AttentionConfig, LayerKind
 from attention.forward_batch import ForwardBatch
 from attention.kernels.torch_decode import DecodeChunk, DecodePlanner, DecodeRows
-from attention.kernels.torch_extend import QueryBlock, query_blocks
-from attention.memory.layout import Retention
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendRow:
-    """A row with several new tokens, first_token .. stop_token - 1 of the step.
-
-    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first.
-    """
-
-    first_token: int
-    stop_token: int
-    cache_indices: torch.Tensor
-    blocks: tuple[QueryBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """A step as layers of one kind see it."""
-
-    decode_chunks: list[DecodeChunk]
-    extend_rows: list[ExtendRow]
+from attention.kernels.torch_extend import query_blocks
+from attention.memory.layout import FixedLength, Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +51,11 @@ class TorchNativePlanner:
         """tables, num_cache_slots: of each account, its table of requests and its tokens."""
         self._device = config.device
         self._tables = tuple(tables)
-        self._kinds = tuple(config.num_layers_by_kind)
+        self._retentions = {
+            kind: kind.retention
+            for kind in config.num_layers_by_kind
+            if not isinstance(kind.retention, FixedLength)
+        }
         self._max_chunk_key_bytes = max_chunk_key_bytes
         self._decode = {
             (heads, account): DecodePlanner(
@@ -79,8 +64,13 @@ class TorchNativePlanner:
                 q_heads=heads.tp_q_head_num,
                 kv_heads=heads.tp_k_head_num,
             )
-            for _, heads, account in self._kinds
+            for _, heads, account in self._retentions
         }
+        # Of a model without an encoder it plans nothing; it gets the last table there is.
+        cross_kinds = [kind for kind in config.num_layers_by_kind if kind not in self._retentions]
+        self._cross = CrossPlanner(
+            cross_kinds, self._tables[-1], num_cache_slots[-1], max_chunk_key_bytes
+        )
 
     def plan(self, forward_batch: ForwardBatch) -> TorchNativeMetadata:
         """No device-to-host copy happens here."""
@@ -90,61 +80,51 @@ class TorchNativePlanner:
         decode = np.flatnonzero((num_new == 1) & (seq_lens > 0))
         decode = decode[np.argsort(-seq_lens[decode], kind="stable")]
         extend = np.flatnonzero(num_new > 1)
-        rows = torch.from_numpy(decode).to(self._device)
-        decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
+        slots = forward_batch.req_pool_indices[torch.from_numpy(decode).to(self._device)]
         decode_tokens = first_tokens[decode]
         num_tokens = forward_batch.num_tokens
         starts = {row: int(first_tokens[row]) for row in extend.tolist()}
+        rows = StepRows(forward_batch, decode, slots, starts)
+        plans = self._plan_layers(rows, DecodeRows(slots, seq_lens[decode]))
         return TorchNativeMetadata(
             decode_tokens=torch.from_numpy(decode_tokens).to(self._device),
             is_plain_decode=np.array_equal(decode_tokens, np.arange(num_tokens)),
             has_keyless=len(decode) + int(num_new[extend].sum()) != num_tokens,
-            plans=self._plan_layers(forward_batch, decode_rows, starts),
+            plans=plans | self._cross.plan(rows, forward_batch.encoder_lens_cpu),
         )
 
-    def _plan_layers(
-        self, forward_batch: ForwardBatch, decode_rows: DecodeRows, starts: dict[int, int]
-    ) -> dict[LayerKind, LayerPlan]:
-        """starts: the first token of each row with several new ones."""
+    def _plan_layers(self, rows: StepRows, decode_rows: DecodeRows) -> dict[LayerKind, LayerPlan]:
+        """Of the layers that see the rows' own tokens."""
         extend_rows = {
             (retention, account): [
-                self._extend_row(forward_batch, row, first_token, retention, account)
-                for row, first_token in starts.items()
+                self._extend_row(rows, row, first_token, retention, account)
+                for row, first_token in rows.extend_starts.items()
             ]
-            for retention, account in {(kind.retention, kind.account) for kind in self._kinds}
+            for retention, account in {(r, kind.account) for kind, r in self._retentions.items()}
         }
         return {
             kind: LayerPlan(
-                self._decode_chunks(decode_rows, kind), extend_rows[kind.retention, kind.account]
+                self._decode_chunks(decode_rows, kind, retention),
+                extend_rows[retention, kind.account],
             )
-            for kind in self._kinds
+            for kind, retention in self._retentions.items()
         }
 
-    def _decode_chunks(self, rows: DecodeRows, kind: LayerKind) -> list[DecodeChunk]:
-        max_tokens = max(1, self._max_chunk_key_bytes // _key_bytes(kind.heads))
-        planner = self._decode[kind.heads, kind.account]
-        return planner.plan(rows, kind.retention, max_tokens)
+    def _decode_chunks(
+        self, rows: DecodeRows, kind: LayerKind, retention: Retention
+    ) -> list[DecodeChunk]:
+        max_tokens = max(1, self._max_chunk_key_bytes // key_bytes(kind.heads))
+        return self._decode[kind.heads, kind.account].plan(rows, retention, max_tokens)
 
     def _extend_row(
-        self,
-        forward_batch: ForwardBatch,
-        row: int,
-        first_token: int,
-        retention: Retention,
-        account: int,
+        self, rows: StepRows, row: int, first_token: int, retention: Retention, account: int
     ) -> ExtendRow:
-        num_new = int(forward_batch.extend_seq_lens_cpu[row])
-        seq_len = int(forward_batch.seq_lens_cpu[row])
+        num_new, seq_len = rows.num_new(row), int(rows.batch.seq_lens_cpu[row])
         first_key = retention.first_visible(seq_len - num_new)
         table = self._tables[account][:, first_key:seq_len]
-        slot = forward_batch.req_pool_indices[row : row + 1]
         return ExtendRow(
             first_token=first_token,
             stop_token=first_token + num_new,
-            cache_indices=table.index_select(0, slot).view(-1),
+            cache_indices=table.index_select(0, rows.slot(row)).view(-1),
             blocks=tuple(query_blocks(num_new, seq_len - first_key, retention)),
         )
-
-
-def _key_bytes(heads: AttentionHeads) -> int:
-    return heads.tp_k_head_num * heads.head_dim * torch.float32.itemsize

@@ -86,11 +86,22 @@ class CausalBias:
             return band.masked_fill_(hidden, -torch.inf)
 
 
+class NoBias:
+    """In CausalBias's place where every query sees every key."""
+
+    def block(self, num_queries: int, first_query_position: int, num_keys: int) -> None:
+        return None
+
+
 def sdpa_block(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, layer: AttentionLayer
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    layer: AttentionLayer,
 ) -> torch.Tensor:
     """q (n, q_heads, head_dim), k (m, kv_heads, head_dim), v (m, kv_heads, v_head_dim), bias (n, m)
-    -> (n, q_heads, v_head_dim). For layers without logit cap and sinks.
+    or None -> (n, q_heads, v_head_dim). For layers without logit cap and sinks.
 
     KV heads play the batch and the queries of a group the heads, so that no key is repeated.
     """
@@ -107,7 +118,11 @@ def sdpa_block(
 
 
 def explicit_block(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, layer: AttentionLayer
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    layer: AttentionLayer,
 ) -> torch.Tensor:
     """As sdpa_block, with logit cap and sinks, scores in float32."""
     num_queries, kv_heads = q.shape[0], layer.tp_k_head_num

@@ -24,8 +24,9 @@ class GroupedTokenToKVPool(TokenToKVPool):
     """Maps a layer to its place in the pool of its group, and a layer that reads another one's K
     and V to that one's place.
 
-    pages_by_account: of account 0, then of each of config.bounded_retentions; account 0 may have
-    no layer. make_pool: called once a group, with the config of a plain model of its layers.
+    pages_by_account: of account 0, then of each of config.bounded_retentions, then the encoder's;
+    account 0 may have no layer. make_pool: called once a group, with the config of a plain model of
+    its layers.
     Raises AttentionBackendError for an fp8 cache, whose backends read one pool.
     """
 
@@ -33,7 +34,7 @@ class GroupedTokenToKVPool(TokenToKVPool):
         self, config: AttentionConfig, pages_by_account: Sequence[int], make_pool: MakePool
     ) -> None:
         super().__init__(config, pages_by_account[0])
-        if len(pages_by_account) != 1 + len(config.bounded_retentions):
+        if len(pages_by_account) != config.num_accounts:
             raise ValueError(f"{len(pages_by_account)} numbers of pages do not fit the accounts")
         if config.kv_dtype == torch.float8_e4m3fn:
             raise AttentionBackendError(

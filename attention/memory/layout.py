@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,6 @@ Entry = HeadsEntry | LatentEntry
 class EveryToken:
     """A token stays visible as long as its request lives."""
 
-    is_bounded: ClassVar[bool] = False
-
     def first_visible(self, position: Position) -> Position:
         """The first position that the query at position, or any later one, may see."""
         return position * 0
@@ -64,7 +62,6 @@ class LastTokens:
     """A query sees the num_tokens most recent tokens, its own included."""
 
     num_tokens: int
-    is_bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -80,7 +77,6 @@ class CurrentChunk:
     """A query sees the tokens since its chunk of num_tokens positions began."""
 
     num_tokens: int
-    is_bounded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -95,13 +91,29 @@ Retention = EveryToken | BoundedRetention
 
 
 @dataclass(frozen=True, slots=True)
+class FixedLength:
+    """What an encoder made of a request's input, at most max_tokens tokens: written once, before
+    the request's first token, and seen whole by every query. No token is ever added."""
+
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"an encoder gives at least one token, got {self.max_tokens}")
+
+
+AccountRetention = Retention | FixedLength
+"""Of a request's own tokens, or of its encoder's."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that keep the same of a token, for as long. layer_ids: ascending."""
 
     name: str
     layer_ids: tuple[int, ...]
     entry: Entry
-    retention: Retention
+    retention: AccountRetention
 
     def __post_init__(self) -> None:
         if not self.layer_ids or list(self.layer_ids) != sorted(set(self.layer_ids)):
@@ -117,7 +129,7 @@ class CacheGroup:
 class Account:
     """Groups whose tokens are kept equally long, so that one list of pages serves all of them."""
 
-    retention: Retention
+    retention: AccountRetention
     groups: tuple[CacheGroup, ...]
 
 
@@ -135,13 +147,24 @@ class KVLayout:
 
     @cached_property
     def accounts(self) -> tuple[Account, ...]:
-        """By retention; the one that keeps every token first, the others as they are declared."""
+        """By retention; the one that keeps every token first, then those that let go of some as
+        they are declared, then the encoder's."""
         kinds = dict.fromkeys(group.retention for group in self.groups)
-        ordered = sorted(kinds, key=lambda kind: kind.is_bounded)
+        ordered = sorted(kinds, key=_rank)
         return tuple(
             Account(kind, tuple(group for group in self.groups if group.retention == kind))
             for kind in ordered
         )
+
+
+def _rank(retention: AccountRetention) -> int:
+    match retention:
+        case EveryToken():
+            return 0
+        case LastTokens() | CurrentChunk():
+            return 1
+        case FixedLength():
+            return 2
 
 
 def _refuse_repeated(what: str, values: Iterable[int | str]) -> None:

@@ -9,7 +9,8 @@ import torch
 
 class ReqToTokenPool:
     """tables: of each account int32 (max_running_requests, max_context_len) on the device;
-    req_to_token is account 0's.
+    req_to_token is account 0's. Where a model has an encoder, the last one is of its account, with
+    encoder_width columns; own_tables are the others.
 
     req_to_token[slot, position] is the cache index (page_id * page_size + offset) of that token's
     K and V. Entries past a request's length are stale, never trusted, and always a valid index:
@@ -22,7 +23,10 @@ class ReqToTokenPool:
         max_context_len: int,
         device: torch.device,
         num_accounts: int = 1,
+        encoder_width: int = 0,
     ) -> None:
+        """num_accounts: of requests' own tokens. encoder_width: as many tokens as a request's
+        encoder gives at most, in whole pages; 0 where there is none."""
         if max_running_requests < 1 or max_context_len < 1:
             raise ValueError(
                 f"max_running_requests={max_running_requests} and max_context_len={max_context_len}"
@@ -31,9 +35,11 @@ class ReqToTokenPool:
         self.max_running_requests = max_running_requests
         self.max_context_len = max_context_len
         shape = max_running_requests, max_context_len
-        self.tables = tuple(
-            torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(num_accounts)
-        )
+        shapes = [shape] * num_accounts
+        if encoder_width:
+            shapes.append((max_running_requests, encoder_width))
+        self.tables = tuple(torch.zeros(one, dtype=torch.int32, device=device) for one in shapes)
+        self.own_tables = self.tables[:num_accounts]
         self.req_to_token = self.tables[0]
 
     @property

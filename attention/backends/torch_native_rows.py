@@ -1,0 +1,58 @@
+"""The rows of a step as the torch_native backend runs them. Knows no layer's keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attention.config import AttentionHeads
+from attention.forward_batch import ForwardBatch
+from attention.kernels.torch_decode import DecodeChunk
+from attention.kernels.torch_extend import QueryBlock
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """A row with several new tokens, first_token .. stop_token - 1 of the step.
+
+    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first.
+    """
+
+    first_token: int
+    stop_token: int
+    cache_indices: torch.Tensor
+    blocks: tuple[QueryBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """A step as layers of one kind see it."""
+
+    decode_chunks: list[DecodeChunk]
+    extend_rows: list[ExtendRow]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """decode: int64 (n,), the rows of one new token, longest first; decode_slots: int64 (n,), their
+    slots on the device. extend_starts: of each row with several new tokens its first one."""
+
+    batch: ForwardBatch
+    decode: npt.NDArray[np.int64]
+    decode_slots: torch.Tensor
+    extend_starts: dict[int, int]
+
+    def num_new(self, row: int) -> int:
+        return int(self.batch.extend_seq_lens_cpu[row])
+
+    def slot(self, row: int) -> torch.Tensor:
+        """int64 (1,) on the device."""
+        return self.batch.req_pool_indices[row : row + 1]
+
+
+def key_bytes(heads: AttentionHeads) -> int:
+    """Of a token's K in float32."""
+    return heads.tp_k_head_num * heads.head_dim * torch.float32.itemsize
