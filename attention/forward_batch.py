@@ -38,6 +38,22 @@ class ForwardMode(Enum):
         return self is ForwardMode.DECODE
 
 
+RAGGED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step's launches depend on beside their numbers: the key of a captured graph.
+
+    rows: as many as there are, or as a graph has room for. tokens_per_row: new tokens of every row,
+    RAGGED where they differ.
+    """
+
+    mode: ForwardMode
+    rows: int
+    tokens_per_row: int
+
+
 class AttentionLayer(Protocol):
     """What a backend reads of the layer that calls it; RadixAttention is the one there is."""
 

@@ -30,7 +30,14 @@ from service.routing.policy import RouterSettings
 from service.security.connections import GrpcConnectionLimits, HttpConnectionLimits
 from service.security.settings import AuthSettings
 from service.security.tls import TlsSettings
-from workers.config import DType, EngineConfig, KVCacheDType, LoadFormat, ModelImpl
+from workers.config import (
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    LoadFormat,
+    ModelImpl,
+    Speculative,
+)
 from workers.errors import ConfigError
 
 ENV_PREFIX = "TESSERA_"
@@ -80,6 +87,8 @@ class EngineSettings(_Settings):
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
     enable_peer_memory: bool = True
+    speculative: Speculative | None = None
+    max_draft_tokens: int = 4
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int | None = None

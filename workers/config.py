@@ -9,6 +9,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
+Speculative = Literal["ngram"]
+
+MAX_DRAFT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,9 @@ class EngineConfig:
     enable_cuda_graphs: decode steps replay captured graphs where backend and model allow it.
     enable_peer_memory: ranks on GPUs add their partial sums up in kernels that read each other's
     memory, where they can; off, or where they cannot: by NCCL.
+    speculative: who proposes drafts of the next tokens, which one step verifies together; texts are
+    the same with and without. "ngram" looks the last tokens up in the request's own text. On CPU.
+    max_draft_tokens: of a request and step, up to MAX_DRAFT_TOKENS.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
@@ -70,6 +76,8 @@ class EngineConfig:
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
     enable_peer_memory: bool = True
+    speculative: Speculative | None = None
+    max_draft_tokens: int = 4
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int | None = None
@@ -88,6 +96,10 @@ class EngineConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ConfigError(
+                f"max_draft_tokens must lie in [1, {MAX_DRAFT_TOKENS}], got {self.max_draft_tokens}"
+            )
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -309,6 +309,12 @@ _STATS_COUNTERS = (
     ),
     ("tessera_output_tokens", "Tokens generated.", "num_output_tokens"),
     ("tessera_engine_finished_requests", "Sequences that left the engine.", "num_finished"),
+    ("tessera_draft_tokens", "Drafts of speculation that steps verified.", "num_draft_tokens"),
+    (
+        "tessera_accepted_draft_tokens",
+        "Drafts that were right.",
+        "num_accepted_draft_tokens",
+    ),
 )
 
 

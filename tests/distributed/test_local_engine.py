@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from workers.config import EngineConfig
+from workers.config import EngineConfig, Speculative
 from workers.engine.engine import Engine
 from workers.engine.observer import NullObserver
 from workers.errors import EngineFailedError
@@ -20,9 +20,13 @@ PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
 END_S = 20.0
 
 
-def config_for(tp_size: int) -> EngineConfig:
+def config_for(tp_size: int, speculative: Speculative | None = None) -> EngineConfig:
     return EngineConfig(
-        tp_size=tp_size, max_running_requests=4, kv_cache_bytes=8 << 20, num_cpu_threads=1
+        tp_size=tp_size,
+        max_running_requests=4,
+        kv_cache_bytes=8 << 20,
+        num_cpu_threads=1,
+        speculative=speculative,
     )
 
 
@@ -38,9 +42,12 @@ class Starter:
 
 
 @contextmanager
-def engine_of_two(starter: Starter, lost: threading.Event) -> Iterator[Engine]:
+def engine_of_two(
+    starter: Starter, lost: threading.Event, speculative: Speculative | None = None
+) -> Iterator[Engine]:
+    config = config_for(2, speculative)
     engine = build_tp_engine(
-        config_for(2), starter, lambda rank: lost.set(), NullObserver(), lambda done, total: None
+        config, starter, lambda rank: lost.set(), NullObserver(), lambda done, total: None
     )
     try:
         yield engine
@@ -60,6 +67,16 @@ def test_text_is_that_of_one_rank_and_children_end_with_the_engine():
     assert starter.followers[0].wait_for_end(END_S)
     assert not lost.is_set()
     assert not dist.is_initialized(), "a process that ends within a group of ranks may hang"
+
+
+def test_ranks_propose_and_verify_alike():
+    params = SamplingParams(temperature=0.5, seed=3, max_tokens=24, ignore_eos=True)
+    alone = Engine.from_config(config_for(1))
+    expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
+    alone.close()
+    with engine_of_two(Starter(), threading.Event(), "ngram") as engine:
+        assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
+        assert engine.stats().num_draft_tokens > 0
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

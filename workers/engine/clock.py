@@ -1,7 +1,6 @@
 """From step outcomes to step records: durations, and the gaps in which the device waited."""
 
-import numpy as np
-
+from attention.timing import phase_of
 from workers.engine.observer import StepObserver, StepRecord
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
@@ -25,10 +24,10 @@ class StepClock:
         is_back_to_back = plan.step_id == self._last_step_id + 1 and gap_s <= self._max_gap_s
         self._last_step_id = plan.step_id
         self._last_finished_s = outcome.finished_s
-        num_decode = int(np.count_nonzero((plan.num_new_tokens == 1) & (plan.prefix_lens > 0)))
+        num_decode = int(plan.num_new_tokens.sum(where=plan.decode_rows))
         self._observer.on_step(
             StepRecord(
-                phase="decode" if plan.is_decode else "extend",
+                phase=phase_of(plan.shape.mode).value,
                 step_s=outcome.finished_s - outcome.started_s,
                 host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
                 batch_size=plan.batch_size,

@@ -85,7 +85,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     cached prefixes whose last use ended when no more tokens than these had been written to KV
     memory are gone, those that requests shared by the second; -1: none is.
     step_prediction_error_s: seconds by which steps with prompt tokens miss the durations that were
-    predicted for them, either way, as a mean over recent ones.
+    predicted for them, either way, as a mean over recent ones. num_draft_tokens: drafts that steps
+    verified; those of them that were right are accepted, and part of num_output_tokens where they
+    did not go beyond their request's end.
     """
 
     num_running: int = 0
@@ -104,6 +106,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     evicted_ordinary: int = -1
     evicted_shared: int = -1
     step_prediction_error_s: float = 0.0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
     @property
     def num_written_tokens(self) -> int:

@@ -3,15 +3,24 @@
 import torch
 
 from workers.config import EngineConfig
+from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.model_runner import ModelRunner
+from workers.runner.speculative_runner import SpeculativeModelRunner
 
 
 def make_model_runner(
     config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
 ) -> ModelRunner:
     """The runner of one rank. Raises what its constructor raises; see ModelRunner."""
-    runner = CudaModelRunner if device.type == "cuda" else ModelRunner
-    return runner(config, tp, device, on_progress)
+    return _runner_class(config, device)(config, tp, device, on_progress)
+
+
+def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
+    if device.type == "cuda":
+        if config.speculative is not None:
+            raise ConfigError(f"speculative={config.speculative!r} runs on CPU only so far")
+        return CudaModelRunner
+    return ModelRunner if config.speculative is None else SpeculativeModelRunner

@@ -40,7 +40,7 @@ from workers.sampling.logprobs import (
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, SchedulerConfig
-from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.plan import PromptLogprobRow, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +57,8 @@ class LaunchedStep:
     chunk_has_nan: torch.Tensor | None = None
 
     def read(self) -> StepResult:
-        token_ids = self.sampled.token_ids.numpy().astype(np.int32)
-        token_ids[self.sampled.has_nan.numpy()] = NAN_TOKEN
-        logprobs = self.sampled.logprobs
-        return StepResult(
-            token_ids=token_ids,
-            logprobs=() if logprobs is None else logprobs.read(),
+        return msgspec.structs.replace(
+            self.sampled.read(),
             prompt_logprobs={
                 row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
             },
@@ -111,6 +107,7 @@ class ModelRunner:
         self._model.keep_states(self._states)
         self._tell_of_states(config)
         self._timer = make_timer(self._backend, device)
+        self._req_to_token = req_to_token_pool.req_to_token
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
         self._sampling = SamplingState(
             num_slots, self.facts.vocab_size, self.facts.eos_token_ids, device
@@ -165,6 +162,7 @@ class ModelRunner:
             vocab_size=self.facts.vocab_size,
             seed=config.seed,
             bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
+            max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
         )
 
     def make_executor(self) -> StepExecutor:
@@ -273,6 +271,10 @@ class ModelRunner:
             return SampledTokens(nothing, nothing.bool(), None)
         logits = self._model.compute_logits(hidden)
         sampled = self._sampling.sample(logits, inputs.sample_slots, inputs.sample_positions)
+        return self._take_samples(sampled, inputs)
+
+    def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
+        """Keep what later steps go on from; returns what the host is told."""
         self._sampling.remember(inputs.sample_slots_device, sampled.token_ids)
         return sampled
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
+from attention.forward_batch import AttentionDispatch, ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.sampling.transfer import upload
@@ -22,11 +22,11 @@ from workers.scheduler.plan import IntArray, StepPlan, TableWrite
 class StepInputs:
     """A ForwardBatch and the device indices around it.
 
-    token_slots int64 (num_tokens,): slot of each new token. state_indices int64 (bs,): index of
-    each row's last hidden state, of sampling rows first, which yield a next token, then of the
-    others, whose prompts go on. sample_slots_device int64 (num sampling rows,): the slots of the
-    first. sample_slots, sample_positions: host int32 (num sampling rows,), slot and absolute
-    position of the token to be sampled.
+    token_slots int64 (num_tokens,): slot of each new token. state_indices int64 (num samples + num
+    unfinished rows,): index of each hidden state that yields a next token, row after row, then of
+    the last one of every row whose prompt goes on. sample_slots_device int64 (num samples,): the
+    slots of the first. sample_slots, sample_positions: host int32 (num samples,), slot and absolute
+    position of the token to be sampled. num_samples: host int32 (num sampling rows,), of each row.
     """
 
     batch: ForwardBatch
@@ -35,6 +35,7 @@ class StepInputs:
     sample_slots_device: torch.Tensor
     sample_slots: IntArray
     sample_positions: IntArray
+    num_samples: IntArray
 
 
 class _Uploaded(NamedTuple):
@@ -87,10 +88,9 @@ class StepInputBuilder:
         positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(
             plan.prefix_lens + plan.num_new_tokens - row_ends, plan.num_new_tokens
         )
-        sampling_rows = np.flatnonzero(plan.samples)
-        unfinished_rows = np.flatnonzero(plan.samples == 0)
-        last_tokens = row_ends[np.concatenate([sampling_rows, unfinished_rows])] - 1
-        sample_slots = plan.slots[sampling_rows]
+        sampled = _sampled_tokens(row_ends, plan.samples)
+        unfinished = row_ends[plan.samples == 0] - 1
+        sample_slots = token_slots[sampled]
         device = _Uploaded.of(
             self._upload(
                 seq_lens,
@@ -102,7 +102,7 @@ class StepInputBuilder:
                     plan.out_cache_loc,
                     token_slots,
                     positions,
-                    last_tokens,
+                    np.concatenate([sampled, unfinished]),
                     sample_slots,
                     *plan.bounded_cache_locs,
                 ),
@@ -110,7 +110,7 @@ class StepInputBuilder:
         )
         self._write_new_tokens(device)
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if plan.is_decode else ForwardMode.EXTEND,
+            forward_mode=plan.shape.mode,
             batch_size=plan.batch_size,
             num_tokens=plan.num_tokens,
             input_ids=device.input_ids,
@@ -132,7 +132,8 @@ class StepInputBuilder:
             device.state_indices,
             device.sample_slots,
             sample_slots,
-            seq_lens[sampling_rows],
+            positions[sampled] + 1,
+            plan.samples[plan.samples > 0],
         )
 
     def _write_new_tokens(self, device: _Uploaded) -> None:
@@ -171,6 +172,13 @@ class StepInputBuilder:
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """Host arrays to device tensors of their dtypes, in one copy."""
         return upload(arrays, self._device)
+
+
+def _sampled_tokens(row_ends: IntArray, samples: IntArray) -> IntArray:
+    """Indices of the new tokens that yield a next one each: the last samples[i] of row i."""
+    stops = np.cumsum(samples, dtype=np.int32)
+    own: IntArray = np.arange(stops[-1], dtype=np.int32) + np.repeat(row_ends - stops, samples)
+    return own
 
 
 def _as_int64(*arrays: IntArray) -> list[npt.NDArray[np.int64]]:

@@ -16,7 +16,7 @@ import torch
 
 from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.kv_cache.radix_node import EMPTY
-from workers.scheduler.plan import NAN_TOKEN, PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.plan import NAN_TOKEN, IntArray, PromptLogprobRow, StepPlan, StepResult
 
 MIN_PIECE_TOKENS = 64
 """Less of a row is not tried: what so few tokens lack will not be found by taking fewer."""
@@ -164,9 +164,14 @@ class _FailedRow:
     plan: StepPlan
 
     def read(self) -> StepResult:
-        num_sampling = int(self.plan.samples.sum())
-        token_ids = np.full(num_sampling, NAN_TOKEN, dtype=np.int32)
-        return StepResult(token_ids, chunk_has_nan=(True,) * (1 - num_sampling), failed_rows=(0,))
+        is_sampling = bool(self.plan.samples[0])
+        token_ids = np.full(int(is_sampling), NAN_TOKEN, dtype=np.int32)
+        return StepResult(
+            token_ids,
+            chunk_has_nan=() if is_sampling else (True,),
+            failed_rows=(0,),
+            run_lens=_int32(1) if self.plan.has_runs else EMPTY,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,16 @@ class _JoinedStep:
             # Of one row the second half says what became of it.
             chunk_has_nan=(() if self.is_one_row else first.chunk_has_nan) + second.chunk_has_nan,
             failed_rows=tuple(sorted(failed)),
+            run_lens=_joined_run_lens(first, second),
         )
+
+
+def _joined_run_lens(first: StepResult, second: StepResult) -> IntArray:
+    if not len(first.run_lens) and not len(second.run_lens):
+        return EMPTY
+    ones = (np.ones(len(half.token_ids), dtype=np.int32) for half in (first, second))
+    own = (half.run_lens for half in (first, second))
+    return np.concatenate([lens if len(lens) else one for lens, one in zip(own, ones, strict=True)])
 
 
 def _joined_logprobs(first: StepResult, second: StepResult) -> tuple[TokenLogprobs | None, ...]:

@@ -29,7 +29,7 @@ from workers.sampling.sampler import (
 from workers.sampling.slot_parameters import DENSE_FILTERS, HostRows, RowUse, SlotParameters
 from workers.sampling.sparse_bias import SparseBias
 from workers.sampling.transfer import start_download, upload
-from workers.scheduler.plan import AdmittedRequest, IntArray
+from workers.scheduler.plan import NAN_TOKEN, AdmittedRequest, IntArray, StepResult
 
 # Columns of the per-slot floats: temperature, top_p, log_min_p, repetition, presence, frequency.
 _NUM_FLOATS = 6
@@ -54,6 +54,12 @@ class SampledTokens:
             start_download(self.has_nan),
             None if self.logprobs is None else self.logprobs.start_download(),
         )
+
+    def read(self) -> StepResult:
+        """From host copies."""
+        token_ids = self.token_ids.numpy().astype(np.int32)
+        token_ids[self.has_nan.numpy()] = NAN_TOKEN
+        return StepResult(token_ids, () if self.logprobs is None else self.logprobs.read())
 
 
 class SamplingState:

@@ -5,6 +5,8 @@ Knows nothing of how the step was put together; rows of requests that ended mean
 
 from collections.abc import Callable
 
+import numpy as np
+
 from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.engine.protocol import FinishReason, OutputError, StepOutput
 from workers.errors import ErrorCode
@@ -14,6 +16,9 @@ from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import PendingCommit
 from workers.scheduler.request import Request
 from workers.scheduler.request_memory import RequestMemory
+from workers.scheduler.running_table import RunningTable
+
+Logprobs = tuple[TokenLogprobs | None, ...]
 
 _NO_NUMBER = OutputError(ErrorCode.INTERNAL, "the model produced no number for the next token")
 _OUT_OF_MEMORY = OutputError(
@@ -26,11 +31,13 @@ class Committer:
 
     def __init__(
         self,
+        table: RunningTable,
         memory: RequestMemory,
         ledger: Ledger,
         forecast: OutputForecast,
         clock: Callable[[], float],
     ) -> None:
+        self._table = table
         self._memory = memory
         self._ledger = ledger
         self._forecast = forecast
@@ -38,20 +45,12 @@ class Committer:
 
     def commit(self, record: PendingCommit, result: StepResult) -> list[StepOutput]:
         """Raises ValueError when the result does not fit the step."""
-        logprobs = _checked_logprobs(record, result)
+        _check_runs(record, result)
         self._collect_prompt_logprobs(record, result)
         failed = (record.rows[row] for row in result.failed_rows)
         outputs = [self._fail(one, _OUT_OF_MEMORY) for one in failed if not one.is_ended]
         _vouch_for_chunks(record, result)
-        for request, token_id, entry in zip(
-            record.sampling, result.token_ids.tolist(), logprobs, strict=True
-        ):
-            if request.is_ended:
-                continue
-            if token_id == NAN_TOKEN:
-                outputs.append(self._fail(request, _NO_NUMBER))
-            else:
-                outputs.append(self._accept(request, token_id, entry))
+        outputs += self._take_all(record, result)
         for request, num_computed in record.unfinished_prefills:
             if not request.is_ended:
                 self._memory.pass_chunk(request, num_computed)
@@ -62,9 +61,9 @@ class Committer:
         self._ledger.counters.num_output_tokens += sum(len(one.token_ids) for one in outputs)
         return outputs
 
-    def _accept(
-        self, request: Request, token_id: int, logprobs: TokenLogprobs | None
-    ) -> StepOutput:
+    def _take(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> StepOutput:
+        if token_id == NAN_TOKEN:
+            return self._fail(request, _NO_NUMBER)
         request.num_vouched_tokens = request.num_tokens
         request.append(token_id)
         output = StepOutput(request.request_id, [token_id])
@@ -81,6 +80,43 @@ class Committer:
             max_tokens = request.max_total_len - request.num_prompt_tokens
             self._forecast.on_finish(request.num_output_tokens, max_tokens)
         return output
+
+    def _take_run(self, request: Request, token_ids: list[int], logprobs: Logprobs) -> StepOutput:
+        """Up to the token that ends the request."""
+        output = self._take(request, token_ids[0], logprobs[0])
+        for token_id, entry in zip(token_ids[1:], logprobs[1:], strict=True):
+            if output.finish_reason is not None:
+                break
+            output = _joined(output, self._take(request, token_id, entry))
+        return output
+
+    def _take_all(self, record: PendingCommit, result: StepResult) -> list[StepOutput]:
+        token_ids, requests = result.token_ids.tolist(), record.sampling
+        logprobs = _checked_logprobs(record, result)
+        if not record.num_drafts:
+            return [
+                self._take(request, token_id, entry)
+                for request, token_id, entry in zip(requests, token_ids, logprobs, strict=True)
+                if not request.is_ended
+            ]
+        outputs, stop = [], 0
+        for request, run_len in zip(requests, result.run_lens.tolist(), strict=True):
+            start, stop = stop, stop + run_len
+            if not request.is_ended:
+                outputs.append(self._take_run(request, token_ids[start:stop], logprobs[start:stop]))
+        self._settle(record, result)
+        return outputs
+
+    def _settle(self, record: PendingCommit, result: StepResult) -> None:
+        """Tell the table which drafts were wrong. Runs come first among the sampling rows."""
+        counters = self._ledger.counters
+        for request, num_drafts, run_len in zip(
+            record.sampling, record.num_drafts, result.run_lens.tolist(), strict=False
+        ):
+            counters.num_draft_tokens += num_drafts
+            counters.num_accepted_draft_tokens += run_len - 1
+            if not request.is_ended:
+                self._table.settle(request.slot, num_drafts + 1 - run_len)
 
     def _fail(self, request: Request, error: OutputError) -> StepOutput:
         """End a request whose keys and values are in doubt: its pages are offered to nobody."""
@@ -127,17 +163,45 @@ def _vouch_for_chunks(record: PendingCommit, result: StepResult) -> None:
             request.num_vouched_tokens = num_tokens
 
 
-def _checked_logprobs(
-    record: PendingCommit, result: StepResult
-) -> tuple[TokenLogprobs | None, ...]:
-    num_rows = len(record.sampling)
-    logprobs = result.logprobs or (None,) * num_rows
-    if len(result.token_ids) != num_rows or len(logprobs) != num_rows:
+def _check_runs(record: PendingCommit, result: StepResult) -> None:
+    if not _fits(record, result):
         raise ValueError(
-            f"step {record.step_id} has {num_rows} sampling rows, its result has "
-            f"{len(result.token_ids)} tokens and {len(logprobs)} log probabilities"
+            f"step {record.step_id} has {len(record.sampling)} sampling rows with "
+            f"{sum(record.num_drafts)} drafts, its result has {len(result.token_ids)} tokens in "
+            f"{len(result.run_lens)} runs"
+        )
+
+
+def _checked_logprobs(record: PendingCommit, result: StepResult) -> Logprobs:
+    num_tokens = len(result.token_ids)
+    logprobs = result.logprobs or (None,) * num_tokens
+    if len(logprobs) != num_tokens:
+        raise ValueError(
+            f"step {record.step_id} has {num_tokens} tokens and {len(logprobs)} log probabilities"
         )
     return logprobs
+
+
+def _fits(record: PendingCommit, result: StepResult) -> bool:
+    """Every run has one token at least, and at most one more than it has drafts."""
+    num_rows, run_lens = len(record.sampling), result.run_lens
+    if not record.num_drafts:
+        return len(result.token_ids) == num_rows and not len(run_lens)
+    most = np.ones(num_rows, dtype=np.int32)
+    most[: len(record.num_drafts)] += np.array(record.num_drafts, dtype=np.int32)
+    return (
+        len(run_lens) == num_rows
+        and bool(((run_lens >= 1) & (run_lens <= most)).all())
+        and len(result.token_ids) == int(run_lens.sum())
+    )
+
+
+def _joined(first: StepOutput, second: StepOutput) -> StepOutput:
+    """Two outputs of one request, the second of which is not its first one."""
+    second.token_ids = first.token_ids + second.token_ids
+    if first.logprobs is not None:
+        second.logprobs = first.logprobs + (second.logprobs or [])
+    return second
 
 
 def _required(entry: TokenLogprobs | None, request: Request) -> TokenLogprobs:

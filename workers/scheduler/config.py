@@ -30,6 +30,7 @@ class SchedulerConfig:
     that decode rows wait for may be predicted to last; None: anything. seed: draws the seeds of
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
     rows in one step. bounded: the accounts beside the one that keeps every token.
+    max_draft_tokens: drafts that a row may verify in one step, 0 without speculation.
     """
 
     page_size: int
@@ -46,6 +47,7 @@ class SchedulerConfig:
     vocab_size: int
     seed: int | None
     bounded: tuple[BoundedAccount, ...] = ()
+    max_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         minima = {
@@ -65,6 +67,10 @@ class SchedulerConfig:
             raise ConfigError(
                 f"target_inter_token_s must be above 0, got {self.target_inter_token_s}"
             )
+        if self.max_draft_tokens < 0:
+            raise ConfigError(f"max_draft_tokens must not be negative, got {self.max_draft_tokens}")
+        if self.max_draft_tokens and self.bounded:
+            raise ConfigError("speculative: layers with windows or chunks cannot take drafts yet")
         for num_pages in (self.num_pages, *(account.num_pages for account in self.bounded)):
             if num_pages * self.page_size > _MAX_CACHE_INDEX:
                 raise ConfigError(

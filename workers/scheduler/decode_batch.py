@@ -40,9 +40,9 @@ class DecodeBatcher:
         return True
 
     def _take_pages(self, slots: SlotArray) -> bool:
-        """A page for every slot whose last one is full; for all of them or for none."""
+        """A page for every slot whose pages are full; for all of them or for none."""
         table = self._table
-        at_page_start = slots[table.seq_lens[slots] % self._page_size == 0]
+        at_page_start = slots[table.seq_lens[slots] == table.num_pages[slots] * self._page_size]
         if not len(at_page_start):
             return True
         if table.bounded:
@@ -56,13 +56,11 @@ class DecodeBatcher:
     def _advance(self, slots: SlotArray) -> DecodeDraft:
         table, page_size = self._table, self._page_size
         prefix_lens = table.seq_lens[slots]
-        columns, offsets = table.num_pages[slots] - 1, prefix_lens % page_size
+        columns, offsets = prefix_lens // page_size, prefix_lens % page_size
         table.seq_lens[slots] += 1
-        return DecodeDraft(
-            slots=slots.astype(np.int32),
-            prefix_lens=prefix_lens,
-            out_cache_locs=tuple(
-                [pages[slots, columns] * page_size + offsets for pages in table.page_tables()]
-            ),
-            requests=table.requests_at(slots),
+        return DecodeDraft.of_one_token_each(
+            slots.astype(np.int32),
+            prefix_lens,
+            tuple([pages[slots, columns] * page_size + offsets for pages in table.page_tables()]),
+            table.requests_at(slots),
         )

@@ -16,6 +16,8 @@ class Counters:
     num_cached_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_finished: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
     @property
     def num_written_tokens(self) -> int:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from attention.forward_batch import RAGGED, ForwardMode, StepShape
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
 from workers.sampling.params import SamplingParams
@@ -16,6 +17,7 @@ from workers.sampling.params import SamplingParams
 IntArray = npt.NDArray[np.int32]
 
 LAST_SAMPLED_TOKEN = -1
+DRAFT_TOKEN = -2
 NAN_TOKEN = -1
 
 
@@ -25,7 +27,8 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     seed: the request's own or the one drawn for it at submission. Its tokens come with the steps
     that compute them; what is cached needs none. prompt_ids: the ids that occur in the prompt, each
     once, where a repetition penalty asks for them. output_ids: the output that it brings, where a
-    penalty counts it. Both are empty otherwise.
+    penalty counts it. known_ids: prompt and output so far, in order, where drafts are proposed.
+    All are empty otherwise.
     """
 
     slot: int
@@ -34,6 +37,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     prompt_ids: IntArray = EMPTY
     output_ids: IntArray = EMPTY
+    known_ids: IntArray = EMPTY
 
 
 class TableWrite(msgspec.Struct, frozen=True):
@@ -66,10 +70,17 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     is_decode: every row brings exactly one token. slots (bs,): row of req_to_token.
     num_new_tokens (bs,), prefix_lens (bs,): tokens computed now and tokens already in the pool.
-    samples (bs,): 1 where the row's last new token yields a next token, else 0.
+    samples (bs,): how many of the row's last new tokens yield a next token each: 0 where a prompt
+    goes on, 1, or all of a run, which begins with the token sampled last and goes on with drafts.
     input_ids (num_tokens,): token ids; LAST_SAMPLED_TOKEN stands for the token that the row's slot
-    sampled last, which only the device may know yet. out_cache_loc (num_tokens,): cache index of
-    each new token; the runner also writes it to req_to_token[slot, prefix_len:].
+    sampled last, which only the device may know yet, DRAFT_TOKEN for what is proposed to follow.
+    out_cache_loc (num_tokens,): cache index of each new token; the runner also writes it to
+    req_to_token[slot, prefix_len:].
+
+    Where slots have runs under way, prefix_lens of rows that begin with LAST_SAMPLED_TOKEN are
+    upper bounds: every draft counted as right. The device knows how many were; the row's tokens
+    then stand that many positions earlier, in the cache indices that the table has there.
+
     cleared (n,): cache indices whose keys and values become zeros, because they may be no numbers
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
     that does not keep every token. What is cleared, admitted and table_writes take effect, in that
@@ -96,6 +107,28 @@ class StepPlan(msgspec.Struct, frozen=True):
         return len(self.slots)
 
     @property
+    def decode_rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows go on behind their prompt, (bs,); a prompt's last token counts as one, too."""
+        mask: npt.NDArray[np.bool_] = (self.samples == self.num_new_tokens) & (self.prefix_lens > 0)
+        return mask
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a row yields more than one token."""
+        return not self.is_decode and bool((self.samples > 1).any())
+
+    @property
+    def shape(self) -> StepShape:
+        """TARGET_VERIFY where no row computes a prompt and one at least is a run."""
+        if self.is_decode:
+            return StepShape(ForwardMode.DECODE, self.batch_size, 1)
+        lens = self.num_new_tokens
+        is_even = bool((lens == lens[0]).all())
+        is_verify = bool((self.samples == lens).all())
+        mode = ForwardMode.TARGET_VERIFY if is_verify else ForwardMode.EXTEND
+        return StepShape(mode, self.batch_size, int(lens[0]) if is_even else RAGGED)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
 
@@ -103,8 +136,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True):
     """What a step produced, on the host.
 
-    token_ids (num sampling rows,) in row order, NAN_TOKEN where the row's logits held a NaN;
-    logprobs runs parallel to it, None where not asked.
+    token_ids: what sampling rows yield, in row order, NAN_TOKEN where logits held a NaN; logprobs
+    runs parallel to it, None where not asked. run_lens (num sampling rows,): how many of token_ids
+    are each row's; empty where it is one each.
     prompt_logprobs: by row, one entry per target id of that row's PromptLogprobRow.
     chunk_has_nan: for each row that samples nothing, in row order, whether the final state of its
     last new token holds a NaN; the sampled rows say it by NAN_TOKEN.
@@ -117,6 +151,7 @@ class StepResult(msgspec.Struct, frozen=True):
     prompt_logprobs: dict[int, PackedLogprobs] = {}
     chunk_has_nan: tuple[bool, ...] = ()
     failed_rows: tuple[int, ...] = ()
+    run_lens: IntArray = EMPTY
 
 
 def _encode_array(value: Any) -> Any:

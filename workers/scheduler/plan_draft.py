@@ -24,7 +24,8 @@ from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 class PendingCommit:
     """Who waits for the result of a plan that is not committed yet.
 
-    rows: the request of every row. sampling: those of rows that yield a token, in row order.
+    rows: the request of every row. sampling: those of rows that yield tokens, in row order.
+    num_drafts: how many drafts each of the first of them has, a few or none; the others have none.
     completed_prefills: those of them whose prefill ends with this step. unfinished_prefills: the
     request of every other row and how many of its tokens are computed then, in row order.
     prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
@@ -37,33 +38,55 @@ class PendingCommit:
     completed_prefills: list[Request]
     unfinished_prefills: list[tuple[Request, int]]
     prompt_logprob_rows: list[tuple[int, int, Request]]
+    num_drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeDraft:
-    """One token for each of the slots; all int32 (n,). out_cache_locs: by account."""
+    """Rows that go on from the token that their slot sampled last; slots, prefix_lens and
+    num_new_tokens int32 (n,), input_ids and, by account, out_cache_locs int32 (num tokens,).
+    num_drafts: of each row, or empty where none has any.
+    """
 
     slots: IntArray
     prefix_lens: IntArray
+    num_new_tokens: IntArray
+    input_ids: IntArray
     out_cache_locs: tuple[IntArray, ...]
     requests: list[Request]
+    num_drafts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    @classmethod
+    def of_one_token_each(
+        cls,
+        slots: IntArray,
+        prefix_lens: IntArray,
+        out_cache_locs: tuple[IntArray, ...],
+        requests: list[Request],
+    ) -> "DecodeDraft":
+        ones = np.ones(len(slots), dtype=np.int32)
+        return cls(slots, prefix_lens, ones, ones * LAST_SAMPLED_TOKEN, out_cache_locs, requests)
 
 
 MAX_HISTORY_IDS = 1 << 22
 """Token ids that penalties need of the requests of one plan, beyond which no more are admitted: 16
 of the 256 MiB that a plan's frame may have. A single request's are always fewer."""
 
-_NO_DECODE = DecodeDraft(EMPTY, EMPTY, (), [])
+_NO_DECODE = DecodeDraft(EMPTY, EMPTY, EMPTY, EMPTY, (), [])
 
 
 class PlanDraft:
-    """budget: new tokens that may still be added. prompts: what else bounds those of prompts."""
+    """budget: new tokens that may still be added. prompts: what else bounds those of prompts.
 
-    def __init__(self, step_id: int, max_step_tokens: int) -> None:
+    sends_tokens: whether requests are admitted with all their tokens, for who proposes drafts.
+    """
+
+    def __init__(self, step_id: int, max_step_tokens: int, sends_tokens: bool) -> None:
         self.step_id = step_id
+        self._sends_tokens = sends_tokens
         self.budget = max_step_tokens
         self.prompts: PromptAllowance = TokenAllowance()
         self._decode = _NO_DECODE
@@ -92,7 +115,8 @@ class PlanDraft:
     @property
     def num_decode_keys(self) -> int:
         """Keys that the decode rows read together, each its own token's included."""
-        return int(self._decode.prefix_lens.sum(dtype=np.int64)) + len(self._decode)
+        rows = self._decode
+        return int(rows.prefix_lens.sum(dtype=np.int64)) + len(rows.input_ids)
 
     def room_for(self, num_prefix_tokens: int) -> int:
         """Most tokens of a chunk that follows so many tokens of its prompt."""
@@ -102,7 +126,7 @@ class PlanDraft:
         """Decode rows come first in a plan, and at once."""
         assert self.is_empty, "decode rows precede prefill rows"
         self._decode = rows
-        self.budget -= len(rows)
+        self.budget -= len(rows.input_ids)
 
     @property
     def can_admit(self) -> bool:
@@ -113,7 +137,8 @@ class PlanDraft:
         """The request takes its slot with this step, on top of what the cache has down to prefix,
         which it has locked."""
         prompt_ids, output_ids = _penalised_ids(request)
-        self._num_history_ids += len(prompt_ids) + len(output_ids)
+        known_ids = request.known_tokens if self._sends_tokens else EMPTY
+        self._num_history_ids += len(prompt_ids) + len(output_ids) + len(known_ids)
         self._admitted.append(
             AdmittedRequest(
                 slot=request.slot,
@@ -122,6 +147,7 @@ class PlanDraft:
                 num_prompt_tokens=request.num_prompt_tokens,
                 prompt_ids=prompt_ids,
                 output_ids=output_ids,
+                known_ids=known_ids,
             )
         )
         self._prefixes.append((request.slot, prefix))
@@ -159,23 +185,21 @@ class PlanDraft:
             self._completed,
             self._unfinished,
             self._prompt_logprob_rows,
+            self._decode.num_drafts,
         )
-        num_decode = len(self._decode)
-        decode_ids = np.full(num_decode, LAST_SAMPLED_TOKEN, dtype=np.int32)
-        ones = np.ones(num_decode, dtype=np.int32)
         if not self._slots:
-            return self._decode_plan(decode_ids, ones, table_writes, cleared), record
+            return self._decode_plan(table_writes, cleared), record
         lens = [len(ids) for ids in self._input_ids]
         locs = self._decode.out_cache_locs, *self._out_cache_locs
         by_account = [np.concatenate(parts) for parts in zip(*filter(None, locs), strict=True)]
         plan = StepPlan(
             step_id=self.step_id,
-            is_decode=max(lens) == 1,
+            is_decode=max(lens) == 1 and not self._decode.num_drafts,
             slots=_join(self._decode.slots, self._slots),
-            num_new_tokens=_join(ones, lens),
+            num_new_tokens=_join(self._decode.num_new_tokens, lens),
             prefix_lens=_join(self._decode.prefix_lens, self._prefix_lens),
-            samples=_join(ones, self._samples),
-            input_ids=np.concatenate([decode_ids, *self._input_ids]),
+            samples=_join(self._decode.num_new_tokens, self._samples),
+            input_ids=np.concatenate([self._decode.input_ids, *self._input_ids]),
             out_cache_loc=by_account[0],
             admitted=tuple(self._admitted),
             table_writes=(*table_writes, *prefix_writes(self._prefixes)),
@@ -187,24 +211,21 @@ class PlanDraft:
         return plan, record
 
     def _decode_plan(
-        self,
-        input_ids: IntArray,
-        ones: IntArray,
-        table_writes: list[TableWrite],
-        cleared: tuple[IntArray, ...],
+        self, table_writes: list[TableWrite], cleared: tuple[IntArray, ...]
     ) -> StepPlan:
+        rows = self._decode
         return StepPlan(
             step_id=self.step_id,
-            is_decode=True,
-            slots=self._decode.slots,
-            num_new_tokens=ones,
-            prefix_lens=self._decode.prefix_lens,
-            samples=ones,
-            input_ids=input_ids,
-            out_cache_loc=self._decode.out_cache_locs[0],
+            is_decode=not rows.num_drafts,
+            slots=rows.slots,
+            num_new_tokens=rows.num_new_tokens,
+            prefix_lens=rows.prefix_lens,
+            samples=rows.num_new_tokens,
+            input_ids=rows.input_ids,
+            out_cache_loc=rows.out_cache_locs[0],
             table_writes=tuple(table_writes),
             cleared=cleared[0],
-            bounded_cache_locs=self._decode.out_cache_locs[1:],
+            bounded_cache_locs=rows.out_cache_locs[1:],
             bounded_cleared=cleared[1:],
         )
 

@@ -94,7 +94,7 @@ class Admission:
         table, page_size = self._table, self._table.page_size
         num_prompt_pages = -(-request.num_tokens // page_size)
         prompt_pages = -(-table.num_prompt_tokens() // page_size)
-        num_missing = int(prompt_pages.sum() - table.num_pages.sum())
+        num_missing = int(np.maximum(prompt_pages - table.num_pages, 0).sum())
         num_new = num_prompt_pages - len(match.pages)
         num_free = self._pool.num_available_main - num_missing - num_new
         if table.num_running == 0:

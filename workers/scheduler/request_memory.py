@@ -169,11 +169,11 @@ class RequestMemory:
 
     def _clear_from(self, slot: int, first_token: int) -> None:
         """Steps under way may still write there; what is cleared is cleared after them."""
-        seq_len = int(self._table.seq_lens[slot])
-        if seq_len <= first_token:
+        stop = self._table.written_len(slot)
+        if stop <= first_token:
             return
-        own = self._table.cache_indices(slot, first_token, seq_len)
-        of_bounded = self._bounded.indices_from(slot, first_token, seq_len)
+        own = self._table.cache_indices(slot, first_token, stop)
+        of_bounded = self._bounded.indices_from(slot, first_token, stop)
         for cleared, indices in zip(self._cleared, (own, *of_bounded), strict=True):
             cleared.append(indices)
 

@@ -23,10 +23,12 @@ _INITIAL_COLUMNS = 64
 class RunningTable:
     """Per-slot state; all zeros in a free slot.
 
-    Every step under way counts as done. Invariant of a used slot:
-    num_pages == ceil(seq_lens / page_size).
+    Every step under way counts as done, and every draft in one as right until settle says that it
+    was not. Invariant of a used slot: num_pages == ceil(seq_lens / page_size), but that pages which
+    were taken for drafts stay.
 
-    seq_lens: tokens in the pool. prefill_lens: tokens to compute before the slot decodes.
+    seq_lens: tokens in the pool. max_drafts: most drafts of a run. prefill_lens: tokens to compute
+    before the slot decodes.
     max_total_lens: most tokens of prompt and output. num_pages, num_shared_pages: filled entries
     of page_table's row, and how many of them, from the left, belong to the prefix cache.
     num_found_pages: how many of these were there before the request came. bounded: what slots hold
@@ -34,13 +36,21 @@ class RunningTable:
     """
 
     def __init__(
-        self, max_slots: int, max_pages_per_request: int, page_size: int, num_bounded: int = 0
+        self,
+        max_slots: int,
+        max_pages_per_request: int,
+        page_size: int,
+        num_bounded: int = 0,
+        max_draft_tokens: int = 0,
     ) -> None:
         self.page_size = page_size
+        # Of a run under way and of the one behind it.
+        self._max_tokens_in_doubt = 2 * max_draft_tokens
         self.bounded = tuple(BoundedTable(max_slots) for _ in range(num_bounded))
         self.seq_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.prefill_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
+        self.max_drafts: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_shared_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.num_found_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
@@ -94,6 +104,7 @@ class RunningTable:
         self.seq_lens[slot] = n * self.page_size
         self.prefill_lens[slot] = request.prefill_len
         self.max_total_lens[slot] = request.max_total_len
+        self.max_drafts[slot] = request.max_draft_tokens
         request.slot = slot
         insort(self.prefilling, request, key=lambda other: other.sort_key)
 
@@ -144,6 +155,15 @@ class RunningTable:
         for table, of_account in zip(self.page_tables(), pages, strict=True):
             table[slots, columns] = of_account
         self.num_pages[slots] += 1
+
+    def settle(self, slot: int, num_wrong: int) -> None:
+        """So many drafts of the slot's oldest run under way were wrong."""
+        self.seq_lens[slot] -= num_wrong
+
+    def written_len(self, slot: int) -> int:
+        """Tokens that the slot's pages may hold anything of, those of wrong drafts included."""
+        most = int(self.seq_lens[slot]) + self._max_tokens_in_doubt
+        return min(most, int(self.num_pages[slot]) * self.page_size)
 
     def page_tables(self) -> tuple[IntArray, ...]:
         """Of every account, (max_slots, columns) each."""
@@ -203,7 +223,9 @@ class RunningTable:
         if slot == NO_SLOT or self._requests[slot] is not request or request.is_ended:
             raise IntegrityError(f"request {request.request_id} is not at home in slot {slot}")
         num_pages, seq_len = int(self.num_pages[slot]), int(self.seq_lens[slot])
-        if num_pages != -(-seq_len // self.page_size):
+        least = -(-seq_len // self.page_size)
+        most = -(-(seq_len + self._max_tokens_in_doubt) // self.page_size)
+        if not least <= num_pages <= most:
             raise IntegrityError(f"slot {slot} holds {num_pages} pages for {seq_len} tokens")
 
     def _per_slot(self) -> tuple[IntArray, ...]:
@@ -211,6 +233,7 @@ class RunningTable:
             self.seq_lens,
             self.prefill_lens,
             self.max_total_lens,
+            self.max_drafts,
             self.num_pages,
             self.num_shared_pages,
             self.num_found_pages,

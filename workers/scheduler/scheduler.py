@@ -29,6 +29,7 @@ from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import NO_SLOT
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
+from workers.scheduler.run_batch import DecodeRows, RunBatcher
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
 from workers.scheduler.step_cost import StepCostModel
@@ -60,7 +61,11 @@ class Scheduler:
         self._submission = Submission(config, self._waiting)
         retentions = [account.retention for account in config.bounded]
         self._table = RunningTable(
-            config.max_slots, config.max_pages_per_request, config.page_size, len(retentions)
+            config.max_slots,
+            config.max_pages_per_request,
+            config.page_size,
+            len(retentions),
+            config.max_draft_tokens,
         )
         self._cache = _build_cache(config, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
@@ -72,7 +77,7 @@ class Scheduler:
         )
         self._prompt_step_costs = StepCostModel()
         self._policy = self._build_policy()
-        self._committer = Committer(self._memory, self._ledger, self._forecast, clock)
+        self._committer = Committer(self._table, self._memory, self._ledger, self._forecast, clock)
         self._uncommitted: deque[PendingCommit] = deque()
         self._next_step_id = 0
 
@@ -171,6 +176,8 @@ class Scheduler:
             evicted_ordinary=horizon.ordinary,
             evicted_shared=horizon.shared,
             step_prediction_error_s=self._prompt_step_costs.error_s,
+            num_draft_tokens=counters.num_draft_tokens,
+            num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
         )
 
     def _num_written_tokens(self) -> int:
@@ -198,7 +205,9 @@ class Scheduler:
         or is retracted for another; if there is none, a half-prefilled one, of which there is at
         most one, or the head of the queue finds the whole pool free, where it fits.
         """
-        draft = PlanDraft(self._next_step_id, self._config.max_step_tokens)
+        config = self._config
+        sends_tokens = config.max_draft_tokens > 0
+        draft = PlanDraft(self._next_step_id, config.max_step_tokens, sends_tokens)
         self._policy.compose(draft, can_retract=not self._uncommitted)
         if draft.is_empty and self._ledger.num_live and not self._uncommitted:
             raise IntegrityError(
@@ -210,7 +219,9 @@ class Scheduler:
 
     def _build_policy(self) -> BatchPolicy:
         config = self._config
-        decode = DecodeBatcher(self._table, self._memory, self._pool, self._retractor)
+        decode: DecodeRows = DecodeBatcher(self._table, self._memory, self._pool, self._retractor)
+        if config.max_draft_tokens:
+            decode = RunBatcher(decode, self._table, self._pool, config.max_step_tokens)
         admission = Admission(
             self._table,
             self._memory,

@@ -14,8 +14,8 @@ Features = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """num_prompt_keys: pairs of a new prompt token and a key that it attends to. num_decode_keys:
-    keys that all decode rows together read."""
+    """num_prompt_keys: pairs of a new prompt token and a key that it attends to. num_decode_rows:
+    of a run, a row for each token. num_decode_keys: keys that all decode rows together read."""
 
     num_prompt_tokens: int
     num_prompt_keys: float
@@ -25,10 +25,10 @@ class StepWork:
     @classmethod
     def of(cls, plan: StepPlan) -> "StepWork":
         new, prefix = plan.num_new_tokens, plan.prefix_lens
-        is_decode = (new == 1) & (prefix > 0)
-        num_decode = int(np.count_nonzero(is_decode))
-        keys = int(prefix.sum(where=is_decode, dtype=np.int64)) + num_decode
-        if num_decode == len(new):
+        is_decode = plan.decode_rows
+        num_decode = int(new.sum(where=is_decode))
+        keys = int((prefix * new).sum(where=is_decode, dtype=np.int64)) + num_decode
+        if is_decode.all():
             return cls(0, 0.0, num_decode, keys)
         tokens, before = new[~is_decode].astype(np.float64), prefix[~is_decode]
         pairs = float((tokens * (before + 0.5 * tokens)).sum())

@@ -50,6 +50,7 @@ class Submission:
             arrival=self._num_accepted,
             submitted_s=now_s,
             is_resumed=bool(spec.resumed_token_ids),
+            max_draft_tokens=0 if spec.sampling.has_penalties else self._config.max_draft_tokens,
         )
         self._num_accepted += 1
         return request

@@ -14,6 +14,7 @@ from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.kv_cache.bounded_pages import Retention
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import (
+    DRAFT_TOKEN,
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
     StepPlan,
@@ -156,6 +157,7 @@ class HistoryRunner:
         self._admitted: dict[int, AdmittedRequest] = {}
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
+        self._luck = np.random.default_rng(2)
         self.failing_row: int | None = None
         self.has_nan_chunks = False
 
@@ -163,6 +165,51 @@ class HistoryRunner:
         """The device has no memory for failing_row, if the plan has one, in this step alone."""
         self._check(plan)
         failed_row, self.failing_row = self.failing_row, None
+        self._prepare(plan)
+        wanted = {entry.row: entry for entry in plan.prompt_logprobs}
+        token_ids: list[int] = []
+        run_lens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        prompt_logprobs: dict[int, PackedLogprobs] = {}
+        chunk_has_nan = (self.has_nan_chunks,) * int((plan.samples == 0).sum())
+        first = 0
+        for row, slot in enumerate(plan.slots.tolist()):
+            stop = first + int(plan.num_new_tokens[row])
+            start_position = int(plan.prefix_lens[row])
+            locations = [locs[first:stop] for locs in all_locations(plan)]
+            if plan.samples[row] > 1:
+                token_ids += self._run(slot, start_position, locations, logprobs)
+                run_lens.append(len(token_ids) - sum(run_lens))
+                first = stop
+                continue
+            locations = self._at_true_positions(slot, start_position, locations)
+            self._write(slot, plan.input_ids[first:stop], locations)
+            if row in wanted:
+                prompt_logprobs[row] = pack(
+                    [
+                        prompt_logprob(self._values(slot, start_position + j + 1), target)
+                        for j, target in enumerate(wanted[row].target_ids.tolist())
+                    ]
+                )
+            if plan.samples[row]:
+                run_lens.append(1)
+                token_ids.append(self._sample(slot))
+                logprobs.append(self._logprob(slot))
+            first = stop
+        failed_rows = () if failed_row is None or failed_row >= plan.batch_size else (failed_row,)
+        for row in failed_rows:
+            self._spoil(plan, row)
+            prompt_logprobs.pop(row, None)
+        return StepResult(
+            np.array(token_ids, dtype=np.int32),
+            tuple(logprobs),
+            prompt_logprobs,
+            chunk_has_nan,
+            failed_rows,
+            np.array(run_lens if plan.has_runs else [], dtype=np.int32),
+        )
+
+    def _prepare(self, plan: StepPlan) -> None:
         for pool, cleared in zip(self._pools, (plan.cleared, *plan.bounded_cleared), strict=True):
             pool[cleared] = 0
         for admitted in plan.admitted:
@@ -175,40 +222,42 @@ class HistoryRunner:
                 self._tables[write.account][slot, start:stop] = indices
                 if write.account == 0:
                     self._lens[slot] = max(self._lens[slot], stop)
-        wanted = {entry.row: entry for entry in plan.prompt_logprobs}
+
+    def _run(
+        self,
+        slot: int,
+        bound: int,
+        locations: list[np.ndarray],
+        logprobs: list[TokenLogprobs | None],
+    ) -> list[int]:
+        """Drafts are right by chance; what a wrong one and those behind it leave is anything."""
+        own = self._at_true_positions(slot, bound, locations)
         token_ids: list[int] = []
-        logprobs: list[TokenLogprobs | None] = []
-        prompt_logprobs: dict[int, PackedLogprobs] = {}
-        chunk_has_nan = (self.has_nan_chunks,) * int((plan.samples == 0).sum())
-        first = 0
-        for row, slot in enumerate(plan.slots.tolist()):
-            stop = first + int(plan.num_new_tokens[row])
-            start_position = int(plan.prefix_lens[row])
-            locations = [locs[first:stop] for locs in all_locations(plan)]
-            self._write(slot, plan.input_ids[first:stop], locations)
-            if row in wanted:
-                prompt_logprobs[row] = pack(
-                    [
-                        prompt_logprob(self._values(slot, start_position + j + 1), target)
-                        for j, target in enumerate(wanted[row].target_ids.tolist())
-                    ]
-                )
-            if plan.samples[row]:
-                token_ids.append(self._sample(slot))
-                asked = self._admitted[slot].sampling.logprobs is not None
-                logprobs.append(output_logprob(self._values(slot)) if asked else None)
-            first = stop
-        failed_rows = () if failed_row is None or failed_row >= plan.batch_size else (failed_row,)
-        for row in failed_rows:
-            self._spoil(plan, row)
-            prompt_logprobs.pop(row, None)
-        return StepResult(
-            np.array(token_ids, dtype=np.int32),
-            tuple(logprobs),
-            prompt_logprobs,
-            chunk_has_nan,
-            failed_rows,
-        )
+        for index in range(len(own[0])):
+            input_ids = np.array(token_ids[-1:] or [LAST_SAMPLED_TOKEN])
+            self._write(slot, input_ids, [of_account[index : index + 1] for of_account in own])
+            token_ids.append(self._sample(slot))
+            logprobs.append(self._logprob(slot))
+            if self._luck.random() < 0.4:
+                break
+        for pool, of_account in zip(self._pools, own, strict=True):
+            pool[of_account[len(token_ids) :]] ^= np.uint64(MASK)
+        return token_ids
+
+    def _logprob(self, slot: int) -> TokenLogprobs | None:
+        asked = self._admitted[slot].sampling.logprobs is not None
+        return output_logprob(self._values(slot)) if asked else None
+
+    def _at_true_positions(
+        self, slot: int, bound: int, locations: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Where tokens stand whose plan says that they begin at bound, or earlier."""
+        own = []
+        for table, of_account in zip(self._tables, locations, strict=True):
+            table[slot, bound : bound + len(of_account)] = of_account
+            start = self._lens[slot]
+            own.append(table[slot, start : start + len(of_account)].copy())
+        return own
 
     def _spoil(self, plan: StepPlan, row: int) -> None:
         """Nobody knows how far a failed row came: what it should have written is anything."""
@@ -258,6 +307,14 @@ class HistoryRunner:
         return token_id
 
     def _check(self, plan: StepPlan) -> None:
+        doubt = 2 * self._config.max_draft_tokens
+        is_run = plan.samples > 1
+        runs = np.repeat(is_run, plan.num_new_tokens)
+        starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        assert (plan.samples == plan.num_new_tokens)[is_run].all()
+        assert (plan.input_ids[starts[is_run]] == LAST_SAMPLED_TOKEN).all()
+        assert (plan.input_ids == DRAFT_TOKEN).sum() == runs.sum() - is_run.sum()
+        assert plan.num_new_tokens.max(where=is_run, initial=1) <= 1 + self._config.max_draft_tokens
         arrays = (plan.slots, plan.num_new_tokens, plan.prefix_lens, plan.samples)
         assert all(array.dtype == np.int32 for array in arrays)
         assert plan.input_ids.dtype == np.int32
@@ -286,4 +343,4 @@ class HistoryRunner:
             if slot in num_cached:
                 assert prefix_len == num_cached[slot]
             else:
-                assert prefix_len == self._lens[slot]
+                assert 0 <= prefix_len - self._lens[slot] <= doubt

@@ -8,7 +8,7 @@ from workers.scheduler.running_table import RunningTable
 def test_whatever_goes_into_a_plan_is_int32():
     table = RunningTable(max_slots=3, max_pages_per_request=4, page_size=2)
     columns = {name: value for name, value in vars(table).items() if isinstance(value, np.ndarray)}
-    assert len(columns) == 7
+    assert len(columns) == 8
     assert {name: value.dtype for name, value in columns.items()} == dict.fromkeys(
         columns, np.dtype(np.int32)
     )

@@ -39,6 +39,7 @@ def prompts_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
 @st.composite
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     page_size = draw(st.sampled_from([1, 4, 16]))
+    bounded = draw(st.one_of(st.just(()), accounts(page_size)))
     return make_config(
         page_size=page_size,
         num_pages=1 + -(-draw(st.sampled_from([48, 64, 80, 128, 400])) // page_size),
@@ -50,7 +51,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         enable_mixed_batches=draw(st.booleans()),
         target_inter_token_s=draw(st.sampled_from([None, 1e-4, 6e-3, 12e-3])),
         vocab_size=VOCAB_SIZE,
-        bounded=draw(st.one_of(st.just(()), accounts(page_size))),
+        bounded=bounded,
+        max_draft_tokens=0 if bounded else draw(st.sampled_from([0, 1, 3, 6])),
     )
 
 

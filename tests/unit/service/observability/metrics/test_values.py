@@ -75,6 +75,8 @@ ENGINE = {
     "tessera_kv_pages_evictable": 7,
     "tessera_steps_total": 8,
     "tessera_preemptions_total": 9,
+    "tessera_draft_tokens_total": 14,
+    "tessera_accepted_draft_tokens_total": 15,
     "tessera_prompt_tokens_total": 10,
     "tessera_prefix_cache_hit_tokens_total": 11,
     "tessera_output_tokens_total": 12,
@@ -136,7 +138,8 @@ def engine():
 COUNTED_STATS = (
     "num_running", "num_waiting", "queued_tokens", "running_tokens", "num_pages", "num_used_pages",
     "num_evictable_pages", "num_steps", "num_preemptions", "num_prompt_tokens",
-    "num_cached_prompt_tokens", "num_output_tokens", "num_finished",
+    "num_cached_prompt_tokens", "num_output_tokens", "num_finished", "num_draft_tokens",
+    "num_accepted_draft_tokens",
 )  # fmt: skip
 
 

@@ -1,0 +1,117 @@
+"""Speculation changes no text: the same tokens, log probabilities and ends with and without."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.tiny_reference import build_reference, config_of
+from workers import Engine
+from workers.config import EngineConfig
+from workers.engine.protocol import EngineStats
+from workers.engine.results import GenerateResult
+from workers.errors import ConfigError
+from workers.sampling.params import SamplingParams
+
+NUM_REQUESTS = 16
+
+
+def prompts_of(rng: random.Random) -> list[list[int]]:
+    """Half of them say a thing twice, and share how they begin."""
+    phrase = [rng.randrange(5, 200) for _ in range(12)]
+    prompts = []
+    for index in range(NUM_REQUESTS):
+        own = [rng.randrange(5, 200) for _ in range(rng.randrange(1, 20))]
+        prompts.append(phrase + own + phrase[: rng.randrange(12)] if index % 2 else own)
+    return prompts
+
+
+def sampling_of(rng: random.Random, index: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.0, 0.7, 1.0]),
+        seed=index,
+        max_tokens=rng.randrange(1, 40),
+        min_tokens=0,
+        top_k=rng.choice([0, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        logprobs=rng.choice([None, 2]),
+        prompt_logprobs=rng.choice([None, None, 1]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.5]),
+        logit_bias=rng.choice([{}, {}, {7: 3.0}]),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=rng.choice([(), (11, 12)]),
+    )
+
+
+def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
+    rng = random.Random(5)
+    prompts = prompts_of(rng)
+    sampling = [sampling_of(rng, index) for index in range(NUM_REQUESTS)]
+    config = EngineConfig(
+        device="cpu", num_cpu_threads=1, check_integrity_when_idle=True, **settings
+    )
+    engine = Engine.from_config(config)
+    try:
+        return engine.generate(prompts, sampling), engine.stats()
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[GenerateResult]:
+    return run()[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 16},
+        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 7},
+        {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+        {"page_size": 64, "enable_mixed_batches": False, "max_running_requests": 3},
+    ],
+    ids=["page_16", "page_1_retracted", "page_4_chunked", "page_64_by_turns"],
+)
+def test_texts_are_the_same(plain: list[GenerateResult], settings: Mapping[str, Any]) -> None:
+    results, stats = run(speculative="ngram", **settings)
+    for expected, found in zip(plain, results, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert (found.finish_reason, found.stop_token_id) == (
+            expected.finish_reason,
+            expected.stop_token_id,
+        )
+        told = [entry.logprob for entry in found.logprobs]
+        assert told == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
+        assert (found.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0 or settings.get("num_pages") is None
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
+    phrase = [*range(20, 60)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=60, logit_bias={7: 100.0})
+    steps = []
+    for speculative in (None, "ngram"):
+        engine = Engine.from_config(EngineConfig(speculative=speculative, num_cpu_threads=1))
+        try:
+            engine.generate([phrase], sampling)
+            steps.append(engine.stats().num_steps)
+        finally:
+            engine.close()
+    assert steps[1] < steps[0] / 3
+
+
+def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> None:
+    config = config_of("mamba2", "Mamba2ForCausalLM", {})
+    build_reference(config, "Mamba2ForCausalLM", tmp_path)
+    settings = {"model": str(tmp_path), "device": "cpu", "max_context_len": 64}
+    with pytest.raises(ConfigError, match="cannot forget a wrong draft"):
+        Engine.from_config(EngineConfig(**settings, speculative="ngram"))
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 33])
+def test_as_many_drafts_are_refused_by_name(max_draft_tokens: int) -> None:
+    with pytest.raises(ConfigError, match="max_draft_tokens"):
+        EngineConfig(speculative="ngram", max_draft_tokens=max_draft_tokens)

@@ -1,0 +1,109 @@
+"""How much of a run holds, and where its tokens stand."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from workers.sampling.state import SampledTokens
+from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, NAN_TOKEN, StepPlan
+from workers.speculation.runs import HostRuns, SampledRuns, run_lens_of
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "input_ids", "num_samples", "run_lens"),
+    [
+        # Every draft is right, none is, the second is not.
+        ([5, 6, 7], [4, 5, 6], [3], [3]),
+        ([5, 6, 7], [4, 9, 6], [3], [1]),
+        ([5, 6, 7], [4, 5, 9], [3], [2]),
+        # One that is right behind a wrong one is not.
+        ([5, 6, 7, 8], [4, 9, 6, 7], [4], [1]),
+        # Rows of any number of samples; what follows a row's last sample is another row's.
+        ([5, 5, 6, 7], [4, 5, 5, 9], [1, 3], [1, 2]),
+        ([5, 6, 1, 8, 9], [4, 5, 6, 0, 8], [2, 1, 2], [2, 1, 2]),
+    ],
+)
+def test_a_run_holds_up_to_the_first_wrong_draft(
+    token_ids: list[int], input_ids: list[int], num_samples: list[int], run_lens: list[int]
+):
+    found = run_lens_of(torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples))
+    assert found.tolist() == run_lens
+
+
+def test_only_what_holds_is_told_to_the_host():
+    sampled = SampledRuns(
+        torch.tensor([5, 6, 7, 8, 9]),
+        torch.tensor([False, True, False, True, False]),
+        None,
+        torch.tensor([2, 1]),
+        int32(3, 2),
+    )
+    result = sampled.start_download().read()
+    assert result.token_ids.tolist() == [5, NAN_TOKEN, NAN_TOKEN]
+    assert result.run_lens.tolist() == [2, 1]
+    plain = SampledTokens(sampled.token_ids, sampled.has_nan, None).read()
+    assert plain.token_ids.tolist() == [5, NAN_TOKEN, 7, NAN_TOKEN, 9]
+
+
+class CountingProposer:
+    """Drafts 100, 101, ... behind a text of any length; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lens: list[list[int]] = []
+        self.told: list[list[int]] = []
+
+    def admit(self, requests: object) -> None: ...
+
+    def extend(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor):
+        self.told.append(positions.tolist())
+
+    def propose(self, slots: np.ndarray, lens: np.ndarray, num_drafts: int) -> torch.Tensor:
+        self.lens.append(lens.tolist())
+        return (100 + torch.arange(num_drafts)).expand(len(slots), -1)
+
+
+def plan_of(bound: int, first_page_place: int) -> StepPlan:
+    """Slot 1 with three drafts behind its bound, slot 0 with two tokens of a prompt."""
+    return StepPlan(
+        step_id=1,
+        is_decode=False,
+        slots=int32(1, 0),
+        num_new_tokens=int32(4, 2),
+        prefix_lens=int32(bound, 3),
+        samples=int32(4, 0),
+        input_ids=int32(LAST_SAMPLED_TOKEN, *[DRAFT_TOKEN] * 3, 8, 9),
+        out_cache_loc=int32(*range(first_page_place, first_page_place + 4), 60, 61),
+    )
+
+
+def test_a_plans_upper_bounds_become_true_lengths():
+    table = torch.zeros(2, 32, dtype=torch.int32)
+    table[1, :10] = torch.arange(40, 50)
+    proposer = CountingProposer()
+    runs = HostRuns(2, table, proposer)
+    runs.take_in(int32(1), int32(10), torch.tensor([5]), torch.tensor([1]), int32(1))
+    first = runs.exact(plan_of(10, 20))
+    assert first.prefix_lens.tolist() == [10, 3]
+    assert first.input_ids.tolist() == [LAST_SAMPLED_TOKEN, 100, 101, 102, 8, 9]
+    assert first.out_cache_loc.tolist() == [20, 21, 22, 23, 60, 61]
+    positions = int32(11, 12, 13, 14)
+    runs.take_in(int32(1, 1, 1, 1), positions, torch.arange(4), torch.tensor([2]), int32(4))
+    # Two drafts were wrong, which the plan does not know.
+    second = runs.exact(plan_of(14, 24))
+    assert second.prefix_lens.tolist() == [12, 3]
+    assert second.out_cache_loc.tolist() == [22, 23, 24, 25, 60, 61]
+    assert proposer.lens == [[11], [13]]
+    assert proposer.told == [[10], [11, 12, 13, 14]]
+    # Pages of the upper bound are there for the step after that.
+    assert table[1, 14:18].tolist() == [24, 25, 26, 27]
+
+
+def test_a_plan_without_such_rows_is_left_alone():
+    runs = HostRuns(2, torch.zeros(2, 32, dtype=torch.int32), CountingProposer())
+    plan = msgspec.structs.replace(plan_of(10, 20), input_ids=int32(*range(6)))
+    assert runs.exact(plan) is plan

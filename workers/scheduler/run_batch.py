@@ -1,0 +1,99 @@
+"""Runs: decode rows that bring drafts beside the token sampled last, all verified in one step.
+
+How many of a run's drafts are right the device knows first. Until the run is committed the table
+counts them all, so that lengths are upper bounds and pages suffice; RunningTable.settle takes the
+wrong ones back. Which tokens the drafts are is nothing to the scheduler. No Python work per row.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN
+from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
+from workers.scheduler.running_table import RunningTable, SlotArray
+
+
+class DecodeRows(Protocol):
+    """Adds rows of running requests that are past their prefill."""
+
+    def num_rows_and_keys(self) -> tuple[int, int]:
+        """How many rows would be added now, and the keys that they would read together."""
+        ...
+
+    def add_rows(self, draft: PlanDraft, can_retract: bool) -> bool:
+        """False, and nothing is added, when pages are short and nothing may be retracted now."""
+        ...
+
+
+class RunBatcher:
+    """Rows with drafts where budget and pages allow; others as plain adds them.
+
+    Drafts take at most half of what a step may compute beside one token a row: prompts go on.
+    """
+
+    def __init__(
+        self, plain: DecodeRows, table: RunningTable, pool: PagePool, max_step_tokens: int
+    ) -> None:
+        self._plain = plain
+        self._table = table
+        self._pool = pool
+        self._max_step_tokens = max_step_tokens
+
+    def num_rows_and_keys(self) -> tuple[int, int]:
+        return self._plain.num_rows_and_keys()
+
+    def add_rows(self, draft: PlanDraft, can_retract: bool) -> bool:
+        slots = self._table.decode_slots()
+        num_drafts = self._num_drafts(slots)
+        if num_drafts.any() and self._take_pages(slots, num_drafts):
+            draft.set_decode_rows(self._advance(slots, num_drafts))
+            return True
+        return self._plain.add_rows(draft, can_retract)
+
+    def _num_drafts(self, slots: SlotArray) -> IntArray:
+        """A request's last token never enters the pool, and no draft of it is of any use."""
+        table = self._table
+        useful = table.max_total_lens[slots] - 2 - table.seq_lens[slots]
+        share = (self._max_step_tokens - len(slots)) // 2 // max(len(slots), 1)
+        num_drafts: IntArray = np.minimum(table.max_drafts[slots], np.minimum(useful, share))
+        return np.maximum(num_drafts, 0)
+
+    def _take_pages(self, slots: SlotArray, num_drafts: IntArray) -> bool:
+        """What every slot lacks for all of its run; for all of them or for none."""
+        table = self._table
+        num_tokens = table.seq_lens[slots] + 1 + num_drafts
+        missing = -(-num_tokens // np.int32(table.page_size)) - table.num_pages[slots]
+        pages = self._pool.allocate(int(np.maximum(missing, 0).sum()))
+        if pages is None:
+            return False
+        start = 0
+        for turn in range(int(missing.max())):
+            takers = slots[missing > turn]
+            stop = start + len(takers)
+            table.append_page_each(takers, [of_account[start:stop] for of_account in pages])
+            start = stop
+        return True
+
+    def _advance(self, slots: SlotArray, num_drafts: IntArray) -> DecodeDraft:
+        table, page_size = self._table, np.int32(self._table.page_size)
+        prefix_lens, num_new = table.seq_lens[slots], 1 + num_drafts
+        starts = np.cumsum(num_new, dtype=np.int32) - num_new
+        num_tokens = int(num_new.sum())
+        positions = np.repeat(prefix_lens - starts, num_new) + np.arange(num_tokens, dtype=np.int32)
+        columns, offsets = positions // page_size, positions % page_size
+        rows = np.repeat(slots, num_new)
+        input_ids = np.full(num_tokens, DRAFT_TOKEN, dtype=np.int32)
+        input_ids[starts] = LAST_SAMPLED_TOKEN
+        table.seq_lens[slots] += num_new
+        return DecodeDraft(
+            slots.astype(np.int32),
+            prefix_lens,
+            num_new,
+            input_ids,
+            tuple([pages[rows, columns] * page_size + offsets for pages in table.page_tables()]),
+            table.requests_at(slots),
+            tuple(num_drafts.tolist()),
+        )

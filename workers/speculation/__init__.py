@@ -1,0 +1,1 @@
+"""Drafts of tokens to come, and how much of them was right."""
