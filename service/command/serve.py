@@ -46,6 +46,10 @@ KVCache = Annotated[
     str | None,
     typer.Option("--kv-cache-dtype", help="auto (the weights') or fp8_e4m3; default auto."),
 ]
+Drafts = Annotated[
+    str | None,
+    typer.Option("--speculative", help="ngram: verify drafts looked up in the text; default none."),
+]
 Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray to join; default RAY_ADDRESS, else a new one.")
@@ -95,6 +99,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     replicas: Replicas = None,
     tp_size: TpSize = None,
     kv_cache_dtype: KVCache = None,
+    speculative: Drafts = None,
     proxy: Proxy = None,
     ray_address: RayAddress = None,
     setting: Settings = None,
@@ -111,6 +116,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "num_replicas": replicas,
         "engine.tp_size": tp_size,
         "engine.kv_cache_dtype": kv_cache_dtype,
+        "engine.speculative": speculative,
         "http.proxy": proxy,
     }
     console = Console(stderr=True)

@@ -33,6 +33,7 @@ def test_an_unknown_command_is_an_error():
         (["--config", "/absent.yaml"], "absent"),
         (["--proxy", "squid"], "http.proxy"),
         (["--kv-cache-dtype", "int4"], "engine.kv_cache_dtype"),
+        (["--speculative", "guess"], "engine.speculative"),
     ],
 )
 def test_what_serve_cannot_use_is_named_before_anything_starts(arguments, message):
