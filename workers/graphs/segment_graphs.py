@@ -118,7 +118,7 @@ class SegmentGraphs:
     def run(self, batch: ForwardBatch, rows: torch.Tensor) -> torch.Tensor:
         """As the model's forward_rows, for a batch that is covered."""
         size = self._size_for(batch.num_tokens)
-        graphs, last = self._graphs[size], self._model.num_layers - 1
+        graphs, last = self._graphs[size], self._model.geometry.num_layers - 1
         self._fill_in(batch, size)
         attended = self._attended[: batch.num_tokens]
         batch.attention_out = attended
@@ -152,7 +152,7 @@ class SegmentGraphs:
         # The trials' tokens are all padding.
         self._tokens[:, :size].zero_()
         _, residual = self._capturer.try_out(lambda: self._begin(size))
-        num_advances = self._model.num_layers - 1
+        num_advances = self._model.geometry.num_layers - 1
         if num_advances:
             # The others launch the same kernels over the same shapes.
             self._capturer.try_out(lambda: self._advance(0, size, residual))
@@ -166,15 +166,17 @@ class SegmentGraphs:
 
     def _begin(self, size: int) -> tuple[AttentionInputs, torch.Tensor]:
         self._new.rewind()
-        return self._model.begin(self._tokens[0, :size], self._places(size), self._new)
+        residual, hidden = self._model.begin(self._tokens[0, :size])
+        return self._inputs(0, size, hidden), residual
 
     def _advance(self, layer: int, size: int, residual: torch.Tensor) -> AttentionInputs:
         self._new.rewind()
-        attended = self._attended[:size]
-        return self._model.advance(layer, attended, residual, self._places(size), self._new)
+        hidden = self._model.finish(layer, self._attended[:size], residual)
+        return self._inputs(layer + 1, size, hidden)
 
-    def _places(self, size: int) -> TokenPlaces:
-        return TokenPlaces(positions=self._tokens[1, :size], cache_loc=self._tokens[2, :size])
+    def _inputs(self, layer: int, size: int, hidden: torch.Tensor) -> AttentionInputs:
+        places = TokenPlaces(positions=self._tokens[1, :size], cache_loc=self._tokens[2, :size])
+        return self._model.attention_inputs(layer, hidden, places, self._new)
 
     def _size_for(self, num_tokens: int) -> int:
         return int(self._sizes[np.searchsorted(self._sizes, num_tokens)])

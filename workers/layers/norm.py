@@ -35,9 +35,7 @@ class RMSNorm(ShardedLayer):
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
 
-    def add_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual). Both arguments are given up to the callee."""
-        residual = residual + x
-        return self(residual), residual
+    def add_and_norm_(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x, in place; returns the norm of the sum."""
+        normed: torch.Tensor = self(residual.add_(x))
+        return normed

@@ -21,7 +21,7 @@ from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_attention import LayerAttention, layer_attention
-from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
+from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 
@@ -70,14 +70,13 @@ class _FusedLayer:
         return self.after_mlp(self.down, self.gate_up(hidden), residual, self.next_norm)
 
 
-class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
-    """LlamaForCausalLM whose forward is fused. prepare must run before the first step."""
+class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
+    """LlamaForCausalLM over fused kernels. prepare must run before the first step."""
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__(spec, num_positions, shard)
         self._shard = shard
         self._layers: list[_FusedLayer] = []
-        self._first_norm = self._decoder_layers()[0].input_layernorm
         self._head: PartialGemm | None = None
         self._ways: StreamWays | None = None
         self._chooser: GemmChooser | None = None
@@ -88,8 +87,7 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1
         self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
-        layers = self._decoder_layers()
-        norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
+        layers = self.model.decoder_layers
         qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
         o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
         gate_up = gated_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers])
@@ -104,7 +102,7 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
                 after_attention=ways.after_attention,
                 after_mlp=ways.after_mlp,
                 mlp_norm=layer.post_attention_layernorm,
-                next_norm=norms[index],
+                next_norm=self.model.norms[index + 1],
             )
             for index, layer in enumerate(layers)
         ]
@@ -115,25 +113,24 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
         """GEMMs that there was no time to measure, one timing at a time."""
         return self._chooser is not None and self._chooser.measure_next()
 
-    def _decoder_layers(self) -> list[LlamaDecoderLayer]:
-        return [layer for layer in self.model.layers if isinstance(layer, LlamaDecoderLayer)]
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._prepared_ways().begin(input_ids, self.model.norms[0])
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self._layers[-1].finish(attended, residual)
+    def attention_inputs(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> AttentionInputs:
+        return self._layers[layer].attention_inputs(hidden, places, new)
 
-    def forward_rows(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        rows: torch.Tensor,
+    def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
+        return self._layers[layer].attention.attend(inputs, batch)
+
+    def attended(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
     ) -> torch.Tensor:
-        """The last layer's keys and values are for everybody, the rest of it is for rows only."""
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self.finish_rows(attended, residual, rows)
+        return self._layers[layer].attended(hidden, places, batch)
+
+    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._layers[layer].finish(attended, residual)
 
     def finish_rows(
         self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
@@ -143,48 +140,10 @@ class CudaLlamaForCausalLM(SegmentedCausalLM, LlamaForCausalLM):
         selected = self._prepared_ways().select_rows(residual, rows)
         return self._layers[-1].finish(attended.index_select(0, rows), selected)
 
-    def _up_to_last(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last layer's attention output and the stream that it joins."""
-        places = TokenPlaces(positions, forward_batch.out_cache_loc)
-        residual, hidden = self._begun(input_ids)
-        for layer in self._layers[:-1]:
-            hidden = layer.finish(layer.attended(hidden, places, forward_batch), residual)
-        return self._layers[-1].attended(hidden, places, forward_batch), residual
-
-    def _begun(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream and the first layer's normalised input."""
-        return self._prepared_ways().begin(input_ids, self._first_norm)
-
     def _prepared_ways(self) -> StreamWays:
         if self._ways is None:
             raise RuntimeError("prepare must run before the first step")
         return self._ways
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._layers)
-
-    def begin(
-        self, input_ids: torch.Tensor, places: TokenPlaces, new: NewTensor
-    ) -> tuple[AttentionInputs, torch.Tensor]:
-        residual, hidden = self._begun(input_ids)
-        return self._layers[0].attention_inputs(hidden, places, new), residual
-
-    def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
-        return self._layers[layer].attention.attend(inputs, batch)
-
-    def advance(
-        self,
-        layer: int,
-        attended: torch.Tensor,
-        residual: torch.Tensor,
-        places: TokenPlaces,
-        new: NewTensor,
-    ) -> AttentionInputs:
-        hidden = self._layers[layer].finish(attended, residual)
-        return self._layers[layer + 1].attention_inputs(hidden, places, new)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""

@@ -17,10 +17,11 @@ from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import KVHeadShard, ShardContext, divide
 from workers.models.base import AttentionGeometry, NativeCausalLM
 from workers.models.llama_family import LlamaFamilySpec
+from workers.models.segmented import TokenPlaces
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention with rotary positions. (n, hidden_size) -> (n, hidden_size)."""
+    """Grouped-query attention with rotary positions."""
 
     def __init__(
         self,
@@ -59,16 +60,13 @@ class LlamaAttention(nn.Module):
         """q, k (n, heads, head_dim) as they are rotated: here, as projected."""
         return q, k
 
-    def forward(
-        self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
-        q, k = self.normalise_heads(
-            q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
-        )
-        q, k = self.rotary(positions, q, k)
-        out: torch.Tensor = self.o_proj(self.attn(q, k, v, forward_batch))
-        return out
+    def inputs(
+        self, positions: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """hidden: normalised input (n, hidden_size) -> q, k and v (n, heads, head_dim)."""
+        projected = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in projected)
+        return *self.rotary(positions, *self.normalise_heads(q, k)), v
 
 
 class QKNormAttention(LlamaAttention):
@@ -93,11 +91,7 @@ class QKNormAttention(LlamaAttention):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and feed-forward around one residual stream.
-
-    Takes its input already normalised and leaves its last output unadded: the caller fuses that
-    addition with the next layer's norm.
-    """
+    """Attention and feed-forward around one residual stream."""
 
     def __init__(
         self,
@@ -113,20 +107,16 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 
-    def forward(
-        self,
-        positions: torch.Tensor,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        forward_batch: ForwardBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: normalised input, residual: the stream, both (n, hidden_size) -> (delta, stream).
+    def finish(
+        self, attended: torch.Tensor, residual: torch.Tensor, next_norm: RMSNorm
+    ) -> torch.Tensor:
+        """What follows the layer's attention -> next_norm of the stream after the layer.
 
-        The stream after this layer is their sum.
+        attended: (n, heads * head_dim). residual: the stream (n, hidden_size), in place.
         """
-        attended = self.self_attn(positions, hidden, forward_batch)
-        hidden, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
-        return self.mlp(hidden), residual
+        delta = self.self_attn.o_proj(attended)
+        hidden = self.post_attention_layernorm.add_and_norm_(delta, residual)
+        return next_norm.add_and_norm_(self.mlp(hidden), residual)
 
 
 class LlamaModel(nn.Module):
@@ -141,32 +131,24 @@ class LlamaModel(nn.Module):
         ]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
-        # norms[i] precedes layer i, the last one follows the last layer. A plain tuple: registering
-        # the norms here again would give them second names.
-        self._norms = (*(layer.input_layernorm for layer in layers), self.norm)
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        residual = self.embed_tokens(input_ids)
-        hidden = self._norms[0](residual)
-        for layer, next_norm in zip(self.layers, self._norms[1:], strict=True):
-            delta, residual = layer(positions, hidden, residual, forward_batch)
-            hidden, residual = next_norm.add_and_norm(delta, residual)
-        normed: torch.Tensor = hidden
-        return normed
+        # Once more in plain tuples: registering them again would give the modules second names.
+        self.decoder_layers = tuple(layers)
+        # norms[i] precedes layer i, the last one follows the last layer.
+        self.norms = (*(layer.input_layernorm for layer in layers), self.norm)
 
 
 class LlamaForCausalLM(NativeCausalLM):
     """Any member of the family, with its language-model head.
 
-    num_positions: longest context the rotary table covers, in tokens.
+    A step is begin, then for each layer attended and finish. num_positions: longest context the
+    rotary table covers, in tokens.
     """
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__()
         self.vocab_size = spec.vocab_size
         self.model = LlamaModel(spec, num_positions, shard)
+        self._last = len(spec.layers) - 1
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
             if spec.has_tied_embeddings
@@ -188,8 +170,61 @@ class LlamaForCausalLM(NativeCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        hidden: torch.Tensor = self.model(input_ids, positions, forward_batch)
-        return hidden
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self.finish(self._last, attended, residual)
+
+    def forward_rows(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """The last layer's keys and values are for everybody, the rest of it is for rows only."""
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self.finish_rows(attended, residual, rows)
+
+    def _up_to_last(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last layer's attention output and the stream that it joins."""
+        places = TokenPlaces(positions, forward_batch.out_cache_loc)
+        residual, hidden = self.begin(input_ids)
+        for layer in range(self._last):
+            # In one expression: no name keeps the attention's output while the next one runs.
+            hidden = self.finish(
+                layer, self.attended(layer, hidden, places, forward_batch), residual
+            )
+        return self.attended(self._last, hidden, places, forward_batch), residual
+
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream and the first layer's normalised input, both (n, hidden_size)."""
+        residual = self.model.embed_tokens(input_ids)
+        return residual, self.model.norms[0](residual)
+
+    def attended(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """hidden: a layer's normalised input -> its attention's output (n, heads * head_dim)."""
+        attention = self.model.decoder_layers[layer].self_attn
+        out: torch.Tensor = attention.attn(*attention.inputs(places.positions, hidden), batch)
+        return out
+
+    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The rest of a layer -> the next one's normalised input, or the final states.
+
+        residual: the stream (n, hidden_size), in place.
+        """
+        next_norm = self.model.norms[layer + 1]
+        return self.model.decoder_layers[layer].finish(attended, residual, next_norm)
+
+    def finish_rows(
+        self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """finish, of the last layer and for rows int64 (m,) only -> (m, hidden_size)."""
+        return self.finish(
+            self._last, attended.index_select(0, rows), residual.index_select(0, rows)
+        )
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(hidden)

@@ -27,35 +27,28 @@ class TokenPlaces:
 
 
 class SegmentedCausalLM(NativeCausalLM):
-    """forward_rows in pieces: begin, then for each layer attend and, but for the last, advance;
-    finish_rows. The residual stream (n, hidden_size) is changed in place on the way."""
-
-    @property
-    @abstractmethod
-    def num_layers(self) -> int: ...
+    """forward_rows in pieces: begin, then for each layer attention_inputs, attend and, but for the
+    last, finish; finish_rows. The residual stream (n, hidden_size) is changed in place on the way.
+    """
 
     @abstractmethod
-    def begin(
-        self, input_ids: torch.Tensor, places: TokenPlaces, new: NewTensor
-    ) -> tuple[AttentionInputs, torch.Tensor]:
-        """Token ids int64 (n,) -> the first layer's attention inputs, made by new, and the
-        residual stream."""
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids int64 (n,) -> the residual stream and the first layer's normalised input."""
+
+    @abstractmethod
+    def attention_inputs(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> AttentionInputs:
+        """hidden: the layer's normalised input. Made by new."""
 
     @abstractmethod
     def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
-        """(n, tp_q_head_num * v_head_dim). Writes K and V to the pool if begin and advance have
-        not. In the batch's attention_out where the backend uses it."""
+        """(n, tp_q_head_num * v_head_dim). Writes K and V to the pool if attention_inputs has not.
+        In the batch's attention_out where the backend uses it."""
 
     @abstractmethod
-    def advance(
-        self,
-        layer: int,
-        attended: torch.Tensor,
-        residual: torch.Tensor,
-        places: TokenPlaces,
-        new: NewTensor,
-    ) -> AttentionInputs:
-        """The rest of a layer and the beginning of the next, whose inputs new makes."""
+    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The rest of a layer -> the next one's normalised input (n, hidden_size)."""
 
     @abstractmethod
     def finish_rows(

@@ -112,7 +112,7 @@ def test_segments_give_the_tokens_of_whole_steps(folder, num_prompts, is_ready) 
     runner = segmented(config, is_ready)
     assert texts(config, runner, prompts, sampling) == expected
     num_covered = sum(is_covered for _, is_covered in runner.steps)
-    assert runner.capturer.num_replays == num_covered * runner._model.num_layers
+    assert runner.capturer.num_replays == num_covered * runner._model.geometry.num_layers
     assert num_covered == len(runner.steps) if is_ready else 0 < num_covered < len(runner.steps)
 
 
@@ -150,7 +150,7 @@ def test_what_is_no_number_in_an_earlier_step_does_not_reach_the_dummy_page(fold
     runner = segmented(config)
     runner.segments._attended.fill_(float("nan"))
     texts(config, runner, [list(range(3, 13))], SamplingParams(temperature=0.0, max_tokens=1))
-    for layer in range(runner._model.num_layers):
+    for layer in range(runner._model.geometry.num_layers):
         for pool in runner._backend.token_to_kv_pool.get_kv_buffer(layer):
             assert pool.isfinite().all()
 
