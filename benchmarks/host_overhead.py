@@ -42,7 +42,7 @@ from workers.sampling.params import SamplingParams
 from workers.sampling.state import SamplingState
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan, StepResult
-from workers.scheduler.scheduler import Scheduler
+from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS, Scheduler
 
 VOCAB_SIZE = 1024
 PAGE_SIZE = 128
@@ -139,7 +139,7 @@ class StubExecutor(StepExecutor):
         self._inputs = StepInputBuilder(table, cast(TokenToKVPool, _StubPool()), CPU)
         self._sampling = SamplingState(num_slots, VOCAB_SIZE, (), CPU)
         sizes = batch_size_ladder(MAX_REQUESTS)
-        staging = StagingRing.on_host(sizes[-1])
+        staging = StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS)
         self._graphs = DecodeGraphs(
             cast(CausalLM, None),
             cast(GraphAttentionBackend, _StubBackend()),

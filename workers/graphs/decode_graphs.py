@@ -42,14 +42,15 @@ class GraphCapturer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphedStep:
-    """A replayed greedy step: its tokens appear in a staging slot."""
+    """A replayed greedy step: its tokens appear in a staging slot. step: its number there."""
 
     slot: StagingSlot
+    step: int
     num_rows: int
 
     def read(self) -> StepResult:
-        """Raises RuntimeError if host and device disagree about whose slot it is."""
-        self.slot.check_answered()
+        """Raises RuntimeError if the slot is another step's, for the host or for the device."""
+        self.slot.check_answered(self.step)
         return StepResult(token_ids=self.slot.sampled[: self.num_rows].copy())
 
 
@@ -141,7 +142,7 @@ class DecodeGraphs:
             self._pending_timers.append(timer)
         slot.mark_used()
         if sampling.is_plainly_greedy(plan.slots, seq_lens):
-            return GraphedStep(slot, num_rows)
+            return GraphedStep(slot, slot.step, num_rows)
         logits = self._model.whole_logits(graph.logits[:num_rows])
         sampled = sampling.sample(logits, plan.slots, seq_lens)
         sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)

@@ -22,6 +22,7 @@ from workers.models.base import CausalLM, NativeCausalLM
 from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
+from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 
 MAX_GRAPH_BATCH_SIZE = 512
 
@@ -104,7 +105,7 @@ def build_decode_graphs(
             sizes[-1],
         ),
         capturer,
-        StagingRing.pinned(sizes[-1], backend.config.device),
+        StagingRing.pinned(sizes[-1], MAX_UNCOMMITTED_PLANS, backend.config.device),
         sizes,
         padding_slot,
         AttentionTwins(

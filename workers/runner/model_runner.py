@@ -208,14 +208,16 @@ class ModelRunner:
 
     def _launch_within_memory(self, plan: StepPlan, launch: Launch) -> ReadableStep:
         """In pieces where the plan does not fit. Ranks of a group cannot agree on that while they
-        wait for each other: there lack of memory is a failure of the step (decision 0044)."""
+        wait for each other: there lack of memory is a failure of the step (decision 0044). Pieces
+        run without decode graphs: a plan has one slot of their ring (see workers/graphs/ring.py).
+        """
         try:
             return launch(plan)
         except torch.OutOfMemoryError:
             if not self._is_alone:
                 raise
         # Not before the error is gone: its frames hold the step's tensors.
-        return launch_in_pieces(plan, launch, self._free_memory)
+        return launch_in_pieces(plan, self._launch, self._free_memory)
 
     def _free_memory(self) -> None:
         """Give memory back that the allocator only keeps."""

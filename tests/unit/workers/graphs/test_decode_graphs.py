@@ -4,6 +4,7 @@ in place of a CUDA graph."""
 import random
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from workers.parallel.group import SingleRank
 from workers.runner.model_runner import LaunchedStep, ModelRunner
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
+from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 
 MAX_ROWS = 8
 SIZES = [1, 4, MAX_ROWS]
@@ -107,7 +109,7 @@ class GraphedCpuRunner(ModelRunner):
                 self._backend.req_to_token_pool.req_to_token, self._sampling.last_token_ids
             ),
             self.capturer,
-            StagingRing.on_host(sizes[-1]),
+            StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS),
             sizes,
             padding_slot=MAX_ROWS,
             twins=AttentionTwins(
@@ -341,7 +343,7 @@ def test_step_ends_resolve_tokens_write_the_table_and_mark_nans() -> None:
     last = torch.tensor([10, 11, 12, 13])
     kernels = TorchStepKernels(table, last)
     rows = StepRows.allocate(3, CPU)
-    staging = StagingRing.on_host(3)
+    staging = StagingRing.on_host(3, 1)
     staging.take()
     slot = staging.take()
     slot.rows[:] = [[2, 0, 3], [5, 1, 0], [-1, 7, 0], [21, 9, 0]]
@@ -355,23 +357,24 @@ def test_step_ends_resolve_tokens_write_the_table_and_mark_nans() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [5.0, 1.0, 0.0]])
     kernels.end(logits, rows.slots, staging.ring)
     assert slot.sampled.tolist() == [1, NAN_TOKEN, 0]
-    slot.check_answered()
+    slot.check_answered(slot.step)
     assert last.tolist() == [0, 11, 1, 0]
 
 
-def test_tokens_of_another_steps_slot_are_refused() -> None:
-    kernels = TorchStepKernels(torch.zeros((4, 6), dtype=torch.int32), torch.zeros(4).long())
-    rows, staging = StepRows.allocate(1, CPU), StagingRing.on_host(1)
-    slots = [staging.take() for _ in range(2)]
-    for _ in range(2):
-        kernels.begin(staging.ring, rows)
-        kernels.end(torch.zeros(1, 8), rows.slots, staging.ring)
-    for slot in slots:
-        slot.check_answered()
-    again = staging.take()
-    with pytest.raises(RuntimeError, match="answered"):
-        GraphedStep(again, 1).read()
-    staging.point_device_at(again)
-    kernels.begin(staging.ring, rows)
-    kernels.end(torch.zeros(1, 8), rows.slots, staging.ring)
-    assert GraphedStep(again, 1).read().token_ids.tolist() == [0]
+def test_a_plan_and_what_is_captured_behind_it_take_one_slot_together(folder) -> None:
+    runner = GraphedCpuRunner(config_of(folder), SingleRank(), CPU, print)
+    runner.use_graphs(SIZES, interval_steps=2)
+    graphs, taken = runner.graphs, []
+    runner.graphs.capture(MAX_ROWS)
+    plans = [decode_plan(range(size), [3] * size, [0] * size) for size in SIZES]
+    prefill = msgspec.structs.replace(plans[0], is_decode=False)
+    with torch.inference_mode():
+        for plan in [*plans, prefill, prefill, *plans * 3, prefill, prefill]:
+            before = graphs._staging._num_taken
+            if graphs.covers(plan):
+                graphs.run(plan, runner._sampling)
+            graphs.capture_after(plan)
+            taken.append(graphs._staging._num_taken - before)
+    assert graphs.captured_sizes == SIZES
+    assert len(graphs.timed_sizes) == 2
+    assert max(taken) == 1
