@@ -1,6 +1,9 @@
 """The house rules that no linter checks: import direction, sizes, docstrings, forbidden calls."""
 
 import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,45 +38,78 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imported_packages(tree: ast.AST) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.split(".")[0])
-    return found
+@dataclass(frozen=True)
+class Facts:
+    """What the rules are about, of one file: it is parsed once, and its tree is not kept.
+
+    imported: top-level packages. long_functions, forbidden_calls: by name.
+    """
+
+    num_lines: int
+    has_docstring: bool
+    imported: frozenset[str]
+    long_functions: tuple[str, ...]
+    forbidden_calls: tuple[str, ...]
+
+
+@cache
+def facts_of(path: Path) -> Facts:
+    text = path.read_text()
+    module = ast.parse(text)
+    nodes = list(ast.walk(module))
+    return Facts(
+        len(text.splitlines()),
+        bool(ast.get_docstring(module)),
+        frozenset(name for node in nodes for name in imported_packages(node)),
+        tuple(name for node in nodes for name in long_function(node)),
+        tuple(name for node in nodes for name in forbidden_call(node)),
+    )
+
+
+def imported_packages(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name.split(".")[0]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module.split(".")[0]
+
+
+def long_function(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        assert node.end_lineno is not None
+        if node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
+            yield node.name
+
+
+def forbidden_call(node: ast.AST) -> Iterator[str]:
+    if not isinstance(node, ast.Call):
+        return
+    called = node.func
+    if isinstance(called, ast.Name) and called.id in FORBIDDEN_BUILTINS:
+        yield called.id
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        name = called.value.id, called.attr
+        if name in FORBIDDEN_CALLS:
+            yield ".".join(name)
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_imports_point_down_lazy_and_type_checking_ones_included(path: Path) -> None:
     own = LAYERS[path.relative_to(ROOT).parts[0]]
-    tree = ast.parse(path.read_text())
-    upward = {name for name in imported_packages(tree) if LAYERS.get(name, -1) > own}
-    assert not upward
+    assert not {name for name in facts_of(path).imported if LAYERS.get(name, -1) > own}
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
 def test_files_and_functions_are_small(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, node.name
+    assert facts_of(path).num_lines <= MAX_FILE_LINES
+    assert not facts_of(path).long_functions
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
 def test_every_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert facts_of(path).has_docstring
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_nothing_executes_or_unpickles_data(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call):
-            continue
-        if isinstance(node.func, ast.Name):
-            assert node.func.id not in FORBIDDEN_BUILTINS
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-            assert (node.func.value.id, node.func.attr) not in FORBIDDEN_CALLS
+    assert not facts_of(path).forbidden_calls

@@ -28,7 +28,10 @@ class FakeRepo:
 
     @property
     def commit(self) -> str:
-        digest = hashlib.sha1(repr(sorted(self.files.items())).encode(), usedforsecurity=False)
+        digest = hashlib.sha1(usedforsecurity=False)
+        for name, data in sorted(self.files.items()):
+            digest.update(f"{len(name)} {name} {len(data)} ".encode())
+            digest.update(data)
         return digest.hexdigest()
 
     def has(self, revision: str) -> bool:

@@ -36,7 +36,7 @@ class LoopProbe:
 
 @asynccontextmanager
 async def watching_the_loop() -> AsyncIterator[LoopProbe]:
-    """What lives before, the test suite's own objects, is no work of the collector's meanwhile."""
+    """What lives before, the test suite's own objects, is no work of the collector's any more."""
     gc.collect()
     gc.freeze()
     probe = LoopProbe()
@@ -49,7 +49,6 @@ async def watching_the_loop() -> AsyncIterator[LoopProbe]:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        gc.unfreeze()
 
 
 def cpu_unit_s() -> float:

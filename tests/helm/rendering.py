@@ -44,7 +44,8 @@ class Renderer:
     ) -> list[dict[str, Any]]:
         """All objects, hooks included, without the notes. Later values win. Raises RenderError."""
         text = self._run(["template", RELEASE, str(chart), *flags], values)
-        return [document for document in yaml.safe_load_all(text) if document]
+        documents = yaml.load_all(text, Loader=yaml.CSafeLoader)
+        return [document for document in documents if document]
 
     def notes(self, values: Values = ()) -> str:
         """What Helm prints after an installation. Raises RenderError."""

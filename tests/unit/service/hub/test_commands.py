@@ -8,13 +8,17 @@ import sys
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from service.cli import app
 from service.command.fetch import MARKER, TEXT_MARKER
 from tests.fakes.hub_server import FakeRepo, repo_of, running_hub
 from workers.builtin import builtin_draft_path
 
 ID = "owner/Tiny-1B"
 MAIN = "from service.cli import main; main()"
+# For tests of something else: asking whether an architecture is served takes seconds of imports.
+UNASKED = "--any-architecture"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_generate_takes_an_id_and_says_what_the_folder_says(tessera, hub):
     prompt = ("--prompt", "def main(", "--max-tokens", "8", "--json")
     by_id = tessera("generate", ID, *prompt)
     assert by_id.returncode == 0, by_id.stderr
-    by_folder = tessera("generate", "builtin-draft", *prompt)
+    by_folder = CliRunner().invoke(app, ["generate", "builtin-draft", *prompt])
     assert json.loads(by_id.stdout)["token_ids"] == json.loads(by_folder.stdout)["token_ids"]
     hub.requests.clear()
     offline = tessera("generate", ID, *prompt, HF_HUB_OFFLINE="1")
@@ -89,11 +93,11 @@ def test_a_fetch_that_fails_leaves_no_marker(tessera, hub, tmp_path, monkeypatch
     cuts = {"model.safetensors": [0] * 6}
     monkeypatch.setitem(hub.repos, "owner/cut", replace(hub.repos[ID], cuts=cuts))
     folder = tmp_path / "cut"
-    done = tessera("fetch", "owner/cut", "--to", str(folder))
+    done = tessera("fetch", "owner/cut", "--to", str(folder), UNASKED)
     assert done.returncode == 1
     assert "could not be fetched" in done.stderr
     assert not (folder / MARKER).exists()
-    assert tessera("fetch", "owner/cut", "--to", str(folder)).returncode == 0
+    assert tessera("fetch", "owner/cut", "--to", str(folder), UNASKED).returncode == 0
     assert (folder / MARKER).exists()
 
 
@@ -111,13 +115,13 @@ def test_text_alone_has_a_marker_of_its_own(tessera, hub, tmp_path):
     hub.requests.clear()
     assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
     assert hub.requests == []
-    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0
     assert (folder / "model.safetensors").exists()
 
 
 def test_a_whole_folder_has_the_text_too(tessera, hub, tmp_path):
     folder = tmp_path / "tiny"
-    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0
     hub.requests.clear()
     assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
     assert hub.requests == []
@@ -127,7 +131,7 @@ def test_half_a_folder_without_a_hub_is_no_success(tessera, tmp_path):
     """The hub library alone returns what lies there and a warning."""
     folder = tmp_path / "tiny"
     assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
-    done = tessera("fetch", ID, "--to", str(folder), HF_ENDPOINT="http://127.0.0.1:9")
+    done = tessera("fetch", ID, "--to", str(folder), UNASKED, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1
     assert not (folder / MARKER).exists()
 
@@ -139,10 +143,10 @@ def test_files_of_two_models_never_make_one_folder(tessera, hub, tmp_path, monke
     cuts = {"model.safetensors": [0] * 6}
     monkeypatch.setitem(hub.repos, "owner/other", FakeRepo(files, cuts=cuts))
     folder = tmp_path / "tiny"
-    tessera("fetch", "owner/other", "--to", str(folder), *first)
+    tessera("fetch", "owner/other", "--to", str(folder), UNASKED, *first)
     assert (folder / "generation_config.json").exists()
     assert not (folder / MARKER).exists()
-    second = tessera("fetch", ID, "--to", str(folder))
+    second = tessera("fetch", ID, "--to", str(folder), UNASKED)
     assert (second.returncode, (folder / MARKER).exists()) == (1, False)
     assert "holds owner/other" in second.stderr
 
@@ -150,4 +154,4 @@ def test_files_of_two_models_never_make_one_folder(tessera, hub, tmp_path, monke
 def test_an_id_that_is_not_there_takes_no_folder(tessera, tmp_path):
     folder = tmp_path / "tiny"
     assert tessera("fetch", "owner/tpyo", "--to", str(folder)).returncode == 1
-    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0

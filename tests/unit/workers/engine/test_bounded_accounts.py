@@ -14,7 +14,7 @@ from workers.runner.sizing import resolve_device
 from workers.runner.step_inputs import StepInputBuilder
 from workers.sampling.params import SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
 MODELS = {
     # All layers have a window, or some, or some and caps, or some and sinks.
     "mistral": NATIVE["mistral"],
@@ -128,7 +128,7 @@ def test_no_output_depends_on_a_page_that_was_given_back(
     monkeypatch.setattr(scheduler, "schedule", schedule_and_note)
     monkeypatch.setattr(StepInputBuilder, "build", poison_and_build)
     check(texts(engine), expected)
-    assert sum(num_poisoned) > 1000
+    assert sum(num_poisoned) > 300
 
 
 def test_a_long_request_holds_its_windows_bytes_and_no_more(folder) -> None:

@@ -26,6 +26,8 @@ from workers.scheduler.plan import StepPlan
 
 MAX_LOGPROB_ERROR = 1e-4
 LONGEST = 41 + NUM_OUTPUT_TOKENS
+# What differs between ways to run shows within these: several chunks of every model.
+NUM_FIRST_TOKENS = 24
 
 
 # What the others show is shown for these every night.
@@ -54,12 +56,16 @@ def engine_of(model: TinyStateModel, **changes: Any) -> Engine:
 
 
 def run(
-    model: TinyStateModel, prompts: list[list[int]], **changes: Any
+    model: TinyStateModel,
+    prompts: list[list[int]],
+    num_tokens: int = NUM_FIRST_TOKENS,
+    **changes: Any,
 ) -> tuple[list[GenerateResult], EngineStats]:
     engine = engine_of(model, **changes)
     try:
-        results = engine.generate(prompts, greedy())
+        results = engine.generate(prompts, greedy(num_tokens))
         engine.check_integrity()
+        assert {len(one.token_ids) for one in results} == {num_tokens}
         return results, engine.stats()
     finally:
         engine.close()
@@ -67,8 +73,8 @@ def run(
 
 def check(model: TinyStateModel, results: list[GenerateResult]) -> None:
     """Tokens equal, log probabilities of prompt and output near."""
-    assert [result.token_ids for result in results] == model.expected
-    for prompt, result in zip(model.prompts, results, strict=True):
+    for prompt, tokens, result in zip(model.prompts, model.expected, results, strict=True):
+        assert result.token_ids == tokens[: len(result.token_ids)]
         entries = [*(result.prompt_logprobs or ())[1:], *result.logprobs]
         got = [entry.logprob for entry in entries if entry is not None]
         want = model.logprobs(prompt + result.token_ids)
@@ -78,7 +84,7 @@ def check(model: TinyStateModel, results: list[GenerateResult]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"page_size": 1},
+        {"page_size": 1, "num_tokens": NUM_OUTPUT_TOKENS},
         {"page_size": 16, "max_step_tokens": 16},
         {"max_running_requests": 1},  # every request takes over the slot of the one before
     ],
@@ -110,7 +116,13 @@ def test_retraction_with_pages_of_one_token(delta_rule) -> None:
 
 def check_retracted(model: TinyStateModel, page_size: int) -> None:
     num_pages = 2 * (LONGEST // page_size + 1)
-    results, stats = run(model, model.prompts * 3, page_size=page_size, num_pages=num_pages)
+    results, stats = run(
+        model,
+        model.prompts * 3,
+        num_tokens=NUM_OUTPUT_TOKENS,
+        page_size=page_size,
+        num_pages=num_pages,
+    )
     assert stats.num_preemptions > 0
     assert [result.token_ids for result in results] == model.expected * 3
 
@@ -121,7 +133,7 @@ def test_a_prefix_that_was_seen_is_computed_again(delta_rule, caplog) -> None:
     assert caplog.text.count("without a prefix cache") == 1
     assert not engine.info.has_prefix_cache
     for _ in range(2):
-        results = engine.generate(delta_rule.prompts, greedy())
+        results = engine.generate(delta_rule.prompts, greedy(NUM_FIRST_TOKENS))
         check(delta_rule, results)
         assert all(result.num_cached_tokens == 0 for result in results)
     engine.close()

@@ -10,7 +10,7 @@ app = typer.Typer()
 app.command("bench")(bench)
 
 SMALL = (
-    *("--profile", "--profile-streams", "1", "--profile-streams", "3"),
+    *("--profile", "--model", "builtin-draft", "--profile-streams", "1", "--profile-streams", "3"),
     *("--profile-context", "16", "--engine", "max_step_tokens=64", "--engine", "device=cpu"),
 )
 
@@ -54,7 +54,7 @@ def test_attention_gemm_and_step_have_floors_when_rates_are_given(output: str) -
 
 
 def test_a_device_whose_rates_are_unknown_has_no_floor() -> None:
-    result = run(*SMALL[:3], *SMALL[5:])
+    result = run(*SMALL[:5], *SMALL[7:])
     assert result.exit_code == 0, result.output
     assert [cells[3] for cells in rows(result.stdout, "GEMM")] == ["", ""]
 
