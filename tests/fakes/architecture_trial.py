@@ -3,9 +3,11 @@
 The sweep over all of them runs each trial in a process of its own, which may end in any way.
 """
 
+import logging
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +36,7 @@ from workers.loading.model_folder import read_hf_config, resolve_max_context_len
 from workers.sampling.params import SamplingParams
 
 MAX_LOGPROB_ERROR = 2e-3
+ROW_BY_ROW_LOGGER = logging.getLogger("workers.models.transformers_row_model")
 PROMPT_LENGTHS = (3, 24, 41)
 NUM_OUTPUT_TOKENS = 24
 
@@ -92,8 +95,10 @@ def _without_reference(config: PreTrainedConfig, folder: Path, obstacle: str) ->
 
 
 def _serve_and_compare(reference: PreTrainedModel, folder: Path) -> Outcome:
+    log = _Log()
     try:
-        results = _serve(folder)
+        with log.of(ROW_BY_ROW_LOGGER):
+            results = _serve(folder)
     except (ModelLoadError, ConfigError) as error:
         return _refused(error, folder)
     except Exception as error:  # noqa: BLE001 - whatever an engine raises is the verdict
@@ -108,7 +113,24 @@ def _serve_and_compare(reference: PreTrainedModel, folder: Path) -> Outcome:
         worst = max(worst, _logprob_error(reference, prompt, result))
     if worst > MAX_LOGPROB_ERROR:
         return Outcome(Verdict.DIFFERENT, f"log probabilities are {worst:.0e} apart")
-    return Outcome(Verdict.SERVED, f"{worst:.0e}")
+    return Outcome(Verdict.SERVED, f"{worst:.0e}" + ", row by row" * log.has_spoken)
+
+
+class _Log(logging.Handler):
+    """Whether a logger has said anything."""
+
+    has_spoken = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.has_spoken = True
+
+    @contextmanager
+    def of(self, logger: logging.Logger) -> Iterator[None]:
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
 
 
 def _refused(error: Exception, folder: Path | None = None) -> Outcome:

@@ -60,6 +60,7 @@ def torch_native_backend(loaded: LoadedModel) -> AttentionBackend:
         indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
         table.write(torch.tensor([row]), 0, indices)
     pool = create_kv_pool(config, ((MAX_ROWS + 1) * 16,), ())
+    loaded.model.prepare(table, pool)
     return create_attention_backend("torch_native", config, table, pool)
 
 

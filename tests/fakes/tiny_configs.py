@@ -89,6 +89,9 @@ _FIXED = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
     "is_decoder": True,
+    # They would stand where other tokens are asked for.
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
 }
 
 # Sizes that a class leaves open and then cannot do without.

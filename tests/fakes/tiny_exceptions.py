@@ -16,6 +16,11 @@ _FULL_AND_SLIDING = {"full_attention": _ROPE, "sliding_attention": _ROPE}
 _VOCABULARY = {"<image>": 96, "<|image token|>": 96, "<|extra_200|>": 97, "IMGIMG": 98}
 
 _SMALL_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
+_SMALL_SWA = {
+    **dict.fromkeys(["swa_num_attention_heads", "swa_num_key_value_heads"], 4),
+    **dict.fromkeys(["swa_q_lora_rank", "swa_kv_lora_rank"], 32),
+    **{"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16},
+}
 
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
@@ -30,6 +35,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"] * 2},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_text": {"index_topk": 16, "shared_experts_intermediate_size": 32, **_SMALL_SWA},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
     "emu3": {"vocabulary_map": _VOCABULARY},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 16},
@@ -50,7 +56,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         },
     ),
     "glm4v_moe_text": _mrope(1, 1, 2),
-    "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "head_dim": 0, "index_topk": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 9},
     "granite4_vision": {
         "downsample_rate": "1/2",
@@ -59,6 +65,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, **_SMALL_MAMBA},
     "hunyuan_vl_text": _mrope(2, 2, 2, 2),
+    **dict.fromkeys(["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"], {"index_topk": 16}),
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "llama4_text": {"attention_chunk_size": 9, "floor_scale": 8},
     "lfm2": _CONV_AND_ATTENTION,

@@ -15,7 +15,7 @@ from tests.fakes.architecture_trial import Outcome, Verdict, architectures, run_
 from tests.nightly.architecture_table import Row, with_table
 
 TRIAL_TIMEOUT_S = 300.0
-_PRELOADED = ["tests.fakes.architecture_trial", "workers.models.transformers_model"]
+_PRELOADED = ["tests.fakes.architecture_trial", "workers.models.transformers_bridge"]
 
 
 def _trial(connection: Connection, model_type: str, class_name: str) -> None:

@@ -22,7 +22,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
         ("olmoe", "OlmoeForCausalLM", Verdict.SERVED),
         ("camembert", "CamembertForCausalLM", Verdict.REFUSED),
         ("jamba", "JambaForCausalLM", Verdict.SERVED),
-        ("mllama", "MllamaForConditionalGeneration", Verdict.REFUSED),
+        ("mllama", "MllamaForConditionalGeneration", Verdict.SERVED),
+        ("deepseek_v32", "DeepseekV32ForCausalLM", Verdict.SERVED),
+        ("moshi", "MoshiForCausalLM", Verdict.REFUSED),
     ],
 )
 def test_architectures_come_out_as_they_should(

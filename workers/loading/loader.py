@@ -123,8 +123,8 @@ def _num_lanes(shard: ShardContext) -> int:
 
 def _load_transformers(request: _LoadRequest) -> _Weights:
     # Seconds of imports that native models do without.
+    from workers.models.transformers_bridge import bridged
     from workers.models.transformers_model import (
-        TransformersCausalLM,
         load_transformers_model,
         random_transformers_model,
     )
@@ -145,7 +145,7 @@ def _load_transformers(request: _LoadRequest) -> _Weights:
             request.lease.folder, request.hf_config, shard.dtype, shard.device
         )
         request.on_progress(total_bytes, total_bytes)
-    return _Weights(TransformersCausalLM(hf_model, facts.max_context_len))
+    return _Weights(bridged(hf_model, facts.max_context_len))
 
 
 _LOADERS: dict[str, Callable[[_LoadRequest], _Weights]] = {

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attention import AttentionConfig, ForwardBatch, LatentEntry, LayerAttentionConfig
+from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import VocabShard
@@ -118,8 +119,8 @@ class CausalLM(nn.Module, ABC):
         """What compute_logits gives, from what local_logits gave on every rank."""
         return local
 
-    def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
-        """Called once, when weights and pool are there and before the first step."""
+    def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
+        """Called once, when weights and pools are there and before the first step."""
 
     def keep_states(self, states: SlotStates) -> None:
         """Called once, before the first step: where to read and stage states of state_entries."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from attention import ForwardBatch
+from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
@@ -82,7 +83,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
         self._chooser: GemmChooser | None = None
         self.vocab_shard = None if shard.tp.size == 1 else self.model.embed_tokens.rows
 
-    def prepare(self, token_to_kv_pool: TokenToKVPool) -> None:
+    def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         self._chooser = chooser = GemmChooser.for_device(self._shard.device)
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1

@@ -74,7 +74,8 @@ def supported_models() -> str:
     """What can be served, in words, for error messages."""
     return (
         f"native: {', '.join(NATIVE_ARCHITECTURES)}; otherwise decoders of transformers "
-        f"{transformers.__version__} that attend through its attention interface"
+        f"{transformers.__version__} that attend through its attention interface or keep keys and "
+        "values in its cache"
     )
 
 

@@ -2,11 +2,13 @@
 
 A model of transformers calls one registered function for every attention layer and passes its
 keyword arguments down to it. The function here is stateless: what it needs for a step comes with
-the call, as CALL_ARGUMENT. Knows no weights and no particular architecture.
+the call, as CALL_ARGUMENT, or lies in the module that calls. Knows no weights and no particular
+architecture.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +22,7 @@ from workers.models.base import AttentionGeometry
 from workers.models.transformers_temperature import PositionTemperature
 
 ATTENTION_NAME = "tessera"
+OWN_ATTENTION_NAME = "eager"
 CALL_ARGUMENT = "tessera_attention"
 # Arguments that carry nothing attention would have to honour in a flat batch without padding.
 _INERT_OPTIONS = frozenset(
@@ -49,6 +52,28 @@ class AttentionCall(Protocol):
         -> (n, q_heads, v_head_dim)."""
 
 
+class CallInPlace:
+    """The call of the pass that is running, for modules that get none of their model's keyword
+    arguments. Such a module has it as its attribute CALL_ARGUMENT."""
+
+    def __init__(self) -> None:
+        self.call: AttentionCall | None = None
+
+    def put_into(self, body: nn.Module) -> None:
+        for module in body.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, CALL_ARGUMENT, self)
+
+    @contextmanager
+    def during(self, call: AttentionCall) -> Iterator[None]:
+        """One pass of the body."""
+        self.call = call
+        try:
+            yield
+        finally:
+            self.call = None
+
+
 def _interface_function(
     module: nn.Module,
     query: torch.Tensor,
@@ -58,7 +83,8 @@ def _interface_function(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' contract: query, key, value (1, heads, n, dim) -> (1, n, heads, dim)."""
-    call: AttentionCall | None = options.pop(CALL_ARGUMENT, None)
+    in_place: CallInPlace = getattr(module, CALL_ARGUMENT, CallInPlace())
+    call: AttentionCall | None = options.pop(CALL_ARGUMENT, in_place.call)
     if call is None:
         raise ModelLoadError(f"{type(module).__name__} does not get its model's keyword arguments")
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))

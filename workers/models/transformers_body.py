@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from workers.errors import ModelLoadError
-from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall
+from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall, CallInPlace
 from workers.models.transformers_state_probe import install_state_modules
 from workers.models.transformers_states import SlotCache, StateCall, StateModule
 
@@ -29,6 +29,8 @@ class FlatBody:
         parameters = inspect.signature(body.forward).parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._names = frozenset(parameters)
+        self._in_place = CallInPlace()
+        self._in_place.put_into(body)
         self._cache_name = _cache_name(body, self._names) if keeps_states else ""
         self._cache = SlotCache(config) if keeps_states else None
 
@@ -72,7 +74,8 @@ class FlatBody:
         if cache is not None:
             given = {name: value for name, value in given.items() if self._takes(name)}
             given[self._cache_name] = cache
-        outputs = self._body(input_ids=input_ids.unsqueeze(0), **given)
+        with self._in_place.during(attention_call):
+            outputs = self._body(input_ids=input_ids.unsqueeze(0), **given)
         hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
         return hidden
 

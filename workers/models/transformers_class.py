@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
@@ -13,6 +15,8 @@ from workers.loading.model_folder import text_config_of
 from workers.models.transformers_layer_types import PLAIN_LAYER_TYPES
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+# Layers that attend to tokens picked by their scores with an indexer (DeepSeek-V3.2).
+_INDEXED_LAYER_TYPES = {"indexed_attention"}
 # "hybrid": a layer that attends and keeps a state.
 _STATE_LAYER_TYPES = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 # Of a model for images and text, the text is served.
@@ -22,17 +26,13 @@ _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 def causal_lm_class(config: PreTrainedConfig) -> Any:
     """transformers' class for the config. Raises ModelLoadError if RadixAttention cannot serve it.
 
-    Refused: encoder-decoders, layers that attend by an index, models outside the attention
-    interface, and heads other than language models.
+    Refused: encoder-decoders, layers of unknown kinds, and heads other than language models. How a
+    class attends, shows when it runs.
     """
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and _named_causal_class(config) is None:
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
     model_class = _mapped_class(config)
-    name = model_class.__name__
-    _check_layers(name, text_config_of(config))
-    # Classes that keep states do not say whether they do; it shows when they run.
-    if not model_class._supports_attention_backend and not may_keep_states(config, model_class):
-        raise ModelLoadError(f"{name} does not go through transformers' attention interface")
+    _check_layers(model_class.__name__, text_config_of(config))
     return model_class
 
 
@@ -44,6 +44,9 @@ def part_for_class(config: PreTrainedConfig, model_class: Any) -> PreTrainedConf
 
 def _mapped_class(config: PreTrainedConfig) -> Any:
     """The one that config.architectures names, of those that generate text from this config."""
+    named = _named_causal_class(config)
+    if named is not None:
+        return named
     classes: list[Any] = [mapping[type(config)] for mapping in _MAPPINGS if type(config) in mapping]
     if not classes:
         raise ModelLoadError(f"transformers has no causal language model for {config.model_type!r}")
@@ -56,6 +59,17 @@ def _mapped_class(config: PreTrainedConfig) -> Any:
     raise ModelLoadError(f"{config.architectures} is not {names}, a causal language model")
 
 
+def _named_causal_class(config: PreTrainedConfig) -> Any:
+    """The causal class that config.architectures names, if that one is built from this very config:
+    a part of an encoder-decoder, or of a wrapper whose type alone is mapped. None otherwise."""
+    for name in config.architectures or []:
+        if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            model_class = getattr(transformers, name)
+            if model_class.config_class is type(config):
+                return model_class
+    return None
+
+
 def may_keep_states(config: PreTrainedConfig, model_class: Any) -> bool:
     """Whether layers may keep a convolution or recurrent state: by the kinds of layers that the
     config names, or where it names none, by the class. Which ones do, shows when they run."""
@@ -63,8 +77,16 @@ def may_keep_states(config: PreTrainedConfig, model_class: Any) -> bool:
     return bool(kinds & _STATE_LAYER_TYPES if kinds else model_class._is_stateful)
 
 
+def attends_by_index(config: PreTrainedConfig) -> bool:
+    """Whether the mask of a layer depends on what its tokens say."""
+    kinds = set(getattr(text_config_of(config), "layer_types", None) or ())
+    return bool(kinds & _INDEXED_LAYER_TYPES)
+
+
 def _check_layers(name: str, config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     odd = kinds - _SERVED_LAYER_TYPES - _STATE_LAYER_TYPES - PLAIN_LAYER_TYPES
+    if not kinds & _STATE_LAYER_TYPES:
+        odd -= _INDEXED_LAYER_TYPES
     if odd:
         raise ModelLoadError(f"{name} has unsupported layers: {', '.join(sorted(odd))}")

@@ -46,3 +46,10 @@ class GivenHiddenStates(nn.Module):
             if name == "_stands_for":  # not set yet
                 raise
             return getattr(self._stands_for[0], name)
+
+
+def logits_of(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """hidden (n, hidden), final states of the body that a GivenHiddenStates stands for in head
+    -> logits (n, vocab_size), float32."""
+    logits: torch.Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+    return logits.squeeze(0).float()

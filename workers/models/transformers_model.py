@@ -6,7 +6,7 @@ What the model is, is learnt from one probing pass of a single token, not guesse
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from attention import ForwardBatch
 from attention.memory.slot_states import SlotStates
-from workers.errors import ConfigError, ModelLoadError
+from workers.errors import ModelLoadError
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import (
     ATTENTION_NAME,
+    OWN_ATTENTION_NAME,
     AttentionProbe,
     PagedAttentionCall,
     alike,
@@ -35,41 +35,33 @@ from workers.models.transformers_class import (
     may_keep_states,
     part_for_class,
 )
-from workers.models.transformers_head import GivenHiddenStates
+from workers.models.transformers_head import logits_of
 from workers.models.transformers_layer_types import Calls, check_layers, check_windows, with_chunks
-from workers.models.transformers_parts import language_model_of
+from workers.models.transformers_parts import BodyAndHead
+from workers.models.transformers_probing import probing
 from workers.models.transformers_state_probe import FreshTokens, StateProbe
 from workers.models.transformers_states import StateModule, StepStates
 from workers.models.transformers_temperature import take_over_temperatures
 
 logger = logging.getLogger(__name__)
 
-# What transformers' code raises when a flat batch, or no image, is not what it expects.
-_PROBE_ERRORS = (AttributeError, TypeError, ValueError, LookupError, NameError, RuntimeError)
-
 
 class TransformersCausalLM(CausalLM):
-    """Takes a loaded model over: its body and its head are called apart from here on.
+    """parts: in eval mode, on its device, with attn_implementation ATTENTION_NAME.
 
-    hf_model: in eval mode, on its device, with attn_implementation ATTENTION_NAME.
-    Raises ModelLoadError when the model needs of attention what RadixAttention does not do.
+    Raises ModelLoadError when the model needs of attention what RadixAttention does not do. Then
+    parts are as they were, unless they may keep states.
     """
 
-    def __init__(self, hf_model: PreTrainedModel, max_context_len: int) -> None:
+    def __init__(self, parts: BodyAndHead) -> None:
         super().__init__()
-        hf_model, body_name = language_model_of(hf_model)
-        body = getattr(hf_model, body_name)
-        text_config = text_config_of(hf_model.config)
-        _fix_rope(body, text_config, max_context_len)
-        self.body = body
-        self._states = SlotStates((), 0, hf_model.device)
-        self._temperatures = take_over_temperatures(body)
-        setattr(hf_model, body_name, GivenHiddenStates(body))
-        self.head = hf_model
+        self.body, self.head = body, head = parts.body, parts.head
+        text_config = text_config_of(head.config)
+        self._states = SlotStates((), 0, head.device)
 
         state_probe, token_id = StateProbe(), _token_to_probe(text_config)
-        with _probing(type(hf_model).__name__):
-            keeps_states = may_keep_states(text_config, type(hf_model))
+        with probing(f"{type(head).__name__} cannot run as a flat decoder"):
+            keeps_states = may_keep_states(text_config, type(head))
             self._flat = FlatBody(body, text_config, keeps_states)
             state_modules = self._install_state_modules(token_id)
         attending, self.vocab_size = self._probe(state_probe, token_id)
@@ -84,6 +76,8 @@ class TransformersCausalLM(CausalLM):
             call.radix_attention(layer_id) for layer_id, call in enumerate(calls.values())
         )
         self._attention_by_call = dict(zip(calls, self.attention_layers, strict=True))
+        # Last: what was refused may still run in another way.
+        self._temperatures = take_over_temperatures(body)
 
     @torch.inference_mode()
     def _install_state_modules(self, token_id: int) -> list[StateModule]:
@@ -96,7 +90,7 @@ class TransformersCausalLM(CausalLM):
         number of logits."""
         name, probe = type(self.head).__name__, AttentionProbe()
         tokens = torch.full((2,), token_id, device=self.head.device)
-        with _probing(name):
+        with probing(f"{name} cannot run as a flat decoder"):
             hidden = self._flat.run(tokens, torch.zeros_like(tokens), probe, state_probe)
             uncounted = self._flat.run(tokens[:1], None, AttentionProbe(), FreshTokens(1))
             num_logits: int = self.compute_logits(hidden).shape[-1]
@@ -119,37 +113,12 @@ class TransformersCausalLM(CausalLM):
         return self._flat.run(input_ids, positions, attention_call, state_call)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-        return logits.squeeze(0).float()
+        return logits_of(self.head, hidden)
 
 
 def _token_to_probe(config: Any) -> int:
     """One that is no padding, which some embeddings and position counts leave out."""
     return 1 if getattr(config, "pad_token_id", None) == 0 else 0
-
-
-def _fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
-    """Make rotary frequencies independent of what else is in the batch.
-
-    transformers picks them by the highest position of the whole call. longrope: the set that
-    max_context_len calls for serves every position. dynamic: refused beyond the range in which it
-    is the identity.
-    """
-    for module in body.modules():
-        rope_type = getattr(module, "rope_type", "default")
-        if isinstance(rope_type, dict):
-            if {"dynamic", "longrope"} & set(rope_type.values()):
-                raise ModelLoadError(f"{type(module).__name__} mixes rope types {rope_type}")
-        elif rope_type == "dynamic" and max_context_len > config.max_position_embeddings:
-            raise ConfigError(
-                f"dynamic rope beyond {config.max_position_embeddings} tokens is not supported "
-                f"here; lower max_context_len={max_context_len}"
-            )
-        elif rope_type == "longrope":
-            original = config.rope_parameters["original_max_position_embeddings"]
-            if max_context_len > original:
-                inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=original + 1)
-                module.get_buffer("original_inv_freq").copy_(inv_freq)
 
 
 def _tell_of_slow_modules(state_modules: Sequence[StateModule]) -> None:
@@ -162,27 +131,31 @@ def _tell_of_slow_modules(state_modules: Sequence[StateModule]) -> None:
         )
 
 
-@contextmanager
-def _probing(name: str) -> Iterator[None]:
-    try:
-        yield
-    except _PROBE_ERRORS as error:
-        raise ModelLoadError(f"{name} cannot run as a flat decoder: {error}") from error
-
-
-def _attention_implementations(config: PreTrainedConfig) -> dict[str, str]:
-    """By part of the config: ours for the language model, eager for parts that never run here.
+def _attention_implementations(config: PreTrainedConfig, of_text: str) -> dict[str, str]:
+    """By part of the config: of_text for the language model, eager for parts that never run here.
 
     What sees and hears may choose among implementations of its own.
     """
     text_config = text_config_of(config)
-    chosen = {"": ATTENTION_NAME}
+    chosen = {"": of_text}
     for name in config.sub_configs:
         part = getattr(config, name, None)
         if isinstance(part, PreTrainedConfig):
             is_text = part is text_config or text_config_of(part) is text_config
-            chosen[name] = ATTENTION_NAME if is_text else "eager"
+            chosen[name] = of_text if is_text else OWN_ATTENTION_NAME
     return chosen
+
+
+def _with_attention(config: PreTrainedConfig, build: Callable[[dict[str, str]], Any]) -> Any:
+    """What build makes of attention implementations by part of the config: with ours for the
+    language model, or where its class picks from a table that has none but transformers' own, with
+    one of these."""
+    try:
+        return build(_attention_implementations(config, ATTENTION_NAME))
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        return build(_attention_implementations(config, OWN_ATTENTION_NAME))
 
 
 @contextmanager
@@ -206,15 +179,18 @@ def load_transformers_model(
     config = part_for_class(config, model_class)
     register_attention_interface()
     with _missing_packages_named(model_class):
-        model, info = model_class.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=_attention_implementations(config),
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported in info, and refused below
+        model, info = _with_attention(
+            config,
+            lambda attention: model_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported in info, and refused below
+            ),
         )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
@@ -234,15 +210,20 @@ def random_transformers_model(
     model_class = causal_lm_class(config)
     config = part_for_class(config, model_class)
     register_attention_interface()
+
+    def build(attention: dict[str, str]) -> PreTrainedModel:
+        torch.manual_seed(seed)
+        built: PreTrainedModel = model_class._from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+        return built
+
     cuda_devices = [device] if device.type == "cuda" else []
     with (
         torch.random.fork_rng(devices=cuda_devices),
         torch.device(device),
         _missing_packages_named(model_class),
     ):
-        torch.manual_seed(seed)
-        model = model_class._from_config(
-            config, dtype=dtype, attn_implementation=_attention_implementations(config)
-        )
+        model = _with_attention(config, build)
     loaded: PreTrainedModel = model.eval()
     return loaded

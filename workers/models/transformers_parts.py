@@ -1,5 +1,6 @@
 """Where within a model of transformers its language model is, and that one's body."""
 
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
@@ -8,8 +9,26 @@ from transformers import PreTrainedModel
 
 from workers.errors import ModelLoadError
 from workers.loading.model_folder import text_config_of
+from workers.models.transformers_head import GivenHiddenStates
 
 _BY_NAME = Parameter.POSITIONAL_OR_KEYWORD
+
+
+@dataclass(frozen=True, slots=True)
+class BodyAndHead:
+    """A causal language model taken apart. head: the model, where a GivenHiddenStates stands for
+    its body."""
+
+    body: nn.Module
+    head: PreTrainedModel
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "BodyAndHead":
+        """Takes the model over: it can no longer run as a whole."""
+        head, name = language_model_of(model)
+        body = getattr(head, name)
+        setattr(head, name, GivenHiddenStates(body))
+        return cls(body, head)
 
 
 def language_model_of(model: PreTrainedModel) -> tuple[PreTrainedModel, str]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -19,6 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 from attention import ForwardBatch
 from attention.memory.slot_states import SlotStates
 from workers.errors import ModelLoadError
+from workers.models.transformers_row_groups import RowGroup, row_groups
 
 State = tuple[torch.Tensor, ...]
 
@@ -177,48 +177,20 @@ def joined(parts: Sequence[tuple[torch.Tensor, Any]], num_tokens: int) -> Any:
     return flat.unsqueeze(0)
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows of a step that one call can take: equally long, and all with a state or all without.
-
-    tokens: int64 (rows, length), positions in the flat batch. slots: int64 (rows,).
-    """
-
-    tokens: torch.Tensor
-    slots: torch.Tensor
-    is_fresh: bool
-
-
-def row_groups(batch: ForwardBatch) -> list[RowGroup]:
-    """Every row of the batch in one group. A row without a prefix is fresh: what its slot holds is
-    of the slot's previous owner."""
-    stops = np.cumsum(batch.extend_seq_lens_cpu)
-    rows: dict[tuple[int, bool], list[int]] = {}
-    for row, length in enumerate(batch.extend_seq_lens_cpu.tolist()):
-        is_fresh = bool(batch.extend_prefix_lens_cpu[row] == 0)
-        rows.setdefault((length, is_fresh), []).append(row)
-    device = batch.req_pool_indices.device
-    groups = []
-    for (length, is_fresh), own in rows.items():
-        tokens = stops[own, None] - length + np.arange(length)
-        slots = batch.req_pool_indices[torch.tensor(own, device=device)]
-        groups.append(RowGroup(torch.from_numpy(tokens).to(device), slots, is_fresh))
-    return groups
-
-
 class StepStates:
     """One step: every module with a state continues each row from its slot's."""
 
     def __init__(self, states: SlotStates, batch: ForwardBatch) -> None:
         self._states = states
-        self._groups = row_groups(batch)
+        # A row without a prefix is fresh: what its slot holds is of the slot's previous owner.
+        self._groups = row_groups(batch, (batch.extend_prefix_lens_cpu == 0).tolist())
         self._num_tokens = batch.num_tokens
 
     def run(self, module: StateModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = FlatCall(args, kwargs, self._num_tokens)
         parts: list[tuple[torch.Tensor, Any]] = []
         for group in self._groups:
-            state = None if group.is_fresh else self._states.read(module.index, group.slots)
+            state = None if group.kind else self._states.read(module.index, group.slots)
             cache = RowsCache(module, state)
             for tokens in _calls(module, group):
                 parts.append((tokens, module.run_rows(call, tokens, cache)))
@@ -228,8 +200,8 @@ class StepStates:
         return joined(parts, self._num_tokens)
 
 
-def _calls(module: StateModule, group: RowGroup) -> Sequence[torch.Tensor]:
+def _calls(module: StateModule, group: RowGroup[bool]) -> Sequence[torch.Tensor]:
     """All tokens at once, or one after the other where a module cannot continue otherwise."""
-    if group.is_fresh or module.continues_many:
+    if group.kind or module.continues_many:
         return (group.tokens,)
     return torch.split(group.tokens, 1, dim=1)

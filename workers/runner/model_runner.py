@@ -102,7 +102,7 @@ class ModelRunner:
             req_to_token_pool,
             token_to_kv_pool,
         )
-        self._model.prepare(token_to_kv_pool)
+        self._model.prepare(req_to_token_pool, token_to_kv_pool)
         self._states = SlotStates(self._model.state_entries, num_slots, device)
         self._model.keep_states(self._states)
         self._tell_of_states(config)

@@ -13,6 +13,7 @@ from tests.fakes.tiny_state_models import save_state_model
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
+from workers.models.transformers_row_groups import row_groups
 from workers.models.transformers_state_probe import StateProbe
 from workers.models.transformers_states import (
     RowsCache,
@@ -20,7 +21,6 @@ from workers.models.transformers_states import (
     StateModule,
     StepStates,
     joined,
-    row_groups,
 )
 from workers.parallel.group import SingleRank
 
@@ -98,8 +98,8 @@ def test_rows_of_one_length_share_a_call() -> None:
         DenseAttention(),
     )
     groups = {
-        (tuple(map(tuple, g.tokens.tolist())), tuple(g.slots.tolist()), g.is_fresh)
-        for g in row_groups(batch)
+        (tuple(map(tuple, g.tokens.tolist())), tuple(g.slots.tolist()), g.kind)
+        for g in row_groups(batch, (batch.extend_prefix_lens_cpu == 0).tolist())
     }
     assert groups == {
         (((0,), (3,)), (5, 0), False),

@@ -21,6 +21,7 @@ from workers.loading.loader import load_model
 from workers.loading.model_folder import resolve_max_context_len
 from workers.models.transformers_attention import ATTENTION_NAME, register_attention_interface
 from workers.models.transformers_model import TransformersCausalLM
+from workers.models.transformers_parts import BodyAndHead
 from workers.parallel.group import SingleRank
 
 ALL_ATTEND = {"layer_types": ["full_attention"] * 4}
@@ -96,7 +97,6 @@ def test_what_cannot_be_served_is_refused_by_name(
 @pytest.mark.parametrize(
     ("model_type", "architecture", "reason"),
     [
-        ("bloom", "BloomForCausalLM", "attention interface"),
         ("whisper", "WhisperForConditionalGeneration", "encoder-decoder"),
         ("musicgen", "MusicgenForCausalLM", "encoder-decoder"),
         ("pi0", "PI0ForConditionalGeneration", "vocab_size"),
@@ -157,8 +157,8 @@ def test_tokens_that_depend_on_each_other_beside_attention_are_refused() -> None
     register_attention_interface()
     config = tiny_config(THROUGH_TRANSFORMERS["olmo2"])
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
-    TransformersCausalLM(model, max_context_len=64)
+    TransformersCausalLM(BodyAndHead.of(model))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
     model.model.layers[1].mlp = Shift()
     with pytest.raises(ModelLoadError, match="tokens depend on each other beside attention"):
-        TransformersCausalLM(model, max_context_len=64)
+        TransformersCausalLM(BodyAndHead.of(model))

@@ -128,12 +128,13 @@ def test_text_is_that_of_transformers(
             "gemma4_unified_assistant",
             "Gemma4UnifiedAssistantForCausalLM",
             "Gemma4UnifiedAssistantForCausalLM cannot run as a flat decoder: inputs_embeds and "
-            "shared_kv_states cannot be None.",
+            "shared_kv_states cannot be None.; row by row it takes no cache",
         ),
         (
             "diffusion_gemma",
             "DiffusionGemmaForBlockDiffusion",
-            "DiffusionGemmaDecoderTextAttention is not causal",
+            "DiffusionGemmaDecoderTextAttention is not causal; row by row it does not count "
+            "positions from 0",
         ),
     ],
 )

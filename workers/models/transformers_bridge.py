@@ -1,0 +1,73 @@
+"""Which way a loaded model of transformers runs: as one flat batch, or row by row."""
+
+import logging
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from workers.errors import ConfigError, ModelLoadError
+from workers.loading.model_folder import text_config_of
+from workers.models.base import CausalLM
+from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
+from workers.models.transformers_class import attends_by_index, may_keep_states
+from workers.models.transformers_model import TransformersCausalLM
+from workers.models.transformers_parts import BodyAndHead
+from workers.models.transformers_rope import fix_rope
+from workers.models.transformers_row_model import RowByRowCausalLM
+
+logger = logging.getLogger(__name__)
+
+
+def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
+    """hf_model: in eval mode, on its device; taken over.
+
+    Raises ModelLoadError for a model that would be served wrongly either way, ConfigError for one
+    that runs row by row elsewhere than on CPU.
+    """
+    parts = BodyAndHead.of(hf_model)
+    config = text_config_of(parts.head.config)
+    fix_rope(parts.body, config, max_context_len)
+    _check_kept_window(config, max_context_len)
+    name = type(parts.head).__name__
+    if attends_by_index(config):
+        return _row_by_row(parts, f"{name} attends by an index")
+    if config._attn_implementation != ATTENTION_NAME:
+        return _row_by_row(parts, f"{name} has no place for another attention than its own")
+    try:
+        return TransformersCausalLM(parts)
+    except ModelLoadError as error:
+        if may_keep_states(config, type(parts.head)):
+            raise
+        return _row_by_row(parts, str(error))
+
+
+def _row_by_row(parts: BodyAndHead, obstacle: str) -> CausalLM:
+    """obstacle: why it cannot be a flat batch."""
+    _use_own_attention(parts.head)
+    try:
+        model = RowByRowCausalLM(parts)
+    except ModelLoadError as error:
+        if str(error) in obstacle:
+            raise ModelLoadError(obstacle) from error
+        raise ModelLoadError(f"{obstacle}; row by row it {error}") from error
+    if parts.head.device.type != "cpu":
+        raise ConfigError(f"{obstacle}; row by row it runs on CPU only so far; set device='cpu'")
+    logger.info("%s", obstacle)
+    return model
+
+
+def _check_kept_window(config: PreTrainedConfig, max_context_len: int) -> None:
+    """Beyond its window Doge keeps the keys of the highest scores. Equal tokens have equal ones in
+    its first layer, and which of them it keeps depends on how many keys there are in a call."""
+    window = getattr(config, "keep_window_size", max_context_len)
+    if window < max_context_len:
+        raise ConfigError(
+            f"{config.model_type} drops keys beyond keep_window_size={window}, which would depend "
+            f"on how a text is computed; lower max_context_len={max_context_len}"
+        )
+
+
+def _use_own_attention(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and config._attn_implementation == ATTENTION_NAME:
+            config._attn_implementation = OWN_ATTENTION_NAME
