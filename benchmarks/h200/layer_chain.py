@@ -19,14 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.h200.tune_gemms import run_compilers, shapes_of
-from workers.layers.cuda import gemm as gemm_module
 from workers.layers.cuda.activation import silu_and_mul
-from workers.layers.cuda.chosen_gemm import Activate, Config, GemmBuilder, Multiply
-from workers.layers.cuda.device_limits import HOPPER
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_candidates import GemmShape
-from workers.layers.cuda.gemm_choice import GemmChooser
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.gemm import skinny
+from workers.layers.gemm.build import Activate, GemmBuilder, Multiply
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.configs import Config, GemmConfig, GemmShape
+from workers.layers.gemm.device_limits import HOPPER
 
 _DTYPE = torch.bfloat16
 _DEVICE = torch.device("cuda", 0)
@@ -159,8 +158,8 @@ def sweep(layers: Layers, shapes: Sequence[GemmShape], chosen: list[Config]) -> 
         if rows[0][0] < best_us:
             best_us, chosen[role] = rows[0][0], rows[0][1]
     for budget, most in ((0, 1024), (10, 1024), (40, 1024), (10, 4096), (20, 4096), (40, 4096)):
-        gemm_module.PREFETCH_BUDGET_BYTES = budget << 20
-        gemm_module.MAX_LINE_PREFETCH_BYTES = most
+        skinny.PREFETCH_BUDGET_BYTES = budget << 20
+        skinny.MAX_LINE_PREFETCH_BYTES = most
         us = us_a_layer(chosen)
         logger.info("prefetch %d MiB, at most %d bytes a row: %.2f", budget, most, us)
     return chosen

@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.h200.tune_gemms OUT.json benchmarks/h200/models/*.json --tp 1
 
-OUT.json is what workers/layers/cuda/tuned/ holds for a GPU; what it has already is kept and not
+OUT.json is what workers/layers/gemm/tuned/ holds for a GPU; what it has already is kept and not
 measured again. Weights are random. One line a choice; at the end what each model's GEMMs take in a
 step by cuBLAS's own choice and by these. Kernels are compiled by many processes beforehand. Where
 choices are shipped for a like GPU only candidates like them are timed; --every times all. Shapes
@@ -21,13 +21,20 @@ from typing import Any
 
 import torch
 
-from workers.layers.cuda.chosen_gemm import GemmBuilder
-from workers.layers.cuda.device_limits import DeviceLimits
-from workers.layers.cuda.gemm import GemmConfig, block_tokens, prefetch_bytes
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, Role
-from workers.layers.cuda.gemm_choice import MIN_MEASURED_ELEMENTS
-from workers.layers.cuda.gemm_measure import Choices, Contest, Measured, measure
-from workers.layers.cuda.gemm_tables import (
+from workers.layers.gemm.build import GemmBuilder
+from workers.layers.gemm.choice import MIN_MEASURED_ELEMENTS
+from workers.layers.gemm.configs import (
+    TOKEN_BUCKETS,
+    Choices,
+    GemmConfig,
+    GemmShape,
+    Role,
+    block_tokens,
+)
+from workers.layers.gemm.device_limits import DeviceLimits
+from workers.layers.gemm.measure import Contest, Measured, measure
+from workers.layers.gemm.skinny import prefetch_bytes
+from workers.layers.gemm.table import (
     SHIPPED_FOLDER,
     Table,
     dump_choices,

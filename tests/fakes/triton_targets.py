@@ -11,17 +11,15 @@ from attention.kernels import triton_kv_write
 from workers.layers.cuda import (
     activation,
     embedding,
-    gated_gemm,
-    gemm,
     greedy,
     norm,
     peer_norm,
     rope,
     sharded_greedy,
-    tiled_gemm,
     two_shot_norm,
 )
-from workers.layers.cuda.device_limits import DeviceLimits
+from workers.layers.gemm import configs, skinny, tiled
+from workers.layers.gemm.device_limits import DeviceLimits
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -83,19 +81,19 @@ def gemm_variant(config, num_tokens):
     constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_K": config.block_k, "PREFETCH_BYTES": 1024}
     options = {"num_stages": config.num_stages, "num_warps": config.num_warps}
     if config.is_gemv:
-        kernel = gated_gemm._gated_gemv_kernel if config.is_gated else gemm._gemv_kernel
+        kernel = skinny._gated_gemv_kernel if config.is_gated else skinny._gemv_kernel
         return Variant(kernel, types, constants, options)
     if not config.is_tiled:
-        constants["BLOCK_TOKENS"] = gemm.block_tokens(num_tokens)
-        kernel = gated_gemm._gated_kernel if config.is_gated else gemm._skinny_kernel
+        constants["BLOCK_TOKENS"] = configs.block_tokens(num_tokens)
+        kernel = skinny._gated_kernel if config.is_gated else skinny._skinny_kernel
         return Variant(kernel, types, constants, options)
-    constants["BLOCK_TOKENS"] = tokens = gemm.tile_tokens(num_tokens)
+    constants["BLOCK_TOKENS"] = tokens = configs.tile_tokens(num_tokens)
     types["x_map"] = f"tensordesc<bf16[{tokens}, {config.block_k}]>"
     types["weight_map"] = f"tensordesc<bf16[{config.block_rows}, {config.block_k}]>"
     if config.is_gated:
-        return Variant(tiled_gemm._gated_tiled_kernel, types, constants, options)
+        return Variant(tiled._gated_tiled_kernel, types, constants, options)
     constants["NUM_SPLITS"] = config.num_splits
-    return Variant(tiled_gemm._tiled_kernel, types, constants, options)
+    return Variant(tiled._tiled_kernel, types, constants, options)
 
 
 _RING = {"next_slot": "*i32", "current": "*i32", "last_token_ids": "*i64", "slots": "*i64"}

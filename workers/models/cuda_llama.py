@@ -14,10 +14,10 @@ from torch import nn
 from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.cuda.gemm_choice import GemmChooser
-from workers.layers.cuda.linear import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
 from workers.layers.embedding import TiedLMHead
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext

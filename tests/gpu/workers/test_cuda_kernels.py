@@ -13,15 +13,15 @@ from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER  # noqa: E402
 from workers.graphs.decode_step import StepRows, TorchStepKernels  # noqa: E402
 from workers.graphs.ring import StagingRing  # noqa: E402
 from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
-from workers.layers.cuda.device_limits import HOPPER, DeviceLimits  # noqa: E402
-from workers.layers.cuda.gated_gemm import triton_gated_gemm  # noqa: E402
-from workers.layers.cuda.gemm import triton_gemm  # noqa: E402
-from workers.layers.cuda.gemm_candidates import GemmShape, candidates  # noqa: E402
-from workers.layers.cuda.gemm_choice import GemmChooser  # noqa: E402
-from workers.layers.cuda.gemm_tables import Tables  # noqa: E402
 from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
+from workers.layers.gemm.candidates import candidates  # noqa: E402
+from workers.layers.gemm.choice import GemmChooser  # noqa: E402
+from workers.layers.gemm.configs import GemmShape  # noqa: E402
+from workers.layers.gemm.device_limits import HOPPER, DeviceLimits  # noqa: E402
+from workers.layers.gemm.skinny import triton_gated_gemm, triton_gemm  # noqa: E402
+from workers.layers.gemm.table import Tables  # noqa: E402
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table  # noqa: E402
 
 pytestmark = NEEDS_GPU

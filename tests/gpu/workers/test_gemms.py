@@ -9,14 +9,19 @@ from torch.nn import functional
 pytest.importorskip("triton")
 
 from tests.gpu.needs import NEEDS_GPU
-from workers.layers.cuda.chosen_gemm import TRITON_GATED_GEMMS, TRITON_GEMMS, GemmBuilder
-from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
-from workers.layers.cuda.gemm import MAX_TOKENS, GemmConfig
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, candidates
-from workers.layers.cuda.gemm_choice import GemmChooser
-from workers.layers.cuda.gemm_tables import Tables, dump_choices, read_choices
-from workers.layers.cuda.linear import gated_gemms, partial_gemms
-from workers.layers.cuda.lt_gemm import LtConfig, LtGemm, lt_configs
+from workers.layers.gemm.build import (
+    TRITON_GATED_GEMMS,
+    TRITON_GEMMS,
+    GemmBuilder,
+    LtGemm,
+    lt_configs,
+)
+from workers.layers.gemm.candidates import candidates
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.configs import MAX_TOKENS, TOKEN_BUCKETS, GemmConfig, GemmShape, LtConfig
+from workers.layers.gemm.device_limits import HOPPER, DeviceLimits
+from workers.layers.gemm.matrix import gated_gemms, partial_gemms
+from workers.layers.gemm.table import Tables, dump_choices, read_choices
 
 pytestmark = NEEDS_GPU
 CUDA = torch.device("cuda", 0)

@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 
 from workers.layers.cuda.embedding import lookup
-from workers.layers.cuda.linear import PartialGemm
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.peer_norm import PeerNorm
 from workers.layers.cuda.row_shards import StreamLimits
 from workers.layers.cuda.two_shot_norm import TwoShotNorm
 from workers.layers.embedding import VocabParallelEmbedding
+from workers.layers.gemm.matrix import PartialGemm
 from workers.layers.norm import RMSNorm
 from workers.parallel.group import TPGroup
 from workers.parallel.peer_memory import PeerArena

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from benchmarks.h200.tune_gemms import shapes_of, whole
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS
+from workers.layers.gemm.configs import TOKEN_BUCKETS
 
 LLAMA_8B = {
     "hidden_size": 4096,

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+pytest.importorskip("triton", reason="comes with torch for CUDA only")
+
 from workers.graphs.segment_graphs import SegmentGraphs
 from workers.layers.sharding import ShardContext
 from workers.models import cuda_llama
 from workers.models.llama_family import llama_family_spec
 from workers.parallel.group import SingleRank
-
-pytest.importorskip("triton")
 
 CPU = torch.device("cpu")
 HIDDEN = 8

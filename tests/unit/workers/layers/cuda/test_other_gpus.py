@@ -10,8 +10,9 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 from triton.compiler.errors import CompilationError
 
 from tests.fakes.triton_targets import OTHERS, QUANTISE_KV, SHARED_BYTES, gemm_variant
-from workers.layers.cuda.device_limits import DeviceLimits
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape, candidates
+from workers.layers.gemm.candidates import candidates
+from workers.layers.gemm.configs import TOKEN_BUCKETS, GemmShape
+from workers.layers.gemm.device_limits import DeviceLimits
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

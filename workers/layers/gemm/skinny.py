@@ -2,19 +2,18 @@
 
 Two kernels over weights (out_features, in_features): dot products on CUDA cores for one token, and
 tensor cores with the weights as the large operand for up to 256. Both can split in_features over
-programs; the partial sums are then left to the kernel that reads them. Before they wait for their
-predecessor they ask for their first weights to come to L2: weights do not depend on it.
-Knows no layer and makes no choice; gated_gemm.py has the same two with an activation.
+programs; the partial sums are then left to the kernel that reads them. Two more do the same for a
+gated feed-forward block: the gate's and the up projection's rows of one output feature meet in one
+program, so that neither product ever leaves it. Before they wait for their predecessor all ask for
+their first weights to come to L2: weights do not depend on it. Knows no layer and makes no choice.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.device_limits import DeviceLimits
 from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
@@ -22,85 +21,14 @@ from workers.layers.cuda.launch import (
     prefetch_chunks,
     prefetch_lines,
 )
+from workers.layers.gemm.configs import OPERAND_BYTES, GemmConfig, block_tokens
 from workers.layers.new_tensor import NewTensor
 
-MAX_TOKENS = 256
-MAX_TILED_TOKENS = 512
 LINE_BYTES = tl.constexpr(128)
-_MIN_DOT_TOKENS = 16
-_MAX_TILE_TOKENS = 256
 PREFETCH_BUDGET_BYTES = 20 << 20
 """Of all programs of a launch: what comes to L2 while a small predecessor runs."""
 _MIN_PREFETCH_BYTES = 128
 MAX_LINE_PREFETCH_BYTES = 1024
-_OPERAND_BYTES = 2
-_SUM_BYTES = 4
-_GEMV_SHARED_BYTES = 8 << 10
-_TURNING_BYTES = 17 << 10
-"""To turn sums over beside the next tile's operands; elsewhere they take the operands' place."""
-
-
-def block_tokens(num_tokens: int) -> int:
-    return max(_MIN_DOT_TOKENS, next_power_of_2(num_tokens))
-
-
-def tile_tokens(num_tokens: int) -> int:
-    """Of one tile, where tiles share the tokens out."""
-    return min(_MAX_TILE_TOKENS, block_tokens(num_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class GemmConfig:
-    """One way to compute x @ weight.T.
-
-    kind: "gemv" for exactly one token, "skinny" for up to MAX_TOKENS, "tiled" for up to
-    MAX_TILED_TOKENS; "gated_gemv", "gated" and "gated_tiled" are these with the activation of a
-    gated block. block_rows: output features of a tile, after the activation. block_k, num_splits,
-    num_stages, num_warps: as usual; in_features must be a multiple of num_splits * block_k.
-    """
-
-    kind: Literal["gemv", "skinny", "tiled", "gated_gemv", "gated", "gated_tiled"]
-    block_rows: int
-    block_k: int
-    num_splits: int
-    num_stages: int
-    num_warps: int
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether it leaves activations instead of a product."""
-        return self.kind in ("gated_gemv", "gated", "gated_tiled")
-
-    @property
-    def is_tiled(self) -> bool:
-        """Whether its loads are by tensor maps."""
-        return self.kind in ("tiled", "gated_tiled")
-
-    @property
-    def is_gemv(self) -> bool:
-        return self.kind in ("gemv", "gated_gemv")
-
-    def fits(self, num_tokens: int, in_features: int, limits: DeviceLimits) -> bool:
-        """Whether a device of these limits can compute it."""
-        if in_features % (self.num_splits * self.block_k):
-            return False
-        if self.is_gemv:
-            return num_tokens == 1
-        if self.is_tiled and not limits.has_copy_engine:
-            return False
-        max_tokens = MAX_TILED_TOKENS if self.is_tiled else MAX_TOKENS
-        return num_tokens <= max_tokens and self.shared_bytes(num_tokens) <= limits.shared_bytes
-
-    def shared_bytes(self, num_tokens: int) -> int:
-        """The most that a program's tiles take of shared memory, on any generation."""
-        if self.is_gemv:
-            return _GEMV_SHARED_BYTES
-        tokens = tile_tokens(num_tokens) if self.is_tiled else block_tokens(num_tokens)
-        rows = self.block_rows * (2 if self.is_gated else 1)
-        operands = self.num_stages * (rows + tokens) * self.block_k * _OPERAND_BYTES
-        if self.is_tiled:
-            return operands + _TURNING_BYTES
-        return max(operands, rows * tokens * _SUM_BYTES)
 
 
 def _run_prefetch_rows(
@@ -206,7 +134,7 @@ _skinny_kernel = triton.jit(_skinny, do_not_specialize=("num_tokens",))
 
 def prefetch_bytes(kind: str, num_rows: int, k_per_split: int) -> int:
     """Of each row that a program reads: a power of two, all programs' within the budget."""
-    budget = min(PREFETCH_BUDGET_BYTES // num_rows, k_per_split * _OPERAND_BYTES)
+    budget = min(PREFETCH_BUDGET_BYTES // num_rows, k_per_split * OPERAND_BYTES)
     most = MAX_LINE_PREFETCH_BYTES if kind == "skinny" else budget
     return max(_MIN_PREFETCH_BYTES, next_power_of_2(min(budget, most) + 1) // 2)
 
@@ -252,6 +180,117 @@ def triton_gemm(
         out_features,
         in_features,
         k_per_split,
+        BLOCK_TOKENS=block_tokens(num_tokens),
+        **options,
+    )
+    return out
+
+
+def _run_activate(gate: tl.tensor, up: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:  # noqa: N803
+    """silu(gate) * up, rounded where separate kernels would have stored: the same values."""
+    gate = gate.to(DTYPE).to(tl.float32)
+    activated = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32)
+    return (activated * up.to(DTYPE).to(tl.float32)).to(DTYPE)
+
+
+activate = triton.jit(_run_activate)
+
+
+def _gated_gemv(  # noqa: PLR0913
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
+    in_features: tl.tensor,
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    gate_rows = tl.minimum(rows, width - 1).to(tl.int64)
+    up_rows = gate_rows + width
+    if IS_DEPENDENT:
+        prefetch_rows(weight, gate_rows, 0, in_features, PREFETCH_BYTES)
+        prefetch_rows(weight, up_rows, 0, in_features, PREFETCH_BYTES)
+    begin_dependent(IS_DEPENDENT)
+    ks = tl.arange(0, BLOCK_K)
+    gate_weights = weight + gate_rows[:, None] * in_features + ks[None, :]
+    up_weights = weight + up_rows[:, None] * in_features + ks[None, :]
+    gate = tl.zeros((BLOCK_ROWS, BLOCK_K), dtype=tl.float32)
+    up = tl.zeros((BLOCK_ROWS, BLOCK_K), dtype=tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        values = tl.load(x + ks + start).to(tl.float32)[None, :]
+        gate += tl.load(gate_weights + start).to(tl.float32) * values
+        up += tl.load(up_weights + start).to(tl.float32) * values
+    result = activate(tl.sum(gate, axis=1), tl.sum(up, axis=1), out.dtype.element_ty)
+    tl.store(out + rows, result, mask=rows < width)
+
+
+_gated_gemv_kernel = triton.jit(_gated_gemv)
+
+
+def _gated(  # noqa: PLR0913
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    num_tokens: tl.tensor,
+    width: tl.tensor,
+    in_features: tl.tensor,
+    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """Rows [0, width) of weight are the gate's, the next width rows the up projection's."""
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    gate_rows = tl.minimum(rows, width - 1).to(tl.int64)
+    up_rows = gate_rows + width
+    if IS_DEPENDENT:
+        prefetch_rows(weight, gate_rows, 0, in_features, PREFETCH_BYTES)
+        prefetch_rows(weight, up_rows, 0, in_features, PREFETCH_BYTES)
+    begin_dependent(IS_DEPENDENT)
+    tokens = tl.arange(0, BLOCK_TOKENS)
+    is_token = tokens[:, None] < num_tokens
+    ks = tl.arange(0, BLOCK_K)
+    gate_weights = weight + gate_rows[:, None] * in_features + ks[None, :]
+    up_weights = weight + up_rows[:, None] * in_features + ks[None, :]
+    values = x + tokens[:, None] * in_features + ks[None, :]
+    gate = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
+    up = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        inputs = tl.trans(tl.load(values + start, mask=is_token, other=0.0))
+        gate = tl.dot(tl.load(gate_weights + start), inputs, gate)
+        up = tl.dot(tl.load(up_weights + start), inputs, up)
+    result = activate(gate, up, out.dtype.element_ty)
+    target = out + tokens[:, None].to(tl.int64) * width + rows[None, :]
+    tl.store(target, tl.trans(result), mask=is_token & (rows[None, :] < width))
+
+
+_gated_kernel = triton.jit(_gated, do_not_specialize=("num_tokens",))
+
+
+def triton_gated_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
+    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight (2 * width, in_features) being both.
+
+    config.kind is "gated_gemv" or "gated", its num_splits 1.
+    """
+    num_tokens, in_features = x.shape
+    width = weight.shape[0] // 2
+    out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(width, config.block_rows),)
+    options = kernel_options(config, 2 * width, in_features, dependent_launch(x))
+    if config.kind == "gated_gemv":
+        _gated_gemv_kernel[grid](x, weight, out, width, in_features, **options)
+        return out
+    _gated_kernel[grid](
+        x,
+        weight,
+        out,
+        num_tokens,
+        width,
+        in_features,
         BLOCK_TOKENS=block_tokens(num_tokens),
         **options,
     )

@@ -2,7 +2,7 @@
 
 Each program takes tile after tile, so that the loads of the next overlap the stores of the last.
 The tokens' blocks of one block of weights are neighbours in that order: the weights come from
-memory once. Like gemm.py it asks for its first weights before it waits for its predecessor.
+memory once. Like skinny.py it asks for its first weights before it waits for its predecessor.
 Knows no layer and makes no choice.
 """
 
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workers.layers.cuda.gated_gemm import activate
-from workers.layers.cuda.gemm import GemmConfig, prefetch_row_lines, tile_tokens
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.gemm.configs import GemmConfig, tile_tokens
+from workers.layers.gemm.skinny import activate, prefetch_row_lines
 from workers.layers.new_tensor import NewTensor
 
 _PREFETCH_BYTES = 1024

@@ -7,23 +7,23 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from triton.runtime.errors import OutOfResources
 
-from workers.layers.cuda import gemm_choice, gemm_measure
-from workers.layers.cuda.chosen_gemm import TRITON_GATED_GEMMS, TRITON_GEMMS, GemmBuilder
-from workers.layers.cuda.cublaslt import CublasLtUnavailableError
-from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_candidates import (
+from workers.layers.gemm import choice as gemm_choice
+from workers.layers.gemm import measure as gemm_measure
+from workers.layers.gemm.build import TRITON_GATED_GEMMS, TRITON_GEMMS, GemmBuilder
+from workers.layers.gemm.candidates import candidates, lt_splits
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.configs import (
     MAX_SAMPLED_TOKENS,
     TOKEN_BUCKETS,
+    GemmConfig,
     GemmShape,
-    candidates,
-    lt_splits,
+    LtConfig,
 )
-from workers.layers.cuda.gemm_choice import GemmChooser
-from workers.layers.cuda.gemm_measure import Contest, Measured, Trial, measure
-from workers.layers.cuda.gemm_tables import Tables, dump_choices, read_choices
-from workers.layers.cuda.linear import PartialGemm
-from workers.layers.cuda.lt_gemm import LtConfig
+from workers.layers.gemm.cublaslt import CublasLtUnavailableError
+from workers.layers.gemm.device_limits import HOPPER, DeviceLimits
+from workers.layers.gemm.matrix import PartialGemm
+from workers.layers.gemm.measure import Contest, Measured, Trial, measure
+from workers.layers.gemm.table import Tables, dump_choices, read_choices
 
 SKINNY = GemmConfig("skinny", 64, 128, 2, 4, 4)
 GEMV = GemmConfig("gemv", 2, 1024, 2, 1, 4)

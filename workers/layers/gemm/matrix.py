@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from workers.layers.cuda.chosen_gemm import Activate, Multiply
-from workers.layers.cuda.gemm_candidates import GemmShape, Role
-from workers.layers.cuda.gemm_choice import GemmChooser
+from workers.layers.gemm.build import Activate, Multiply
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.configs import GemmShape, Role
 from workers.layers.new_tensor import NewTensor
 
 

@@ -5,8 +5,9 @@ import ctypes
 import pytest
 import torch
 
-from workers.layers.cuda.cublaslt import (
-    ALGORITHM_BYTES,
+from workers.layers.gemm.build import LtGemm, lt_configs
+from workers.layers.gemm.configs import LtConfig
+from workers.layers.gemm.cublaslt import (
     WORKSPACE_BYTES,
     Algorithm,
     CublasLt,
@@ -14,9 +15,9 @@ from workers.layers.cuda.cublaslt import (
     Library,
     Product,
 )
-from workers.layers.cuda.lt_gemm import LtConfig, LtGemm, lt_configs
 
 NOT_SUPPORTED = 15
+ALGORITHM_BYTES = 64
 
 
 class _Function:

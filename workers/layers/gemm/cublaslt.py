@@ -14,7 +14,6 @@ import torch
 
 WORKSPACE_BYTES = 32 << 20
 """What NVIDIA recommends for Hopper."""
-ALGORITHM_BYTES = 64
 _LIBRARY_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 _SUCCESS = 0
 _DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}

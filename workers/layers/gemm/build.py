@@ -1,24 +1,25 @@
 """What multiplies by some weights, from the config that was chosen. Makes no choice."""
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
 
 from workers.layers.cuda.activation import silu_and_mul
-from workers.layers.cuda.cublaslt import CublasLt, load_library
-from workers.layers.cuda.device_limits import DeviceLimits
-from workers.layers.cuda.gated_gemm import triton_gated_gemm
-from workers.layers.cuda.gemm import GemmConfig, triton_gemm
-from workers.layers.cuda.gemm_candidates import Role
-from workers.layers.cuda.lt_gemm import LtConfig, LtGemm
-from workers.layers.cuda.tiled_gemm import triton_gated_tiled_gemm, triton_tiled_gemm
+from workers.layers.gemm.configs import Config, GemmConfig, LtConfig, Role
+from workers.layers.gemm.cublaslt import Algorithm, CublasLt, Layouts, Product, load_library
+from workers.layers.gemm.device_limits import DeviceLimits
+from workers.layers.gemm.skinny import triton_gated_gemm, triton_gemm
+from workers.layers.gemm.tiled import triton_gated_tiled_gemm, triton_tiled_gemm
 from workers.layers.new_tensor import NewTensor
 
-Config = GemmConfig | LtConfig | None
-"""None: cuBLAS by its own choice."""
+logger = logging.getLogger(__name__)
+
+_MAX_PREPARED = 64
+"""Numbers of tokens for which a GEMM of cuBLASLt keeps its descriptors."""
 
 Activate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """x (n, in_features), gated weight (out_features, in_features) -> silu(gate) * up
@@ -74,6 +75,55 @@ class _ConfiguredGated:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self.gemm(x, weight, self.config)
+
+
+def product_of(x: torch.Tensor, weight: torch.Tensor, num_splits: int) -> Product:
+    """Partial products of several splits are float32, that of one has x's dtype."""
+    out_features, in_features = weight.shape
+    out_dtype = x.dtype if num_splits == 1 else torch.float32
+    return Product(x.shape[0], out_features, in_features, num_splits, x.dtype, out_dtype)
+
+
+class LtGemm:
+    """x (n, in_features), weight (out_features, in_features) -> (splits, n, out_features).
+
+    For weights of one shape and dtype, like which weight is. Numbers of tokens that the algorithm
+    cannot serve get the library's own first choice, and a line in the log.
+    """
+
+    def __init__(self, library: CublasLt, config: LtConfig, weight: torch.Tensor) -> None:
+        self._library = library
+        self._algorithm = Algorithm(bytes.fromhex(config.algorithm))
+        self._product = product_of(weight[:1], weight, config.num_splits)
+        self._prepared = lru_cache(maxsize=_MAX_PREPARED)(self._prepare)
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, new: NewTensor = torch.empty
+    ) -> torch.Tensor:
+        layouts, algorithm = self._prepared(x.shape[0])
+        product = layouts.product
+        size = (product.num_splits, product.num_tokens, product.out_features)
+        out = new(size, dtype=product.out_dtype, device=x.device)
+        self._library.multiply(layouts, algorithm, (x, weight, out))
+        return out
+
+    def _prepare(self, num_tokens: int) -> tuple[Layouts, Algorithm]:
+        layouts = self._library.layouts(replace(self._product, num_tokens=num_tokens))
+        if self._library.supports(layouts, self._algorithm):
+            return layouts, self._algorithm
+        logger.info("cuBLASLt: the chosen algorithm does not serve %s", layouts.product)
+        return layouts, self._library.algorithms(layouts, 1)[0]
+
+
+def lt_configs(
+    library: CublasLt, x: torch.Tensor, weight: torch.Tensor, num_splits: int, max_configs: int
+) -> list[LtConfig]:
+    """What the library holds for the fastest for this product, best first."""
+    layouts = library.layouts(product_of(x, weight, num_splits))
+    return [
+        LtConfig(library.version, num_splits, algorithm.encoded.hex())
+        for algorithm in library.algorithms(layouts, max_configs)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,10 @@
-"""Shapes of weights, the token counts that choices are made for, and the GEMMs worth timing.
-
-Knows a device's limits, not the device: which kernels fit is arithmetic.
-"""
+"""The GEMMs worth timing for a shape and a number of tokens, by what other measurements showed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from workers.layers.cuda.device_limits import HOPPER, DeviceLimits
-from workers.layers.cuda.gemm import GemmConfig
+from workers.layers.gemm.configs import GemmConfig, GemmShape
+from workers.layers.gemm.device_limits import HOPPER, DeviceLimits
 
-TOKEN_BUCKETS = (1, 16, 32, 64, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
-"""A choice holds for all token counts above the previous bucket, up to its own."""
-MAX_SAMPLED_TOKENS = 512
-"""More rows than that are not asked of a vocabulary's weights often enough to choose for."""
-
-_MIN_VOCABULARY = 1 << 16
 _MIN_PROGRAMS = 64
 _MAX_SPLIT_PROGRAMS = 4096
 _GEMV_SHAPES = ((2, 1024, 4), (4, 1024, 4), (8, 512, 4), (8, 1024, 8))
@@ -43,31 +32,6 @@ _TILED_SHAPES = ((128, 64, 4, 8), (128, 64, 3, 8), (64, 64, 5, 4))
 _GATED_TILED_SHAPES = ((64, 64, 4, 8), (64, 64, 3, 8))
 _MANY_SPLITS = (1, 2, 4)
 _MAX_LT_SPLIT_TOKENS = 512
-
-Role = Literal["split", "whole", "gated"]
-
-
-@dataclass(frozen=True, slots=True)
-class GemmShape:
-    """Weights (out_features, in_features) and what their product is for.
-
-    split: its reader can sum partial products. whole: it cannot. gated: it is a gate's and an up
-    projection's, and what is wanted is the activation.
-    """
-
-    out_features: int
-    in_features: int
-    role: Role
-
-    def __str__(self) -> str:
-        return f"{self.out_features}x{self.in_features} {self.role}"
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Those of TOKEN_BUCKETS that are worth measuring."""
-        if self.role == "whole" and self.out_features >= _MIN_VOCABULARY:
-            return tuple(n for n in TOKEN_BUCKETS if n <= MAX_SAMPLED_TOKENS)
-        return TOKEN_BUCKETS
 
 
 def candidates(shape: GemmShape, num_tokens: int, limits: DeviceLimits) -> list[GemmConfig]:

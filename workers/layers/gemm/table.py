@@ -13,10 +13,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.layers.cuda.chosen_gemm import Config
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_measure import Choices
-from workers.layers.cuda.lt_gemm import LtConfig
+from workers.layers.gemm.configs import Choices, Config, GemmConfig, LtConfig
 
 logger = logging.getLogger(__name__)
 

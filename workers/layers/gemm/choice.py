@@ -13,13 +13,19 @@ from pathlib import Path
 
 import torch
 
-from workers.layers.cuda.chosen_gemm import Activate, Config, GemmBuilder, Multiply
-from workers.layers.cuda.cublaslt import CublasLtUnavailableError
-from workers.layers.cuda.device_limits import DeviceLimits
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS, GemmShape
-from workers.layers.cuda.gemm_measure import Choices, Contest, Measured, Race, in_order, measure
-from workers.layers.cuda.gemm_tables import (
+from workers.layers.gemm.build import Activate, GemmBuilder, Multiply
+from workers.layers.gemm.configs import (
+    TOKEN_BUCKETS,
+    Choices,
+    Config,
+    GemmConfig,
+    GemmShape,
+    LtConfig,
+)
+from workers.layers.gemm.cublaslt import CublasLtUnavailableError
+from workers.layers.gemm.device_limits import DeviceLimits
+from workers.layers.gemm.measure import Contest, Measured, Race, in_order, measure
+from workers.layers.gemm.table import (
     SHIPPED_FOLDER,
     Tables,
     cached_path,
@@ -28,7 +34,6 @@ from workers.layers.cuda.gemm_tables import (
     merged,
     shipped_tables,
 )
-from workers.layers.cuda.lt_gemm import LtConfig
 
 logger = logging.getLogger(__name__)
 

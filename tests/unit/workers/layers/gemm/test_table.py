@@ -2,16 +2,16 @@
 
 import json
 import multiprocessing
+import tomllib
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
-from workers.layers.cuda import gemm_tables
-from workers.layers.cuda.device_limits import HOPPER
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_candidates import TOKEN_BUCKETS
-from workers.layers.cuda.gemm_tables import (
+from workers.layers.gemm.configs import TOKEN_BUCKETS, GemmConfig, LtConfig
+from workers.layers.gemm.device_limits import HOPPER
+from workers.layers.gemm.table import (
     SHIPPED_FOLDER,
     Tables,
     cached_path,
@@ -22,7 +22,6 @@ from workers.layers.cuda.gemm_tables import (
     read_choices,
     shipped_tables,
 )
-from workers.layers.cuda.lt_gemm import LtConfig
 
 SKINNY = GemmConfig("skinny", 64, 128, 2, 4, 4)
 LT = LtConfig(130100, 2, "0a" * 64)
@@ -116,6 +115,15 @@ def test_a_file_of_no_use_is_measured_anew_and_replaced(tmp_path, caplog, text) 
 
 
 SHIPPED = sorted(SHIPPED_FOLDER.glob("sm*/*.json"))
+ROOT = Path(__file__).parents[5]
+
+
+def test_an_installed_package_has_the_shipped_tables() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["workers"]
+    packed = {path for pattern in patterns for path in (ROOT / "workers").glob(pattern)}
+    assert SHIPPED
+    assert packed.issuperset(SHIPPED)
 
 
 def test_choices_are_shipped() -> None:
@@ -128,7 +136,7 @@ def test_shipped_choices_are_whole(path) -> None:
     choices = read_choices(path)
     assert choices
     assert dump_choices(choices) == path.read_text(encoding="utf-8")
-    assert gemm_tables.SHIPPED_FOLDER in path.parents
+    assert SHIPPED_FOLDER in path.parents
     for key, by_tokens in choices.items():
         size, role = key.split()
         _, in_features = map(int, size.split("x"))

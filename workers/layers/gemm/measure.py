@@ -1,46 +1,33 @@
 """Times every GEMM worth timing on weights of one shape and takes the fastest. Keeps nothing.
 
-Where a like GPU's choices are known only what is like them is worth it.
+Where a like GPU's choices are known only what is like them is worth it. A timing is of weights that
+are not in the cache, and waits for the device.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from workers.layers.cuda.activation import silu_and_mul
-from workers.layers.cuda.chosen_gemm import Config, GemmBuilder
-from workers.layers.cuda.cublaslt import CublasLtError, CublasLtUnavailableError
-from workers.layers.cuda.gemm import GemmConfig
-from workers.layers.cuda.gemm_candidates import (
-    TOKEN_BUCKETS,
-    GemmShape,
-    candidates,
-    like,
-    lt_splits,
-)
-from workers.layers.cuda.gemm_timing import CAREFUL, QUICK, Effort, gemm_seconds
-from workers.layers.cuda.lt_gemm import LtConfig, lt_configs
 from workers.layers.cuda.norm import rms_norm
+from workers.layers.gemm.build import GemmBuilder, lt_configs
+from workers.layers.gemm.candidates import candidates, like, lt_splits
+from workers.layers.gemm.configs import (
+    TOKEN_BUCKETS,
+    Choices,
+    Config,
+    GemmConfig,
+    GemmShape,
+    LtConfig,
+)
+from workers.layers.gemm.cublaslt import CublasLtError, CublasLtUnavailableError
 
 logger = logging.getLogger(__name__)
-
-Choices = dict[int, Config]
-"""By bucket."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The fastest GEMM, its seconds with its neighbours and those of cuBLAS's own choice."""
-
-    config: Config
-    seconds: float
-    cublas_seconds: float
-
 
 _NUM_TIMED_WEIGHTS = 6
 _NUM_FINALISTS = 5
@@ -53,6 +40,79 @@ _MIN_GAIN = 0.99
 """A GEMM has to be at least this much faster than cuBLAS's own choice to be taken."""
 _ORDER = (256, 1, 64, 8192, 128, 16, 512, 32, 192, 2048, 384, 160, 4096, 1024)
 """Of buckets, the most used first: time may run out."""
+_MIN_BYTES = 256 << 20
+_MIN_CALLS = 8
+_MIN_LONG_CALLS = 2
+_LONG_CALL_TOKENS = 1024
+_MIN_FREE_BYTES = 4 << 30
+"""Less, and what torch keeps of ended graphs goes back to the device: a capture cannot do that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The fastest GEMM, its seconds with its neighbours and those of cuBLAS's own choice."""
+
+    config: Config
+    seconds: float
+    cublas_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """num_replays of a graph; share: of the calls that a careful graph has."""
+
+    num_replays: int
+    share: float
+
+
+CAREFUL = Effort(num_replays=5, share=1.0)
+QUICK = Effort(num_replays=1, share=0.5)
+
+
+def gemm_seconds(
+    gemm: Callable[[torch.Tensor], torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    num_tokens: int,
+    effort: Effort,
+) -> float:
+    """Seconds of one call, from replays of a graph of calls over the weights by turns.
+
+    A graph, because launches from the host take longer than a small GEMM. With enough calls that
+    the weights between two uses of one exceed any L2 cache, if there are enough weights; with so
+    many tokens that arithmetic is what takes the time, a few calls do.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    num_calls = _num_calls(weights[0], num_tokens, effort)
+    if torch.cuda.mem_get_info(weights[0].device)[0] < _MIN_FREE_BYTES:
+        torch.cuda.empty_cache()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        gemm(weights[0])
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in range(num_calls):
+                gemm(weights[call % len(weights)])
+        finally:
+            graph.capture_end()
+        graph.replay()
+        start.record()
+        for _ in range(effort.num_replays):
+            graph.replay()
+        stop.record()
+    stop.synchronize()
+    graph.reset()
+    milliseconds: float = start.elapsed_time(stop)
+    return milliseconds / 1e3 / (effort.num_replays * num_calls)
+
+
+def _num_calls(weight: torch.Tensor, num_tokens: int, effort: Effort) -> int:
+    if num_tokens >= _LONG_CALL_TOKENS:
+        return _MIN_LONG_CALLS
+    num_bytes = weight.numel() * weight.itemsize
+    return max(_MIN_CALLS, int(effort.share * -(-_MIN_BYTES // num_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
