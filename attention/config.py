@@ -42,6 +42,11 @@ class AttentionHeads:
             )
 
     @property
+    def pair_flops(self) -> int:
+        """Of one query token and one key: its share of the two products."""
+        return 2 * self.tp_q_head_num * (self.head_dim + self.v_head_dim)
+
+    @property
     def entry(self) -> HeadsEntry:
         """What a layer of such heads keeps of a token."""
         return HeadsEntry(self.tp_k_head_num, self.head_dim, self.v_head_dim)
@@ -98,6 +103,13 @@ class LayerKind(NamedTuple):
     retention: AccountRetention
     heads: AttentionHeads
     account: int = 0
+
+
+class LayerCost(NamedTuple):
+    """What a key takes to be read, in bytes of K and V, and a (query, key) pair in flops."""
+
+    key_bytes: int
+    pair_flops: int
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,17 @@ class AttentionConfig:
 
     def account_of_group(self, group: CacheGroup) -> int:
         return self.account_of(group.layer_ids[0])
+
+    @cached_property
+    def cost_by_kind(self) -> dict[LayerKind, LayerCost]:
+        """Of all layers of a kind together."""
+        return {
+            kind: LayerCost(
+                num_layers * kind.heads.entry.elements_per_token * self.kv_dtype.itemsize,
+                num_layers * kind.heads.pair_flops,
+            )
+            for kind, num_layers in self.num_layers_by_kind.items()
+        }
 
     @cached_property
     def num_layers_by_kind(self) -> dict[LayerKind, int]:

@@ -65,17 +65,15 @@ def attention_step_cost(
     total = seq_lens.astype(np.int64)
     new = extend_seq_lens.astype(np.int64)
     bytes_read, flops = 0, 0
-    for (retention, heads, _), num_layers in config.num_layers_by_kind.items():
-        key_bytes = heads.entry.elements_per_token * config.kv_dtype.itemsize
-        pair_flops = 2 * heads.tp_q_head_num * (heads.head_dim + heads.v_head_dim)
+    for (retention, _, _), (key_bytes, pair_flops) in config.cost_by_kind.items():
         if isinstance(retention, FixedLength):
             seen = encoder_lens.astype(np.int64)
             num_keys, num_pairs = int(seen[new > 0].sum()), int((seen * new).sum())
         else:
             num_keys = _keys_read(total, new, retention)
             num_pairs = _visible_pairs(total, new, retention)
-        bytes_read += num_layers * key_bytes * num_keys
-        flops += num_layers * pair_flops * num_pairs
+        bytes_read += key_bytes * num_keys
+        flops += pair_flops * num_pairs
     return AttentionCost(bytes_read, flops)
 
 

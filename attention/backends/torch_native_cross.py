@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, key_bytes
+from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, decode_planner
 from attention.config import LayerKind
-from attention.kernels.torch_decode import DecodePlanner, DecodeRows
+from attention.kernels.torch_decode import DecodeRows
 from attention.kernels.torch_extend import QUERY_BLOCK, QueryBlock
 from attention.memory.layout import EveryToken
 
@@ -34,20 +34,15 @@ class CrossPlanner:
         max_chunk_key_bytes: int,
     ) -> None:
         self._table = table
-        self._max_chunk_key_bytes = max_chunk_key_bytes
         self._decode = {
-            kind: DecodePlanner(
-                table, num_cache_slots, kind.heads.tp_q_head_num, kind.heads.tp_k_head_num
-            )
+            kind: decode_planner(kind.heads, table, num_cache_slots, max_chunk_key_bytes)
             for kind in kinds
         }
 
     def plan(
         self, rows: StepRows, encoder_lens: npt.NDArray[np.int32]
     ) -> dict[LayerKind, LayerPlan]:
-        """encoder_lens: int32 (bs,), at least 1 each. Nothing where there are no such layers."""
-        if not self._decode:
-            return {}
+        """encoder_lens: int32 (bs,), at least 1 each."""
         lens = encoder_lens.astype(np.int64)
         decode = DecodeRows(rows.decode_slots, lens[rows.decode])
         extend = [
@@ -57,14 +52,11 @@ class CrossPlanner:
         return {
             kind: LayerPlan(
                 # As many tokens as there are and the last one sees them all.
-                planner.plan(decode, EveryToken(), self._max_chunk_tokens(kind)),
+                planner.plan(decode, EveryToken()),
                 extend,
             )
             for kind, planner in self._decode.items()
         }
-
-    def _max_chunk_tokens(self, kind: LayerKind) -> int:
-        return max(1, self._max_chunk_key_bytes // key_bytes(kind.heads))
 
     def _extend_row(self, rows: StepRows, row: int, first_token: int, num_keys: int) -> ExtendRow:
         num_new = rows.num_new(row)

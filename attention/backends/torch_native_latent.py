@@ -106,9 +106,10 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         self._pool = token_to_kv_pool
         num_slots = token_to_kv_pool.num_pages * token_to_kv_pool.page_size
         # One head: all heads read the same latents, so a chunk names each token once.
-        self._planner = DecodePlanner(req_to_token_pool.req_to_token, num_slots, 1, 1)
         token_bytes = self._pool.entry.elements_per_token * torch.float32.itemsize
-        self._max_chunk_tokens = max(1, MAX_CHUNK_KEY_BYTES // token_bytes)
+        max_chunk_tokens = max(1, MAX_CHUNK_KEY_BYTES // token_bytes)
+        table = req_to_token_pool.req_to_token
+        self._planner = DecodePlanner(table, num_slots, 1, 1, max_chunk_tokens)
         self._metadata: LatentMetadata | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -121,7 +122,7 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
         self._metadata = LatentMetadata(
             decode_tokens=torch.from_numpy(first_tokens[decode]).to(self.config.device),
-            decode_chunks=self._planner.plan(decode_rows, EveryToken(), self._max_chunk_tokens),
+            decode_chunks=self._planner.plan(decode_rows, EveryToken()),
             rows=[
                 self._row(forward_batch, row, int(first_tokens[row]))
                 for row in np.flatnonzero(num_new > 1).tolist()

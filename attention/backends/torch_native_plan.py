@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from attention.backends.torch_native_cross import CrossPlanner
-from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, key_bytes
+from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, decode_planner
 from attention.config import AttentionConfig, LayerKind
 from attention.forward_batch import ForwardBatch
-from attention.kernels.torch_decode import DecodeChunk, DecodePlanner, DecodeRows
+from attention.kernels.torch_decode import DecodeRows
 from attention.kernels.torch_extend import query_blocks
 from attention.memory.layout import FixedLength, Retention
 
@@ -56,21 +56,16 @@ class TorchNativePlanner:
             for kind in config.num_layers_by_kind
             if not isinstance(kind.retention, FixedLength)
         }
-        self._max_chunk_key_bytes = max_chunk_key_bytes
         self._decode = {
-            (heads, account): DecodePlanner(
-                self._tables[account],
-                num_cache_slots[account],
-                q_heads=heads.tp_q_head_num,
-                kv_heads=heads.tp_k_head_num,
+            (heads, account): decode_planner(
+                heads, self._tables[account], num_cache_slots[account], max_chunk_key_bytes
             )
             for _, heads, account in self._retentions
         }
-        # Of a model without an encoder it plans nothing; it gets the last table there is.
+        # One account is the encoder's, if there is one: the last.
         cross_kinds = [kind for kind in config.num_layers_by_kind if kind not in self._retentions]
-        self._cross = CrossPlanner(
-            cross_kinds, self._tables[-1], num_cache_slots[-1], max_chunk_key_bytes
-        )
+        last = self._tables[-1], num_cache_slots[-1]
+        self._cross = [CrossPlanner(cross_kinds, *last, max_chunk_key_bytes)] if cross_kinds else []
 
     def plan(self, forward_batch: ForwardBatch) -> TorchNativeMetadata:
         """No device-to-host copy happens here."""
@@ -86,11 +81,13 @@ class TorchNativePlanner:
         starts = {row: int(first_tokens[row]) for row in extend.tolist()}
         rows = StepRows(forward_batch, decode, slots, starts)
         plans = self._plan_layers(rows, DecodeRows(slots, seq_lens[decode]))
+        for cross in self._cross:
+            plans |= cross.plan(rows, forward_batch.encoder_lens_cpu)
         return TorchNativeMetadata(
             decode_tokens=torch.from_numpy(decode_tokens).to(self._device),
             is_plain_decode=np.array_equal(decode_tokens, np.arange(num_tokens)),
             has_keyless=len(decode) + int(num_new[extend].sum()) != num_tokens,
-            plans=plans | self._cross.plan(rows, forward_batch.encoder_lens_cpu),
+            plans=plans,
         )
 
     def _plan_layers(self, rows: StepRows, decode_rows: DecodeRows) -> dict[LayerKind, LayerPlan]:
@@ -104,17 +101,11 @@ class TorchNativePlanner:
         }
         return {
             kind: LayerPlan(
-                self._decode_chunks(decode_rows, kind, retention),
+                self._decode[kind.heads, kind.account].plan(decode_rows, retention),
                 extend_rows[retention, kind.account],
             )
             for kind, retention in self._retentions.items()
         }
-
-    def _decode_chunks(
-        self, rows: DecodeRows, kind: LayerKind, retention: Retention
-    ) -> list[DecodeChunk]:
-        max_tokens = max(1, self._max_chunk_key_bytes // key_bytes(kind.heads))
-        return self._decode[kind.heads, kind.account].plan(rows, retention, max_tokens)
 
     def _extend_row(
         self, rows: StepRows, row: int, first_token: int, retention: Retention, account: int

@@ -10,7 +10,7 @@ import torch
 
 from attention.config import AttentionHeads
 from attention.forward_batch import ForwardBatch
-from attention.kernels.torch_decode import DecodeChunk
+from attention.kernels.torch_decode import DecodeChunk, DecodePlanner
 from attention.kernels.torch_extend import QueryBlock
 
 
@@ -53,6 +53,12 @@ class StepRows:
         return self.batch.req_pool_indices[row : row + 1]
 
 
-def key_bytes(heads: AttentionHeads) -> int:
-    """Of a token's K in float32."""
-    return heads.tp_k_head_num * heads.head_dim * torch.float32.itemsize
+def decode_planner(
+    heads: AttentionHeads, table: torch.Tensor, num_cache_slots: int, max_chunk_key_bytes: int
+) -> DecodePlanner:
+    """For layers of such heads. max_chunk_key_bytes: of K in float32."""
+    key_bytes = heads.tp_k_head_num * heads.head_dim * torch.float32.itemsize
+    max_chunk_tokens = max(1, max_chunk_key_bytes // key_bytes)
+    return DecodePlanner(
+        table, num_cache_slots, heads.tp_q_head_num, heads.tp_k_head_num, max_chunk_tokens
+    )

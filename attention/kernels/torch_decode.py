@@ -78,11 +78,20 @@ def cut_into_chunks(
 
 
 class DecodePlanner:
-    """Turns row lengths and the request table into chunks, once per step and kind of layer."""
+    """Turns row lengths and the request table into chunks, once per step and kind of layer.
+
+    max_chunk_tokens: keys that a chunk gathers at a time; a row may exceed it alone.
+    """
 
     def __init__(
-        self, req_to_token: torch.Tensor, num_cache_slots: int, q_heads: int, kv_heads: int
+        self,
+        req_to_token: torch.Tensor,
+        num_cache_slots: int,
+        q_heads: int,
+        kv_heads: int,
+        max_chunk_tokens: int,
     ) -> None:
+        self._max_chunk_tokens = max_chunk_tokens
         self._req_to_token = req_to_token
         self._q_heads = q_heads
         self._kv_heads = kv_heads
@@ -92,14 +101,12 @@ class DecodePlanner:
             kv_heads, dtype=self._index_dtype, device=req_to_token.device
         ).view(1, kv_heads, 1)
 
-    def plan(
-        self, rows: DecodeRows, retention: Retention, max_chunk_tokens: int
-    ) -> list[DecodeChunk]:
+    def plan(self, rows: DecodeRows, retention: Retention) -> list[DecodeChunk]:
         """Chunks for layers whose queries see what the retention says."""
         num_keys = rows.seq_lens - retention.first_visible(rows.seq_lens - 1)
         return [
             self._plan_chunk(rows, num_keys, start, stop)
-            for start, stop in cut_into_chunks(num_keys, max_chunk_tokens)
+            for start, stop in cut_into_chunks(num_keys, self._max_chunk_tokens)
         ]
 
     def _plan_chunk(
