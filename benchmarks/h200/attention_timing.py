@@ -42,7 +42,7 @@ MAX_NAME = 80
 
 
 class Records:
-    """An observer that keeps the attention of every step."""
+    """Keeps the attention of every step."""
 
     def __init__(self) -> None:
         self.attention: list[AttentionRecord] = []
@@ -66,7 +66,7 @@ class Bench:
             raise SystemExit("this backend or model runs without CUDA graphs")
         self.runner = runner
         self.graphs: DecodeGraphs = runner._graphs
-        self.engine = Engine.of_runner(config, runner, observer=self.records)
+        self.engine = Engine.of_runner(config, runner, on_step=self.records.on_step)
         device = torch.device("cuda", 0)
         self._timers: dict[bool, AttentionTimer] = {
             True: make_timer(runner._backend, device),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.config import EngineConfig
-from workers.engine.observer import StepObserver
+from workers.engine.observer import OnStep
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.errors import ConfigError, EngineFailedError
 
@@ -50,12 +50,13 @@ class EngineHooks:
 
     on_outputs: once per step, on the engine's thread; takes the outputs over. on_failure: at most
     once, when the engine cannot go on. on_progress: stage and fraction in [0, 1] while it starts.
+    on_step: see workers.engine.observer.
     """
 
     on_outputs: Callable[[list[StepOutput]], None]
     on_failure: Callable[[BaseException], None]
     on_progress: Callable[[str, float], None]
-    observer: StepObserver
+    on_step: OnStep
 
 
 class EngineFactory(Protocol):
@@ -85,10 +86,10 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
     hooks.on_progress("starting", 0.0)
     try:
         if config.tp_size == 1:
-            engine = Engine.from_config(config, observer=hooks.observer, on_progress=on_bytes)
+            engine = Engine.from_config(config, on_step=hooks.on_step, on_progress=on_bytes)
         else:
             engine = build_tp_engine(
-                config, start_ray_followers, on_rank_lost, hooks.observer, on_bytes
+                config, start_ray_followers, on_rank_lost, hooks.on_step, on_bytes
             )
     except AttentionBackendError as error:
         raise ConfigError(str(error)) from error

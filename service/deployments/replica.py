@@ -98,9 +98,11 @@ class ReplicaHost:
                 settings.to_engine_config(), settings.revision, self._on_fetched
             )
             limits = hardware_limits(self._metrics_settings, engine_config)
-            observer = EngineMetrics(self._metrics, limits)
             hooks = EngineHooks(
-                self._channel.publish, self._on_failure, self._board.report_progress, observer
+                on_outputs=self._channel.publish,
+                on_failure=self._on_failure,
+                on_progress=self._board.report_progress,
+                on_step=EngineMetrics(self._metrics, limits).on_step,
             )
             self._engine = create_engine(engine_config, hooks)
         except (ConfigError, ModelLoadError) as error:

@@ -227,7 +227,7 @@ class IngressStateCollector(Collector):
 
 
 class EngineMetrics:
-    """Implements StepObserver. limits: of one rank's device; None leaves what is measured against
+    """An engine calls on_step. limits: of one rank's device; None leaves what is measured against
     them out."""
 
     def __init__(self, registry: CollectorRegistry, limits: "HardwareLimits | None") -> None:

@@ -12,7 +12,6 @@ from service.deployments.step_watch import StepWatch
 from tests.distributed.test_local_engine import Starter, config_for
 from workers.engine.engine import Engine
 from workers.engine.loop import EngineLoop
-from workers.engine.observer import NullObserver
 from workers.engine.protocol import GenerateRequest, StepOutput
 from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams
@@ -24,7 +23,11 @@ LATEST_S = 5.0
 @contextlib.contextmanager
 def engine_whose_rank_dies(lost: threading.Event) -> Iterator[Engine]:
     engine = build_tp_engine(
-        config_for(2), Starter(), lambda rank: lost.set(), NullObserver(), lambda done, total: None
+        config_for(2),
+        Starter(),
+        lambda rank: lost.set(),
+        lambda record: None,
+        lambda done, total: None,
     )
     try:
         yield engine

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from workers.config import EngineConfig, Speculative
 from workers.engine.engine import Engine
-from workers.engine.observer import NullObserver
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
@@ -47,7 +46,7 @@ def engine_of_two(
 ) -> Iterator[Engine]:
     config = config_for(2, speculative)
     engine = build_tp_engine(
-        config, starter, lambda rank: lost.set(), NullObserver(), lambda done, total: None
+        config, starter, lambda rank: lost.set(), lambda record: None, lambda done, total: None
     )
     try:
         yield engine
@@ -85,5 +84,5 @@ def test_a_child_that_ends_before_it_joins_is_an_error():
 
     with pytest.raises(EngineFailedError, match="ended before it joined"):
         build_tp_engine(
-            config_for(2), start, lambda rank: None, NullObserver(), lambda done, total: None
+            config_for(2), start, lambda rank: None, lambda record: None, lambda done, total: None
         )

@@ -1,31 +1,31 @@
 """From step outcomes to step records: durations, and the gaps in which the device waited."""
 
 from attention.timing import phase_of
-from workers.engine.observer import StepObserver, StepRecord
+from workers.engine.observer import OnStep, StepRecord
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
 
 
 class StepClock:
-    """Turns outcomes into StepRecords for one observer.
+    """Turns outcomes into StepRecords for on_step.
 
     A gap counts as the host's only between steps that were back to back: the next one was
     launched while the engine still had the previous one to commit, or right after it.
     """
 
-    def __init__(self, observer: StepObserver, max_gap_s: float = 0.1) -> None:
-        self._observer = observer
+    def __init__(self, on_step: OnStep, max_gap_s: float = 0.1) -> None:
+        self._on_step = on_step
         self._max_gap_s = max_gap_s
         self._last_step_id = -1
         self._last_finished_s = 0.0
 
-    def on_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def place(self, plan: StepPlan, outcome: StepOutcome) -> None:
         gap_s = outcome.started_s - self._last_finished_s
         is_back_to_back = plan.step_id == self._last_step_id + 1 and gap_s <= self._max_gap_s
         self._last_step_id = plan.step_id
         self._last_finished_s = outcome.finished_s
         num_decode = int(plan.num_new_tokens.sum(where=plan.decode_rows))
-        self._observer.on_step(
+        self._on_step(
             StepRecord(
                 phase=phase_of(plan.shape.mode).value,
                 step_s=outcome.finished_s - outcome.started_s,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from workers.config import EngineConfig
 from workers.engine.clock import StepClock
-from workers.engine.observer import NullObserver, StepObserver
+from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import ConfigError, RequestRejectedError
@@ -24,6 +24,14 @@ from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+
+def _ignore_progress(bytes_done: int, bytes_total: int) -> None:
+    """Nobody watches."""
+
+
+def _ignore_step(record: StepRecord) -> None:
+    """Nobody watches."""
 
 
 class Engine:
@@ -42,14 +50,14 @@ class Engine:
         *,
         enable_overlap: bool = True,
         check_integrity_when_idle: bool = False,
-        observer: StepObserver | None = None,
+        on_step: OnStep = _ignore_step,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._executor = executor
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
-        self._clock = StepClock(observer or NullObserver())
+        self._clock = StepClock(on_step)
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._has_failed = False
         self._is_closed = False
@@ -59,8 +67,8 @@ class Engine:
         cls,
         config: EngineConfig,
         *,
-        observer: StepObserver | None = None,
-        on_progress: OnProgress | None = None,
+        on_step: OnStep = _ignore_step,
+        on_progress: OnProgress = _ignore_progress,
     ) -> "Engine":
         """Load the model on one rank in this process.
 
@@ -69,10 +77,8 @@ class Engine:
         """
         if config.tp_size != 1:
             raise ConfigError("an in-process engine has one rank; tp_size > 1 takes more processes")
-        runner = make_model_runner(
-            config, SingleRank(), resolve_device(config), on_progress or _ignore_progress
-        )
-        return cls.of_runner(config, runner, observer=observer)
+        runner = make_model_runner(config, SingleRank(), resolve_device(config), on_progress)
+        return cls.of_runner(config, runner, on_step=on_step)
 
     @classmethod
     def of_runner(
@@ -81,7 +87,7 @@ class Engine:
         runner: ModelRunner,
         *,
         wrap_executor: Callable[[StepExecutor], StepExecutor] | None = None,
-        observer: StepObserver | None = None,
+        on_step: OnStep = _ignore_step,
     ) -> "Engine":
         """An engine around rank 0's runner; wrap_executor adds what tensor parallelism needs."""
         executor = runner.make_executor()
@@ -93,7 +99,7 @@ class Engine:
             executor,
             enable_overlap=config.enable_overlap,
             check_integrity_when_idle=config.check_integrity_when_idle,
-            observer=observer,
+            on_step=on_step,
         )
 
     @property
@@ -207,9 +213,5 @@ class Engine:
         outcome = pending.outcome()
         outputs = self._scheduler.commit(plan, outcome.result)
         self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
-        self._clock.on_step(plan, outcome)
+        self._clock.place(plan, outcome)
         return outputs
-
-
-def _ignore_progress(bytes_done: int, bytes_total: int) -> None:
-    """Nobody watches."""

@@ -1,7 +1,8 @@
 """What an engine tells about each step. Knows no metric library: the service implements it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Phase = Literal["extend", "decode", "verify"]
 
@@ -33,14 +34,5 @@ class StepRecord:
     attention: tuple[AttentionRecord, ...]
 
 
-class StepObserver(Protocol):
-    """Called on the engine's thread after each commit; must return within microseconds."""
-
-    def on_step(self, record: StepRecord) -> None: ...
-
-
-class NullObserver:
-    """Observes nothing."""
-
-    def on_step(self, record: StepRecord) -> None:
-        """Ignore the record."""
+OnStep = Callable[[StepRecord], None]
+"""Called on the engine's thread after each commit; must return within microseconds."""

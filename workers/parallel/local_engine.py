@@ -5,7 +5,7 @@ import os
 
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.observer import NullObserver
+from workers.engine.observer import StepRecord
 from workers.loading.weights import OnProgress
 from workers.parallel.local_followers import start_local_followers
 from workers.parallel.rank_process import FAILED_RANK_EXIT_CODE
@@ -22,9 +22,13 @@ def build_local_engine(config: EngineConfig, on_progress: OnProgress) -> Engine:
     """
     if config.tp_size == 1:
         return Engine.from_config(config, on_progress=on_progress)
-    return build_tp_engine(config, start_local_followers, _end_process, NullObserver(), on_progress)
+    return build_tp_engine(config, start_local_followers, _end_process, _ignore_step, on_progress)
 
 
 def _end_process(lost_rank: int) -> None:
     logger.error("tensor-parallel rank %d died", lost_rank)
     os._exit(FAILED_RANK_EXIT_CODE)
+
+
+def _ignore_step(record: StepRecord) -> None:
+    """Nobody watches."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.observer import StepObserver
+from workers.engine.observer import OnStep
 from workers.loading.weights import OnProgress
 from workers.parallel.rank_group import BroadcastStepExecutor, RankGroup, StartFollowers
 from workers.runner.executor import StepExecutor
@@ -16,7 +16,7 @@ def build_tp_engine(
     config: EngineConfig,
     start_followers: StartFollowers,
     on_rank_lost: Callable[[int], None],
-    observer: StepObserver,
+    on_step: OnStep,
     on_progress: OnProgress,
 ) -> Engine:
     """Start config.tp_size - 1 followers, meet them and load every rank's share.
@@ -33,4 +33,4 @@ def build_tp_engine(
     def with_followers(executor: StepExecutor) -> StepExecutor:
         return BroadcastStepExecutor(executor, ranks)
 
-    return Engine.of_runner(config, runner, wrap_executor=with_followers, observer=observer)
+    return Engine.of_runner(config, runner, wrap_executor=with_followers, on_step=on_step)

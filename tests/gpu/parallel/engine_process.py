@@ -19,7 +19,6 @@ from functools import partial
 
 from tests.gpu.parallel.limited_ranks import limit_one_shot, limited_followers
 from workers.config import EngineConfig
-from workers.engine.observer import NullObserver
 from workers.parallel.local_engine import build_local_engine
 from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams
@@ -41,7 +40,7 @@ def build_engine(config, one_shot_bytes):
     limit_one_shot(one_shot_bytes)
     followers = limited_followers(one_shot_bytes)
     lost = partial(print, "lost rank", file=sys.stderr)
-    return build_tp_engine(config, followers, lost, NullObserver(), lambda done, total: None)
+    return build_tp_engine(config, followers, lost, lambda record: None, lambda done, total: None)
 
 
 def run(engine, task):

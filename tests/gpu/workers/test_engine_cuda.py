@@ -194,7 +194,7 @@ def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None
         attention_timing_interval_steps=4,
     )
     runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
-    engine = Engine.of_runner(config, runner, observer=observer)
+    engine = Engine.of_runner(config, runner, on_step=observer.on_step)
     prompts = prompts_of(8, 4000)
     results = [engine.generate(prompts, GREEDY)]
     while runner._graphs.capture_next():
@@ -211,7 +211,7 @@ def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None
 
 
 class AttentionRecords:
-    """An observer that keeps what decode steps tell of their attention."""
+    """Keeps what decode steps tell of their attention."""
 
     def __init__(self):
         self.decode = []

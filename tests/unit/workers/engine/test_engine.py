@@ -188,11 +188,7 @@ def test_every_step_is_observed_with_its_attention(model) -> None:
     folder, prompts, _ = model
     records: list[StepRecord] = []
 
-    class Observer:
-        def on_step(self, record: StepRecord) -> None:
-            records.append(record)
-
-    engine = Engine.from_config(EngineConfig(model=folder), observer=Observer())
+    engine = Engine.from_config(EngineConfig(model=folder), on_step=records.append)
     engine.generate(prompts, GREEDY)
     engine.close()
     assert {record.phase for record in records} == {"extend", "decode"}
