@@ -24,6 +24,7 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from benchmarks.pretended_steps import result_of
 from service.channel.messages import StepFrame, encode
+from workers.constraints.masks import StepMasks
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest, ModelInfo
 from workers.graphs.decode_graphs import (
@@ -159,6 +160,12 @@ class StubExecutor(StepExecutor):
         self._inputs.apply_memory_writes(plan)
         read = self._replay(plan) if self._graphs.covers(plan) else _zeros(plan)
         return _PretendedStep(read, started_s, self._device.start_step())
+
+    def provide(self, masks: StepMasks) -> None:
+        raise NotImplementedError("requests of this benchmark have no grammars")
+
+    def forget_masks(self) -> None:
+        """There are none."""
 
     def prepare_while_idle(self) -> bool:
         return False

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from llguidance import LLMatcher
 
 from workers.config import EngineConfig, Speculative
 from workers.engine.engine import Engine
+from workers.engine.protocol import FinishReason, GenerateRequest
+from workers.engine.results import ResultCollector
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
@@ -68,14 +71,34 @@ def test_text_is_that_of_one_rank_and_children_end_with_the_engine():
     assert not dist.is_initialized(), "a process that ends within a group of ranks may hang"
 
 
-def test_ranks_propose_and_verify_alike():
+def answer_of(engine: Engine) -> list[int]:
+    """Under a grammar, whose masks all ranks need."""
+    request = GenerateRequest(
+        "answer",
+        PROMPTS[0],
+        SamplingParams(temperature=1.0, seed=5, max_tokens=24),
+        grammar=LLMatcher.grammar_from_regex("[a-z]{1,4} (yes|no)"),
+    )
+    collector = ResultCollector()
+    engine.submit(request)
+    collector.expect(request.request_id)
+    while collector.is_waiting or engine.has_work:
+        collector.add(engine.step())
+    (result,) = collector.results()
+    assert result.finish_reason is FinishReason.STOP
+    return result.token_ids
+
+
+def test_ranks_propose_verify_and_mask_alike():
     params = SamplingParams(temperature=0.5, seed=3, max_tokens=24, ignore_eos=True)
     alone = Engine.from_config(config_for(1))
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
+    answer = answer_of(alone)
     alone.close()
     with engine_of_two(Starter(), threading.Event(), "ngram") as engine:
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         assert engine.stats().num_draft_tokens > 0
+        assert answer_of(engine) == answer
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

@@ -7,12 +7,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from workers.config import EngineConfig
+from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
+from workers.constraints.masks import MaskFiller
 from workers.engine.clock import StepClock
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
-from workers.errors import ConfigError, RequestRejectedError
+from workers.errors import ConfigError, ErrorCode, RequestRejectedError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import SingleRank
 from workers.runner.executor import PendingStep, StepExecutor
@@ -24,6 +28,8 @@ from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+_COMPILE_WAIT_S = 0.01
 
 
 def _ignore_progress(bytes_done: int, bytes_total: int) -> None:
@@ -48,6 +54,7 @@ class Engine:
         scheduler: Scheduler,
         executor: StepExecutor,
         *,
+        grammars: GrammarDesk = NO_GRAMMARS,
         enable_overlap: bool = True,
         check_integrity_when_idle: bool = False,
         on_step: OnStep = _ignore_step,
@@ -55,6 +62,8 @@ class Engine:
         self.info = info
         self._scheduler = scheduler
         self._executor = executor
+        self._grammars = grammars
+        self._filler = MaskFiller(info.vocab_size)
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(on_step)
@@ -97,6 +106,7 @@ class Engine:
             runner.model_info(config),
             Scheduler(runner.scheduler_config(config)),
             executor,
+            grammars=runner.grammar_desk(),
             enable_overlap=config.enable_overlap,
             check_integrity_when_idle=config.check_integrity_when_idle,
             on_step=on_step,
@@ -104,15 +114,30 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or self._scheduler.has_work
+        return bool(self._in_flight or self._scheduler.has_work or self._grammars.num_waiting)
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises RequestRejectedError if it is invalid or can never fit."""
-        self._scheduler.submit(request)
+        """Queue a request. Raises RequestRejectedError if it is invalid or can never fit; one with
+        a grammar may be refused by an output, too, once that has been compiled."""
+        if not request.grammar and not self._grammars.is_known(request.request_id):
+            self._scheduler.submit(request)
+        else:
+            self._submit_to_desk(request)
+
+    def _submit_to_desk(self, request: GenerateRequest) -> None:
+        known = (self._scheduler.is_known, self._grammars.is_known)
+        if any(is_known(request.request_id) for is_known in known):
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST,
+                f"request id {request.request_id!r} is in use",
+                "request_id",
+            )
+        self._grammars.start(request)
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; its last output says ABORT. Unknown ids are ignored."""
-        self._scheduler.abort(request_id)
+        if not self._grammars.abort(request_id):
+            self._scheduler.abort(request_id)
 
     def step(self) -> list[StepOutput]:
         """Schedule and launch the next step, then commit the one before. Returns its outputs."""
@@ -123,23 +148,37 @@ class Engine:
             raise
 
     def _step(self) -> list[StepOutput]:
+        refused = self._grammars.hand_over(self._scheduler.submit_constrained)
         num_before = len(self._in_flight)
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self._executor.launch(plan)))
         outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
+        if plan is not None and len(plan.masked_slots):
+            self._provide_masks(plan)
+        if not self._in_flight:
+            self._grammars.wait(_COMPILE_WAIT_S)
+        outputs += refused
         if self._in_flight and not self._enable_overlap:
             outputs += self._commit_next()
         if self._check_integrity_when_idle and not self.has_work:
             self.check_integrity()
         return outputs
 
+    def _provide_masks(self, plan: StepPlan) -> None:
+        """Every plan before this one is committed, so that all tokens before its own are known."""
+        rows = self._scheduler.constrained_rows(plan)
+        self._executor.provide(self._filler.fill(plan.step_id, rows))
+
     def prepare_while_idle(self) -> bool:
         """Use a moment without work for one piece of preparation; whether there was any left."""
         return not self.has_work and self._executor.prepare_while_idle()
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        stats, num_compiling = self._scheduler.stats(), self._grammars.num_waiting
+        if not num_compiling:
+            return stats
+        return msgspec.structs.replace(stats, num_waiting=stats.num_waiting + num_compiling)
 
     def check_integrity(self) -> None:
         """Prove that no page is lost or shared wrongly. Raises IntegrityError."""
@@ -154,6 +193,9 @@ class Engine:
         if self._is_closed:
             return
         self._is_closed = True
+        self._grammars.close()
+        self._filler.close()
+        self._executor.forget_masks()
         while self._in_flight:
             plan, pending = self._in_flight.popleft()
             try:

@@ -30,7 +30,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests of the same salt. resumed_token_ids: output that the request has from an engine that
     was lost. It is output in every way, but not delivered again, and neither is what came with its
     first token: prompt log probabilities, cached tokens, queue and prefill times. With the same
-    seed the request goes on as it would have there; without one it draws other noise.
+    seed the request goes on as it would have there; without one it draws other noise. grammar: what
+    the output has to obey, as llguidance writes grammars; empty: anything. It ends the output as
+    soon as nothing more may follow.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: int = 0
     cache_salt: str = ""
     resumed_token_ids: list[int] = []
+    grammar: str = ""
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -120,7 +123,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
     holds of one request if that is less. has_prefix_cache: whether what one request computed can be
-    found by others.
+    found by others. has_grammars: whether requests may bring one.
     """
 
     name: str
@@ -134,3 +137,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     max_request_len: int
     has_prefix_cache: bool = True
+    has_grammars: bool = False

@@ -16,8 +16,14 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
+from workers.constraints.masks import StepMasks
 from workers.errors import EngineFailedError
-from workers.scheduler.plan import StepPlan, make_plan_decoder, make_plan_encoder
+from workers.scheduler.plan import (
+    StepPlan,
+    make_masks_decoder,
+    make_plan_decoder,
+    make_plan_encoder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +81,10 @@ class PlanSender:
         """Send one plan to every follower. Raises EngineFailedError if one is gone."""
         self._send_frame(self._encoder.encode(plan))
 
+    def send_masks(self, masks: StepMasks) -> None:
+        """Send what the last plan's samples wait for. Raises as send does."""
+        self._send_frame(self._encoder.encode(masks))
+
     def send_prepare(self) -> None:
         """Have every follower prepare for later steps. Raises as send does."""
         self._send_frame(_PREPARE)
@@ -122,6 +132,8 @@ class PlanReceiver:
         self._connection = Client(str(socket_path), family="AF_UNIX", authkey=auth_key)
         self._connection.send_bytes(rank.to_bytes(4, "little"))
         self._decoder = make_plan_decoder()
+        self._masks_decoder = make_masks_decoder()
+        self._masks: StepMasks | None = None
 
     def receive(self) -> StepPlan | Preparation | None:
         """The next plan, or None when rank 0 has closed or died."""
@@ -130,6 +142,19 @@ class PlanReceiver:
         except (EOFError, ConnectionError):
             return None
         return self._decoder.decode(frame) if frame else Preparation()
+
+    def wait(self, step_id: int) -> StepMasks:
+        """The masks of the plan received last, as often as they are asked for. A MaskSource.
+
+        Raises EngineFailedError when rank 0 has closed or died.
+        """
+        if self._masks is None or self._masks.step_id != step_id:
+            try:
+                frame = self._connection.recv_bytes(MAX_FRAME_BYTES)
+            except (EOFError, ConnectionError) as error:
+                raise EngineFailedError("rank 0 is gone, a step waits for masks") from error
+            self._masks = self._masks_decoder.decode(frame)
+        return self._masks
 
     def wait_for_hang_up(self) -> None:
         """Return when rank 0 has closed or died, whatever it sent before. For another thread."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from workers.config import EngineConfig
+from workers.constraints.masks import StepMasks
 from workers.errors import EngineFailedError
 from workers.parallel.plan_channel import PlanSender, make_auth_key
 from workers.parallel.rendezvous import COLLECTIVE_TIMEOUT_S, connect_rank, plan_socket_path
@@ -99,6 +100,15 @@ class BroadcastStepExecutor:
     def launch(self, plan: StepPlan) -> PendingStep:
         self._ranks.sender.send(plan)
         return self._inner.launch(plan)
+
+    def provide(self, masks: StepMasks) -> None:
+        """Right behind the plan that waits for them: no other frame comes between."""
+        self._ranks.sender.send_masks(masks)
+        self._inner.provide(masks)
+
+    def forget_masks(self) -> None:
+        """A follower that waits for some ends with the channel."""
+        self._inner.forget_masks()
 
     def prepare_while_idle(self) -> bool:
         """On all ranks: capturing a graph takes all of them, and all have the same to do."""

@@ -52,6 +52,7 @@ class RankProcess:
         threading.Thread(target=_end_with_rank_0, args=(receiver,), daemon=True).start()
         tp = connect_rank(self._config, self._directory, self._rank, device)
         runner = make_model_runner(self._config, tp, device, self._log_progress)
+        runner.take_masks_from(receiver)
         while (received := receiver.receive()) is not None:
             if isinstance(received, Preparation):
                 runner.prepare_while_idle()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from workers.constraints.masks import StepMasks
 from workers.engine.observer import AttentionRecord
 from workers.runner.executor import PendingStep, StepOutcome
 from workers.runner.step_pieces import ReadableStep
@@ -104,6 +105,13 @@ class CudaStepExecutor:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return self._launch(plan)
+
+    def provide(self, masks: StepMasks) -> None:
+        """Raises NotImplementedError: no plan of a CUDA runner waits for masks."""
+        raise NotImplementedError("grammars are not there on CUDA yet")
+
+    def forget_masks(self) -> None:
+        """Nothing waits."""
 
     def prepare_while_idle(self) -> bool:
         return self._prepare()

@@ -42,6 +42,8 @@ class CudaModelRunner(ModelRunner):
     """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
 
     num_padding_slots: ClassVar[int] = 1
+    # Its launches must not wait for the host.
+    takes_masks: ClassVar[bool] = False
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress

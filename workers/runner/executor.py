@@ -9,7 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from workers.constraints.masks import StepMasks
 from workers.engine.observer import AttentionRecord
+from workers.runner.mask_inbox import MaskInbox
 from workers.scheduler.plan import StepPlan, StepResult
 
 
@@ -34,6 +36,14 @@ class StepExecutor(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
+    def provide(self, masks: StepMasks) -> None:
+        """What a launched plan with masked_slots waits for."""
+        ...
+
+    def forget_masks(self) -> None:
+        """Steps that wait for masks end without: nobody wants their results."""
+        ...
+
     def prepare_while_idle(self) -> bool:
         """Do one piece of work, under a second, that will make later steps faster; whether there
         was any. Called by who launches, when no step is under way."""
@@ -55,12 +65,19 @@ class _FutureStep:
 class ThreadStepExecutor:
     """One worker thread, so steps never overlap each other, only the host."""
 
-    def __init__(self, run_step: RunStep) -> None:
+    def __init__(self, run_step: RunStep, masks: MaskInbox) -> None:
         self._run_step = run_step
+        self._masks = masks
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tessera-step")
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return _FutureStep(self._pool.submit(self._run_step, plan))
+
+    def provide(self, masks: StepMasks) -> None:
+        self._masks.put(masks)
+
+    def forget_masks(self) -> None:
+        self._masks.close()
 
     def prepare_while_idle(self) -> bool:
         return False

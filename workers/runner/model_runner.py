@@ -19,6 +19,7 @@ from attention.memory.slot_states import SlotStates
 from attention.registry import create_attention_backend
 from attention.timing import AttentionTiming
 from workers.config import EngineConfig
+from workers.constraints.desk import CompilingDesk, GrammarDesk, NoGrammars
 from workers.engine.observer import AttentionRecord
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
@@ -29,6 +30,7 @@ from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step
+from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.sizing import make_timer, plan_attention
 from workers.runner.step_inputs import StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
@@ -38,11 +40,14 @@ from workers.sampling.logprobs import (
     prompt_logprobs,
 )
 from workers.sampling.state import SampledTokens, SamplingState
+from workers.sampling.token_masks import rule_out
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, SchedulerConfig
 from workers.scheduler.plan import PromptLogprobRow, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
+
+_TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class ModelRunner:
     """
 
     num_padding_slots: ClassVar[int] = 0
+    takes_masks: ClassVar[bool] = True
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -114,6 +120,8 @@ class ModelRunner:
         )
         self._device = device
         self._is_alone = tp.size == 1
+        self._masks = MaskInbox()
+        self._mask_source: MaskSource = self._masks
 
     def _tell_of_states(self, config: EngineConfig) -> None:
         if not self._model.state_entries:
@@ -144,6 +152,7 @@ class ModelRunner:
             dtype=str(self.dtype).removeprefix("torch."),
             max_request_len=self.scheduler_config(config).max_request_len,
             has_prefix_cache=self.scheduler_config(config).enable_prefix_cache,
+            has_grammars=not self._why_no_grammars(),
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -167,7 +176,32 @@ class ModelRunner:
 
     def make_executor(self) -> StepExecutor:
         """What runs this runner's steps beside the engine's thread."""
-        return ThreadStepExecutor(self.run)
+        return ThreadStepExecutor(self.run, self._masks)
+
+    def take_masks_from(self, source: MaskSource) -> None:
+        """On a follower: rank 0's masks come from elsewhere."""
+        self._mask_source = source
+
+    def grammar_desk(self) -> GrammarDesk:
+        """Where requests with grammars are prepared for this runner's steps."""
+        reason = self._why_no_grammars()
+        if reason:
+            return NoGrammars(reason)
+        # Read where grammars can be had only: no step needs it.
+        from workers.constraints.compiler import GrammarCompiler
+
+        facts = self.facts
+        return CompilingDesk(GrammarCompiler(facts.folder, facts.vocab_size, facts.eos_token_ids))
+
+    def _why_no_grammars(self) -> str:
+        """Empty where they can be had."""
+        if not self.takes_masks:
+            return "grammars are not there on CUDA yet"
+        if not (self.facts.folder / _TOKENIZER_FILE).is_file():
+            return f"the model folder has no {_TOKENIZER_FILE}, which grammars are matched with"
+        if not self.facts.eos_token_ids:
+            return "the model has no token that ends a sequence"
+        return ""
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run a plan and wait for its tokens."""
@@ -272,8 +306,15 @@ class ModelRunner:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), None)
         logits = self._model.compute_logits(hidden)
-        sampled = self._sampling.sample(logits, inputs.sample_slots, inputs.sample_positions)
+        allowed = self._rule_out(logits, inputs) if len(inputs.masked_slots) else logits
+        sampled = self._sampling.sample_from(
+            allowed, logits, inputs.sample_slots, inputs.sample_positions
+        )
         return self._take_samples(sampled, inputs)
+
+    def _rule_out(self, logits: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """A copy without the tokens that grammars do not allow. Waits for the host's masks."""
+        return rule_out(logits, inputs.sample_slots, self._mask_source.wait(inputs.step_id))
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Keep what later steps go on from; returns what the host is told."""

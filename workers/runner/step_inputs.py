@@ -27,6 +27,7 @@ class StepInputs:
     the last one of every row whose prompt goes on. sample_slots_device int64 (num samples,): the
     slots of the first. sample_slots, sample_positions: host int32 (num samples,), slot and absolute
     position of the token to be sampled. num_samples: host int32 (num sampling rows,), of each row.
+    masked_slots: host int32 (n,), those of sample_slots that wait for the masks of step step_id.
     """
 
     batch: ForwardBatch
@@ -36,6 +37,8 @@ class StepInputs:
     sample_slots: IntArray
     sample_positions: IntArray
     num_samples: IntArray
+    step_id: int
+    masked_slots: IntArray
 
 
 class _Uploaded(NamedTuple):
@@ -134,6 +137,8 @@ class StepInputBuilder:
             sample_slots,
             positions[sampled] + 1,
             plan.samples[plan.samples > 0],
+            plan.step_id,
+            plan.masked_slots,
         )
 
     def _write_new_tokens(self, device: _Uploaded) -> None:

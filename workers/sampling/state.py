@@ -116,9 +116,16 @@ class SamplingState:
         return self._slots.describe(slots, seq_lens) is None
 
     def sample(self, logits: Tensor, slots: IntArray, seq_lens: IntArray) -> SampledTokens:
+        """One token per row; counts it for the slots that have penalties. See sample_from."""
+        return self.sample_from(logits, logits, slots, seq_lens)
+
+    def sample_from(
+        self, logits: Tensor, raw: Tensor, slots: IntArray, seq_lens: IntArray
+    ) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties.
 
-        logits: float (n, vocab_size), left as they are. slots: host int32 (n,), admitted.
+        logits: float (n, vocab_size), left as they are. raw: the same, but with every token, which
+        log probabilities are of. slots: host int32 (n,), admitted.
         seq_lens: host int32 (n,), tokens known before the sampled one: its absolute position.
         Raises ValueError on a shape that does not fit.
         """
@@ -135,7 +142,7 @@ class SamplingState:
         adjusted = self._adjust(logits, rows)
         row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
         token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
-        logprobs = _sampled_logprobs(logits, token_ids, rows, host_rows)
+        logprobs = _sampled_logprobs(raw, token_ids, rows, host_rows)
         # Last: until here a call that ran out of memory can be made again.
         self._count_output(rows, token_ids)
         return SampledTokens(token_ids, row_max.squeeze(1).isnan(), logprobs)

@@ -14,7 +14,7 @@ from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import PendingCommit
-from workers.scheduler.request import Request
+from workers.scheduler.request import ConstrainedRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.running_table import RunningTable
 
@@ -72,9 +72,12 @@ class Committer:
         if request.sampling.logprobs is not None:
             output.logprobs = [_required(logprobs, request)]
         reason = request.finish_reason_after(token_id)
+        if reason is FinishReason.ERROR:
+            return self._fail(request, _no_mask(request))
         if reason is not None:
             output.finish_reason = reason
-            output.stop_token_id = token_id if reason is FinishReason.STOP else None
+            if reason is FinishReason.STOP and token_id in request.stop_ids:
+                output.stop_token_id = token_id
             self._memory.release(request)
             self._ledger.end(request)
             max_tokens = request.max_total_len - request.num_prompt_tokens
@@ -146,6 +149,11 @@ class Committer:
                 )
             if not request.is_ended:
                 request.prompt_logprobs.append(entries)
+
+
+def _no_mask(request: Request) -> OutputError:
+    reason = request.matcher.failure if isinstance(request, ConstrainedRequest) else "unknown"
+    return OutputError(ErrorCode.INVALID_REQUEST, f"the grammar cannot be followed: {reason}")
 
 
 def _vouch_for_chunks(record: PendingCommit, result: StepResult) -> None:

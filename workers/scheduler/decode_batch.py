@@ -37,6 +37,8 @@ class DecodeBatcher:
             self._retractor.retract_one()
         if len(slots):
             draft.set_decode_rows(self._advance(slots))
+            if self._table.num_constrained:
+                draft.constrain(self._table.requests_at(slots))
         return True
 
     def _take_pages(self, slots: SlotArray) -> bool:

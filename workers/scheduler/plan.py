@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attention.forward_batch import RAGGED, ForwardMode, StepShape
+from workers.constraints.masks import StepMasks
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
 from workers.sampling.params import SamplingParams
@@ -83,8 +84,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     cleared (n,): cache indices whose keys and values become zeros, because they may be no numbers
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
-    that does not keep every token. What is cleared, admitted and table_writes take effect, in that
-    order, before the step.
+    that does not keep every token. masked_slots (n,): whose samples wait for masks of the tokens
+    that a grammar allows; the host makes them while the step runs. What is cleared, admitted and
+    table_writes take effect, in that order, before the step.
     """
 
     step_id: int
@@ -101,6 +103,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[PromptLogprobRow, ...] = ()
     bounded_cache_locs: tuple[IntArray, ...] = ()
     bounded_cleared: tuple[IntArray, ...] = ()
+    masked_slots: IntArray = EMPTY
 
     @property
     def batch_size(self) -> int:
@@ -168,6 +171,10 @@ def _decode_array(kind: Any, value: Any) -> Any:
 
 def make_plan_encoder() -> msgspec.msgpack.Encoder:
     return msgspec.msgpack.Encoder(enc_hook=_encode_array)
+
+
+def make_masks_decoder() -> msgspec.msgpack.Decoder[StepMasks]:
+    return msgspec.msgpack.Decoder(StepMasks, dec_hook=_decode_array)
 
 
 def make_plan_decoder() -> msgspec.msgpack.Decoder[StepPlan]:

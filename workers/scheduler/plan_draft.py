@@ -2,7 +2,8 @@
 is in it. Decides nothing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from workers.scheduler.plan import (
     TableWrite,
 )
 from workers.scheduler.prefix_writes import prefix_writes
-from workers.scheduler.request import Request
+from workers.scheduler.request import ConstrainedRequest, Request
 from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 
 
@@ -26,6 +27,7 @@ class PendingCommit:
 
     rows: the request of every row. sampling: those of rows that yield tokens, in row order.
     num_drafts: how many drafts each of the first of them has, a few or none; the others have none.
+    constrained: those of them with a grammar.
     completed_prefills: those of them whose prefill ends with this step. unfinished_prefills: the
     request of every other row and how many of its tokens are computed then, in row order.
     prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
@@ -39,6 +41,7 @@ class PendingCommit:
     unfinished_prefills: list[tuple[Request, int]]
     prompt_logprob_rows: list[tuple[int, int, Request]]
     num_drafts: tuple[int, ...] = ()
+    constrained: list[ConstrainedRequest] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class PlanDraft:
         self._prefixes: list[tuple[int, RadixNode]] = []
         self._completed: list[Request] = []
         self._unfinished: list[tuple[Request, int]] = []
+        self._constrained: list[ConstrainedRequest] = []
         self._prompt_logprobs: list[PromptLogprobRow] = []
         self._prompt_logprob_rows: list[tuple[int, int, Request]] = []
 
@@ -127,6 +131,10 @@ class PlanDraft:
         assert self.is_empty, "decode rows precede prefill rows"
         self._decode = rows
         self.budget -= len(rows.input_ids)
+
+    def constrain(self, requests: Iterable[Request]) -> None:
+        """These have rows that sample in this step; those of them with a grammar wait for masks."""
+        self._constrained += [one for one in requests if isinstance(one, ConstrainedRequest)]
 
     @property
     def can_admit(self) -> bool:
@@ -167,6 +175,7 @@ class PlanDraft:
         self._input_ids.append(request.buffer[start:stop])
         self._out_cache_locs.append(out_cache_locs)
         if is_last:
+            self.constrain((request,))
             self._completed.append(request)
         else:
             self._unfinished.append((request, stop))
@@ -186,6 +195,7 @@ class PlanDraft:
             self._unfinished,
             self._prompt_logprob_rows,
             self._decode.num_drafts,
+            self._constrained,
         )
         if not self._slots:
             return self._decode_plan(table_writes, cleared), record
@@ -207,6 +217,7 @@ class PlanDraft:
             prompt_logprobs=tuple(self._prompt_logprobs),
             bounded_cache_locs=tuple(by_account[1:]),
             bounded_cleared=cleared[1:],
+            masked_slots=self._masked_slots(),
         )
         return plan, record
 
@@ -227,7 +238,13 @@ class PlanDraft:
             cleared=cleared[0],
             bounded_cache_locs=rows.out_cache_locs[1:],
             bounded_cleared=cleared[1:],
+            masked_slots=self._masked_slots(),
         )
+
+    def _masked_slots(self) -> IntArray:
+        if not self._constrained:
+            return EMPTY
+        return np.array([request.slot for request in self._constrained], dtype=np.int32)
 
     def _add_prompt_logprobs(self, request: Request, start: int, stop: int) -> None:
         """Tokens start .. stop - 1 predict start + 1 .. stop, as far as these are the prompt's."""

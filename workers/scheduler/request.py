@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workers.constraints.matcher import TokenMatcher
 from workers.engine.logprobs import PackedLogprobs
 from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
@@ -89,6 +90,10 @@ class Request:
             return FinishReason.LENGTH
         return None
 
+    @property
+    def is_constrained(self) -> bool:
+        return False
+
     def forget_progress(self) -> None:
         """Back to the queue: every known token will be brought into the pool again."""
         self.slot = NO_SLOT
@@ -97,3 +102,24 @@ class Request:
         self.num_vouched_tokens = 0
         if self.num_output_tokens == 0:
             self.prompt_logprobs.clear()
+
+
+@dataclass(slots=True, eq=False)
+class ConstrainedRequest(Request):
+    """A request whose output obeys a grammar, and ends when that allows no more."""
+
+    matcher: TokenMatcher = field(kw_only=True)
+
+    @property
+    def is_constrained(self) -> bool:
+        return True
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """ERROR where the grammar can be followed no further: matcher.failure says why."""
+        reason = Request.finish_reason_after(self, token_id)
+        if reason is not None:
+            return reason
+        self.matcher.consume(token_id)
+        if self.matcher.failure:
+            return FinishReason.ERROR
+        return FinishReason.STOP if self.matcher.is_complete else None

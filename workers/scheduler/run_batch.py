@@ -50,6 +50,8 @@ class RunBatcher:
         num_drafts = self._num_drafts(slots)
         if num_drafts.any() and self._take_pages(slots, num_drafts):
             draft.set_decode_rows(self._advance(slots, num_drafts))
+            if self._table.num_constrained:
+                draft.constrain(self._table.requests_at(slots))
             return True
         return self._plain.add_rows(draft, can_retract)
 

@@ -60,6 +60,8 @@ class RunningTable:
         self.page_table: IntArray = np.zeros((max_slots, num_columns), dtype=np.int32)
         for bounded in self.bounded:
             bounded.widen(num_columns)
+        # Counted, so that steps without such requests need not look.
+        self.num_constrained = 0
         self.prefilling: list[Request] = []
         self._requests: list[Request | None] = [None] * max_slots
         self._free_slots = list(range(max_slots - 1, -1, -1))
@@ -105,6 +107,7 @@ class RunningTable:
         self.prefill_lens[slot] = request.prefill_len
         self.max_total_lens[slot] = request.max_total_len
         self.max_drafts[slot] = request.max_draft_tokens
+        self.num_constrained += request.is_constrained
         request.slot = slot
         insort(self.prefilling, request, key=lambda other: other.sort_key)
 
@@ -115,6 +118,7 @@ class RunningTable:
         if self.seq_lens[slot] < self.prefill_lens[slot]:
             self.prefilling.remove(request)
         self._requests[slot] = None
+        self.num_constrained -= request.is_constrained
         for array in self._per_slot():
             array[slot] = 0
         for bounded in self.bounded:
@@ -196,6 +200,11 @@ class RunningTable:
             is_clear = all(bounded.is_clear(slot) for bounded in self.bounded)
             if not is_clear or any(array[slot] for array in self._per_slot()):
                 raise IntegrityError(f"free slot {slot} has state left")
+        num_constrained = sum(request.is_constrained for request in self.requests())
+        if num_constrained != self.num_constrained:
+            raise IntegrityError(
+                f"{num_constrained} requests have a grammar, {self.num_constrained} are counted"
+            )
         half_prefilled = []
         for request in self.requests():
             self._check_request(request)

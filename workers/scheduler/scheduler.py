@@ -7,7 +7,9 @@ owns it.
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from workers.constraints.matcher import TokenMatcher
 from workers.engine.protocol import EngineStats, GenerateRequest, StepOutput
 from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
 from workers.kv_cache.page_allocator import PageAllocator
@@ -26,7 +28,7 @@ from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.plan_draft import PendingCommit, PlanDraft
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
-from workers.scheduler.request import NO_SLOT
+from workers.scheduler.request import NO_SLOT, ConstrainedRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.run_batch import DecodeRows, RunBatcher
@@ -88,15 +90,33 @@ class Scheduler:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError; then nothing was kept of it."""
-        if self._ledger.is_known(request.request_id):
+        self._submit(request, Request)
+
+    def submit_constrained(self, request: GenerateRequest, matcher: TokenMatcher) -> None:
+        """As submit, of a request whose grammar has been compiled. matcher: it has gone past the
+        output that the request brings."""
+        self._submit(request, partial(ConstrainedRequest, matcher=matcher))
+
+    def _submit(self, request: GenerateRequest, make: Callable[..., Request]) -> None:
+        if self.is_known(request.request_id):
             raise RequestRejectedError(
                 ErrorCode.INVALID_REQUEST,
                 f"request id {request.request_id!r} is in use",
                 "request_id",
             )
-        accepted = self._submission.accept(request, self._clock())
+        accepted = self._submission.accept(request, self._clock(), make)
         self._ledger.add(accepted)
         self._waiting.push(accepted)
+
+    def is_known(self, request_id: str) -> bool:
+        """Whether a final output of this id is still to come."""
+        return self._ledger.is_known(request_id)
+
+    def constrained_rows(self, plan: StepPlan) -> list[tuple[int, TokenMatcher]]:
+        """Slot and matcher of each row of an uncommitted plan that samples under a grammar, every
+        plan before it being committed. Rows whose requests have ended are left out."""
+        (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
+        return [(one.slot, one.matcher) for one in record.constrained if not one.is_ended]
 
     def abort(self, request_id: str) -> bool:
         """End a request now, wherever it is; its pages are back at once.

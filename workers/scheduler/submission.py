@@ -3,6 +3,7 @@ is full. Allocates nothing.
 """
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,9 +25,12 @@ class Submission:
         self._seeds = random.Random(config.seed)
         self._num_accepted = 0
 
-    def accept(self, spec: GenerateRequest, now_s: float) -> Request:
-        """Checks cheapest first; the vocabulary, which costs the prompt's length, comes last.
+    def accept(
+        self, spec: GenerateRequest, now_s: float, make: Callable[..., Request] = Request
+    ) -> Request:
+        """make: the kind of request, called with the fields of Request.
 
+        Checks cheapest first; the vocabulary, which costs the prompt's length, comes last.
         Raises RequestRejectedError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED or QUEUE_FULL.
         """
         max_total_len = self._max_total_len(spec)
@@ -36,7 +40,7 @@ class Submission:
         tokens = self._checked_tokens(spec)
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
-        request = Request(
+        request = make(
             request_id=spec.request_id,
             sampling=spec.sampling,
             priority=spec.priority,
@@ -50,10 +54,15 @@ class Submission:
             arrival=self._num_accepted,
             submitted_s=now_s,
             is_resumed=bool(spec.resumed_token_ids),
-            max_draft_tokens=0 if spec.sampling.has_penalties else self._config.max_draft_tokens,
+            max_draft_tokens=self._max_drafts(spec),
         )
         self._num_accepted += 1
         return request
+
+    def _max_drafts(self, spec: GenerateRequest) -> int:
+        """None where what a token may be depends on the ones before it."""
+        depends = spec.sampling.has_penalties or spec.grammar
+        return 0 if depends else self._config.max_draft_tokens
 
     def _max_total_len(self, spec: GenerateRequest) -> int:
         num_prompt, max_tokens = len(spec.prompt_token_ids), spec.sampling.max_tokens

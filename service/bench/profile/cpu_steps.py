@@ -7,6 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from service.bench.profile.breakdown import Breakdown
 from service.bench.profile.kernel_groups import Group, is_cpu_gemm
+from workers.constraints.masks import StepMasks
 from workers.runner.executor import PendingStep, RunStep, StepExecutor, StepOutcome
 from workers.scheduler.plan import StepPlan
 
@@ -36,6 +37,12 @@ class InlineExecutor:
         outcome = self._run_step(plan)
         self.outcomes.append(outcome)
         return _FinishedStep(outcome)
+
+    def provide(self, masks: StepMasks) -> None:
+        self._inner.provide(masks)
+
+    def forget_masks(self) -> None:
+        self._inner.forget_masks()
 
     def prepare_while_idle(self) -> bool:
         return False

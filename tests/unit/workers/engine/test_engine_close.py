@@ -8,6 +8,7 @@ import torch
 
 from workers import Engine
 from workers.config import EngineConfig
+from workers.constraints.masks import StepMasks
 from workers.engine.protocol import GenerateRequest
 from workers.parallel.group import SingleRank
 from workers.parallel.rank_group import BroadcastStepExecutor
@@ -64,6 +65,12 @@ class FailingToClose:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return self._inner.launch(plan)
+
+    def provide(self, masks: StepMasks) -> None:
+        self._inner.provide(masks)
+
+    def forget_masks(self) -> None:
+        self._inner.forget_masks()
 
     def prepare_while_idle(self) -> bool:
         return self._inner.prepare_while_idle()

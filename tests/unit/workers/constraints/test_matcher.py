@@ -1,0 +1,101 @@
+"""Grammars against the built-in model's tokenizer: what may follow, when a text is complete."""
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from transformers import AutoTokenizer
+
+from workers.builtin import builtin_model_path
+from workers.constraints import compiler as compiler_module
+from workers.constraints.compiler import GrammarCompiler, GrammarMatcher
+from workers.constraints.masks import MaskFiller
+from workers.errors import ErrorCode, RequestRejectedError
+
+TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path())
+VOCAB_SIZE, EOS = len(TOKENIZER), TOKENIZER.eos_token_id
+YES_OR_NO = LLMatcher.grammar_from_regex("(yes|no)")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(builtin_model_path(), VOCAB_SIZE, [EOS])
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def allowed(*matchers: GrammarMatcher) -> list[set[int]]:
+    filler = MaskFiller(VOCAB_SIZE)
+    masks = filler.fill(3, list(enumerate(matchers)))
+    filler.close()
+    assert (masks.step_id, masks.slots.tolist()) == (3, list(range(len(matchers))))
+    bits = (masks.rows[:, :, None] >> np.arange(32)) & 1
+    return [set(np.flatnonzero(row).tolist()) for row in bits.reshape(len(matchers), -1)]
+
+
+def test_a_mask_has_the_tokens_that_the_grammar_allows_next(compiler: GrammarCompiler):
+    (first,) = allowed(compiler.compile(YES_OR_NO, []))
+    assert {TOKENIZER.decode([token_id]) for token_id in first} == {"y", "n", "no"}
+
+
+def test_rows_have_masks_of_their_own(compiler: GrammarCompiler):
+    matchers = [compiler.compile(YES_OR_NO, ids("y")), compiler.compile(YES_OR_NO, ids("n"))]
+    after_y, after_n = allowed(*matchers)
+    assert {TOKENIZER.decode([token_id]) for token_id in after_y} == {"es"}
+    assert {TOKENIZER.decode([token_id]) for token_id in after_n} == {"o"}
+
+
+def test_a_complete_text_may_only_end(compiler: GrammarCompiler):
+    matcher = compiler.compile(YES_OR_NO, [])
+    for token_id in ids("yes"):
+        assert not matcher.is_complete
+        matcher.consume(token_id)
+    assert matcher.is_complete
+    assert allowed(matcher) == [{EOS}]
+
+
+def test_what_is_not_allowed_is_a_failure(compiler: GrammarCompiler):
+    matcher = compiler.compile(YES_OR_NO, [])
+    assert matcher.failure == ""
+    matcher.consume(ids("x")[0])
+    assert matcher.failure != ""
+
+
+def test_requests_of_one_grammar_do_not_share_where_they_stand(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    first = compiler.compile(YES_OR_NO, ids("yes"))
+    # Compiled once: a second time would be noticed.
+    monkeypatch.setattr(compiler_module, "LLMatcher", None)
+    second = compiler.compile(YES_OR_NO, [])
+    assert first.is_complete
+    assert not second.is_complete
+
+
+def test_old_grammars_are_forgotten(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_GRAMMARS", 2)
+    for index in range(4):
+        compiler.compile(LLMatcher.grammar_from_regex(f"a{index}"), [])
+    assert len(compiler._compiled) == 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "so_far", "reason"),
+    [
+        ("junk", [], "Expected token"),
+        (LLMatcher.grammar_from_regex("(a"), [], "grammar cannot be used"),
+        (YES_OR_NO, ids("maybe"), "does not obey"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_with_its_reason(
+    compiler: GrammarCompiler, grammar: str, so_far: list[int], reason: str
+):
+    with pytest.raises(RequestRejectedError, match=reason) as refused:
+        compiler.compile(grammar, so_far)
+    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_REQUEST, "grammar")
+
+
+def test_a_folder_without_a_tokenizer_is_a_refusal(tmp_path):
+    with pytest.raises(RequestRejectedError, match="tokenizer"):
+        GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS]).compile(YES_OR_NO, [])

@@ -1,0 +1,183 @@
+"""Outputs obey their grammars, whatever shares the step, and end when those allow no more."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from transformers import AutoTokenizer
+
+from workers import Engine
+from workers.builtin import builtin_model_path
+from workers.config import EngineConfig
+from workers.constraints.compiler import GrammarCompiler
+from workers.engine.protocol import FinishReason, GenerateRequest
+from workers.engine.results import GenerateResult, ResultCollector
+from workers.errors import ErrorCode, RequestRejectedError
+from workers.sampling.params import SamplingParams
+
+TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path())
+PROMPT = TOKENIZER.encode("def answer(question):\n    return")
+ANSWER = LLMatcher.grammar_from_regex("(yes|no|perhaps)")
+PERSON = LLMatcher.grammar_from_json_schema(
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": False,
+        }
+    ),
+    overrides={"whitespace_flexible": False},
+)
+
+
+def start(**settings: Any) -> Engine:
+    return Engine.from_config(
+        EngineConfig(num_cpu_threads=1, check_integrity_when_idle=True, **settings)
+    )
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Engine]:
+    engine = start()
+    yield engine
+    engine.close()
+
+
+def request_of(index: int, grammar: str, **changes: Any) -> GenerateRequest:
+    fields = {"temperature": 1.0, "seed": index, "max_tokens": 40, "logprobs": 1, **changes}
+    return GenerateRequest(f"r{index}", PROMPT, SamplingParams(**fields), grammar=grammar)
+
+
+def run(engine: Engine, *requests: GenerateRequest) -> list[GenerateResult]:
+    collector = ResultCollector()
+    for request in requests:
+        engine.submit(request)
+        collector.expect(request.request_id)
+    while collector.is_waiting or engine.has_work:
+        collector.add(engine.step())
+    return collector.results()
+
+
+def text_of(result: GenerateResult) -> str:
+    return TOKENIZER.decode(result.token_ids)
+
+
+MIXED = [
+    request_of(0, PERSON),
+    request_of(1, ""),
+    request_of(2, ANSWER),
+    request_of(3, PERSON, temperature=0.0),
+    request_of(4, ANSWER, presence_penalty=0.5, top_k=3),
+    request_of(5, "", temperature=0.0),
+    request_of(6, PERSON, ignore_eos=True, top_p=0.9),
+]
+
+
+def check(results: list[GenerateResult]) -> None:
+    for request, result in zip(MIXED, results, strict=True):
+        assert len(result.logprobs) == len(result.token_ids)
+        if request.grammar == ANSWER:
+            assert re.fullmatch("yes|no|perhaps", text_of(result))
+        if request.grammar == PERSON:
+            assert set(json.loads(text_of(result))) == {"name", "age", "tags"}
+        if request.grammar:
+            # What ends the text belongs to it.
+            assert (result.finish_reason, result.stop_token_id) == (FinishReason.STOP, None)
+
+
+@pytest.fixture(scope="module")
+def alone(shared: Engine) -> list[GenerateResult]:
+    return [run(shared, request)[0] for request in MIXED]
+
+
+def test_every_output_obeys_its_grammar(alone: list[GenerateResult]) -> None:
+    check(alone)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"page_size": 4, "num_pages": 19, "max_step_tokens": 24},
+        {"enable_overlap": False, "enable_mixed_batches": False},
+        {"speculative": "ngram"},
+    ],
+    ids=["together", "retracted_and_chunked", "step_by_step", "beside_drafts"],
+)
+def test_the_company_changes_nothing(alone: list[GenerateResult], settings: dict[str, Any]) -> None:
+    engine = start(**settings)
+    try:
+        results = run(engine, *MIXED)
+        assert engine.stats().num_preemptions > 0 or "num_pages" not in settings
+    finally:
+        engine.close()
+    assert [one.token_ids for one in results] == [one.token_ids for one in alone]
+    check(results)
+
+
+def test_a_request_that_another_engine_began_goes_on_in_its_grammar(
+    shared: Engine, alone: list[GenerateResult]
+) -> None:
+    whole = alone[0].token_ids
+    began = GenerateRequest(
+        "again", PROMPT, MIXED[0].sampling, grammar=PERSON, resumed_token_ids=whole[:5]
+    )
+    assert run(shared, began)[0].token_ids == whole[5:]
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(shared: Engine) -> None:
+    broken, fine = run(shared, request_of(8, "junk"), request_of(9, ANSWER))
+    assert broken.finish_reason is FinishReason.ERROR
+    assert broken.error.code is ErrorCode.INVALID_REQUEST
+    assert re.fullmatch("yes|no|perhaps", text_of(fine))
+
+
+def test_an_id_is_in_use_while_its_grammar_is_compiled(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_ = GrammarCompiler.compile
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.2)
+        return compile_(*args)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+    shared.submit(request_of(0, ANSWER))
+    for grammar in (ANSWER, ""):
+        with pytest.raises(RequestRejectedError, match="is in use"):
+            shared.submit(request_of(0, grammar))
+    assert shared.stats().num_waiting == 1
+    shared.abort("r0")
+    (output,) = shared.step()
+    assert output.finish_reason is FinishReason.ABORT
+    while shared.has_work:
+        assert shared.step() == []
+
+
+def test_an_engine_ends_while_a_step_waits_for_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    monkeypatch.setattr(engine, "_provide_masks", lambda plan: None)
+    engine.submit(request_of(0, ANSWER))
+    while not engine._in_flight:
+        engine.step()
+    engine.close()
+
+
+def test_where_there_is_no_tokenizer_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.runner.model_runner._TOKENIZER_FILE", "nothing.json")
+    engine = start()
+    try:
+        assert not engine.info.has_grammars
+        with pytest.raises(RequestRejectedError, match=r"no nothing\.json"):
+            engine.submit(request_of(0, ANSWER))
+    finally:
+        engine.close()

@@ -1,0 +1,1 @@
+"""Grammars that outputs obey: compiled beside the steps, turned into masks of allowed tokens."""

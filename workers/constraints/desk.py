@@ -1,0 +1,133 @@
+"""Where requests with a grammar wait until it is compiled, in nobody's way."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Protocol
+
+from workers.constraints.matcher import TokenMatcher
+from workers.engine.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
+from workers.errors import ErrorCode, RequestRejectedError
+
+NUM_COMPILE_THREADS = 2
+
+Accept = Callable[[GenerateRequest, TokenMatcher], None]
+"""Queue a request for its first step. Raises RequestRejectedError."""
+
+
+class Compiler(Protocol):
+    """Any thread may call it."""
+
+    def compile(self, grammar: str, token_ids: Sequence[int]) -> TokenMatcher:
+        """A matcher that has gone past token_ids. Raises RequestRejectedError."""
+        ...
+
+
+class GrammarDesk(Protocol):
+    """Not thread-safe: who drives the engine calls it."""
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def is_known(self, request_id: str) -> bool: ...
+
+    def start(self, request: GenerateRequest) -> None:
+        """Raises RequestRejectedError where no grammar can be had."""
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """Whether the request waited here. Its last output comes from hand_over."""
+        ...
+
+    def hand_over(self, accept: Accept) -> list[StepOutput]:
+        """Give what is compiled to accept; outputs of those that end here."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something is compiled, if anything waits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoGrammars:
+    """Of an engine whose steps cannot be masked."""
+
+    num_waiting = 0
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def is_known(self, request_id: str) -> bool:
+        return False
+
+    def start(self, request: GenerateRequest) -> None:
+        raise RequestRejectedError(ErrorCode.INVALID_REQUEST, self._reason, "grammar")
+
+    def abort(self, request_id: str) -> bool:
+        return False
+
+    def hand_over(self, accept: Accept) -> list[StepOutput]:
+        return []
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+NO_GRAMMARS = NoGrammars("this engine takes no grammars")
+
+
+class CompilingDesk:
+    """Compiles in threads of its own. Requests leave in the order in which they are compiled."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._pool = ThreadPoolExecutor(NUM_COMPILE_THREADS, thread_name_prefix="tessera-grammar")
+        self._waiting: dict[str, tuple[GenerateRequest, Future[TokenMatcher]]] = {}
+        self._last_words: list[StepOutput] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + len(self._last_words)
+
+    def is_known(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
+    def start(self, request: GenerateRequest) -> None:
+        future = self._pool.submit(
+            self._compiler.compile, request.grammar, request.resumed_token_ids
+        )
+        self._waiting[request.request_id] = request, future
+
+    def abort(self, request_id: str) -> bool:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return False
+        waiting[1].cancel()
+        self._last_words.append(StepOutput(request_id, [], FinishReason.ABORT))
+        return True
+
+    def hand_over(self, accept: Accept) -> list[StepOutput]:
+        outputs, self._last_words = self._last_words, []
+        ready = [waiting for waiting in self._waiting.values() if waiting[1].done()]
+        for request, future in ready:
+            del self._waiting[request.request_id]
+            try:
+                accept(request, future.result())
+            except RequestRejectedError as error:
+                outputs.append(_refused(request, error))
+        return outputs
+
+    def wait(self, timeout_s: float) -> None:
+        futures = [future for _, future in self._waiting.values()]
+        if futures and not self._last_words:
+            wait(futures, timeout_s, return_when=FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """Waits for a compilation under way: its thread reads what is about to go."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _refused(request: GenerateRequest, error: RequestRejectedError) -> StepOutput:
+    reason = OutputError(error.code, error.message)
+    return StepOutput(request.request_id, [], FinishReason.ERROR, error=reason)
