@@ -72,9 +72,9 @@ class Committer:
         if request.sampling.logprobs is not None:
             output.logprobs = [_required(logprobs, request)]
         reason = request.finish_reason_after(token_id)
-        if reason is FinishReason.ERROR:
-            return self._fail(request, _no_mask(request))
         if reason is not None:
+            if reason is FinishReason.ERROR:
+                return self._fail(request, _no_mask(request))
             output.finish_reason = reason
             if reason is FinishReason.STOP and token_id in request.stop_ids:
                 output.stop_token_id = token_id
