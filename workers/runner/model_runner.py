@@ -306,15 +306,13 @@ class ModelRunner:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), None)
         logits = self._model.compute_logits(hidden)
-        allowed = self._rule_out(logits, inputs) if len(inputs.masked_slots) else logits
-        sampled = self._sampling.sample_from(
-            allowed, logits, inputs.sample_slots, inputs.sample_positions
-        )
+        slots, positions = inputs.sample_slots, inputs.sample_positions
+        if len(inputs.masked_slots):
+            allowed = rule_out(logits, slots, self._mask_source.wait(inputs.step_id))
+            sampled = self._sampling.sample_from(allowed, logits, slots, positions)
+        else:
+            sampled = self._sampling.sample(logits, slots, positions)
         return self._take_samples(sampled, inputs)
-
-    def _rule_out(self, logits: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """A copy without the tokens that grammars do not allow. Waits for the host's masks."""
-        return rule_out(logits, inputs.sample_slots, self._mask_source.wait(inputs.step_id))
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Keep what later steps go on from; returns what the host is told."""
