@@ -112,25 +112,8 @@ class StepInputBuilder:
             )
         )
         self._write_new_tokens(device)
-        batch = ForwardBatch(
-            forward_mode=plan.shape.mode,
-            batch_size=plan.batch_size,
-            num_tokens=plan.num_tokens,
-            input_ids=device.input_ids,
-            positions=device.positions,
-            req_pool_indices=device.slots,
-            seq_lens=device.seq_lens,
-            extend_seq_lens=device.num_new_tokens,
-            extend_prefix_lens=device.prefix_lens,
-            out_cache_loc=device.out_cache_loc,
-            seq_lens_cpu=seq_lens,
-            extend_seq_lens_cpu=plan.num_new_tokens,
-            extend_prefix_lens_cpu=plan.prefix_lens,
-            attn_backend=attn_backend,
-            bounded_cache_locs=device.bounded_cache_locs,
-        )
         return StepInputs(
-            batch,
+            _forward_batch(plan, seq_lens, device, attn_backend),
             device.token_slots,
             device.state_indices,
             device.sample_slots,
@@ -177,6 +160,28 @@ class StepInputBuilder:
     def _upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """Host arrays to device tensors of their dtypes, in one copy."""
         return upload(arrays, self._device)
+
+
+def _forward_batch(
+    plan: StepPlan, seq_lens: IntArray, device: _Uploaded, attn_backend: AttentionDispatch
+) -> ForwardBatch:
+    return ForwardBatch(
+        forward_mode=plan.shape.mode,
+        batch_size=plan.batch_size,
+        num_tokens=plan.num_tokens,
+        input_ids=device.input_ids,
+        positions=device.positions,
+        req_pool_indices=device.slots,
+        seq_lens=device.seq_lens,
+        extend_seq_lens=device.num_new_tokens,
+        extend_prefix_lens=device.prefix_lens,
+        out_cache_loc=device.out_cache_loc,
+        seq_lens_cpu=seq_lens,
+        extend_seq_lens_cpu=plan.num_new_tokens,
+        extend_prefix_lens_cpu=plan.prefix_lens,
+        attn_backend=attn_backend,
+        bounded_cache_locs=device.bounded_cache_locs,
+    )
 
 
 def _sampled_tokens(row_ends: IntArray, samples: IntArray) -> IntArray:
