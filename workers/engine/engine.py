@@ -13,6 +13,7 @@ from workers.config import EngineConfig
 from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
 from workers.constraints.masks import MaskFiller
 from workers.engine.clock import StepClock
+from workers.engine.encoder_input import EncoderInput
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
@@ -212,23 +213,28 @@ class Engine:
 
     def warm_up(self) -> None:
         """Run one short request, so that no client pays for first-time initialisations."""
-        self.generate([[0]], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+        sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        encoder = self.info.encoder
+        self.generate([[0]], sampling, () if encoder is None else [encoder.shortest()])
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
+        sources: Sequence[EncoderInput] = (),
     ) -> list[GenerateResult]:
-        """Run prompts to their end and return results in the prompts' order.
+        """Run prompts to their end and return results in the prompts' order. sources: what the
+        encoder reads for each of them, where the model has one.
 
         Offline convenience: must not run while an EngineLoop drives this engine. Raises
         RequestRejectedError if one of them is refused, after ending the others, and ValueError if
-        there are not as many sampling parameters as prompts.
+        there are not as many sampling parameters or sources as prompts.
         """
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        read: Sequence[EncoderInput | None] = sources or [None] * len(prompts)
         requests = [
-            GenerateRequest(f"generate-{index}", list(prompt), one)
-            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+            GenerateRequest(f"generate-{index}", list(prompt), one, encoder_input=source)
+            for index, (prompt, one, source) in enumerate(zip(prompts, params, read, strict=True))
         ]
         collector = ResultCollector()
         try:

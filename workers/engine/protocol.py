@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from workers.engine.encoder_input import EncoderInfo, EncoderInput
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.errors import ErrorCode
 from workers.sampling.params import SamplingParams
@@ -32,7 +33,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first token: prompt log probabilities, cached tokens, queue and prefill times. With the same
     seed the request goes on as it would have there; without one it draws other noise. grammar: what
     the output has to obey, as llguidance writes grammars; empty: anything. It ends the output as
-    soon as nothing more may follow.
+    soon as nothing more may follow. encoder_input: what the encoder reads where the model has one;
+    the prompt is then its decoder's.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: str = ""
     resumed_token_ids: list[int] = []
     grammar: str = ""
+    encoder_input: EncoderInput | None = None
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -123,7 +126,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
     holds of one request if that is less. has_prefix_cache: whether what one request computed can be
-    found by others. has_grammars: whether requests may bring one.
+    found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
+    takes, None where it has none.
     """
 
     name: str
@@ -138,3 +142,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_request_len: int
     has_prefix_cache: bool = True
     has_grammars: bool = False
+    encoder: EncoderInfo | None = None

@@ -4,7 +4,7 @@ Account 0 keeps every token; the others' retentions are bounded. A page of token
 each, so that the pool grants all accounts or none. Pages are numbered by account.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from workers.errors import IntegrityError
@@ -20,6 +20,11 @@ class PageCounts(NamedTuple):
     num_usable: int
     num_used: int
     num_evictable: int
+
+
+def fullest(counts: Iterable[PageCounts]) -> PageCounts:
+    """The account of which most is used."""
+    return max(counts, key=lambda one: one.num_used / one.num_usable)
 
 
 class PagePool:
@@ -74,7 +79,7 @@ class PagePool:
             evictable = self._cache.num_evictable_bounded(account)
             usable, used = self.num_usable_bounded(account), self.num_used_bounded(account)
             counts.append(PageCounts(usable, used, evictable))
-        return max(counts, key=lambda one: one.num_used / one.num_usable)
+        return fullest(counts)
 
     def num_usable_bounded(self, account: int) -> int:
         return self._allocators[account + 1].num_usable_pages

@@ -207,6 +207,14 @@ def _check_device(hf_config: PreTrainedConfig, facts: ModelFacts, device: torch.
         )
 
 
+def _check_encoder_decoder(facts: ModelFacts, tp: TPGroup, device: torch.device) -> None:
+    where = f"{facts.architecture} is an encoder-decoder and runs"
+    if device.type != "cpu":
+        raise ConfigError(f"{where} on CPU only so far; set device='cpu'")
+    if tp.size > 1:
+        raise ConfigError(f"{where} on one rank only so far; set tp_size=1")
+
+
 def load_model(
     config: EngineConfig,
     tp: TPGroup,
@@ -223,7 +231,9 @@ def load_model(
     """
     hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
-    if implementation == "transformers":
+    if hf_config.is_encoder_decoder:
+        _check_encoder_decoder(facts, tp, device)
+    elif implementation == "transformers":
         _check_device(hf_config, facts, device)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",

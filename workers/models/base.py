@@ -14,6 +14,7 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import VocabShard
+from workers.models.request_encoder import RequestEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,15 @@ class CausalLM(nn.Module, ABC):
     """A decoder-only language model on one rank.
 
     vocab_shard: which logits local_logits gives, where it does not give all.
-    state_entries: what its modules keep of a request as a whole, in an order of its own.
+    state_entries: what its modules keep of a request as a whole, in an order of its own. encoder:
+    of an encoder-decoder, whose other methods are its decoder's.
     """
 
     geometry: AttentionGeometry
     vocab_size: int
     vocab_shard: VocabShard | None = None
     state_entries: tuple[StateEntry, ...] = ()
+    encoder: RequestEncoder | None = None
 
     @abstractmethod
     def forward(

@@ -75,7 +75,7 @@ def supported_models() -> str:
     return (
         f"native: {', '.join(NATIVE_ARCHITECTURES)}; otherwise decoders of transformers "
         f"{transformers.__version__} that attend through its attention interface or keep keys and "
-        "values in its cache"
+        "values in its cache, and encoder-decoders such as BART and Whisper"
     )
 
 
@@ -131,9 +131,9 @@ def _latent_obstacle(engine: EngineConfig, device_type: str) -> str | None:
 
 def _check_transformers(config: PreTrainedConfig, architecture: str) -> None:
     # Seconds of imports that native models do without.
-    from workers.models.transformers_class import causal_lm_class
+    from workers.models.transformers_seq2seq_class import served_class
 
     try:
-        causal_lm_class(config)
+        served_class(config)
     except ModelLoadError as error:
         raise ModelLoadError(f"{architecture}: {error}. Supported: {supported_models()}") from error

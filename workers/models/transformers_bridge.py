@@ -1,4 +1,5 @@
-"""Which way a loaded model of transformers runs: as one flat batch, or row by row."""
+"""Which way a loaded model of transformers runs: as one flat batch, row by row, or as a decoder
+beside its encoder."""
 
 import logging
 
@@ -13,6 +14,7 @@ from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_rope import fix_rope
 from workers.models.transformers_row_model import RowByRowCausalLM
+from workers.models.transformers_seq2seq import TransformersSeq2Seq
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     Raises ModelLoadError for a model that would be served wrongly either way, ConfigError for one
     that runs row by row elsewhere than on CPU.
     """
+    if hf_model.config.is_encoder_decoder:
+        return TransformersSeq2Seq(hf_model)
     parts = BodyAndHead.of(hf_model)
     config = text_config_of(parts.head.config)
     fix_rope(parts.body, config, max_context_len)

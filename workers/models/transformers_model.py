@@ -31,7 +31,6 @@ from workers.models.transformers_attention import (
 )
 from workers.models.transformers_body import FlatBody
 from workers.models.transformers_class import (
-    causal_lm_class,
     may_keep_states,
     part_for_class,
 )
@@ -39,6 +38,7 @@ from workers.models.transformers_head import logits_of
 from workers.models.transformers_layer_types import Calls, check_layers, check_windows, with_chunks
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_probing import probing
+from workers.models.transformers_seq2seq_class import served_class
 from workers.models.transformers_state_probe import FreshTokens, StateProbe
 from workers.models.transformers_states import StateModule, StepStates
 from workers.models.transformers_temperature import take_over_temperatures
@@ -175,7 +175,7 @@ def load_transformers_model(
 
     Raises ModelLoadError when a tensor is missing, left over or of another shape, or a package is.
     """
-    model_class = causal_lm_class(config)
+    model_class = served_class(config)
     config = part_for_class(config, model_class)
     register_attention_interface()
     with _missing_packages_named(model_class):
@@ -207,7 +207,7 @@ def random_transformers_model(
 
     Raises ModelLoadError when it needs a package that is missing.
     """
-    model_class = causal_lm_class(config)
+    model_class = served_class(config)
     config = part_for_class(config, model_class)
     register_attention_interface()
 

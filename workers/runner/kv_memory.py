@@ -28,13 +28,13 @@ def resolve_kv_dtype(requested: KVCacheDType, model_dtype: torch.dtype) -> torch
 def create_kv_pool(
     config: AttentionConfig, pages_by_account: Sequence[int], kv_scales: Sequence[KVScale]
 ) -> TokenToKVPool:
-    """The pool of a rank. pages_by_account: of account 0, then of the bounded ones. kv_scales: one
-    a layer, or none.
+    """The pool of a rank. pages_by_account: of account 0, then of the bounded ones, then the
+    encoder's. kv_scales: one a layer, or none.
 
     An fp8 pool without scales keeps 1, with a warning: K and V are then rounded as they come.
     Raises AttentionBackendError when the device lacks what the pool needs.
     """
-    if config.bounded_retentions or not config.keeps_one_entry:
+    if config.num_accounts > 1 or not config.keeps_one_entry:
         return GroupedTokenToKVPool(config, pages_by_account, create_mha_pool)
     num_pages = pages_by_account[0]
     if config.latent is not None:

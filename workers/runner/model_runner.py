@@ -27,6 +27,7 @@ from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cpu_threads import limit_cpu_threads
+from workers.runner.encoder_stage import encoder_table_width, make_encoder_stage
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step
@@ -42,7 +43,7 @@ from workers.sampling.logprobs import (
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.token_masks import rule_out
 from workers.sampling.transfer import start_download
-from workers.scheduler.config import BoundedAccount, SchedulerConfig
+from workers.scheduler.config import BoundedAccount, EncoderAccount, SchedulerConfig
 from workers.scheduler.plan import PromptLogprobRow, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,11 @@ class ModelRunner:
         self._weights_lease = loaded.lease
         num_slots = config.max_running_requests + self.num_padding_slots
         req_to_token_pool = ReqToTokenPool(
-            num_slots, attention.config.max_context_len, device, len(self.pages_by_account)
+            num_slots,
+            attention.config.max_context_len,
+            device,
+            attention.config.encoder_account,
+            encoder_table_width(attention.config),
         )
         token_to_kv_pool = create_kv_pool(attention.config, self.pages_by_account, loaded.kv_scales)
         self._backend = create_attention_backend(
@@ -112,6 +117,9 @@ class ModelRunner:
         self._states = SlotStates(self._model.state_entries, num_slots, device)
         self._model.keep_states(self._states)
         self._tell_of_states(config)
+        self._encoders = make_encoder_stage(
+            self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
+        )
         self._timer = make_timer(self._backend, device)
         self._req_to_token = req_to_token_pool.req_to_token
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
@@ -153,6 +161,7 @@ class ModelRunner:
             max_request_len=self.scheduler_config(config).max_request_len,
             has_prefix_cache=self.scheduler_config(config).enable_prefix_cache,
             has_grammars=not self._why_no_grammars(),
+            encoder=None if self._model.encoder is None else self._model.encoder.info,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -172,7 +181,12 @@ class ModelRunner:
             seed=config.seed,
             bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
             max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
+            encoder=self._encoder_account(),
         )
+
+    def _encoder_account(self) -> EncoderAccount | None:
+        encoder = self._model.encoder
+        return None if encoder is None else EncoderAccount(self.pages_by_account[-1], encoder.info)
 
     def make_executor(self) -> StepExecutor:
         """What runs this runner's steps beside the engine's thread."""
@@ -260,7 +274,9 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._states.discard()
         self._sampling.admit(plan.admitted)
+        self._encoders.apply(plan.encoder)
         inputs = self._inputs.build(plan, self._timer)
+        inputs.batch.encoder_lens_cpu = self._encoders.lens(plan.slots)
         hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs

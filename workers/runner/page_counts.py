@@ -5,6 +5,7 @@ from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import Retention, span_pages
+from workers.runner.encoder_page_count import encoder_page_bytes, encoder_page_count
 
 _VIRTUAL_PAGES_A_REAL_ONE = 4
 """Where no layer keeps every token, account 0 only counts: how many more tokens the prefix cache
@@ -14,13 +15,24 @@ may know than the other accounts hold."""
 def pages_by_account(
     config: EngineConfig, attention: AttentionConfig, budget_bytes: int, state_bytes: int = 0
 ) -> tuple[int, ...]:
-    """Of account 0, then of each bounded one; the reserved page is counted in all.
+    """Of account 0, then of each bounded one, then of the encoder; the reserved page is counted in
+    all. state_bytes: what recurrent states have taken before. Raises ConfigError where the bytes
+    hold no page."""
+    if not attention.max_encoder_tokens:
+        return _own_pages(config, attention, budget_bytes, state_bytes)
+    encoder_pages = encoder_page_count(config, attention, budget_bytes)
+    left_bytes = budget_bytes - encoder_pages * encoder_page_bytes(attention)
+    return *_own_pages(config, attention, left_bytes, state_bytes), encoder_pages
+
+
+def _own_pages(
+    config: EngineConfig, attention: AttentionConfig, budget_bytes: int, state_bytes: int
+) -> tuple[int, ...]:
+    """Of the accounts of requests' own tokens.
 
     A bounded account gets what all running requests can hold at once, of a cached prefix and of
     their own, and prompts on their way through it; account 0 gets the rest, but no more than every
     slot at full context can use. Where there is too little for that, all have equally many.
-    state_bytes: what recurrent states have taken before. Raises ConfigError where the bytes hold no
-    page.
     """
     most = _most_pages(config, attention)
     wanted = [

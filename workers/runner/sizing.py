@@ -25,8 +25,8 @@ from workers.runner.page_counts import pages_by_account
 class AttentionPlan:
     """The backend by name, the geometry its pools are made for, and this rank's page counts.
 
-    pages_by_account: of account 0, then of each of config.bounded_retentions; they count the
-    reserved page. The engine uses the smallest of its ranks.
+    pages_by_account: of account 0, then of each of config.bounded_retentions, then the encoder's;
+    they count the reserved page. The engine uses the smallest of its ranks.
     """
 
     backend_name: str
@@ -72,6 +72,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_chunked_attention=any(layer.chunk_size > 0 for layer in layers),
         needs_unlike_layers=any(layer.heads is not None for layer in layers),
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
+        needs_cross_attention=any(layer.max_encoder_tokens > 0 for layer in layers),
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
     attention_config = replace(

@@ -127,7 +127,7 @@ class StepInputBuilder:
     def _write_new_tokens(self, device: _Uploaded) -> None:
         """Every account's table learns where the step's tokens go."""
         all_locs = device.out_cache_loc, *device.bounded_cache_locs
-        for table, locs in zip(self._req_to_token_pool.tables, all_locs, strict=True):
+        for table, locs in zip(self._req_to_token_pool.own_tables, all_locs, strict=True):
             table[device.token_slots, device.positions] = locs.int()
 
     def apply_memory_writes(self, plan: StepPlan) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.kv_cache.radix_node import EMPTY
+from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.plan import NAN_TOKEN, IntArray, PromptLogprobRow, StepPlan, StepResult
 
 MIN_PIECE_TOKENS = 64
@@ -73,7 +74,8 @@ def _launch_half(plan: StepPlan, launch: Launch, free_memory: Callable[[], None]
 def split_plan(plan: StepPlan) -> tuple[StepPlan, StepPlan] | None:
     """Two plans that do in turn what plan does; None for a row of at most MIN_PIECE_TOKENS.
 
-    Rows are kept whole while there are several. What precedes a step precedes the first.
+    Rows are kept whole while there are several. What precedes a step precedes the first, but each
+    row's encoder runs before its own first piece.
     """
     if plan.batch_size == 1:
         if plan.num_tokens <= MIN_PIECE_TOKENS:
@@ -105,6 +107,7 @@ def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
             out_cache_loc=plan.out_cache_loc[these],
             bounded_cache_locs=tuple(locs[these] for locs in plan.bounded_cache_locs),
             prompt_logprobs=wants,
+            encoder=plan.encoder.of_slots(plan.slots[own]),
         )
         for own, these, wants in zip(rows, tokens, (first_wants, second_wants), strict=True)
     )
@@ -127,6 +130,7 @@ def _split_row(plan: StepPlan, num_tokens: int) -> tuple[StepPlan, StepPlan]:
     )
     second = msgspec.structs.replace(
         plan,
+        encoder=EncoderPlan(),
         is_decode=num_left == 1,
         num_new_tokens=_int32(num_left),
         prefix_lens=plan.prefix_lens + np.int32(num_tokens),
@@ -153,7 +157,12 @@ def _wants_of(wants: tuple[PromptLogprobRow, ...], tokens: slice) -> tuple[Promp
 
 def _without_prelude(plan: StepPlan) -> StepPlan:
     return msgspec.structs.replace(
-        plan, admitted=(), table_writes=(), cleared=EMPTY, bounded_cleared=()
+        plan,
+        admitted=(),
+        table_writes=(),
+        cleared=EMPTY,
+        bounded_cleared=(),
+        encoder=EncoderPlan(grants=plan.encoder.grants),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from workers.engine.encoder_input import EncoderInfo
 from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import Retention, span_pages
 
@@ -22,6 +23,24 @@ class BoundedAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderAccount:
+    """The account of what an encoder makes of requests' inputs. num_pages counts page 0."""
+
+    num_pages: int
+    info: EncoderInfo
+
+    def check(self, page_size: int) -> None:
+        """Raise ConfigError unless the longest input of one request has room."""
+        if self.num_pages * page_size > _MAX_CACHE_INDEX:
+            raise ConfigError(f"{self.num_pages} encoder pages exceed int32 cache indices")
+        if (self.num_pages - 1) * page_size < self.info.max_tokens:
+            raise ConfigError(
+                f"{self.num_pages} pages of {page_size} tokens, one of them reserved, do not hold "
+                f"the {self.info.max_tokens} tokens that the encoder makes of one request"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """What the scheduler must know of the model, of KV memory and of the operator's wishes.
 
@@ -30,7 +49,8 @@ class SchedulerConfig:
     that decode rows wait for may be predicted to last; None: anything. seed: draws the seeds of
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
     rows in one step. bounded: the accounts beside the one that keeps every token.
-    max_draft_tokens: drafts that a row may verify in one step, 0 without speculation.
+    max_draft_tokens: drafts that a row may verify in one step, 0 without speculation. encoder: of
+    models that have one.
     """
 
     page_size: int
@@ -48,6 +68,7 @@ class SchedulerConfig:
     seed: int | None
     bounded: tuple[BoundedAccount, ...] = ()
     max_draft_tokens: int = 0
+    encoder: EncoderAccount | None = None
 
     def __post_init__(self) -> None:
         minima = {
@@ -71,6 +92,11 @@ class SchedulerConfig:
             raise ConfigError(f"max_draft_tokens must not be negative, got {self.max_draft_tokens}")
         if self.max_draft_tokens and self.bounded:
             raise ConfigError("speculative: layers with windows or chunks cannot take drafts yet")
+        self._check_accounts()
+
+    def _check_accounts(self) -> None:
+        if self.encoder is not None:
+            self.encoder.check(self.page_size)
         for num_pages in (self.num_pages, *(account.num_pages for account in self.bounded)):
             if num_pages * self.page_size > _MAX_CACHE_INDEX:
                 raise ConfigError(

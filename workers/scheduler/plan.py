@@ -14,6 +14,7 @@ from workers.constraints.masks import StepMasks
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
 from workers.sampling.params import SamplingParams
+from workers.scheduler.encoder_plan import EncoderPlan
 
 IntArray = npt.NDArray[np.int32]
 
@@ -85,8 +86,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     cleared (n,): cache indices whose keys and values become zeros, because they may be no numbers
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
     that does not keep every token. masked_slots (n,): whose samples wait for masks of the tokens
-    that a grammar allows; the host makes them while the step runs. What is cleared, admitted and
-    table_writes take effect, in that order, before the step.
+    that a grammar allows; the host makes them while the step runs. encoder: what encoders compute
+    for admitted requests. What is cleared, admitted, table_writes and the encoders take effect, in
+    that order, before the step.
     """
 
     step_id: int
@@ -104,6 +106,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     bounded_cache_locs: tuple[IntArray, ...] = ()
     bounded_cleared: tuple[IntArray, ...] = ()
     masked_slots: IntArray = EMPTY
+    encoder: EncoderPlan = EncoderPlan()
 
     @property
     def batch_size(self) -> int:

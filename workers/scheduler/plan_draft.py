@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
+from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
@@ -102,6 +103,7 @@ class PlanDraft:
         self._admitted: list[AdmittedRequest] = []
         self._num_history_ids = 0
         self._prefixes: list[tuple[int, RadixNode]] = []
+        self._owes_chunk = False
         self._completed: list[Request] = []
         self._unfinished: list[tuple[Request, int]] = []
         self._constrained: list[ConstrainedRequest] = []
@@ -124,7 +126,8 @@ class PlanDraft:
 
     def room_for(self, num_prefix_tokens: int) -> int:
         """Most tokens of a chunk that follows so many tokens of its prompt."""
-        return min(self.budget, self.prompts.room_for(num_prefix_tokens))
+        room = min(self.budget, self.prompts.room_for(num_prefix_tokens))
+        return max(1, room) if self._owes_chunk else room
 
     def set_decode_rows(self, rows: DecodeDraft) -> None:
         """Decode rows come first in a plan, and at once."""
@@ -160,6 +163,19 @@ class PlanDraft:
         )
         self._prefixes.append((request.slot, prefix))
 
+    def can_encode(self, num_tokens: int) -> bool:
+        """Whether an encoder may compute so many tokens before the step. They count as a prompt's;
+        but an encoder reads its input at once, so that the step's first may be of any length."""
+        return num_tokens == 0 or not self._slots or num_tokens < self.room_for(0)
+
+    def add_encoder(self, num_tokens: int) -> None:
+        """For the request just admitted, whose first chunk gets a token at least: a request that
+        has a slot has a row."""
+        if num_tokens:
+            self.budget -= num_tokens
+            self.prompts.spend(0, num_tokens)
+            self._owes_chunk = True
+
     def add_chunk(self, request: Request, start: int, out_cache_locs: tuple[IntArray, ...]) -> None:
         """Tokens start .. start + n - 1 of a request that is being prefilled. out_cache_locs: int32
         (n,) by account."""
@@ -181,12 +197,17 @@ class PlanDraft:
             self._unfinished.append((request, stop))
         self.budget -= num_tokens
         self.prompts.spend(start, num_tokens)
+        self._owes_chunk = False
 
     def build(
-        self, table_writes: list[TableWrite], cleared: tuple[IntArray, ...]
+        self,
+        table_writes: list[TableWrite],
+        cleared: tuple[IntArray, ...],
+        encoder: EncoderPlan,
     ) -> tuple[StepPlan, PendingCommit]:
         """table_writes: moves of running requests, carried out before this step. cleared: what
-        requests that ended have left and nobody vouches for, by account."""
+        requests that ended have left and nobody vouches for, by account. encoder: what its account
+        wants done."""
         record = PendingCommit(
             self.step_id,
             self._decode.requests + self._prefilled,
@@ -198,7 +219,7 @@ class PlanDraft:
             self._constrained,
         )
         if not self._slots:
-            return self._decode_plan(table_writes, cleared), record
+            return self._decode_plan(table_writes, cleared, encoder), record
         lens = [len(ids) for ids in self._input_ids]
         locs = self._decode.out_cache_locs, *self._out_cache_locs
         by_account = [np.concatenate(parts) for parts in zip(*filter(None, locs), strict=True)]
@@ -218,11 +239,15 @@ class PlanDraft:
             bounded_cache_locs=tuple(by_account[1:]),
             bounded_cleared=cleared[1:],
             masked_slots=self._masked_slots(),
+            encoder=encoder,
         )
         return plan, record
 
     def _decode_plan(
-        self, table_writes: list[TableWrite], cleared: tuple[IntArray, ...]
+        self,
+        table_writes: list[TableWrite],
+        cleared: tuple[IntArray, ...],
+        encoder: EncoderPlan,
     ) -> StepPlan:
         rows = self._decode
         return StepPlan(
@@ -239,6 +264,7 @@ class PlanDraft:
             bounded_cache_locs=rows.out_cache_locs[1:],
             bounded_cleared=cleared[1:],
             masked_slots=self._masked_slots(),
+            encoder=encoder,
         )
 
     def _masked_slots(self) -> IntArray:

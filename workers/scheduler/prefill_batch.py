@@ -73,7 +73,9 @@ class Admission:
             self._memory.unlock(match)
             self._waiting.park(request, until=other)
             return AdmissionResult.PARKED
-        if not (self._fits(request, match) and self._memory.fits_bounded(request, match)):
+        num_encoder = self._memory.num_encoder_tokens(request)
+        has_pages = self._fits(request, match) and self._memory.fits_others(request, match)
+        if not (has_pages and draft.can_encode(num_encoder)):
             self._memory.unlock(match)
             return AdmissionResult.REFUSED
         self._waiting.remove(request)
@@ -81,6 +83,7 @@ class Admission:
         if self._under_way is not None:
             self._under_way.add(request)
         draft.admit(request, match.node)
+        draft.add_encoder(num_encoder)
         if request.first_scheduled_s is None:
             self._memory.count_return(match)
             request.first_scheduled_s = self._clock()

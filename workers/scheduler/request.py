@@ -12,6 +12,7 @@ from workers.engine.logprobs import PackedLogprobs
 from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
 from workers.sampling.params import SamplingParams
+from workers.scheduler.encoder_read import EncoderRead
 
 NO_SLOT = -1
 
@@ -28,7 +29,8 @@ class Request:
     max_draft_tokens: of a step; 0 where what a token may be depends on the ones before it.
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
-    because a final state or logits that were computed from all of them are.
+    because a final state or logits that were computed from all of them are. encoder: what the
+    encoder reads, where the model has one.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class Request:
     submitted_s: float
     is_resumed: bool = False
     max_draft_tokens: int = 0
+    encoder: EncoderRead | None = None
     slot: int = NO_SLOT
     node: RadixNode | None = None
     prefill_len: int = 0
@@ -57,6 +60,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """What it wants computed when it comes out of the queue, cached or not."""
+        return self.num_tokens + (0 if self.encoder is None else self.encoder.num_tokens)
 
     @property
     def sort_key(self) -> SortKey:

@@ -21,6 +21,7 @@ from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY
 from workers.scheduler.bounded_memory import BoundedMemory
+from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -35,11 +36,13 @@ class RequestMemory:
         pool: PagePool,
         cache: PrefixCache,
         bounded: BoundedMemory,
+        encoders: EncoderMemory,
     ) -> None:
         self._table = table
         self._pool = pool
         self._cache = cache
         self._bounded = bounded
+        self._encoders = encoders
         self._page_size = table.page_size
         self._table_writes: dict[int, list[TableWrite]] = {}
         # By account.
@@ -61,9 +64,14 @@ class RequestMemory:
         self._bounded.unhold(match.node)
         self._cache.unlock(match.node)
 
-    def fits_bounded(self, request: Request, match: PrefixMatch) -> bool:
-        """Whether the accounts that do not keep every token have room for the request, too."""
-        return self._bounded.fits(request, match)
+    def fits_others(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether the accounts beside the one that keeps every token have room for the request,
+        too."""
+        return self._bounded.fits(request, match) and self._encoders.fits(request)
+
+    def num_encoder_tokens(self, request: Request) -> int:
+        """Tokens that an encoder would have to compute for the request now."""
+        return self._encoders.num_missing_tokens(request)
 
     def count_return(self, match: PrefixMatch) -> None:
         """The request that found this match is admitted for the first time."""
@@ -75,6 +83,7 @@ class RequestMemory:
         request.prefill_len = request.num_tokens
         request.num_vouched_tokens = len(match.pages) * self._page_size
         self._table.add(request, match.pages, match.bounded_pages)
+        self._encoders.open(request)
         self._write_later(request.slot, self._bounded.open(request.slot, match))
 
     def extend(self, slot: int, num_tokens: int) -> int:
@@ -96,11 +105,13 @@ class RequestMemory:
 
     def share_prefix(self, request: Request) -> None:
         """Offer the full pages of a finished prefill to the cache, so that others can use them."""
+        self._encoders.vouch(request)
         self._share(request, request.prefill_len // self._page_size)
 
     def pass_chunk(self, request: Request, num_computed: int) -> None:
         """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next
         ones cannot see goes back, by way of the cache, where others may come upon it."""
+        self._encoders.vouch(request)
         if self._bounded.num_accounts:
             self._share(request, request.num_vouched_tokens // self._page_size)
             self._drop_unseen(request, num_computed)
@@ -182,6 +193,7 @@ class RequestMemory:
     ) -> None:
         self._pool.free_main(unwanted_pages)
         self._bounded.close(request, result)
+        self._encoders.close(request)
         if request.node is not None:
             self._cache.unlock(request.node)
             request.node = None

@@ -13,7 +13,7 @@ from workers.constraints.matcher import TokenMatcher
 from workers.engine.protocol import EngineStats, GenerateRequest, StepOutput
 from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
 from workers.kv_cache.page_allocator import PageAllocator
-from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.page_pool import PagePool, fullest
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
 from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
@@ -21,6 +21,11 @@ from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
+from workers.scheduler.encoder_memory import (
+    EncoderMemory,
+    NoEncoderMemory,
+    PagedEncoderMemory,
+)
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
@@ -72,7 +77,10 @@ class Scheduler:
         self._cache = _build_cache(config, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
-        self._memory = RequestMemory(self._table, self._pool, self._cache, self._bounded)
+        self._encoders = _encoder_memory(config)
+        self._memory = RequestMemory(
+            self._table, self._pool, self._cache, self._bounded, self._encoders
+        )
         self._forecast = OutputForecast()
         self._retractor = Retractor(
             self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
@@ -144,7 +152,11 @@ class Scheduler:
         draft = self._compose()
         if draft.is_empty:
             return None
-        plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
+        plan, record = draft.build(
+            self._memory.take_table_writes(),
+            self._memory.take_cleared(),
+            self._encoders.take_plan(),
+        )
         self._uncommitted.append(record)
         self._next_step_id += 1
         self._forecast.on_step()
@@ -167,7 +179,8 @@ class Scheduler:
 
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
         """
-        if not plan.is_decode and not plan.prompt_logprobs:
+        has_prompts = not plan.is_decode or plan.encoder.lengths
+        if has_prompts and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
 
     def take_outputs(self) -> list[StepOutput]:
@@ -178,7 +191,7 @@ class Scheduler:
         """num_pages counts the pages that can be handed out: used, evictable and free ones, of the
         account that is used most."""
         counters, horizon = self._ledger.counters, self._cache.eviction_horizon
-        pages = self._pool.fullest()
+        pages = fullest((self._pool.fullest(), *self._encoders.counts()))
         return EngineStats(
             num_running=self._table.num_running,
             num_waiting=len(self._waiting),
@@ -206,13 +219,14 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pages, locks, slots and requests fit together exactly."""
         check_pages(self._table, self._pool, self._cache, self._bounded)
+        self._encoders.check_integrity(self._table.requests())
         num_live = self._ledger.num_live
         if num_live != self._table.num_running + len(self._waiting):
             raise IntegrityError(
                 f"{num_live} requests are alive, {self._table.num_running} run and "
                 f"{len(self._waiting)} wait"
             )
-        num_queued = sum(request.num_tokens for request in self._waiting)
+        num_queued = sum(request.num_queued_tokens for request in self._waiting)
         if num_queued != self._waiting.num_tokens:
             raise IntegrityError(
                 f"{num_queued} tokens wait, {self._waiting.num_tokens} are counted"
@@ -269,6 +283,13 @@ def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCac
     if config.enable_prefix_cache:
         return RadixCache(config.page_size, clock, retentions)
     return NoPrefixCache(len(retentions))
+
+
+def _encoder_memory(config: SchedulerConfig) -> EncoderMemory:
+    account = config.encoder
+    if account is None:
+        return NoEncoderMemory()
+    return PagedEncoderMemory(account.num_pages, config.page_size, config.enable_prefix_cache)
 
 
 def _allocators(config: SchedulerConfig) -> list[PageAllocator]:

@@ -14,8 +14,9 @@ Features = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """num_prompt_keys: pairs of a new prompt token and a key that it attends to. num_decode_rows:
-    of a run, a row for each token. num_decode_keys: keys that all decode rows together read."""
+    """num_prompt_keys: pairs of a new prompt token and a key that it attends to. What encoders
+    compute counts as prompts whose tokens see each other. num_decode_rows: of a run, a row for each
+    token. num_decode_keys: keys that all decode rows together read."""
 
     num_prompt_tokens: int
     num_prompt_keys: float
@@ -28,11 +29,13 @@ class StepWork:
         is_decode = plan.decode_rows
         num_decode = int(new.sum(where=is_decode))
         keys = int((prefix * new).sum(where=is_decode, dtype=np.int64)) + num_decode
-        if is_decode.all():
+        encoded = plan.encoder.lengths
+        if is_decode.all() and not encoded:
             return cls(0, 0.0, num_decode, keys)
         tokens, before = new[~is_decode].astype(np.float64), prefix[~is_decode]
         pairs = float((tokens * (before + 0.5 * tokens)).sum())
-        return cls(int(tokens.sum()), pairs, num_decode, keys)
+        pairs += float(sum(length * length for length in encoded))
+        return cls(int(tokens.sum()) + sum(encoded), pairs, num_decode, keys)
 
     @property
     def features(self) -> Features:

@@ -11,6 +11,7 @@ from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.encoder_read import EncoderRead
 from workers.scheduler.request import Request
 from workers.scheduler.waiting_queue import WaitingQueue
 
@@ -36,7 +37,9 @@ class Submission:
         max_total_len = self._max_total_len(spec)
         _check_unfinished(spec, max_total_len)
         spec.sampling.validate(self._config.vocab_size)
-        self._check_queue(len(spec.prompt_token_ids) + len(spec.resumed_token_ids))
+        encoder = self._read_of(spec)
+        num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)
+        self._check_queue(num_tokens + (0 if encoder is None else encoder.num_tokens))
         tokens = self._checked_tokens(spec)
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
@@ -44,7 +47,8 @@ class Submission:
             request_id=spec.request_id,
             sampling=spec.sampling,
             priority=spec.priority,
-            cache_salt=spec.cache_salt,
+            # Tokens behind different inputs of the encoder have different keys and values.
+            cache_salt=spec.cache_salt if encoder is None else encoder.key,
             buffer=tokens,
             num_tokens=len(tokens),
             num_prompt_tokens=len(spec.prompt_token_ids),
@@ -55,6 +59,7 @@ class Submission:
             submitted_s=now_s,
             is_resumed=bool(spec.resumed_token_ids),
             max_draft_tokens=self._max_drafts(spec),
+            encoder=encoder,
         )
         self._num_accepted += 1
         return request
@@ -63,6 +68,16 @@ class Submission:
         """None where what a token may be depends on the ones before it."""
         depends = spec.sampling.has_penalties or spec.grammar
         return 0 if depends else self._config.max_draft_tokens
+
+    def _read_of(self, spec: GenerateRequest) -> EncoderRead | None:
+        account = self._config.encoder
+        if account is not None:
+            return EncoderRead.of(spec.encoder_input, spec.cache_salt, account.info)
+        if spec.encoder_input is None:
+            return None
+        raise RequestRejectedError(
+            ErrorCode.INVALID_REQUEST, "this model has no encoder", "encoder_input"
+        )
 
     def _max_total_len(self, spec: GenerateRequest) -> int:
         num_prompt, max_tokens = len(spec.prompt_token_ids), spec.sampling.max_tokens

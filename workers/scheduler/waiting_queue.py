@@ -35,12 +35,13 @@ class WaitingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the waiting requests will have to bring into the pool, cached or not."""
+        """Tokens that the waiting requests will have to bring into the pool, cached or not, and of
+        their encoders."""
         return self._num_tokens
 
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_sort_key)
-        self._num_tokens += request.num_tokens
+        self._num_tokens += request.num_queued_tokens
 
     def peek(self) -> Request | None:
         """The first of those that are not parked."""
@@ -50,7 +51,7 @@ class WaitingQueue:
         """Raises ValueError when the request does not wait."""
         if not self._remove_queued(request) and not self._remove_parked(request):
             raise ValueError(f"request {request.request_id} is not waiting")
-        self._num_tokens -= request.num_tokens
+        self._num_tokens -= request.num_queued_tokens
 
     def park(self, request: Request, until: Request) -> None:
         """Take a request out of the order until release_parked(until).

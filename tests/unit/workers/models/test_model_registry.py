@@ -117,3 +117,20 @@ def test_heads_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
     config = EngineConfig(model=str(folder), tp_size=3)
     with pytest.raises(ConfigError, match="num_attention_heads=8.*tp_size=3"):
         load_model(config, ThreeRanks(), torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("tp", "device", "reason"),
+    [
+        (SingleRank(), "cuda", "BartForConditionalGeneration.*on CPU only so far"),
+        (TwoRanks(), "cpu", "BartForConditionalGeneration.*on one rank only so far"),
+    ],
+)
+def test_an_encoder_decoder_is_refused_before_weights_are_read(
+    tmp_path: Path, tp: SingleRank, device: str, reason: str
+) -> None:
+    folder = write_config(
+        tmp_path, model_type="bart", architectures=["BartForConditionalGeneration"]
+    )
+    with pytest.raises(ConfigError, match=reason):
+        load_model(EngineConfig(model=str(folder)), tp, torch.device(device), torch.float32)

@@ -1,6 +1,7 @@
 """A runner without a model: what it stores for a token depends on everything that the page table
 reaches before it, so that one wrongly shared, reused or forgotten page changes the output. Each
-account with a bounded retention stores values of its own, of what a token can see there.
+account with a bounded retention stores values of its own, of what a token can see there. What an
+encoder made of a request's input counts as what stands before all of its tokens.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import numpy as np
 
 from attention.memory.layout import EveryToken
 from tests.fakes.logprobs import pack
+from tests.unit.workers.scheduler.encoder_history import EncoderHistory, encoded
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.kv_cache.bounded_pages import Retention
@@ -61,21 +63,29 @@ def visible(retention: Retention, length: int) -> slice:
     return slice(retention.first_visible(max(length - 1, 0)), length)
 
 
-def joined(config: SchedulerConfig, values: list[np.ndarray], length: int) -> np.ndarray:
+def joined(
+    config: SchedulerConfig, values: list[np.ndarray], length: int, source: np.ndarray
+) -> np.ndarray:
     """What a final state is made of: all that the last of so many tokens sees in any account.
 
-    values: by account, uint64 (at least length,).
+    values: by account, uint64 (at least length,). source: what the encoder made.
     """
     seen = zip(retentions_of(config), values, strict=True)
-    return np.concatenate([own[visible(retention, length)] for retention, own in seen])
+    own_tokens = [own[visible(retention, length)] for retention, own in seen]
+    return np.concatenate([source, *own_tokens])
 
 
-def add_token(config: SchedulerConfig, values: list[np.ndarray], token_id: int) -> list[np.ndarray]:
+def add_token(
+    config: SchedulerConfig, values: list[np.ndarray], token_id: int, source: np.ndarray
+) -> list[np.ndarray]:
     """values with one more token's."""
     length = len(values[0])
     return [
-        np.append(own, np.uint64(value_of(token_id, own[retention.first_visible(length) :])))
-        for retention, own in zip(retentions_of(config), values, strict=True)
+        np.append(own, np.uint64(value_of(token_id, np.concatenate([source, own[first:]]))))
+        for first, own in (
+            (retention.first_visible(length), own)
+            for retention, own in zip(retentions_of(config), values, strict=True)
+        )
     ]
 
 
@@ -114,24 +124,25 @@ def run_alone(config: SchedulerConfig, request: GenerateRequest) -> Reference:
     if sampling.max_tokens is not None:
         limit = min(limit, sampling.max_tokens)
     values = [np.zeros(0, dtype=np.uint64) for _ in retentions_of(config)]
+    source = encoded(request.encoder_input)
     prompt_logprobs: list[TokenLogprobs | None] = [None]
     for position, token_id in enumerate(prompt):
-        values = add_token(config, values, token_id)
+        values = add_token(config, values, token_id, source)
         if position + 1 < len(prompt):
-            state = joined(config, values, position + 1)
+            state = joined(config, values, position + 1, source)
             prompt_logprobs.append(prompt_logprob(state, prompt[position + 1]))
     output: list[int] = []
     logprobs: list[TokenLogprobs] = []
     while True:
         masked = stop_ids if len(output) < sampling.min_tokens else frozenset()
-        state = joined(config, values, len(values[0]))
+        state = joined(config, values, len(values[0]), source)
         logprobs.append(output_logprob(state))
         output.append(next_token(state, sampling.seed or 0, config.vocab_size, masked))
         if output[-1] in stop_ids and not masked:
             return Reference(output, FinishReason.STOP, output[-1], logprobs, prompt_logprobs)
         if len(output) == limit:
             return Reference(output, FinishReason.LENGTH, None, logprobs, prompt_logprobs)
-        values = add_token(config, values, output[-1])
+        values = add_token(config, values, output[-1], source)
 
 
 def cache_indices_of(write: TableWrite, page_size: int) -> np.ndarray:
@@ -154,6 +165,7 @@ class HistoryRunner:
         ]
         shape = config.max_running_requests, config.max_context_len
         self._tables = [np.zeros(shape, dtype=np.int32) for _ in all_pages]
+        self.encoders = EncoderHistory(config)
         self._admitted: dict[int, AdmittedRequest] = {}
         self._lens: dict[int, int] = {}
         self._last_sampled: dict[int, int] = {}
@@ -214,6 +226,8 @@ class HistoryRunner:
             pool[cleared] = 0
         for admitted in plan.admitted:
             self._admit(admitted)
+        assert all(self._lens[grant.slot] == 0 for grant in plan.encoder.grants)
+        self.encoders.apply(plan.encoder)
         for write in plan.table_writes:
             start = write.first_page * self._config.page_size
             indices = cache_indices_of(write, self._config.page_size)
@@ -265,17 +279,19 @@ class HistoryRunner:
         start = stop - int(plan.num_new_tokens[row])
         for pool, locations in zip(self._pools, all_locations(plan), strict=True):
             pool[locations[start:stop]] ^= np.uint64(MASK)
+        self.encoders.spoil(plan.encoder, int(plan.slots[row]))
 
     def _admit(self, admitted: AdmittedRequest) -> None:
         slot = admitted.slot
         self._admitted[slot] = admitted
         self._lens[slot] = 0
         self._last_sampled.pop(slot, None)
+        self.encoders.forget(slot)
         for table in self._tables:
             table[slot] = 0
 
     def _write(self, slot: int, input_ids: np.ndarray, locations: list[np.ndarray]) -> None:
-        start = self._lens[slot]
+        start, source = self._lens[slot], self.encoders.values(slot)
         for index, token_id in enumerate(input_ids.tolist()):
             position = start + index
             actual = self._last_sampled[slot] if token_id == LAST_SAMPLED_TOKEN else token_id
@@ -283,6 +299,7 @@ class HistoryRunner:
             for retention, table, pool, of_account in accounts:
                 table[slot, position] = of_account[index]
                 before = pool[table[slot, retention.first_visible(position) : position]]
+                before = np.concatenate([source, before])
                 pool[of_account[index]] = value_of(actual, before)
             self._lens[slot] = position + 1
 
@@ -290,9 +307,8 @@ class HistoryRunner:
         """What the final state of the last of so many tokens is made of."""
         length = self._lens[slot] if length is None else length
         accounts = zip(self._retentions, self._tables, self._pools, strict=True)
-        return np.concatenate(
-            [pool[table[slot, visible(retention, length)]] for retention, table, pool in accounts]
-        )
+        own = [pool[table[slot, visible(retention, length)]] for retention, table, pool in accounts]
+        return np.concatenate([self.encoders.values(slot), *own])
 
     def _sample(self, slot: int) -> int:
         admitted = self._admitted[slot]
@@ -321,7 +337,13 @@ class HistoryRunner:
         assert all(len(array) == plan.batch_size for array in arrays)
         assert plan.num_new_tokens.min() >= 1
         assert plan.num_tokens == plan.num_new_tokens.sum()
+        num_encoded = plan.encoder.lengths
         assert plan.num_tokens <= self._config.max_step_tokens
+        # A step's first input may be longer than what is left of the budget.
+        assert (
+            plan.num_tokens + sum(num_encoded) <= self._config.max_step_tokens
+            or len(num_encoded) == 1
+        )
         assert plan.is_decode == bool((plan.num_new_tokens == 1).all())
         assert len(set(plan.slots.tolist())) == plan.batch_size
         assert plan.slots.max() < self._config.max_running_requests

@@ -1,0 +1,182 @@
+"""Encoder-decoders of transformers: BART and its kin, Whisper. One rank only.
+
+The model's own code computes everything but attention. Its decoder runs over a flat batch, as in
+transformers_model.py; its encoder reads the input of one request at a time, and what the decoder's
+cross-attention projects of that is kept in the encoder's account of KV memory.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from attention import ForwardBatch
+from workers.engine.encoder_input import (
+    EncoderInfo,
+    EncoderInput,
+    FeatureEncoder,
+    SourceFeatures,
+    TextEncoder,
+)
+from workers.errors import ModelLoadError
+from workers.models.base import CausalLM
+from workers.models.request_encoder import EncoderKV
+from workers.models.transformers_attention import (
+    CALL_ARGUMENT,
+    AttentionCall,
+    LayerCall,
+    alike,
+    geometry_of,
+)
+from workers.models.transformers_head import GivenHiddenStates
+from workers.models.transformers_seq2seq_calls import (
+    DecoderStep,
+    EncoderPass,
+    SeenEncoder,
+    Seq2SeqProbe,
+    TakenKV,
+    layer_of,
+)
+from workers.models.transformers_seq2seq_class import READS_AUDIO
+
+_NUM_POSITIONS_TRIED = 4
+
+
+class TransformersSeq2Seq(CausalLM):
+    """Takes a loaded model over: encoder, decoder and head are called apart from here on.
+
+    hf_model: of a class that seq2seq_class gives, in eval mode, with attn_implementation
+    ATTENTION_NAME. Raises ModelLoadError when its decoder is not as its class promises.
+    """
+
+    def __init__(self, hf_model: PreTrainedModel) -> None:
+        super().__init__()
+        body: Any = hf_model.base_model
+        config, decoder = hf_model.config, body.decoder
+        self.source, self.decoder = body.encoder, decoder
+        self._positions = _GivenPositions(decoder.embed_positions)
+        decoder.embed_positions = self._positions
+        setattr(hf_model, hf_model.base_model_prefix, _GivenDecoderStates(body))
+        self.head = hf_model
+        cross_modules = [layer.encoder_attn for layer in decoder.layers]
+        self._cache = SeenEncoder(config, len(cross_modules))
+        # The decoder looks whether there is an encoder's state, not at it.
+        self._some_source = torch.zeros(1, 1, config.d_model, device=hf_model.device)
+
+        info = _info_of(type(hf_model).__name__, config, body.encoder)
+        calls = self._probe(Seq2SeqProbe(set(cross_modules), info.max_tokens))
+        self.geometry = geometry_of(list(calls.values()))
+        layers = [layer_of(call, layer_id) for layer_id, call in enumerate(calls.values())]
+        self.attention_layers = nn.ModuleList(layers)
+        self._layer_by_module: dict[nn.Module, nn.Module] = dict(zip(calls, layers, strict=True))
+        layer_ids = dict(zip(calls, range(len(calls)), strict=True))
+        self.encoder = _SourceReader(
+            info, body.encoder, {layer_ids[module]: module for module in cross_modules}
+        )
+
+    @torch.inference_mode()
+    def _probe(self, probe: Seq2SeqProbe) -> dict[nn.Module, LayerCall]:
+        """Run a token twice at one position, then at several; returns the calls of attention."""
+        name = type(self.head).__name__
+        tokens = torch.ones(_NUM_POSITIONS_TRIED, dtype=torch.int64, device=self.head.device)
+        hidden = self._run(tokens[:2], torch.zeros_like(tokens[:2]), probe)
+        self.vocab_size = self.compute_logits(hidden).shape[-1]
+        if not alike(hidden[0], hidden[1]):
+            raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
+        backwards = torch.arange(len(tokens), device=tokens.device).flip(0)
+        given = self._run(tokens, backwards, TakenKV())
+        if not alike(self._run(tokens, None, TakenKV()), given.flip(0)):
+            raise ModelLoadError(f"{name} does not count positions from 0")
+        return probe.calls
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        return self._run(input_ids, positions, DecoderStep(self._layer_by_module, forward_batch))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        outputs = self.head(decoder_inputs_embeds=hidden.unsqueeze(0), use_cache=False)
+        logits: torch.Tensor = outputs.logits
+        return logits.squeeze(0).float()
+
+    def _run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor | None, call: AttentionCall
+    ) -> torch.Tensor:
+        """input_ids, positions int64 (n,) -> final states (n, hidden). positions None: the decoder
+        counts them."""
+        self._positions.given = positions
+        outputs = self.decoder(
+            input_ids=input_ids.unsqueeze(0),
+            encoder_hidden_states=self._some_source,
+            past_key_values=self._cache,
+            use_cache=True,
+            **{CALL_ARGUMENT: call},
+        )
+        hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
+        return hidden
+
+
+class _SourceReader:
+    """A RequestEncoder. cross_modules: cross-attention by its layer of KV memory."""
+
+    def __init__(
+        self, info: EncoderInfo, source: nn.Module, cross_modules: dict[int, nn.Module]
+    ) -> None:
+        self.info = info
+        self._source = source
+        self._cross_modules = cross_modules
+
+    def encode(self, source: EncoderInput) -> Iterator[EncoderKV]:
+        parameter = next(self._source.parameters())
+        if isinstance(source, SourceFeatures):
+            values = torch.from_numpy(source.array.copy())
+            given = {"input_features": values.to(parameter.device, parameter.dtype).unsqueeze(0)}
+        else:
+            given = {"input_ids": torch.tensor([source.token_ids], device=parameter.device)}
+        states = self._source(**given, **{CALL_ARGUMENT: EncoderPass()}).last_hidden_state
+        # Queries are nobody's: what the module projects of the encoder's states is all.
+        query = torch.zeros_like(states[:, :1])
+        for layer_id, module in self._cross_modules.items():
+            taken = TakenKV()
+            module(hidden_states=query, key_value_states=states, **{CALL_ARGUMENT: taken})
+            yield EncoderKV(layer_id, *taken.kv)
+
+
+class _GivenPositions(nn.Module):
+    """A decoder's embedding of positions, of those that are given in place of what it would count.
+
+    given: int64 (n,) of the tokens of the next pass; None: as the decoder counts.
+    """
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.given: torch.Tensor | None = None
+
+    def forward(
+        self,
+        input_ids: Any,
+        past_key_values_length: int = 0,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        positions = position_ids if self.given is None else self.given
+        embedded: torch.Tensor = self.embedding(
+            input_ids, past_key_values_length, position_ids=positions
+        )
+        return embedded
+
+
+class _GivenDecoderStates(GivenHiddenStates):
+    """In a body's place: gives back the states that it is given as its decoder's."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(inputs_embeds=kwargs["decoder_inputs_embeds"])
+
+
+def _info_of(class_name: str, config: PreTrainedConfig, source: Any) -> EncoderInfo:
+    if class_name not in READS_AUDIO:
+        return TextEncoder(config.max_position_embeddings, config.vocab_size)
+    num_frames = config.max_source_positions * source.conv1.stride[0] * source.conv2.stride[0]
+    return FeatureEncoder(config.max_source_positions, config.num_mel_bins, num_frames)
