@@ -1,5 +1,6 @@
 """Which class of transformers runs a config, and which cannot be served. Builds no model."""
 
+from inspect import signature
 from typing import Any
 
 import transformers
@@ -26,13 +27,20 @@ _MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
 def causal_lm_class(config: PreTrainedConfig) -> Any:
     """transformers' class for the config. Raises ModelLoadError if RadixAttention cannot serve it.
 
-    Refused: encoder-decoders, layers of unknown kinds, and heads other than language models. How a
-    class attends, shows when it runs.
+    Refused: encoder-decoders, layers of unknown kinds, heads other than language models, and what
+    has neither a place for another attention nor a cache. How others attend, shows when they run.
     """
     if config.is_encoder_decoder and _named_causal_class(config) is None:
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
     model_class = _mapped_class(config)
-    _check_layers(model_class.__name__, text_config_of(config))
+    name = model_class.__name__
+    _check_layers(name, text_config_of(config))
+    # Classes that keep states do not say whether they do; it shows when they run.
+    attends = model_class._supports_attention_backend or may_keep_states(config, model_class)
+    if not attends and "past_key_values" not in signature(model_class.forward).parameters:
+        raise ModelLoadError(
+            f"{name} does not go through transformers' attention interface and takes no cache"
+        )
     return model_class
 
 

@@ -71,3 +71,8 @@ def test_retraction_changes_nothing(family: Family, page_size: int) -> None:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_cached_prefix_changes_nothing(family: Family, page_size: int) -> None:
     check_cached_prefix(family, page_size)
+
+
+def test_drafts_change_nothing(family: Family) -> None:
+    results, _ = run(family, num_pages=512, speculative="ngram")
+    check(family, results)

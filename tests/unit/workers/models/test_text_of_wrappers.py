@@ -97,6 +97,7 @@ def test_what_cannot_be_served_is_refused_by_name(
 @pytest.mark.parametrize(
     ("model_type", "architecture", "reason"),
     [
+        ("openai-gpt", "OpenAIGPTLMHeadModel", "attention interface and takes no cache"),
         ("speech_to_text", "Speech2TextForConditionalGeneration", "encoder-decoder"),
         ("musicgen", "MusicgenForCausalLM", "encoder-decoder"),
         ("pi0", "PI0ForConditionalGeneration", "vocab_size"),
