@@ -197,10 +197,19 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     return hf_config, choose_implementation(hf_config, architecture, config, device_type)
 
 
-def _check_device(hf_config: PreTrainedConfig, facts: ModelFacts, device: torch.device) -> None:
-    from workers.models.transformers_class import causal_lm_class, may_keep_states
+def _check_place(
+    hf_config: PreTrainedConfig, facts: ModelFacts, tp: TPGroup, device: torch.device
+) -> None:
+    """Of what transformers runs. Raises ConfigError."""
+    from workers.models.transformers_class import (
+        causal_lm_class,
+        is_encoder_decoder,
+        may_keep_states,
+    )
 
-    if device.type != "cpu" and may_keep_states(hf_config, causal_lm_class(hf_config)):
+    if is_encoder_decoder(hf_config):
+        _check_encoder_decoder(facts, tp, device)
+    elif device.type != "cpu" and may_keep_states(hf_config, causal_lm_class(hf_config)):
         raise ConfigError(
             f"{facts.architecture} keeps convolution or recurrent states and runs on CPU only so "
             "far; set device='cpu'"
@@ -231,10 +240,8 @@ def load_model(
     """
     hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
-    if hf_config.is_encoder_decoder:
-        _check_encoder_decoder(facts, tp, device)
-    elif implementation == "transformers":
-        _check_device(hf_config, facts, device)
+    if implementation == "transformers":
+        _check_place(hf_config, facts, tp, device)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",
         facts.name,

@@ -30,7 +30,7 @@ def causal_lm_class(config: PreTrainedConfig) -> Any:
     Refused: encoder-decoders, layers of unknown kinds, heads other than language models, and what
     has neither a place for another attention nor a cache. How others attend, shows when they run.
     """
-    if config.is_encoder_decoder and _named_causal_class(config) is None:
+    if is_encoder_decoder(config):
         raise ModelLoadError(f"{config.model_type} is an encoder-decoder, not a causal model")
     model_class = _mapped_class(config)
     name = model_class.__name__
@@ -42,6 +42,11 @@ def causal_lm_class(config: PreTrainedConfig) -> Any:
             f"{name} does not go through transformers' attention interface and takes no cache"
         )
     return model_class
+
+
+def is_encoder_decoder(config: PreTrainedConfig) -> bool:
+    """Whether its class has an encoder: architectures may name that of the decoder alone."""
+    return bool(config.is_encoder_decoder) and _named_causal_class(config) is None
 
 
 def part_for_class(config: PreTrainedConfig, model_class: Any) -> PreTrainedConfig:

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from workers.errors import ModelLoadError
-from workers.models.transformers_class import causal_lm_class
+from workers.models.transformers_class import causal_lm_class, is_encoder_decoder
 
 READS_TEXT = frozenset(
     (
@@ -36,7 +36,7 @@ def served_class(config: PreTrainedConfig) -> Any:
 
     Raises ModelLoadError if it cannot be served.
     """
-    return seq2seq_class(config) if config.is_encoder_decoder else causal_lm_class(config)
+    return seq2seq_class(config) if is_encoder_decoder(config) else causal_lm_class(config)
 
 
 def seq2seq_class(config: PreTrainedConfig) -> Any:
