@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.errors import ApiError, ApiErrorCode, from_rejection
-from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
+from service.handler.requests import AudioPrompt, GenerationRequest, Prompt, TokenPrompt
+from service.handler.sources import check_sources, num_decoder_tokens
 from service.limits import Limits
 from service.request_context import RequestContext
 from service.tokenizer.jobs import EncodeChat, EncodeText
@@ -34,6 +35,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     )
     _check_sampling(request, limits, info)
     _check_stops(request.text.stop, limits)
+    check_sources(request, info)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
     if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
@@ -68,7 +70,7 @@ def check_prompt(prompt: Prompt, limits: Limits) -> None:
             _check_bytes(prompt.text, limits.max_prompt_bytes, "prompt")
         case EncodeChat():
             _check_chat(prompt, limits)
-        case TokenPrompt():
+        case TokenPrompt() | AudioPrompt():
             check_num_tokens(prompt.token_ids, limits, "prompt")
 
 
@@ -103,7 +105,7 @@ def _fit(
         f"the prompt has {len(token_ids)} tokens, {limits.max_prompt_tokens} are allowed",
         "prompt",
     )
-    room = info.max_request_len - len(token_ids)
+    room = info.max_request_len - num_decoder_tokens(token_ids, info)
     wanted = request.sampling.max_tokens
     if room < 1 or (wanted is not None and wanted > room):
         asked = f" and {wanted} output tokens were asked for" if wanted is not None else ""

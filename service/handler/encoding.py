@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import FittedPrompt
-from service.handler.requests import Prompt, TokenPrompt
+from service.handler.requests import AudioPrompt, Prompt, TokenPrompt
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import EncodeChat
 from service.tokenizer.pool import Tokenizer
+from workers.engine.encoder_input import EncoderInput, SourceTokens, TextEncoder
 from workers.engine.protocol import ModelInfo
 
 _IDS_PER_TURN = 1 << 16
@@ -21,10 +22,23 @@ _FEW_IDS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """max_tokens: output tokens that each of its choices may have."""
+    """max_tokens: output tokens that each of its choices may have. source: what an encoder reads of
+    it, where the model has one; token_ids are then how the decoder begins."""
 
     token_ids: list[int]
     max_tokens: int
+    source: EncoderInput | None = None
+
+    @property
+    def client_token_ids(self) -> list[int]:
+        """What the client calls its prompt."""
+        return self.source.token_ids if isinstance(self.source, SourceTokens) else self.token_ids
+
+    @property
+    def num_input_tokens(self) -> int:
+        """As GenerateRequest has it."""
+        own = len(self.token_ids)
+        return own if self.source is None else own + self.source.max_encoder_tokens
 
 
 class PromptEncoder:
@@ -66,7 +80,7 @@ class PromptEncoder:
     async def _encode(
         self, prompt: Prompt, flow: Flow, info: ModelInfo, max_tokens: int | None
     ) -> Sequence[int]:
-        if isinstance(prompt, TokenPrompt):
+        if isinstance(prompt, TokenPrompt | AudioPrompt):
             await check_range(prompt.token_ids, info, "prompt")
             return await _as_list(prompt.token_ids)
         job = msgspec.structs.replace(prompt, max_tokens=max_tokens)
@@ -89,6 +103,20 @@ async def check_range(token_ids: Sequence[int], info: ModelInfo, param: str) -> 
 async def for_engine(fitted: Sequence[FittedPrompt]) -> list[EnginePrompt]:
     """Prompts that fit, as engines take them."""
     return [EnginePrompt(await _as_list(each.token_ids), each.max_tokens) for each in fitted]
+
+
+def with_sources(
+    prompts: Sequence[EnginePrompt], asked: Sequence[Prompt], info: ModelInfo
+) -> list[EnginePrompt]:
+    """asked: the prompts as the client sent them. Of a model that reads text the client's tokens
+    are its encoder's, and its decoder begins by itself."""
+    if isinstance(info.encoder, TextEncoder):
+        start = list(info.encoder.start.token_ids)
+        return [EnginePrompt(start, p.max_tokens, SourceTokens(p.token_ids)) for p in prompts]
+    return [
+        replace(prompt, source=one.features) if isinstance(one, AudioPrompt) else prompt
+        for prompt, one in zip(prompts, asked, strict=True)
+    ]
 
 
 async def _as_list(token_ids: Sequence[int]) -> list[int]:

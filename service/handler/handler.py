@@ -20,10 +20,17 @@ from service.handler.checks import (
 )
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
 from service.handler.echo import PromptEcho
-from service.handler.encoding import EnginePrompt, PromptEncoder, check_range, for_engine
+from service.handler.encoding import (
+    EnginePrompt,
+    PromptEncoder,
+    check_range,
+    for_engine,
+    with_sources,
+)
 from service.handler.generation import ChoiceRun, Generation, GenerationInfo
 from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt
+from service.handler.sources import without_excluded
 from service.limits import Limits
 from service.request_context import RequestContext
 from service.security.callers import Caller
@@ -31,6 +38,7 @@ from service.security.quota import Lease
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
+from workers.engine.encoder_input import TextEncoder
 from workers.engine.protocol import GenerateRequest, ModelInfo
 from workers.sampling.params import MAX_SEED, SamplingParams
 
@@ -119,8 +127,9 @@ class Handler:
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
-        fitted = await for_engine(fit_prompts(request, prompts, self.limits, info))
-        lease.charge_prompt(sum(len(prompt.token_ids) for prompt in fitted))
+        engine_prompts = await for_engine(fit_prompts(request, prompts, self.limits, info))
+        fitted = with_sources(engine_prompts, request.prompts, info)
+        lease.charge_prompt(sum(prompt.num_input_tokens for prompt in fitted))
         echoes = await self._echoed_texts(request, context, fitted)
         return await self._submit(request, context, fitted, echoes, lease, arrival_s)
 
@@ -139,6 +148,9 @@ class Handler:
         """What a prompt may have at most if any of its tokens is to be answered."""
         if request.truncate_prompt_tokens is not None:
             return None
+        encoder = self.model_info.encoder
+        if isinstance(encoder, TextEncoder):
+            return encoder.max_tokens
         return self.model_info.max_request_len - 1
 
     async def _submit(
@@ -152,11 +164,13 @@ class Handler:
     ) -> Generation:
         unique_id = uuid.uuid4().hex
         options = self._choice_options(request)
+        request = without_excluded(request, self.model_info)
         specs = [
             _engine_request(request, context.caller, prompt, f"{unique_id}-{i}-{j}", j)
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
+        shown = [prompt.client_token_ids for prompt in fitted for _ in range(request.n)]
         submitted_s = self._clock()
         streams = await self._submit_all(specs, context)
         runs = [
@@ -166,19 +180,19 @@ class Handler:
                 PromptEcho(
                     index,
                     echoes[index // request.n],
-                    spec.prompt_token_ids,
+                    token_ids,
                     is_echoed=request.text.echo and request.sampling.logprobs is not None,
                 ),
-                spec.prompt_token_ids,
+                token_ids,
                 submitted_s,
             )
-            for index, (stream, spec) in enumerate(zip(streams, specs, strict=True))
+            for index, (stream, token_ids) in enumerate(zip(streams, shown, strict=True))
         ]
         info = GenerationInfo(
             request_id=request.request_id or unique_id,
             model=self.model_info.name,
             created_s=int(time.time()),
-            prompts=[prompt.token_ids for prompt in fitted],
+            prompts=[prompt.client_token_ids for prompt in fitted],
         )
         generation = Generation(
             info, runs, self._pieces, self.metrics, lease, arrival_s, self._clock, context.record
@@ -230,6 +244,7 @@ def _engine_request(
         sampling=_sampling_of_choice(request.sampling, prompt.max_tokens, choice),
         priority=request.priority,
         cache_salt=caller.salted(request.cache_salt),
+        encoder_input=prompt.source,
     )
 
 

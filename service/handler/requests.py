@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.engine.encoder_input import SourceFeatures
 from workers.sampling.params import SamplingParams
 
 
@@ -14,7 +15,15 @@ class TokenPrompt:
     token_ids: Sequence[int]
 
 
-Prompt = EncodeText | EncodeChat | TokenPrompt
+@dataclass(frozen=True, slots=True)
+class AudioPrompt:
+    """What a model with an encoder for audio hears, and how its decoder begins."""
+
+    features: SourceFeatures
+    token_ids: Sequence[int]
+
+
+Prompt = EncodeText | EncodeChat | TokenPrompt | AudioPrompt
 
 
 @dataclass(frozen=True, slots=True)

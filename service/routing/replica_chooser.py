@@ -72,7 +72,8 @@ class ReplicaChooser:
         session_key: bytes = NO_SESSION,
     ) -> Choice:
         """loads, by replica, must not be empty."""
-        token_ids = request.known_token_ids
+        # Behind unlike inputs of an encoder equal tokens have nothing in common.
+        token_ids = request.known_token_ids if request.encoder_input is None else []
         keys = self._index.keys(token_ids, request.cache_salt)
         evicted = {
             name: Evicted(load.evicted_ordinary, load.evicted_shared)
@@ -86,11 +87,12 @@ class ReplicaChooser:
                 )
                 for replica_id, load in loads.items()
             ],
-            len(token_ids),
+            request.num_input_tokens,
             self._home(session_key, loads),
         )
         matched_tokens = matched.get(decision.replica_id, 0)
-        return Choice(decision, keys, matched_tokens, len(token_ids) - matched_tokens, session_key)
+        num_uncached = request.num_input_tokens - matched_tokens
+        return Choice(decision, keys, matched_tokens, num_uncached, session_key)
 
     def on_sent(self, request_id: str, choice: Choice) -> None:
         """A request sent again, elsewhere, counts there only."""

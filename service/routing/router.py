@@ -118,7 +118,7 @@ class Router:
             self._room.check()
 
     async def submit(self, request: GenerateRequest, context: RequestContext) -> RoutedStream:
-        self._admission.admit(request.request_id, len(request.known_token_ids))
+        self._admission.admit(request.request_id, request.num_input_tokens)
         stream = RoutedStream(with_seed(request), context, self, self._channel.max_stream_bytes)
         self._streams.add(stream)
         try:

@@ -24,6 +24,11 @@ class SourceTokens(
     token_ids: list[int]
 
     @property
+    def max_encoder_tokens(self) -> int:
+        """What an encoder makes of it at most."""
+        return len(self.token_ids)
+
+    @property
     def digest(self) -> str:
         return _digest(b"tokens", np.array(self.token_ids, dtype="<i8").tobytes())
 
@@ -44,6 +49,11 @@ class SourceFeatures(
         return cls(num_bins, num_frames, np.ascontiguousarray(array, dtype=_FEATURE).tobytes())
 
     @property
+    def max_encoder_tokens(self) -> int:
+        """What an encoder makes of it at most."""
+        return self.num_frames
+
+    @property
     def array(self) -> npt.NDArray[np.float32]:
         """float32 (num_bins, num_frames), read-only."""
         flat = np.frombuffer(self.values, dtype=_FEATURE)
@@ -57,11 +67,22 @@ class SourceFeatures(
 EncoderInput = SourceTokens | SourceFeatures
 
 
+class DecoderStart(msgspec.Struct, frozen=True):
+    """How a model's decoder begins, as its generation config says.
+
+    token_ids: before the first token of its own. excluded_ids: never generated.
+    """
+
+    token_ids: tuple[int, ...] = (0,)
+    excluded_ids: tuple[int, ...] = ()
+
+
 class TextEncoder(msgspec.Struct, frozen=True, tag="text", tag_field="kind"):
     """Takes up to max_tokens ids below vocab_size and makes as many tokens of them."""
 
     max_tokens: int
     vocab_size: int
+    start: DecoderStart = DecoderStart()
 
     def num_tokens_of(self, source: EncoderInput | None) -> int:
         """How many tokens the encoder will make.
@@ -96,6 +117,7 @@ class FeatureEncoder(msgspec.Struct, frozen=True, tag="features", tag_field="kin
     max_tokens: int
     num_bins: int
     num_frames: int
+    start: DecoderStart = DecoderStart()
 
     def num_tokens_of(self, source: EncoderInput | None) -> int:
         """As TextEncoder.num_tokens_of. Raises RequestRejectedError: INVALID_REQUEST."""

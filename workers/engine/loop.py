@@ -151,7 +151,7 @@ class EngineLoop:
             if not self._has_ended:
                 self._inbox.extend(items)
                 self._new_tokens.extend(
-                    len(item.known_token_ids) for item in items if isinstance(item, GenerateRequest)
+                    item.num_input_tokens for item in items if isinstance(item, GenerateRequest)
                 )
                 self._wakeup.notify()
                 return

@@ -52,6 +52,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         resumed = self.resumed_token_ids
         return self.prompt_token_ids + resumed if resumed else self.prompt_token_ids
 
+    @property
+    def num_input_tokens(self) -> int:
+        """What an engine has to compute before it can go on: known tokens, and at most so many of
+        the encoder's."""
+        own = len(self.prompt_token_ids) + len(self.resumed_token_ids)
+        source = self.encoder_input
+        return own if source is None else own + source.max_encoder_tokens
+
 
 class OutputError(msgspec.Struct, frozen=True, array_like=True):
     """Why a request that had been accepted ended with FinishReason.ERROR."""

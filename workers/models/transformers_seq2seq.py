@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from attention import ForwardBatch
 from workers.engine.encoder_input import (
+    DecoderStart,
     EncoderInfo,
     EncoderInput,
     FeatureEncoder,
@@ -65,7 +66,7 @@ class TransformersSeq2Seq(CausalLM):
         # The decoder looks whether there is an encoder's state, not at it.
         self._some_source = torch.zeros(1, 1, config.d_model, device=hf_model.device)
 
-        info = _info_of(type(hf_model).__name__, config, body.encoder)
+        info = _info_of(hf_model, body.encoder)
         calls = self._probe(Seq2SeqProbe(set(cross_modules), info.max_tokens))
         self.geometry = geometry_of(list(calls.values()))
         layers = [layer_of(call, layer_id) for layer_id, call in enumerate(calls.values())]
@@ -175,8 +176,25 @@ class _GivenDecoderStates(GivenHiddenStates):
         return super().forward(inputs_embeds=kwargs["decoder_inputs_embeds"])
 
 
-def _info_of(class_name: str, config: PreTrainedConfig, source: Any) -> EncoderInfo:
-    if class_name not in READS_AUDIO:
-        return TextEncoder(config.max_position_embeddings, config.vocab_size)
+def _info_of(hf_model: PreTrainedModel, source: Any) -> EncoderInfo:
+    config: Any = hf_model.config
+    start = _start_of(hf_model.generation_config, config)
+    if type(hf_model).__name__ not in READS_AUDIO:
+        return TextEncoder(config.max_position_embeddings, config.vocab_size, start)
     num_frames = config.max_source_positions * source.conv1.stride[0] * source.conv2.stride[0]
-    return FeatureEncoder(config.max_source_positions, config.num_mel_bins, num_frames)
+    return FeatureEncoder(config.max_source_positions, config.num_mel_bins, num_frames, start)
+
+
+def _start_of(generation: Any, config: Any) -> DecoderStart:
+    """As transformers' generate() begins: with the start token, then the one that is forced next.
+
+    Of what it rules out, whole words of several tokens are not."""
+    ids = (generation.decoder_start_token_id, config.decoder_start_token_id)
+    first = next((one for one in (*ids, generation.bos_token_id) if one is not None), None)
+    if not isinstance(first, int):
+        raise ModelLoadError(f"the config names no decoder_start_token_id, but {first}")
+    forced = generation.forced_bos_token_id
+    words = generation.bad_words_ids or []
+    singles = [word[0] for word in words if len(word) == 1]
+    excluded = sorted({*(generation.suppress_tokens or ()), *singles})
+    return DecoderStart((first,) if forced is None else (first, forced), tuple(excluded))

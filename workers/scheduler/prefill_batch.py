@@ -68,12 +68,14 @@ class Admission:
         """request: the queue's first. It has left the order unless it is REFUSED."""
         match = self._memory.match_and_lock(request)
         num_cached = len(match.pages) * self._table.page_size
-        other = None if self._under_way is None else self._under_way.find(request, num_cached)
+        num_encoder = self._memory.num_encoder_tokens(request)
+        other = None
+        if self._under_way is not None:
+            other = self._under_way.find(request, num_cached, num_encoder)
         if other is not None:
             self._memory.unlock(match)
             self._waiting.park(request, until=other)
             return AdmissionResult.PARKED
-        num_encoder = self._memory.num_encoder_tokens(request)
         has_pages = self._fits(request, match) and self._memory.fits_others(request, match)
         if not (has_pages and draft.can_encode(num_encoder)):
             self._memory.unlock(match)

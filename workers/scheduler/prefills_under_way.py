@@ -1,8 +1,8 @@
 """Which waiting requests should wait for a prefix that another one is computing right now.
 
-The prefix cache learns of a prompt when its prefill has been committed. Until then a request that
-begins alike would compute the same tokens once more. Knows requests and their tokens; no pages, no
-plans.
+The prefix cache learns of a prompt when its prefill has been committed, and so does who keeps what
+encoders made. Until then a request that begins alike, or brings the same input for the encoder,
+would compute the same tokens once more. Knows requests and their tokens; no pages, no plans.
 """
 
 import numpy as np
@@ -31,17 +31,21 @@ class PrefillsUnderWay:
             self._requests = [request for request in self._requests if _is_under_way(request)]
         return finished
 
-    def find(self, request: Request, num_cached_tokens: int) -> Request | None:
-        """One that is computing enough of request's tokens beyond the cached ones."""
+    def find(
+        self, request: Request, num_cached_tokens: int, num_encoder_tokens: int
+    ) -> Request | None:
+        """One that is computing enough of request's tokens beyond the cached ones, its encoder's
+        included. num_encoder_tokens: those that nobody has computed yet."""
         if request.wants_prompt_logprobs:
             return None
         most = request.num_tokens - 1
-        if most - num_cached_tokens < MIN_SAVED_TOKENS:
+        if most - num_cached_tokens + num_encoder_tokens < MIN_SAVED_TOKENS:
             return None
         for other in self._requests:
             if other.cache_salt == request.cache_salt:
+                # Equal salts are equal inputs: see EncoderRead.key.
                 num_saved = self._num_shared(request, other) - num_cached_tokens
-                if num_saved >= MIN_SAVED_TOKENS:
+                if num_saved + num_encoder_tokens >= MIN_SAVED_TOKENS:
                     return other
         return None
 

@@ -12,6 +12,7 @@ from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.encoder_input import FeatureEncoder, SourceFeatures, SourceTokens, TextEncoder
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.errors import ConfigError, ErrorCode, IntegrityError, RequestRejectedError
+from workers.scheduler import prefills_under_way
 from workers.scheduler.config import EncoderAccount
 
 READER = TextEncoder(max_tokens=24, vocab_size=32)
@@ -77,6 +78,18 @@ def test_an_input_is_read_once_for_all_that_bring_it_later():
     driver.finish()
     check_alone(driver, stranger)
     assert driver._runner.encoders.num_encoded == 2
+
+
+def test_who_brings_the_same_long_input_waits_until_it_was_read(monkeypatch):
+    monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", 20)
+    driver = Driver(config_of(num_encoder_pages=65))
+    long = [request_of(f"long {index}", [3, index], [7] * 20) for index in range(3)]
+    short = [request_of(f"short {index}", [3, index], [7] * 19) for index in range(2)]
+    driver.submit(*long, *short)
+    driver.finish()
+    check_alone(driver, *long, *short)
+    assert driver._runner.encoders.num_encoded == 1 + 2
+    assert num_used(driver) == 0
 
 
 def test_without_a_prefix_cache_nothing_is_kept():

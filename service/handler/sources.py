@@ -1,0 +1,70 @@
+"""Requests to encoder-decoders: which parameters they have, and what their decoders leave out.
+
+The prompt of a client is what the encoder reads; nothing of it comes before the decoder's output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from service.errors import ApiError, ApiErrorCode
+from service.handler.requests import AudioPrompt, GenerationRequest
+from workers.engine.encoder_input import FeatureEncoder, TextEncoder
+from workers.engine.protocol import ModelInfo
+
+_NEVER = -100.0
+"""The lowest bias that there is: transformers rules tokens out altogether."""
+
+
+def check_sources(request: GenerationRequest, info: ModelInfo) -> None:
+    """Raise ApiError for prompts that the model does not read and parameters that it lacks."""
+    hears = isinstance(info.encoder, FeatureEncoder)
+    for prompt in request.prompts:
+        if isinstance(prompt, AudioPrompt) != hears:
+            message = (
+                "this model reads audio: use /v1/audio/transcriptions"
+                if hears
+                else "this model reads no audio"
+            )
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model" if hears else "file")
+    if info.encoder is None:
+        return
+    asked = {
+        "echo": request.text.echo,
+        "prompt_logprobs": request.sampling.prompt_logprobs is not None,
+        "max_tokens": request.is_scoring_only,
+    }
+    for param, is_asked in asked.items():
+        if is_asked:
+            raise ApiError(
+                ApiErrorCode.UNSUPPORTED_PARAMETER,
+                "the prompt of an encoder-decoder is no part of its output: "
+                f"{param} cannot have this value",
+                param,
+            )
+
+
+def num_decoder_tokens(token_ids: Sequence[int], info: ModelInfo) -> int:
+    """How much of the context a client's prompt takes. Raises ApiError where the encoder cannot
+    take it."""
+    encoder = info.encoder
+    if not isinstance(encoder, TextEncoder):
+        return len(token_ids)
+    if len(token_ids) > encoder.max_tokens:
+        raise ApiError(
+            ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"this model's encoder reads {encoder.max_tokens} tokens; the prompt has "
+            f"{len(token_ids)}",
+            "prompt",
+        )
+    return len(encoder.start.token_ids)
+
+
+def without_excluded(request: GenerationRequest, info: ModelInfo) -> GenerationRequest:
+    """The request, with a bias against what the model's generation config excludes."""
+    if info.encoder is None or not info.encoder.start.excluded_ids:
+        return request
+    sampling = request.sampling
+    bias = {**sampling.logit_bias, **dict.fromkeys(info.encoder.start.excluded_ids, _NEVER)}
+    return replace(request, sampling=msgspec.structs.replace(sampling, logit_bias=bias))

@@ -1,0 +1,136 @@
+"""BART behind /v1/completions: the prompt is what its encoder reads."""
+
+import openai
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
+
+from tests.fakes.engine_script import EngineScript, engine_bench
+from workers.config import EngineConfig
+
+pytestmark = pytest.mark.asyncio
+VOCAB_SIZE = 420
+EXCLUDED = 77
+
+
+@pytest.fixture(scope="module")
+def model():
+    """With what generate() reads of a generation config: a start, a forced and an excluded token.
+    Its texts would be that token alone if it were not excluded."""
+    torch.manual_seed(1)
+    config = BartConfig(
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=64,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        init_std=0.4,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
+    model = BartForConditionalGeneration(config).eval()
+    model.final_logits_bias[0, EXCLUDED] = 50.0
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=2,
+        forced_bos_token_id=1,
+        bad_words_ids=[[EXCLUDED], [5, 6]],
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def script(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bart")
+    model.save_pretrained(folder)
+    script = EngineScript(EngineConfig(model=str(folder), num_pages=64, max_running_requests=4))
+    yield script
+    script.close()
+
+
+@pytest.fixture
+def bench(tmp_path, script):
+    return engine_bench(tmp_path, script)
+
+
+def truth(model, source, num_tokens):
+    """transformers' own tokens behind the start and the forced one."""
+    with torch.inference_mode():
+        whole = model.generate(
+            torch.tensor([source]), do_sample=False, num_beams=1, max_new_tokens=num_tokens + 1
+        )
+    assert whole[0, :2].tolist() == [2, 1]
+    return whole[0, 2:].tolist()
+
+
+async def test_a_completion_is_what_transformers_generates_from_the_prompt(
+    openai_client, bench, model, script
+):
+    source = bench.tokenizer.ids("the quick brown fox")
+    answer = await openai_client.completions.create(
+        model=script.engine.info.name,
+        prompt="the quick brown fox",
+        max_tokens=20,
+        temperature=0,
+        extra_body={"return_token_ids": True},
+    )
+    (choice,) = answer.choices
+    expected = truth(model, source, 20)
+    assert EXCLUDED not in expected
+    assert choice.token_ids == expected
+    assert choice.prompt_token_ids == source
+    assert answer.usage.prompt_tokens == len(source)
+    assert answer.usage.completion_tokens == len(expected)
+
+
+async def test_prompts_and_choices_are_read_each_and_streams_are_streamed(
+    openai_client, bench, script
+):
+    asked = {"model": script.engine.info.name, "max_tokens": 8, "temperature": 0, "n": 2}
+    whole = await openai_client.completions.create(prompt=["hello", "world, hello"], **asked)
+    assert [one.index for one in whole.choices] == [0, 1, 2, 3]
+    assert len({one.text for one in whole.choices[::2]}) == 2
+    parts = dict.fromkeys(range(2), "")
+    async for chunk in await openai_client.completions.create(prompt="hello", stream=True, **asked):
+        for choice in chunk.choices:
+            parts[choice.index] += choice.text
+    assert list(parts.values()) == [whole.choices[0].text] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "param"),
+    [
+        ({"prompt": [7] * 65}, "context_length_exceeded", "prompt"),
+        ({"prompt": "hello", "max_tokens": 63}, "context_length_exceeded", "max_tokens"),
+        ({"prompt": "hello", "echo": True}, "unsupported_parameter", "echo"),
+        (
+            {"prompt": "hello", "extra_body": {"prompt_logprobs": 1}},
+            "unsupported_parameter",
+            "prompt_logprobs",
+        ),
+    ],
+    ids=str,
+)
+async def test_what_an_encoder_decoder_cannot_do_is_refused_by_name(
+    openai_client, script, asked, code, param
+):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await openai_client.completions.create(model=script.engine.info.name, **asked)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+async def test_a_source_as_long_as_the_encoder_takes_leaves_the_decoder_its_context(
+    openai_client, script
+):
+    answer = await openai_client.completions.create(
+        model=script.engine.info.name, prompt=[7] * 64, max_tokens=62, temperature=0
+    )
+    assert 1 <= answer.usage.completion_tokens <= 62
+    assert answer.usage.prompt_tokens == 64
