@@ -13,7 +13,9 @@ class SegmentedLlama(LlamaForCausalLM, SegmentedCausalLM):
     """pool: set by who makes a LlamaForCausalLM one of this class."""
 
     def attention_inputs(self, layer, hidden, places, new):
-        q, k, v = self.model.decoder_layers[layer].self_attn.inputs(places.positions, hidden)
+        attention = self.model.decoder_layers[layer].self_attn
+        q, k, v = attention.inputs(places.positions, hidden)
+        v = v.unflatten(-1, (-1, attention.head_dim))
         self.pool.set_kv_buffer(layer, places.cache_loc, k, v)
         return tuple(_kept(x, new) for x in (q, k, v))
 

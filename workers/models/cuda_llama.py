@@ -88,7 +88,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1
         self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
-        layers = self.model.decoder_layers
+        layers = self._decoder_layers
         qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
         o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
         gate_up = gated_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers])
@@ -103,7 +103,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
                 after_attention=ways.after_attention,
                 after_mlp=ways.after_mlp,
                 mlp_norm=layer.post_attention_layernorm,
-                next_norm=self.model.norms[index + 1],
+                next_norm=self._norms[index + 1],
             )
             for index, layer in enumerate(layers)
         ]
@@ -115,7 +115,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
         return self._chooser is not None and self._chooser.measure_next()
 
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._prepared_ways().begin(input_ids, self.model.norms[0])
+        return self._prepared_ways().begin(input_ids, self._norms[0])
 
     def attention_inputs(
         self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor

@@ -63,10 +63,12 @@ class LlamaAttention(nn.Module):
     def inputs(
         self, positions: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """hidden: normalised input (n, hidden_size) -> q, k and v (n, heads, head_dim)."""
-        projected = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in projected)
-        return *self.rotary(positions, *self.normalise_heads(q, k)), v
+        """hidden: normalised input (n, hidden_size) -> q and k (n, heads, head_dim), v (n, width)."""
+        q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
+        q, k = self.normalise_heads(
+            q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+        )
+        return *self.rotary(positions, q, k), v
 
 
 class QKNormAttention(LlamaAttention):
@@ -149,6 +151,7 @@ class LlamaForCausalLM(NativeCausalLM):
         self.vocab_size = spec.vocab_size
         self.model = LlamaModel(spec, num_positions, shard)
         self._last = len(spec.layers) - 1
+        self._decoder_layers, self._norms = self.model.decoder_layers, self.model.norms
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
             if spec.has_tied_embeddings
@@ -200,13 +203,13 @@ class LlamaForCausalLM(NativeCausalLM):
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream and the first layer's normalised input, both (n, hidden_size)."""
         residual = self.model.embed_tokens(input_ids)
-        return residual, self.model.norms[0](residual)
+        return residual, self._norms[0](residual)
 
     def attended(
         self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
     ) -> torch.Tensor:
         """hidden: a layer's normalised input -> its attention's output (n, heads * head_dim)."""
-        attention = self.model.decoder_layers[layer].self_attn
+        attention = self._decoder_layers[layer].self_attn
         out: torch.Tensor = attention.attn(*attention.inputs(places.positions, hidden), batch)
         return out
 
@@ -215,8 +218,7 @@ class LlamaForCausalLM(NativeCausalLM):
 
         residual: the stream (n, hidden_size), in place.
         """
-        next_norm = self.model.norms[layer + 1]
-        return self.model.decoder_layers[layer].finish(attended, residual, next_norm)
+        return self._decoder_layers[layer].finish(attended, residual, self._norms[layer + 1])
 
     def finish_rows(
         self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor

@@ -148,7 +148,7 @@ def fused_llama(monkeypatch, launches, is_fused=False):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_llama, name, fake)
-    model.prepare(None)
+    model.prepare(None, None)
     return model
 
 
