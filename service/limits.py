@@ -28,6 +28,9 @@ class Limits(BaseModel):
     objects and named fields. max_body_escapes: its backslashes, which a parser takes one by one;
     whoever sends more than that of other scripts sends them as UTF-8. All are judged for bodies of
     more than 64 KiB, and so is what lists hold besides numbers (MAX_OTHER_ITEMS).
+    max_grammar_bytes: of a schema, a regular expression, a grammar or all choices together.
+    max_grammar_cost_bytes bounds that times the sequences that one request generates.
+    max_grammar_cpu_s: of a processor, for making one grammar of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +60,11 @@ class Limits(BaseModel):
         default=MAX_LOGIT_BIAS_ENTRIES, ge=0, le=MAX_LOGIT_BIAS_ENTRIES
     )
     max_request_cost_tokens: int = Field(default=1 << 22, ge=1)
+
+    max_grammar_bytes: int = Field(default=64 << 10, ge=1)
+    max_grammar_choices: int = Field(default=1024, ge=1)
+    max_grammar_cost_bytes: int = Field(default=8 << 20, ge=1)
+    max_grammar_cpu_s: float = Field(default=0.5, gt=0)
 
     max_request_id_bytes: int = Field(default=128, ge=1)
     max_cache_salt_bytes: int = Field(default=256, ge=0)

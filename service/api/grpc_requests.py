@@ -7,9 +7,23 @@ from google.protobuf.message import Message
 
 from service.api.openai.chat import check_template_kwargs
 from service.errors import ApiError, ApiErrorCode
-from service.handler.requests import GenerationRequest, Prompt, TextOptions, TokenPrompt
+from service.handler.requests import (
+    GenerationRequest,
+    NamedConstraint,
+    Prompt,
+    TextOptions,
+    TokenPrompt,
+)
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
+from service.tokenizer.constraints import (
+    JSON_OBJECT,
+    Choices,
+    Constraint,
+    JsonSchema,
+    Lark,
+    Regex,
+)
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.sampling.params import MAX_SEED, SamplingParams
 
@@ -61,7 +75,27 @@ def to_generation_request(
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id,
+        constraint=_to_constraint(request),
     )
+
+
+def _to_constraint(request: pb.GenerateRequest) -> NamedConstraint | None:
+    kind = request.WhichOneof("constraint")
+    constraint: Constraint
+    if kind is None:
+        return None
+    if kind == "json_schema":
+        schema = request.json_schema
+        constraint = JsonSchema(schema.schema, is_lenient=not _or_true(schema, "strict"))
+    elif kind == "json_object":
+        if not request.json_object:
+            raise _invalid("json_object can only be true; leave it out", "json_object")
+        constraint = JSON_OBJECT
+    elif kind == "choice":
+        constraint = Choices(tuple(request.choice.texts))
+    else:
+        constraint = Regex(request.regex) if kind == "regex" else Lark(request.grammar)
+    return NamedConstraint(constraint, kind)
 
 
 def to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, limits: Limits) -> Prompt:

@@ -24,6 +24,7 @@ from service.routing.admission import AdmissionControl
 from service.routing.router import Router
 from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
+from service.tokenizer.grammar_compiler import GrammarCompilerConfig
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
 
 
@@ -112,6 +113,10 @@ class ModelFront:
             timeout_s=self._limits.tokenizer_timeout_s,
             max_pending_jobs=self._limits.max_pending_tokenizer_jobs,
             max_rendered_bytes=self._limits.max_rendered_bytes,
+            grammars=GrammarCompilerConfig(
+                max_cpu_s=self._limits.max_grammar_cpu_s,
+                max_pending_jobs=self._limits.max_pending_tokenizer_jobs,
+            ),
         )
 
     def _gauges(self) -> IngressGauges:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.errors import ApiError, ApiErrorCode, from_rejection
+from service.handler.constraints import check_constraint
 from service.handler.requests import AudioPrompt, GenerationRequest, Prompt, TokenPrompt
 from service.handler.sources import check_sources, num_decoder_tokens
 from service.limits import Limits
@@ -36,6 +37,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_sampling(request, limits, info)
     _check_stops(request.text.stop, limits)
     check_sources(request, info)
+    check_constraint(request, limits, info)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
     if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:

@@ -1,4 +1,4 @@
-"""Prompts to token ids and back, at the turn of whoever asks. Knows no stream."""
+"""Prompts to token ids and back, constraints to grammars, as turns come. Knows no stream."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import msgspec
 
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import FittedPrompt
-from service.handler.requests import AudioPrompt, Prompt, TokenPrompt
+from service.handler.requests import AudioPrompt, NamedConstraint, Prompt, TokenPrompt
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import EncodeChat
@@ -61,6 +61,13 @@ class PromptEncoder:
         return await asyncio.gather(
             *(self._encode(prompt, flow, info, max_tokens) for prompt in prompts)
         )
+
+    async def make_grammar(self, named: NamedConstraint | None, context: RequestContext) -> str:
+        """What engines take; "" for no constraint."""
+        if named is None:
+            return ""
+        flow = _flow_of(context)
+        return await self._tokenizer.make_grammar(named.constraint, named.param, flow)
 
     async def decode(
         self,

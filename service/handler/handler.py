@@ -126,12 +126,13 @@ class Handler:
         self, request: GenerationRequest, context: RequestContext, lease: Lease, arrival_s: float
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
+        grammar = await self._encoder.make_grammar(request.constraint, context)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
         engine_prompts = await for_engine(fit_prompts(request, prompts, self.limits, info))
         fitted = with_sources(engine_prompts, request.prompts, info)
         lease.charge_prompt(sum(prompt.num_input_tokens for prompt in fitted))
         echoes = await self._echoed_texts(request, context, fitted)
-        return await self._submit(request, context, fitted, echoes, lease, arrival_s)
+        return await self._submit(request, context, fitted, grammar, echoes, lease, arrival_s)
 
     async def _echoed_texts(
         self, request: GenerationRequest, context: RequestContext, fitted: list[EnginePrompt]
@@ -158,6 +159,7 @@ class Handler:
         request: GenerationRequest,
         context: RequestContext,
         fitted: list[EnginePrompt],
+        grammar: str,
         echoes: list[str],
         lease: Lease,
         arrival_s: float,
@@ -166,7 +168,7 @@ class Handler:
         options = self._choice_options(request)
         request = without_excluded(request, self.model_info)
         specs = [
-            _engine_request(request, context.caller, prompt, f"{unique_id}-{i}-{j}", j)
+            _engine_request(request, context.caller, prompt, grammar, f"{unique_id}-{i}-{j}", j)
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
@@ -236,7 +238,12 @@ class Handler:
 
 
 def _engine_request(
-    request: GenerationRequest, caller: Caller, prompt: EnginePrompt, request_id: str, choice: int
+    request: GenerationRequest,
+    caller: Caller,
+    prompt: EnginePrompt,
+    grammar: str,
+    request_id: str,
+    choice: int,
 ) -> GenerateRequest:
     return GenerateRequest(
         request_id=request_id,
@@ -245,6 +252,7 @@ def _engine_request(
         priority=request.priority,
         cache_salt=caller.salted(request.cache_salt),
         encoder_input=prompt.source,
+        grammar=grammar,
     )
 
 

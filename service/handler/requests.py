@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.tokenizer.constraints import Constraint
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.engine.encoder_input import SourceFeatures
 from workers.sampling.params import SamplingParams
@@ -41,6 +42,14 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedConstraint:
+    """What the output has to be. param: what the client calls it."""
+
+    constraint: Constraint
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Everything a client may ask of one generation.
 
@@ -50,6 +59,7 @@ class GenerationRequest:
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
     truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
     session_id: requests of one session go to one replica; "" is what the call's header says.
+    constraint: of every choice.
     """
 
     prompts: tuple[Prompt, ...]
@@ -64,3 +74,4 @@ class GenerationRequest:
     cache_salt: str = ""
     request_id: str = ""
     session_id: str = ""
+    constraint: NamedConstraint | None = None

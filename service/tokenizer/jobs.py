@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from service.tokenizer.constraints import Constraint, constraint_bytes
+
 FRAME_HEADER = struct.Struct("<I")
 _MESSAGE_BYTES = 256
 """What rendering a message costs besides its text."""
@@ -50,7 +52,12 @@ class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
     skip_special_tokens: bool = True
 
 
-Job = EncodeText | EncodeChat | DecodeTokens
+class CompileGrammar(msgspec.Struct, frozen=True, tag="grammar"):
+    constraint: Constraint
+
+
+TextJob = EncodeText | EncodeChat | DecodeTokens
+Job = TextJob | CompileGrammar
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
@@ -67,6 +74,18 @@ class TooLong(msgspec.Struct, frozen=True, tag="too_long"):
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     text: str
+
+
+class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+    """grammar: in llguidance's serialised form."""
+
+    grammar: str
+
+
+class TooCostly(msgspec.Struct, frozen=True, tag="too_costly"):
+    """The job took more than a job may; the message may go to a client."""
+
+    message: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -86,7 +105,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     message: str
 
 
-Reply = Encoded | TooLong | Decoded | Refused | Ready | LoadFailed
+Reply = Encoded | TooLong | Decoded | Compiled | TooCostly | Refused | Ready | LoadFailed
 
 
 def job_bytes(job: Job) -> int:
@@ -99,6 +118,8 @@ def job_bytes(job: Job) -> int:
             return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings))
         case DecodeTokens():
             return len(job.token_ids)
+        case CompileGrammar():
+            return constraint_bytes(job.constraint)
 
 
 def _utf8_bytes(text: str) -> int:

@@ -4,30 +4,28 @@ Exits when its input ends, so it cannot outlive the ingress that started it. Sta
 `python -m service.tokenizer.worker`; knows no event loop.
 """
 
-import os
 import resource
-import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from service.tokenizer import worker_loop
 from service.tokenizer.encoder import EncodeRefusedError, PromptTooLongError, TextEncoder
 from service.tokenizer.jobs import (
-    FRAME_HEADER,
     Decoded,
     DecodeTokens,
     EncodeChat,
     Encoded,
     EncodeText,
-    Job,
     LoadFailed,
     Ready,
     Refused,
     Reply,
+    TextJob,
     TooLong,
-    frame,
     pack_token_ids,
     unpack_token_ids,
 )
@@ -38,12 +36,10 @@ MAX_ADDRESS_SPACE_BYTES = 8 << 30
 
 def serve(encoder: TextEncoder, jobs: BinaryIO, replies: BinaryIO) -> None:
     """Answer every job in order until the input ends."""
-    decoder = msgspec.msgpack.Decoder(Job)
-    while (payload := _read_frame(jobs)) is not None:
-        _send(replies, run_job(encoder, decoder.decode(payload)))
+    worker_loop.serve(msgspec.msgpack.Decoder(TextJob), partial(run_job, encoder), jobs, replies)
 
 
-def run_job(encoder: TextEncoder, job: Job) -> Reply:
+def run_job(encoder: TextEncoder, job: TextJob) -> Reply:
     """What one job comes to; bad input is a Refused, not an exception."""
     try:
         match job:
@@ -63,36 +59,18 @@ def run_job(encoder: TextEncoder, job: Job) -> Reply:
         return Refused("this needs more memory than a prompt may take")
 
 
-def _read_frame(stream: BinaryIO) -> bytes | None:
-    header = stream.read(FRAME_HEADER.size)
-    if len(header) < FRAME_HEADER.size:
-        return None
-    (size,) = FRAME_HEADER.unpack(header)
-    payload = stream.read(size)
-    return payload if len(payload) == size else None
-
-
-def _send(stream: BinaryIO, reply: Reply) -> None:
-    stream.write(frame(msgspec.msgpack.encode(reply)))
-    stream.flush()
-
-
 def main(arguments: list[str]) -> None:
     """arguments: the model folder and the ceiling of a rendered conversation in bytes."""
     folder, max_rendered_bytes = Path(arguments[0]), int(arguments[1])
-    # Ctrl-C reaches every process of a terminal; requests under way still need this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, hard))
-    # Replies own the real standard output: whatever a library prints goes to standard error.
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    replies = worker_loop.open_replies()
     try:
         encoder = TextEncoder(folder, max_rendered_bytes)
     except ModelLoadError as error:
-        _send(replies, LoadFailed(str(error)))
+        worker_loop.send(replies, LoadFailed(str(error)))
         return
-    _send(replies, Ready())
+    worker_loop.send(replies, Ready())
     serve(encoder, sys.stdin.buffer, replies)
 
 

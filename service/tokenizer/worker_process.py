@@ -22,10 +22,10 @@ class WorkerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """folder: of the tokenizer. start_timeout_s: for it to be loaded."""
+    """module, arguments: of the program. start_timeout_s: until it is ready."""
 
-    folder: Path
-    max_rendered_bytes: int
+    module: str
+    arguments: tuple[str, ...]
     start_timeout_s: float
 
 
@@ -42,9 +42,8 @@ class WorkerProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "service.tokenizer.worker",
-            str(options.folder.resolve()),
-            str(options.max_rendered_bytes),
+            options.module,
+            *options.arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=_SOURCE_ROOT,

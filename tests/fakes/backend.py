@@ -29,6 +29,7 @@ MODEL_INFO = ModelInfo(
     tp_size=1,
     dtype="float32",
     max_request_len=512,
+    has_grammars=True,
 )
 
 

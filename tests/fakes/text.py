@@ -8,9 +8,11 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
+from service.tokenizer.constraints import Constraint
 from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.folder import read_tokenizer_files
+from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import make_byte_level_folder
@@ -37,6 +39,13 @@ class InlineTokenizer:
 
     async def decode(self, token_ids: list[int], flow: Flow, *, skip_special_tokens: bool) -> str:
         return self.encoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def make_grammar(self, constraint: Constraint, param: str, flow: Flow) -> str:
+        try:
+            return GrammarMaker().make(constraint)
+        except GrammarRefusedError as error:
+            message = f"{param}: {error}"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, param) from error
 
     def ids(self, text: str) -> list[int]:
         return self.encoder.encode_text(EncodeText(text))

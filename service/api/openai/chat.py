@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from service.api.openai.parameters import INT32_MAX, GenerationParameters, StrictModel
+from service.api.openai.constraints import ConstrainedParameters
+from service.api.openai.parameters import INT32_MAX, StrictModel
 from service.api.openai.sampling import sampling_params, text_options
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
@@ -89,7 +90,7 @@ class ChatMessage(StrictModel):
 Messages = Annotated[list[ChatMessage], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
-class ChatCompletionRequest(GenerationParameters):
+class ChatCompletionRequest(ConstrainedParameters):
     """max_completion_tokens supersedes max_tokens; given both, they must agree.
 
     add_generation_prompt (default true) and continue_final_message (default false) exclude each
@@ -139,6 +140,7 @@ class ChatCompletionRequest(GenerationParameters):
             cache_salt=self.cache_salt or "",
             request_id=self.request_id or "",
             session_id=self.session_id or self.prompt_cache_key or "",
+            constraint=self.constraint,
         )
 
     def to_prompt(self, limits: Limits) -> EncodeChat:

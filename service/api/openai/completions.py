@@ -4,10 +4,10 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
+from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import (
     INT32_MAX,
     TOKEN_IDS_SCHEMA,
-    GenerationParameters,
     is_list_of,
     token_ids_or,
 )
@@ -41,7 +41,7 @@ def _check_prompt(
     raise ValueError("must be a text, texts, token ids or lists of token ids")
 
 
-class CompletionRequest(GenerationParameters):
+class CompletionRequest(ConstrainedParameters):
     """prompt: a text, texts, token ids, or lists of token ids.
 
     logprobs: number of alternatives per token. parse_special_tokens: whether special tokens written
@@ -101,6 +101,7 @@ class CompletionRequest(GenerationParameters):
             cache_salt=self.cache_salt or "",
             request_id=self.request_id or "",
             session_id=self.session_id or self.prompt_cache_key or "",
+            constraint=self.constraint,
         )
 
     def _prompts(self) -> list[Prompt]:

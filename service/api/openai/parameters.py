@@ -36,6 +36,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "guided_decoding_backend": (None,),
+    "guided_whitespace_pattern": (None,),
     "include_reasoning": (None, True),
     "kv_transfer_params": (None,),
     "length_penalty": (None, 1, 1.0),
@@ -50,7 +52,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (None,),
     "reasoning_effort": (None, "none"),
     "repetition_detection": (None,),
-    "response_format": (None, {"type": "text"}),
     "return_mm_kwargs": (None, False),
     "return_prompt_text": (None, False),
     "return_token_offsets": (None, False),
@@ -59,7 +60,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (None, 0),
     "store": (None, False),
     "stream_interval": (None, 1),
-    "structured_outputs": (None,),
     "suffix": (None, ""),
     "thinking_token_budget": (None,),
     "tool_choice": (None, "none", "auto"),
@@ -163,7 +163,7 @@ class GenerationParameters(StrictModel):
         return {
             name: value
             for name, value in data.items()
-            if name in cls.model_fields or not _is_harmless(name, value)
+            if name in cls.model_fields or not is_harmless(name, value, HARMLESS)
         }
 
     @model_validator(mode="after")
@@ -213,13 +213,18 @@ def is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {kind}
 
 
-def _is_harmless(name: str, value: Any) -> bool:
-    """Whether the value asks for nothing. Raises ApiError if it asks for what is not built."""
-    if name not in HARMLESS:
+def is_harmless(
+    name: str, value: Any, table: Mapping[str, tuple[Any, ...]], prefix: str = ""
+) -> bool:
+    """Whether the value asks for nothing. Raises ApiError if it asks for what is not built.
+
+    table: of such values. prefix: of the object that the name stands in, for the message.
+    """
+    if name not in table:
         return False
-    if any(value == allowed and type(value) is type(allowed) for allowed in HARMLESS[name]):
+    if any(value == allowed and type(value) is type(allowed) for allowed in table[name]):
         return True
-    raise _unsupported(name)
+    raise _unsupported(prefix + name)
 
 
 def _unsupported(param: str) -> ApiError:

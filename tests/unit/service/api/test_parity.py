@@ -18,6 +18,12 @@ RENAMED = {
     "return_token_strs": "return_tokens",
     "stream_options": "continuous_usage_stats",
     "tokens": "token_ids",
+    "response_format": "json_schema",
+    "structured_outputs": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
 }
 NOT_IN_GRPC = {
     "stream": "a method of its own",

@@ -78,7 +78,7 @@ async def test_a_job_that_runs_too_long_is_the_requests_fault_and_the_next_one_w
 
 @pytest.mark.asyncio
 async def test_a_job_that_got_no_cpu_is_not_the_requests_fault(pool):
-    for worker in (*pool._lanes._idle, *pool._lanes._idle_for_short):
+    for worker in (*pool._processes._lanes._idle, *pool._processes._lanes._idle_for_short):
         os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(ApiError, match="too busy") as raised:
         await pool.encode_text(EncodeText("hello"), ANNE)
@@ -88,13 +88,13 @@ async def test_a_job_that_got_no_cpu_is_not_the_requests_fault(pool):
 
 @pytest.mark.asyncio
 async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pool, caplog):
-    (worker,) = pool._lanes._idle_for_short
+    (worker,) = pool._processes._lanes._idle_for_short
     job = _stuck(pool, content="slow")
     await asyncio.sleep(0.1)
     os.kill(worker.pid, signal.SIGKILL)
     assert await _code_of(job) is ApiErrorCode.TOKENIZER_FAILED
     async with asyncio.timeout(30):
-        while not pool._lanes._idle_for_short:
+        while not pool._processes._lanes._idle_for_short:
             await asyncio.sleep(0.01)
     assert "a tokenizer process died and is replaced" in caplog.text
     assert await pool.encode_text(EncodeText("hello"), ANNE)
@@ -153,7 +153,7 @@ async def test_what_certainly_does_not_fit_is_refused_without_encoding(folder):
     """By CPU time of the worker, against what encoding the text takes."""
     pool = make_pool(folder, timeout_s=60.0)
     await pool.start()
-    (worker,) = pool._lanes._idle
+    (worker,) = pool._processes._lanes._idle
     await pool.encode_text(EncodeText(BIG, max_tokens=len(BIG.encode())), ANNE)
     encoded_s = worker.cpu_s()
     with pytest.raises(ApiError, match="room for 1000 prompt tokens.* at least") as raised:
