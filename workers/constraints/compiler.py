@@ -10,6 +10,7 @@ from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from workers.constraints.limits import parser_limits
 from workers.constraints.matcher import MaskBits
 from workers.errors import ErrorCode, RequestRejectedError
 
@@ -70,7 +71,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
                 return known.deep_copy()
             tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         with self._lock:

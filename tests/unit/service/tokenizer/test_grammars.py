@@ -135,7 +135,7 @@ def test_what_cannot_be_followed_is_ignored_where_the_client_says_so(maker):
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "Unsatisfiable"),
         (schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), "no text at all"),
         (
-            schema({"type": "object", "properties": {f"p{i}": {} for i in range(500)}}),
+            schema({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}),
             "too many alternatives",
         ),
         (schema({"x-guidance": {"colour": 1}}), "unknown field `colour`"),

@@ -1,5 +1,7 @@
 """Grammars against the built-in model's tokenizer: what may follow, when a text is complete."""
 
+import time
+
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -99,3 +101,18 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_its_reason(
 def test_a_folder_without_a_tokenizer_is_a_refusal(tmp_path):
     with pytest.raises(RequestRejectedError, match="tokenizer"):
         GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS]).compile(YES_OR_NO, [])
+
+
+def test_an_ambiguous_grammar_fails_before_its_masks_take_long(compiler: GrammarCompiler):
+    """By time of the process: with the library's own limits the 40th mask took seconds."""
+    grammar = LLMatcher.grammar_from_lark('start: a\na: a a a | a a | /[a-z ]/ | ""')
+    matcher, filler = compiler.compile(grammar, []), MaskFiller(VOCAB_SIZE)
+    started_s = time.process_time()
+    for number in range(200):
+        filler.fill(number, [(0, matcher)])
+        matcher.consume(ids("a")[0])
+        if matcher.failure:
+            break
+    filler.close()
+    assert "items" in matcher.failure
+    assert time.process_time() - started_s < 3
