@@ -14,7 +14,14 @@ import torch
 import torch.multiprocessing as mp
 
 from tests.fakes.model_rows import ModelRows, torch_native_backend
-from tests.fakes.tiny_models import LATENT, NATIVE, random_prompt, save_tiny_model
+from tests.fakes.tiny_models import (
+    LATENT,
+    NATIVE,
+    THROUGH_TRANSFORMERS,
+    random_prompt,
+    save_tiny_model,
+)
+from tests.fakes.tiny_reference import build_reference, config_of
 from workers.config import EngineConfig
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
@@ -22,7 +29,26 @@ from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 CPU = torch.device("cpu")
 TINY = {**NATIVE, **LATENT}
 MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "deepseek_v2_lite", "deepseek_v3")
+# By the plans of transformers: windows and caps, experts, layers that differ and share K and V.
+PLANNED = ("gemma2", "mixtral", "gemma4")
+PRELOADED = ["workers.models.transformers_model"] + [
+    f"transformers.models.{name}.modeling_{name}" for name in PLANNED
+]
 MAX_DIFFERENCE = 1e-5
+MAX_DIFFERENCE_BY_PLAN = 1e-4
+
+
+def models_for(size: int) -> tuple[str, ...]:
+    """Two KV heads: four ranks have to replicate them, which transformers' plans do not."""
+    return (*MODELS, *PLANNED) if size == 2 else MODELS
+
+
+def save_model(name: str, folder: Path) -> None:
+    if name == "gemma4":
+        class_name = "Gemma4ForCausalLM"
+        build_reference(config_of("gemma4_text", class_name, {}), class_name, folder)
+    else:
+        save_tiny_model({**TINY, **THROUGH_TRANSFORMERS}[name], folder)
 
 
 def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
@@ -62,7 +88,7 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
     meeting_point = f"file://{folder / 'meet'}"
     tp = connect_tp_group("gloo", meeting_point, rank, size, CPU, timeout_s=60.0)
     outputs = {f"collective/{k}": v for k, v in check_collectives(tp).items()}
-    for name in MODELS:
+    for name in models_for(size):
         outputs[name] = run_model(folder / name, tp, "safetensors")
     outputs["dummy"] = run_model(folder / "llama3", tp, "dummy")
     torch.save(outputs, folder / f"rank{rank}.pt")
@@ -73,11 +99,11 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[dict[str, torch.Tensor]]]:
-    """The folder and what each rank computed. Two KV heads: four ranks have to replicate them."""
+    """The folder and what each rank computed."""
     folder = tmp_path_factory.mktemp(f"tp{request.param}")
-    for name in MODELS:
-        save_tiny_model(TINY[name], folder / name)
-    multiprocessing.set_forkserver_preload([__name__])
+    for name in models_for(request.param):
+        save_model(name, folder / name)
+    multiprocessing.set_forkserver_preload([__name__, *PRELOADED])
     arguments = (request.param, folder)
     mp.start_processes(run_rank, arguments, nprocs=request.param, start_method="forkserver")
     loaded = [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(request.param)]
@@ -87,11 +113,24 @@ def ranks(
 Ranks = tuple[Path, list[dict[str, torch.Tensor]]]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_those_of_one_rank(ranks: Ranks, name: str) -> None:
+def check_is_that_of_one_rank(ranks: Ranks, name: str, max_difference: float) -> None:
     folder, outputs = ranks
     want = run_model(folder / name, SingleRank(), "safetensors")
-    torch.testing.assert_close(outputs[0][name], want, rtol=0, atol=MAX_DIFFERENCE)
+    torch.testing.assert_close(outputs[0][name], want, rtol=0, atol=max_difference)
+    assert torch.equal(outputs[0][name].argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_one_rank(ranks: Ranks, name: str) -> None:
+    check_is_that_of_one_rank(ranks, name, MAX_DIFFERENCE)
+
+
+@pytest.mark.parametrize("ranks", [2], ids=["tp2"], indirect=True)
+@pytest.mark.parametrize("name", PLANNED)
+def test_logits_by_the_plans_of_transformers_equal_those_of_one_rank(
+    ranks: Ranks, name: str
+) -> None:
+    check_is_that_of_one_rank(ranks, name, MAX_DIFFERENCE_BY_PLAN)
 
 
 def test_dummy_weights_make_the_same_model_at_every_size(ranks: Ranks) -> None:
@@ -102,7 +141,7 @@ def test_dummy_weights_make_the_same_model_at_every_size(ranks: Ranks) -> None:
 
 def test_every_rank_has_the_same_logits_bit_for_bit(ranks: Ranks) -> None:
     _, outputs = ranks
-    for name in (*MODELS, "dummy"):
+    for name in (*models_for(len(outputs)), "dummy"):
         assert all(torch.equal(output[name], outputs[0][name]) for output in outputs[1:])
 
 

@@ -130,20 +130,14 @@ def _load_transformers(request: _LoadRequest) -> _Weights:
     )
 
     facts, shard = request.facts, request.shard
-    if shard.tp.size > 1:
-        raise ConfigError(
-            f"{facts.architecture} runs through transformers, on one rank only; set tp_size=1"
-        )
     if request.config.load_format == "dummy":
         hf_model = random_transformers_model(
-            request.hf_config, shard.dtype, shard.device, request.config.dummy_weights_seed
+            request.hf_config, shard, request.config.dummy_weights_seed
         )
     else:
         total_bytes = SafetensorsCheckpoint(request.lease.folder).total_bytes
         request.on_progress(0, total_bytes)
-        hf_model = load_transformers_model(
-            request.lease.folder, request.hf_config, shard.dtype, shard.device
-        )
+        hf_model = load_transformers_model(request.lease.folder, request.hf_config, shard)
         request.on_progress(total_bytes, total_bytes)
     return _Weights(bridged(hf_model, facts.max_context_len))
 

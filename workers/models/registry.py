@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from attention.registry import LATENT_BACKENDS
 from workers.config import EngineConfig
-from workers.errors import ModelLoadError
+from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
 from workers.models.deepseek import DeepseekForCausalLM
@@ -85,7 +85,8 @@ def choose_implementation(
     """By engine.model_impl. auto: native if the architecture has a native class that fits the
     config, and the engine's settings and device have what it needs, else transformers.
 
-    Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture.
+    Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
+    ConfigError when it can, but not on engine.tp_size ranks.
     """
     requested = engine.model_impl
     if requested != "transformers":
@@ -97,6 +98,8 @@ def choose_implementation(
         if architecture in NATIVE_ARCHITECTURES:
             logger.warning("%s; it runs through transformers", obstacle)
     _check_transformers(config, architecture)
+    if engine.tp_size > 1:
+        _check_ranks(config, architecture, engine.tp_size, device_type)
     return "transformers"
 
 
@@ -137,3 +140,17 @@ def _check_transformers(config: PreTrainedConfig, architecture: str) -> None:
         served_class(config)
     except ModelLoadError as error:
         raise ModelLoadError(f"{architecture}: {error}. Supported: {supported_models()}") from error
+
+
+def _check_ranks(
+    config: PreTrainedConfig, architecture: str, tp_size: int, device_type: str
+) -> None:
+    from workers.models.transformers_parallel import check_tensor_parallel
+    from workers.models.transformers_seq2seq_class import served_class
+
+    if device_type != "cpu":
+        raise ConfigError(
+            f"{architecture} runs through transformers, on several ranks on CPU only so far; set "
+            "tp_size=1"
+        )
+    check_tensor_parallel(served_class(config), config, tp_size)

@@ -1,5 +1,7 @@
 """Which class of transformers runs a config, and which cannot be served. Builds no model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -103,3 +105,13 @@ def _check_layers(name: str, config: Any) -> None:
         odd -= _INDEXED_LAYER_TYPES
     if odd:
         raise ModelLoadError(f"{name} has unsupported layers: {', '.join(sorted(odd))}")
+
+
+@contextmanager
+def missing_packages_named(model_class: Any) -> Iterator[None]:
+    """transformers asks for packages, of images mostly, when it builds a model that uses them."""
+    try:
+        yield
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"{model_class.__name__} cannot be built here: {reason}") from error

@@ -1,4 +1,4 @@
-"""Any other decoder of transformers, run through RadixAttention. One rank only.
+"""Any other decoder of transformers, run through RadixAttention.
 
 The model's own code computes everything but attention. Its batch is one flat sequence of the step's
 tokens: positions are given, rows are told apart by the ForwardBatch, the mask is the backend's.
@@ -6,8 +6,7 @@ What the model is, is learnt from one probing pass of a single token, not guesse
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from attention import ForwardBatch
 from attention.memory.slot_states import SlotStates
 from workers.errors import ModelLoadError
+from workers.layers.sharding import ShardContext
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import (
@@ -32,10 +32,12 @@ from workers.models.transformers_attention import (
 from workers.models.transformers_body import FlatBody
 from workers.models.transformers_class import (
     may_keep_states,
+    missing_packages_named,
     part_for_class,
 )
 from workers.models.transformers_head import logits_of
 from workers.models.transformers_layer_types import Calls, check_layers, check_windows, with_chunks
+from workers.models.transformers_parallel import part_of_rank
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_probing import probing
 from workers.models.transformers_seq2seq_class import served_class
@@ -158,33 +160,25 @@ def _with_attention(config: PreTrainedConfig, build: Callable[[dict[str, str]], 
         return build(_attention_implementations(config, OWN_ATTENTION_NAME))
 
 
-@contextmanager
-def _missing_packages_named(model_class: Any) -> Iterator[None]:
-    """transformers asks for packages, of images mostly, when it builds a model that uses them."""
-    try:
-        yield
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise ModelLoadError(f"{model_class.__name__} cannot be built here: {reason}") from error
-
-
 def load_transformers_model(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    folder: Path, config: PreTrainedConfig, shard: ShardContext
 ) -> PreTrainedModel:
-    """The model with its safetensors weights, through transformers' own key mapping.
+    """This rank's share of the model with its safetensors weights, through transformers' own key
+    mapping.
 
     Raises ModelLoadError when a tensor is missing, left over or of another shape, or a package is.
     """
     model_class = served_class(config)
+    part = part_of_rank(model_class, shard.tp)
     config = part_for_class(config, model_class)
     register_attention_interface()
-    with _missing_packages_named(model_class):
+    with missing_packages_named(model_class):
         model, info = _with_attention(
             config,
-            lambda attention: model_class.from_pretrained(
+            lambda attention: part.model_class.from_pretrained(
                 folder,
                 config=config,
-                dtype=dtype,
+                dtype=shard.dtype,
                 attn_implementation=attention,
                 use_safetensors=True,
                 local_files_only=True,
@@ -192,29 +186,32 @@ def load_transformers_model(
                 ignore_mismatched_sizes=True,  # they are reported in info, and refused below
             ),
         )
+    part.join(model)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             keys = ", ".join(sorted(str(key) for key in info[problem])[:5])
             raise ModelLoadError(f"{folder}: {problem.replace('_', ' ')}: {keys}")
-    loaded: PreTrainedModel = model.to(device)
+    loaded: PreTrainedModel = model.to(shard.device)
     return loaded
 
 
 def random_transformers_model(
-    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, seed: int
+    config: PreTrainedConfig, shard: ShardContext, seed: int
 ) -> PreTrainedModel:
-    """The model with its family's own random initialisation, the same for the same seed.
+    """This rank's share of the model with its family's own random initialisation, the same for the
+    same seed. The whole model is in memory until it is cut.
 
     Raises ModelLoadError when it needs a package that is missing.
     """
     model_class = served_class(config)
+    part, device = part_of_rank(model_class, shard.tp), shard.device
     config = part_for_class(config, model_class)
     register_attention_interface()
 
     def build(attention: dict[str, str]) -> PreTrainedModel:
         torch.manual_seed(seed)
-        built: PreTrainedModel = model_class._from_config(
-            config, dtype=dtype, attn_implementation=attention
+        built: PreTrainedModel = part.model_class._from_config(
+            config, dtype=shard.dtype, attn_implementation=attention
         )
         return built
 
@@ -222,8 +219,9 @@ def random_transformers_model(
     with (
         torch.random.fork_rng(devices=cuda_devices),
         torch.device(device),
-        _missing_packages_named(model_class),
+        missing_packages_named(model_class),
     ):
         model = _with_attention(config, build)
+    part.join(model)
     loaded: PreTrainedModel = model.eval()
     return loaded

@@ -71,6 +71,13 @@ def test_settings_that_do_not_fit_the_model_cost_no_weights(hub):
     assert not any(name.endswith(".safetensors") for name in hub.fetched())
 
 
+def test_ranks_that_cannot_share_the_model_cost_no_weights(hub):
+    config = EngineConfig(model=ID, model_impl="transformers", tp_size=7)
+    with pytest.raises(ConfigError, match="on one rank only: .*q_proj.weight has 256"):
+        resolve_engine(config, None, lambda *now: None)
+    assert not any(name.endswith(".safetensors") for name in hub.fetched())
+
+
 def test_the_id_is_the_served_name_and_takes_a_revision():
     config = parse_config({"engine": {"model": ID, "revision": "refs/pr/1"}})
     assert config.served_models()[0].name == ID

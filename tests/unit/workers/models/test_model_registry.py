@@ -101,13 +101,6 @@ class TwoRanks(SingleRank):
     size = 2
 
 
-def test_tensor_parallelism_through_transformers_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model(THROUGH_TRANSFORMERS["olmo2"], tmp_path)
-    config = EngineConfig(model=str(folder), tp_size=2)
-    with pytest.raises(ConfigError, match="tp_size=1"):
-        load_model(config, TwoRanks(), torch.device("cpu"), torch.float32)
-
-
 class ThreeRanks(SingleRank):
     size = 3
 

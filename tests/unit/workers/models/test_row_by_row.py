@@ -14,6 +14,7 @@ from tests.fakes.tiny_reference import build_reference, config_of, random_prompt
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.errors import ConfigError, ModelLoadError
+from workers.layers.sharding import ShardContext
 from workers.loading.loader import LoadedModel, load_model
 from workers.models import transformers_row_model
 from workers.models.transformers_bridge import bridged
@@ -31,7 +32,7 @@ def load(folder: Path, **changes: Any) -> LoadedModel:
 
 def random_model(model_type: str, class_name: str, **changes: Any) -> Any:
     config = config_of(model_type, class_name, changes)
-    return random_transformers_model(config, torch.float32, CPU, 0)
+    return random_transformers_model(config, ShardContext(SingleRank(), torch.float32, CPU), 0)
 
 
 @pytest.fixture(scope="module")
