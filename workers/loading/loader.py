@@ -229,8 +229,8 @@ def load_model(
 
     on_progress(bytes_done, bytes_total) is called as weights arrive, in the node's cache first if
     they were not there (load_format "dummy" counts tensors instead). Raises ModelLoadError for a
-    folder that cannot be served, ConfigError for a configuration that does not fit the model. Uses
-    no collective: ranks load independently.
+    folder that cannot be served, ConfigError for a configuration that does not fit the model. Ranks
+    load independently; a model of transformers is then probed by all of them together.
     """
     hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
