@@ -48,7 +48,12 @@ def _aligned_starts(sizes: Sequence[int]) -> list[int]:
 
 
 def _torch_dtype(array: npt.NDArray[Any]) -> torch.dtype:
-    return _TORCH_DTYPES[array.dtype.name]
+    return _TORCH_DTYPES[array.dtype]
 
 
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+# By dtype: numpy works a dtype's name out anew each time.
+_TORCH_DTYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+}
