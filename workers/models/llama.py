@@ -63,7 +63,7 @@ class LlamaAttention(nn.Module):
     def inputs(
         self, positions: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """hidden: normalised input (n, hidden_size) -> q and k (n, heads, head_dim), v (n, width)."""
+        """hidden: normalised input (n, hidden_size) -> q, k (n, heads, head_dim), v (n, width)."""
         q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
         q, k = self.normalise_heads(
             q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
