@@ -4,8 +4,6 @@ Only the tables, the pool and the lengths here change; a launch that fails can b
 plans, no request and no particular model.
 """
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,31 +16,8 @@ from workers.scheduler.encoder_plan import EncoderGrant, EncoderPlan
 from workers.scheduler.plan import IntArray
 
 
-class EncoderStage(Protocol):
-    """One rank's."""
-
-    def apply(self, plan: EncoderPlan) -> None:
-        """Carry the plan out, before its step and after all earlier ones."""
-
-    def lens(self, slots: IntArray) -> npt.NDArray[np.int32]:
-        """ForwardBatch.encoder_lens_cpu of rows at slots int32 (bs,)."""
-
-
-_NOTHING: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-
-
-class NoEncoderStage:
-    """Of models without an encoder."""
-
-    def apply(self, plan: EncoderPlan) -> None:
-        """No request has anything for it."""
-
-    def lens(self, slots: IntArray) -> npt.NDArray[np.int32]:
-        return _NOTHING
-
-
-class PagedEncoderStage:
-    """account: the encoder's, of both pools."""
+class EncoderStage:
+    """One rank's. account: the encoder's, of both pools."""
 
     def __init__(
         self,
@@ -63,6 +38,7 @@ class PagedEncoderStage:
         self._lens = np.zeros(req_to_token_pool.max_running_requests, dtype=np.int32)
 
     def apply(self, plan: EncoderPlan) -> None:
+        """Carry the plan out, before its step and after all earlier ones."""
         if len(plan.cleared):
             cleared = torch.from_numpy(plan.cleared.astype(np.int64)).to(self._device)
             self._pool.clear_bounded(self._account, cleared)
@@ -70,6 +46,7 @@ class PagedEncoderStage:
             self._grant(grant)
 
     def lens(self, slots: IntArray) -> npt.NDArray[np.int32]:
+        """ForwardBatch.encoder_lens_cpu of rows at slots int32 (bs,)."""
         return self._lens[slots]
 
     def _grant(self, grant: EncoderGrant) -> None:
@@ -90,14 +67,13 @@ def encoder_table_width(config: AttentionConfig) -> int:
     return -(-config.max_encoder_tokens // config.page_size) * config.page_size
 
 
-def make_encoder_stage(
+def encoder_stages(
     encoder: RequestEncoder | None,
     config: AttentionConfig,
     req_to_token_pool: ReqToTokenPool,
     token_to_kv_pool: TokenToKVPool,
-) -> EncoderStage:
-    """encoder: the model's."""
+) -> tuple[EncoderStage, ...]:
+    """encoder: the model's. One stage where there is one."""
     if encoder is None:
-        return NoEncoderStage()
-    account = config.encoder_account
-    return PagedEncoderStage(encoder, account, req_to_token_pool, token_to_kv_pool)
+        return ()
+    return (EncoderStage(encoder, config.encoder_account, req_to_token_pool, token_to_kv_pool),)

@@ -27,7 +27,7 @@ from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cpu_threads import limit_cpu_threads
-from workers.runner.encoder_stage import encoder_table_width, make_encoder_stage
+from workers.runner.encoder_stage import encoder_stages, encoder_table_width
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step
@@ -117,7 +117,7 @@ class ModelRunner:
         self._states = SlotStates(self._model.state_entries, num_slots, device)
         self._model.keep_states(self._states)
         self._tell_of_states(config)
-        self._encoders = make_encoder_stage(
+        self._encoders = encoder_stages(
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
         )
         self._timer = make_timer(self._backend, device)
@@ -274,9 +274,11 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._states.discard()
         self._sampling.admit(plan.admitted)
-        self._encoders.apply(plan.encoder)
+        for encoder in self._encoders:
+            encoder.apply(plan.encoder)
         inputs = self._inputs.build(plan, self._timer)
-        inputs.batch.encoder_lens_cpu = self._encoders.lens(plan.slots)
+        for encoder in self._encoders:
+            inputs.batch.encoder_lens_cpu = encoder.lens(plan.slots)
         hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs

@@ -8,10 +8,10 @@ retracted, is not read again. Inputs under different salts share nothing.
 A page belongs to exactly one of: the free stock, a kept input, one request.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from workers.errors import IntegrityError
@@ -20,6 +20,7 @@ from workers.kv_cache.page_pool import PageCounts
 from workers.kv_cache.radix_node import EMPTY, IntArray
 from workers.scheduler.encoder_plan import EncoderGrant, EncoderPlan
 from workers.scheduler.encoder_read import EncoderRead
+from workers.scheduler.plan import StepPlan
 from workers.scheduler.request import Request
 
 
@@ -42,68 +43,10 @@ class _Held:
     num_found_tokens: int
 
 
-class EncoderMemory(Protocol):
-    """What the scheduler asks of the encoder's account."""
+class EncoderMemory:
+    """What the scheduler asks of the encoder's account.
 
-    def num_missing_tokens(self, request: Request) -> int:
-        """Tokens that the encoder would have to compute for the request now."""
-
-    def fits(self, request: Request) -> bool:
-        """Whether there are pages for the request now."""
-
-    def open(self, request: Request) -> None:
-        """Give the request, which fits and has just got its slot, its pages."""
-
-    def vouch(self, request: Request) -> None:
-        """Keep the request's input for others once it is known to be numbers."""
-
-    def close(self, request: Request) -> None:
-        """Take the request's pages, while it still has its slot."""
-
-    def take_plan(self) -> EncoderPlan:
-        """What the next plan must carry out."""
-
-    def counts(self) -> Sequence[PageCounts]:
-        """Of the account, if there is one."""
-
-    def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raise IntegrityError unless every page has one owner and every running request its
-        pages."""
-
-
-_NOTHING = EncoderPlan()
-
-
-class NoEncoderMemory:
-    """Of models without an encoder."""
-
-    def num_missing_tokens(self, request: Request) -> int:
-        return 0
-
-    def fits(self, request: Request) -> bool:
-        return True
-
-    def open(self, request: Request) -> None:
-        """There is nothing to give."""
-
-    def vouch(self, request: Request) -> None:
-        """There is nothing to keep."""
-
-    def close(self, request: Request) -> None:
-        """There is nothing to take."""
-
-    def take_plan(self) -> EncoderPlan:
-        return _NOTHING
-
-    def counts(self) -> Sequence[PageCounts]:
-        return ()
-
-    def check_integrity(self, running: Iterable[Request]) -> None:
-        """There is no page."""
-
-
-class PagedEncoderMemory:
-    """keeps_inputs: whether what one request had read may serve another one.
+    keeps_inputs: whether what one request had read may serve another one.
 
     Kept inputs that nobody uses go when their room is needed, those used longest ago first.
     """
@@ -120,16 +63,19 @@ class PagedEncoderMemory:
         self._cleared: list[IntArray] = []
 
     def num_missing_tokens(self, request: Request) -> int:
+        """Tokens that the encoder would have to compute for the request now."""
         read = _read_of(request)
         return 0 if read.key in self._kept else read.num_tokens
 
     def fits(self, request: Request) -> bool:
+        """Whether there are pages for the request now."""
         read = _read_of(request)
         if read.key in self._kept:
             return True
         return self._num_pages(read) <= self._allocator.num_free_pages + self._num_evictable
 
     def open(self, request: Request) -> None:
+        """Give the request, which fits and has just got its slot, its pages."""
         read = _read_of(request)
         kept = self._kept.get(read.key)
         if kept is None:
@@ -143,6 +89,7 @@ class PagedEncoderMemory:
         self._grants.append(EncoderGrant(request.slot, read.num_tokens, pages, source))
 
     def vouch(self, request: Request) -> None:
+        """Keep the request's input for others once it is known to be numbers."""
         held = self._held[request.slot]
         if held.is_kept or not self._keeps_inputs or held.read.key in self._kept:
             return
@@ -151,6 +98,7 @@ class PagedEncoderMemory:
             held.is_kept = True
 
     def close(self, request: Request) -> None:
+        """Take the request's pages, while it still has its slot."""
         self.vouch(request)
         held = self._held.pop(request.slot)
         # A plan that has not been made yet must not write for whoever gets the slot next.
@@ -162,20 +110,23 @@ class PagedEncoderMemory:
             self._cleared.append(self._indices(held))
         self._allocator.free(held.pages)
 
-    def take_plan(self) -> EncoderPlan:
+    def add_to(self, plan: StepPlan) -> StepPlan:
+        """The plan, with what it must carry out for the account."""
         if not self._grants and not self._cleared:
-            return _NOTHING
+            return plan
         cleared = np.concatenate(self._cleared) if self._cleared else EMPTY
-        plan = EncoderPlan(cleared, tuple(self._grants))
+        encoder = EncoderPlan(cleared, tuple(self._grants))
         self._cleared, self._grants = [], []
-        return plan
+        return msgspec.structs.replace(plan, encoder=encoder)
 
-    def counts(self) -> Sequence[PageCounts]:
+    def counts(self) -> PageCounts:
         usable = self._allocator.num_usable_pages
         num_used = usable - self._allocator.num_free_pages - self._num_evictable
-        return (PageCounts(usable, num_used, self._num_evictable),)
+        return PageCounts(usable, num_used, self._num_evictable)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
+        """Raise IntegrityError unless every page has one owner and every running request its
+        pages."""
         self._allocator.check_integrity()
         requests = {request.slot: request for request in running}
         if requests.keys() != self._held.keys():

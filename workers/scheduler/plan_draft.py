@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
-from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
@@ -203,11 +202,9 @@ class PlanDraft:
         self,
         table_writes: list[TableWrite],
         cleared: tuple[IntArray, ...],
-        encoder: EncoderPlan,
     ) -> tuple[StepPlan, PendingCommit]:
         """table_writes: moves of running requests, carried out before this step. cleared: what
-        requests that ended have left and nobody vouches for, by account. encoder: what its account
-        wants done."""
+        requests that ended have left and nobody vouches for, by account."""
         record = PendingCommit(
             self.step_id,
             self._decode.requests + self._prefilled,
@@ -219,7 +216,7 @@ class PlanDraft:
             self._constrained,
         )
         if not self._slots:
-            return self._decode_plan(table_writes, cleared, encoder), record
+            return self._decode_plan(table_writes, cleared), record
         lens = [len(ids) for ids in self._input_ids]
         locs = self._decode.out_cache_locs, *self._out_cache_locs
         by_account = [np.concatenate(parts) for parts in zip(*filter(None, locs), strict=True)]
@@ -239,7 +236,6 @@ class PlanDraft:
             bounded_cache_locs=tuple(by_account[1:]),
             bounded_cleared=cleared[1:],
             masked_slots=self._masked_slots(),
-            encoder=encoder,
         )
         return plan, record
 
@@ -247,7 +243,6 @@ class PlanDraft:
         self,
         table_writes: list[TableWrite],
         cleared: tuple[IntArray, ...],
-        encoder: EncoderPlan,
     ) -> StepPlan:
         rows = self._decode
         return StepPlan(
@@ -264,7 +259,6 @@ class PlanDraft:
             bounded_cache_locs=rows.out_cache_locs[1:],
             bounded_cleared=cleared[1:],
             masked_slots=self._masked_slots(),
-            encoder=encoder,
         )
 
     def _masked_slots(self) -> IntArray:

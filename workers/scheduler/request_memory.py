@@ -13,7 +13,7 @@ unused tail and multiply it by zero, and NaN times zero is NaN.
 That is the account that keeps every token; bounded_memory.py has the others, of the same tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class RequestMemory:
         pool: PagePool,
         cache: PrefixCache,
         bounded: BoundedMemory,
-        encoders: EncoderMemory,
+        encoders: Sequence[EncoderMemory],
     ) -> None:
         self._table = table
         self._pool = pool
@@ -67,11 +67,13 @@ class RequestMemory:
     def fits_others(self, request: Request, match: PrefixMatch) -> bool:
         """Whether the accounts beside the one that keeps every token have room for the request,
         too."""
-        return self._bounded.fits(request, match) and self._encoders.fits(request)
+        return self._bounded.fits(request, match) and all(
+            memory.fits(request) for memory in self._encoders
+        )
 
     def num_encoder_tokens(self, request: Request) -> int:
         """Tokens that an encoder would have to compute for the request now."""
-        return self._encoders.num_missing_tokens(request)
+        return sum(memory.num_missing_tokens(request) for memory in self._encoders)
 
     def count_return(self, match: PrefixMatch) -> None:
         """The request that found this match is admitted for the first time."""
@@ -83,7 +85,8 @@ class RequestMemory:
         request.prefill_len = request.num_tokens
         request.num_vouched_tokens = len(match.pages) * self._page_size
         self._table.add(request, match.pages, match.bounded_pages)
-        self._encoders.open(request)
+        for memory in self._encoders:
+            memory.open(request)
         self._write_later(request.slot, self._bounded.open(request.slot, match))
 
     def extend(self, slot: int, num_tokens: int) -> int:
@@ -105,13 +108,15 @@ class RequestMemory:
 
     def share_prefix(self, request: Request) -> None:
         """Offer the full pages of a finished prefill to the cache, so that others can use them."""
-        self._encoders.vouch(request)
+        for memory in self._encoders:
+            memory.vouch(request)
         self._share(request, request.prefill_len // self._page_size)
 
     def pass_chunk(self, request: Request, num_computed: int) -> None:
         """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next
         ones cannot see goes back, by way of the cache, where others may come upon it."""
-        self._encoders.vouch(request)
+        for memory in self._encoders:
+            memory.vouch(request)
         if self._bounded.num_accounts:
             self._share(request, request.num_vouched_tokens // self._page_size)
             self._drop_unseen(request, num_computed)
@@ -193,7 +198,8 @@ class RequestMemory:
     ) -> None:
         self._pool.free_main(unwanted_pages)
         self._bounded.close(request, result)
-        self._encoders.close(request)
+        for memory in self._encoders:
+            memory.close(request)
         if request.node is not None:
             self._cache.unlock(request.node)
             request.node = None

@@ -23,8 +23,6 @@ from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
 from workers.scheduler.encoder_memory import (
     EncoderMemory,
-    NoEncoderMemory,
-    PagedEncoderMemory,
 )
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
@@ -77,7 +75,7 @@ class Scheduler:
         self._cache = _build_cache(config, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
-        self._encoders = _encoder_memory(config)
+        self._encoders = _encoder_memories(config)
         self._memory = RequestMemory(
             self._table, self._pool, self._cache, self._bounded, self._encoders
         )
@@ -152,11 +150,9 @@ class Scheduler:
         draft = self._compose()
         if draft.is_empty:
             return None
-        plan, record = draft.build(
-            self._memory.take_table_writes(),
-            self._memory.take_cleared(),
-            self._encoders.take_plan(),
-        )
+        plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
+        for memory in self._encoders:
+            plan = memory.add_to(plan)
         self._uncommitted.append(record)
         self._next_step_id += 1
         self._forecast.on_step()
@@ -179,8 +175,8 @@ class Scheduler:
 
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
         """
-        has_prompts = not plan.is_decode or plan.encoder.lengths
-        if has_prompts and not plan.prompt_logprobs:
+        has_read = any(grant.source is not None for grant in plan.encoder.grants)
+        if (has_read or not plan.is_decode) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
 
     def take_outputs(self) -> list[StepOutput]:
@@ -191,7 +187,7 @@ class Scheduler:
         """num_pages counts the pages that can be handed out: used, evictable and free ones, of the
         account that is used most."""
         counters, horizon = self._ledger.counters, self._cache.eviction_horizon
-        pages = fullest((self._pool.fullest(), *self._encoders.counts()))
+        pages = fullest((self._pool.fullest(), *(memory.counts() for memory in self._encoders)))
         return EngineStats(
             num_running=self._table.num_running,
             num_waiting=len(self._waiting),
@@ -219,7 +215,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless pages, locks, slots and requests fit together exactly."""
         check_pages(self._table, self._pool, self._cache, self._bounded)
-        self._encoders.check_integrity(self._table.requests())
+        for memory in self._encoders:
+            memory.check_integrity(self._table.requests())
         num_live = self._ledger.num_live
         if num_live != self._table.num_running + len(self._waiting):
             raise IntegrityError(
@@ -285,11 +282,12 @@ def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCac
     return NoPrefixCache(len(retentions))
 
 
-def _encoder_memory(config: SchedulerConfig) -> EncoderMemory:
+def _encoder_memories(config: SchedulerConfig) -> tuple[EncoderMemory, ...]:
+    """One where the model has an encoder."""
     account = config.encoder
     if account is None:
-        return NoEncoderMemory()
-    return PagedEncoderMemory(account.num_pages, config.page_size, config.enable_prefix_cache)
+        return ()
+    return (EncoderMemory(account.num_pages, config.page_size, config.enable_prefix_cache),)
 
 
 def _allocators(config: SchedulerConfig) -> list[PageAllocator]:

@@ -15,7 +15,6 @@ from workers.parallel.group import SingleRank
 from workers.runner.model_runner import ModelRunner
 from workers.runner.sizing import resolve_device
 from workers.sampling.params import SamplingParams
-from workers.scheduler.encoder_memory import PagedEncoderMemory
 from workers.scheduler.plan import StepPlan
 
 NUM_TOKENS = 64
@@ -145,8 +144,7 @@ def test_no_output_depends_on_a_page_that_was_given_back(
     engine, runner = build(
         folder, enable_prefix_cache=enable_prefix_cache, page_size=4, num_pages=48
     )
-    memory, pool = engine._scheduler._encoders, runner._backend.token_to_kv_pool
-    assert isinstance(memory, PagedEncoderMemory)
+    (memory,), pool = engine._scheduler._encoders, runner._backend.token_to_kv_pool
     account = len(runner.pages_by_account) - 1
     free_at_step: dict[int, list[int]] = {}
     schedule, launch = engine._scheduler.schedule, runner._launch

@@ -43,7 +43,7 @@ def check_alone(driver: Driver, *requests: GenerateRequest) -> None:
 
 
 def num_used(driver: Driver) -> int:
-    return driver.scheduler._encoders.counts()[0].num_used
+    return driver.scheduler._encoders[0].counts().num_used
 
 
 def test_equal_prompts_of_unlike_inputs_share_nothing():
@@ -98,7 +98,7 @@ def test_without_a_prefix_cache_nothing_is_kept():
         driver.submit(request_of(name, [3], [7] * 9))
         driver.finish()
     assert driver._runner.encoders.num_encoded == 2
-    assert driver.scheduler._encoders.counts()[0].num_evictable == 0
+    assert driver.scheduler._encoders[0].counts().num_evictable == 0
 
 
 def test_pages_are_granted_with_admission_or_not_at_all():
@@ -246,7 +246,7 @@ def test_a_lost_page_is_noticed():
     driver = Driver(config_of())
     driver.submit(request_of("r", [3], [4] * 9))
     driver.step()
-    held = driver.scheduler._encoders._held[0]
+    held = driver.scheduler._encoders[0]._held[0]
     held.pages = held.pages[:2]
     with pytest.raises(IntegrityError, match="encoder pages"):
         driver.scheduler.check_integrity()
