@@ -21,7 +21,7 @@ from service.tokenizer.jobs import Compiled, CompileGrammar, Ready, Refused, Rep
 
 # An engine that does the same in a thread has a stack of twice that at least.
 MAX_STACK_BYTES = 1 << 20
-MAX_ADDRESS_SPACE_BYTES = 512 << 20
+MAX_ADDRESS_SPACE_BYTES = 256 << 20
 _TOO_LARGE = TooCostly(
     "compiling it takes more memory than it may have; make it smaller or less deeply nested"
 )

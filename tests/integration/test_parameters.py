@@ -1,12 +1,18 @@
-"""Parameters on the real service: seeds, n, stop strings, log probabilities, salts, API keys."""
+"""Parameters on the real service: seeds, n, stop strings, log probabilities, salts, API keys,
+structured output."""
 
 import json
+import re
+from typing import Literal
 
 import grpc
 import httpx
+import jsonschema
+import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import BaseModel, Field
 
 from service.proto import inference_pb2_grpc
 from tests.integration.services import grpc_request, running_service
@@ -77,6 +83,101 @@ def test_prefixes_are_shared_within_a_salt_only(client) -> None:
 
     salts = ({"cache_salt": "a"}, {"cache_salt": "b"}, {}, {"cache_salt": "a"})
     assert [num_cached(**salt) for salt in salts] == [0, 0, 0, 96]
+
+
+class Step(BaseModel, extra="forbid"):
+    action: Literal["read", "write"]
+    line: int = Field(ge=0, le=9999)
+
+
+class Plan(BaseModel, extra="forbid"):
+    """Bounded, so that a model without sense ends it."""
+
+    title: str = Field(max_length=12)
+    steps: list[Step] = Field(min_length=1, max_length=2)
+    is_done: bool | None
+
+
+MESSAGES = [{"role": "user", "content": "Make a plan."}]
+
+
+@pytest.fixture(scope="module")
+def openai_client(service):
+    with openai.OpenAI(
+        base_url=f"{service.url}/v1", api_key="right", max_retries=0, timeout=120
+    ) as client:
+        yield client
+
+
+def test_a_model_of_pydantic_is_parsed_by_the_stock_client(openai_client) -> None:
+    answer = openai_client.chat.completions.parse(
+        model="builtin", messages=MESSAGES, response_format=Plan, seed=3, max_tokens=300
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert isinstance(choice.message.parsed, Plan)
+
+
+def test_every_choice_at_temperature_1_is_valid_and_streams_alike(openai_client) -> None:
+    schema = {"name": "plan", "schema": Plan.model_json_schema(), "strict": False}
+    asked = {
+        "model": "builtin",
+        "messages": MESSAGES,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "n": 4,
+        "seed": 5,
+        "max_tokens": 300,
+        "logprobs": True,
+    }
+    texts = {}
+    for choice in openai_client.chat.completions.create(**asked).choices:
+        texts[choice.index] = choice.message.content
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs.content
+        jsonschema.validate(json.loads(choice.message.content), schema["schema"])
+    assert len(texts) == 4
+    assert len(set(texts.values())) > 1
+    streamed = dict.fromkeys(texts, "")
+    for chunk in openai_client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"structured_outputs": {"regex": r"\d{3}-\w{2}"}}, r"[0-9]{3}-[0-9A-Za-z_]{2}"),
+        ({"guided_choice": ["yes", "no, never"], "ignore_eos": True}, "yes|no, never"),
+        ({"guided_grammar": 'start: "a" ("+" "a")? '}, r"a(\+a)?"),
+        ({"response_format": {"type": "json_object"}, "stop": ["}"]}, r"\{[^}]*"),
+    ],
+)
+def test_a_completion_is_what_was_asked_for(client, asked, pattern) -> None:
+    for choice in choices(client, n=2, seed=1, max_tokens=200, **asked):
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(pattern, choice["text"]), choice["text"]
+
+
+def test_grpc_streams_what_was_asked_for(service) -> None:
+    request = grpc_request("Choose: ", 20)
+    request.choice.texts.extend(["left", "right"])
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        chunks = list(stub.GenerateStream(request, timeout=30, metadata=tuple(KEY.items())))
+    assert "".join(chunk.choice.text for chunk in chunks) in ("left", "right")
+
+
+def test_a_hostile_schema_is_refused_by_name_while_others_are_answered(client) -> None:
+    patterns = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(8, 24)]
+    answer = client.post("/v1/completions", json={**BODY, "guided_json": {"allOf": patterns}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "limit_exceeded",
+        "guided_json",
+    )
+    assert choices(client, guided_regex="a")[0]["text"] == "a"
 
 
 @pytest.mark.parametrize("key", [None, "Bearer wrong", "Bearer", "right"])

@@ -1,6 +1,7 @@
 """kill -9 under streams of the real model: every answer is the one of an undisturbed service.
 
-HTTP and gRPC, several choices, log probabilities, penalties, stop strings; float32, seeds fixed.
+HTTP and gRPC, several choices, log probabilities, penalties, stop strings, a grammar;
+float32, seeds fixed.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ BODIES = {
     "seeded": {"seed": 3, "logprobs": 3, "echo": True},
     "choices": {"seed": 5, "n": 2, "temperature": 0.9},
     "penalties": {"seed": 7, "frequency_penalty": 0.7, "presence_penalty": 0.4, "top_p": 0.9},
+    "a grammar": {"seed": 9, "n": 2, "guided_regex": "([a-z]+ ){200,300}[.]"},
     "min tokens": {"seed": 8, "min_tokens": 100, "ignore_eos": False, "repetition_penalty": 1.1},
 }
 VARIED = {"seed": 21, "temperature": 1.2}
