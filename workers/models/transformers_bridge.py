@@ -9,7 +9,7 @@ from workers.errors import ConfigError, ModelLoadError
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
-from workers.models.transformers_class import attends_by_index, may_keep_states
+from workers.models.transformers_class import may_keep_states
 from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_rope import fix_rope
@@ -32,8 +32,6 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     fix_rope(parts.body, config, max_context_len)
     _check_kept_window(config, max_context_len)
     name = type(parts.head).__name__
-    if attends_by_index(config):
-        return _row_by_row(parts, f"{name} attends by an index")
     if config._attn_implementation != ATTENTION_NAME:
         return _row_by_row(parts, f"{name} has no place for another attention than its own")
     try:

@@ -92,12 +92,6 @@ def may_keep_states(config: PreTrainedConfig, model_class: Any) -> bool:
     return bool(kinds & _STATE_LAYER_TYPES if kinds else model_class._is_stateful)
 
 
-def attends_by_index(config: PreTrainedConfig) -> bool:
-    """Whether the mask of a layer depends on what its tokens say."""
-    kinds = set(getattr(text_config_of(config), "layer_types", None) or ())
-    return bool(kinds & _INDEXED_LAYER_TYPES)
-
-
 def _check_layers(name: str, config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     odd = kinds - _SERVED_LAYER_TYPES - _STATE_LAYER_TYPES - PLAIN_LAYER_TYPES

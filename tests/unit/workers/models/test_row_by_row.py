@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig
 
@@ -120,6 +121,19 @@ def test_a_model_whose_attention_has_no_place_for_another_runs_row_by_row(
     model = bridged(random_model("gptj", "GPTJForCausalLM"), 64)
     assert isinstance(model, RowByRowCausalLM)
     assert "GPTJForCausalLM computes attention in transformers' own code, row by row" in caplog.text
+
+
+def test_a_class_that_lacks_another_key_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(*_: Any, **__: Any) -> None:
+        built.append(1)
+        raise KeyError("rope")
+
+    monkeypatch.setattr(transformers.GPTJForCausalLM, "_from_config", build)
+    with pytest.raises(KeyError, match="rope"):
+        random_model("gptj", "GPTJForCausalLM")
+    assert built == [1]
 
 
 def test_an_indexers_keys_are_a_layer_of_the_pool() -> None:

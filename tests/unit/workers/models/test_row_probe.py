@@ -86,6 +86,21 @@ class KeepsTwice(Body):
         return super().keep(cache, k, v)
 
 
+class KeepsSometimes(Body):
+    def keep(self, cache: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().keep(cache, k, v) if cache.get_seq_length() != 5 else (k, v)
+
+
+class KeepsUnlikeHeads(Body):
+    def keep(self, cache: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().keep(cache, k, v[:, :1])
+
+
+class HasNoAttention(Body):
+    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=self.tokens(kwargs["input_ids"]))
+
+
 class KeepsAState(Body):
     def keep(self, cache: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache.update_conv_state(k, 0)
@@ -155,6 +170,9 @@ def test_some_take_one_token_at_a_time() -> None:
         (ForgetsWhereItIs, "continues from its cache unlike the whole text"),
         (KeepsNothing, "continues from its cache unlike the whole text"),
         (KeepsTwice, "keeps keys and values of layer 0 twice"),
+        (KeepsSometimes, "keeps keys and values in some passes only"),
+        (HasNoAttention, "keeps nothing in its cache"),
+        (KeepsUnlikeHeads, "has unlike numbers of K and V heads in layer 0"),
         (KeepsAState, "keeps more than keys and values in its cache"),
         (KeepsAPrompt, "keeps what is not of its tokens in layer 0"),
         (RemembersBesideItsCache, "continues from its cache unlike the whole text"),
