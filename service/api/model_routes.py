@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from service.api.audio_routes import add_audio_routes
 from service.api.body import read_body
 from service.api.http_replies import (
     EventStream,
@@ -64,6 +65,7 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
     ):
         _add_generation_route(app, services, place, _COMPLETIONS)
         _add_generation_route(app, services, place, _CHAT)
+        add_audio_routes(app, place.prefix, place.parameters, place.models)
         _add_tokenizer_routes(app, services, place)
         _add_list_routes(app, services, place)
 

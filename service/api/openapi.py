@@ -16,6 +16,7 @@ from service.api.openai.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from service.api.openai.transcriptions import TranscriptionBody
 from service.api.openai.wire import (
     ChatChoice,
     CompletionChoice,
@@ -53,6 +54,7 @@ _ERROR = {
 _ANSWERS: dict[str, Any] = {
     "/v1/completions": ResponseBody[CompletionChoice],
     "/v1/chat/completions": ResponseBody[ChatChoice],
+    "/v1/audio/transcriptions": TranscriptionBody,
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
     "/v1/models": ModelList,
@@ -81,6 +83,12 @@ def describe_body(model: type[BaseModel], parameters: PathParameters = ()) -> di
         **describe(parameters),
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
     }
+
+
+def describe_form(schema: dict[str, Any], parameters: PathParameters = ()) -> dict[str, Any]:
+    """The openapi_extra of a route whose body is a form with a file."""
+    content = {"multipart/form-data": {"schema": schema}}
+    return {**describe(parameters), "requestBody": {"required": True, "content": content}}
 
 
 def install_openapi(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ from service.handler.checks import FittedPrompt
 from service.handler.requests import AudioPrompt, NamedConstraint, Prompt, TokenPrompt
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
-from service.tokenizer.jobs import EncodeChat
+from service.tokenizer.jobs import AudioFeatures, EncodeChat, ReadAudio
 from service.tokenizer.pool import Tokenizer
 from workers.engine.encoder_input import EncoderInput, SourceTokens, TextEncoder
 from workers.engine.protocol import ModelInfo
@@ -83,6 +83,9 @@ class PromptEncoder:
                 for token_ids in sequences
             )
         )
+
+    async def read_audio(self, audio: bytes, context: RequestContext) -> AudioFeatures:
+        return await self._tokenizer.read_audio(ReadAudio(audio), _flow_of(context))
 
     async def _encode(
         self, prompt: Prompt, flow: Flow, info: ModelInfo, max_tokens: int | None

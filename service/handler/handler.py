@@ -35,6 +35,7 @@ from service.limits import Limits
 from service.request_context import RequestContext
 from service.security.callers import Caller
 from service.security.quota import Lease
+from service.tokenizer.jobs import AudioFeatures
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
@@ -121,6 +122,10 @@ class Handler:
             [token_ids], context, skip_special_tokens=skip_special_tokens
         )
         return text
+
+    async def read_audio(self, audio: bytes, context: RequestContext) -> AudioFeatures:
+        """What the model's encoder hears of a file. Raises ApiError."""
+        return await self._encoder.read_audio(audio, context)
 
     async def _start(
         self, request: GenerationRequest, context: RequestContext, lease: Lease, arrival_s: float

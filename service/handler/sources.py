@@ -62,9 +62,11 @@ def num_decoder_tokens(token_ids: Sequence[int], info: ModelInfo) -> int:
 
 
 def without_excluded(request: GenerationRequest, info: ModelInfo) -> GenerationRequest:
-    """The request, with a bias against what the model's generation config excludes."""
-    if info.encoder is None or not info.encoder.start.excluded_ids:
+    """The request, with what the model's generation config excludes from its output."""
+    if info.encoder is None:
         return request
-    sampling = request.sampling
-    bias = {**sampling.logit_bias, **dict.fromkeys(info.encoder.start.excluded_ids, _NEVER)}
-    return replace(request, sampling=msgspec.structs.replace(sampling, logit_bias=bias))
+    start, sampling = info.encoder.start, request.sampling
+    bias = {**sampling.logit_bias, **dict.fromkeys(start.excluded_ids, _NEVER)}
+    min_tokens = sampling.min_tokens if start.may_be_empty else max(1, sampling.min_tokens)
+    own = msgspec.structs.replace(sampling, logit_bias=bias, min_tokens=min_tokens)
+    return replace(request, sampling=own)

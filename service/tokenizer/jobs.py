@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from service.tokenizer.constraints import Constraint, constraint_bytes
+from workers.engine.encoder_input import SourceFeatures
 
 FRAME_HEADER = struct.Struct("<I")
 _MESSAGE_BYTES = 256
@@ -56,8 +57,15 @@ class CompileGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     constraint: Constraint
 
 
-TextJob = EncodeText | EncodeChat | DecodeTokens
-Job = TextJob | CompileGrammar
+class ReadAudio(msgspec.Struct, frozen=True, tag="audio"):
+    """data: an audio file."""
+
+    data: bytes
+
+
+ModelJob = EncodeText | EncodeChat | DecodeTokens | ReadAudio
+"""What a process with a model's tokenizer does."""
+Job = ModelJob | CompileGrammar
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
@@ -74,6 +82,13 @@ class TooLong(msgspec.Struct, frozen=True, tag="too_long"):
 
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     text: str
+
+
+class AudioFeatures(msgspec.Struct, frozen=True, tag="features"):
+    """features: as an encoder reads them. duration_s: of the audio."""
+
+    features: SourceFeatures
+    duration_s: float
 
 
 class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
@@ -105,7 +120,17 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     message: str
 
 
-Reply = Encoded | TooLong | Decoded | Compiled | TooCostly | Refused | Ready | LoadFailed
+Reply = (
+    Encoded
+    | TooLong
+    | Decoded
+    | AudioFeatures
+    | Compiled
+    | TooCostly
+    | Refused
+    | Ready
+    | LoadFailed
+)
 
 
 def job_bytes(job: Job) -> int:
@@ -120,6 +145,8 @@ def job_bytes(job: Job) -> int:
             return len(job.token_ids)
         case CompileGrammar():
             return constraint_bytes(job.constraint)
+        case ReadAudio():
+            return len(job.data)
 
 
 def _utf8_bytes(text: str) -> int:

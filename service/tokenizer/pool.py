@@ -16,14 +16,16 @@ from service.tokenizer.constraints import Constraint
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.grammar_compiler import GrammarCompiler, GrammarCompilerConfig
 from service.tokenizer.jobs import (
+    AudioFeatures,
     Decoded,
     DecodeTokens,
     EncodeChat,
     Encoded,
     EncodeText,
+    ModelJob,
+    ReadAudio,
     Refused,
     Reply,
-    TextJob,
     TooLong,
     job_bytes,
     pack_token_ids,
@@ -57,6 +59,8 @@ class Tokenizer(Protocol):
     async def make_grammar(self, constraint: Constraint, param: str, flow: Flow) -> str:
         """In llguidance's serialised form. param: what the client calls the constraint."""
         ...
+
+    async def read_audio(self, job: ReadAudio, flow: Flow) -> AudioFeatures: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,12 @@ class TokenizerPool:
     async def make_grammar(self, constraint: Constraint, param: str, flow: Flow) -> str:
         return await self._grammars.compile(constraint, param, flow)
 
+    async def read_audio(self, job: ReadAudio, flow: Flow) -> AudioFeatures:
+        reply = await self._run(job, flow)
+        if not isinstance(reply, AudioFeatures):
+            raise _worker_failed()
+        return reply
+
     async def _encode(self, job: EncodeText | EncodeChat, flow: Flow) -> Sequence[int]:
         reply = await self._run(job, flow)
         if isinstance(reply, TooLong):
@@ -141,7 +151,7 @@ class TokenizerPool:
             raise _worker_failed()
         return unpack_token_ids(reply.token_ids)
 
-    async def _run(self, job: TextJob, flow: Flow) -> Reply:
+    async def _run(self, job: ModelJob, flow: Flow) -> Reply:
         try:
             reply = await self._processes.run(job, Work(flow, job_bytes(job)))
         except JobTimedOutError as error:
@@ -152,7 +162,7 @@ class TokenizerPool:
             raise ApiError(ApiErrorCode.INVALID_REQUEST, reply.message, reply.param)
         return reply
 
-    def _took_too_long(self, job: TextJob, cpu_s: float) -> ApiError:
+    def _took_too_long(self, job: ModelJob, cpu_s: float) -> ApiError:
         timeout_s = self._timeout_s
         if cpu_s < _OWN_FAULT_CPU_SHARE * timeout_s:
             message = f"this machine is too busy: a prompt was not tokenised in {timeout_s:g} s"
@@ -169,10 +179,11 @@ def _worker_options(config: TokenizerPoolConfig) -> WorkerOptions:
     return WorkerOptions("service.tokenizer.worker", arguments, config.start_timeout_s)
 
 
-_PARAMS: dict[type[TextJob], str] = {
+_PARAMS: dict[type[ModelJob], str] = {
     EncodeText: "prompt",
     EncodeChat: "messages",
     DecodeTokens: "tokens",
+    ReadAudio: "file",
 }
 
 

@@ -6,41 +6,56 @@ Exits when its input ends, so it cannot outlive the ingress that started it. Sta
 
 import resource
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from service.audio.features import FeatureReader, feature_reader_of
+from service.audio.wav import AudioRefusedError
 from service.tokenizer import worker_loop
 from service.tokenizer.encoder import EncodeRefusedError, PromptTooLongError, TextEncoder
 from service.tokenizer.jobs import (
+    AudioFeatures,
     Decoded,
     DecodeTokens,
     EncodeChat,
     Encoded,
     EncodeText,
     LoadFailed,
+    ModelJob,
+    ReadAudio,
     Ready,
     Refused,
     Reply,
-    TextJob,
     TooLong,
     pack_token_ids,
     unpack_token_ids,
 )
+from workers.engine.encoder_input import SourceFeatures
 from workers.errors import ModelLoadError
 
 MAX_ADDRESS_SPACE_BYTES = 8 << 30
 
 
-def serve(encoder: TextEncoder, jobs: BinaryIO, replies: BinaryIO) -> None:
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """audio: None where the model reads none."""
+
+    text: TextEncoder
+    audio: FeatureReader | None
+
+
+def serve(tools: Tools, jobs: BinaryIO, replies: BinaryIO) -> None:
     """Answer every job in order until the input ends."""
-    worker_loop.serve(msgspec.msgpack.Decoder(TextJob), partial(run_job, encoder), jobs, replies)
+    worker_loop.serve(msgspec.msgpack.Decoder(ModelJob), partial(run_job, tools), jobs, replies)
 
 
-def run_job(encoder: TextEncoder, job: TextJob) -> Reply:
+def run_job(tools: Tools, job: ModelJob) -> Reply:
     """What one job comes to; bad input is a Refused, not an exception."""
+    encoder = tools.text
     try:
         match job:
             case EncodeText():
@@ -51,12 +66,23 @@ def run_job(encoder: TextEncoder, job: TextJob) -> Reply:
                 token_ids = unpack_token_ids(job.token_ids).tolist()
                 text = encoder.decode(token_ids, skip_special_tokens=job.skip_special_tokens)
                 return Decoded(text)
+            case ReadAudio():
+                return _read_audio(tools.audio, job)
+    except AudioRefusedError as error:
+        return Refused(str(error), "file")
     except EncodeRefusedError as error:
         return Refused(error.message, error.param)
     except PromptTooLongError as error:
         return TooLong(error.min_tokens)
     except MemoryError:
         return Refused("this needs more memory than a prompt may take")
+
+
+def _read_audio(reader: FeatureReader | None, job: ReadAudio) -> Reply:
+    if reader is None:
+        return Refused("this model reads no audio", "file")
+    heard = reader.read(job.data)
+    return AudioFeatures(SourceFeatures.of(heard.features), heard.duration_s)
 
 
 def main(arguments: list[str]) -> None:
@@ -66,12 +92,12 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, hard))
     replies = worker_loop.open_replies()
     try:
-        encoder = TextEncoder(folder, max_rendered_bytes)
+        tools = Tools(TextEncoder(folder, max_rendered_bytes), feature_reader_of(folder))
     except ModelLoadError as error:
         worker_loop.send(replies, LoadFailed(str(error)))
         return
     worker_loop.send(replies, Ready())
-    serve(encoder, sys.stdin.buffer, replies)
+    serve(tools, sys.stdin.buffer, replies)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from service.audio.features import feature_reader_of
 from service.errors import ApiError, ApiErrorCode
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
@@ -13,7 +14,8 @@ from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_toke
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
-from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio, Refused
+from service.tokenizer.worker import Tools, run_job
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import make_byte_level_folder
 from workers.engine.protocol import ModelInfo
@@ -25,6 +27,7 @@ class InlineTokenizer:
     """Implements service.tokenizer.pool.Tokenizer in the calling process."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.encoder = TextEncoder(folder, max_rendered_bytes=1 << 20)
         _, self.pieces = load_tokenizer(read_tokenizer_files(folder))
 
@@ -46,6 +49,14 @@ class InlineTokenizer:
         except GrammarRefusedError as error:
             message = f"{param}: {error}"
             raise ApiError(ApiErrorCode.INVALID_REQUEST, message, param) from error
+
+    async def read_audio(self, job: ReadAudio, flow: Flow) -> AudioFeatures:
+        tools = Tools(self.encoder, feature_reader_of(self.folder))
+        reply = run_job(tools, job)
+        if isinstance(reply, Refused):
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, reply.message, reply.param)
+        assert isinstance(reply, AudioFeatures)
+        return reply
 
     def ids(self, text: str) -> list[int]:
         return self.encoder.encode_text(EncodeText(text))

@@ -70,11 +70,13 @@ EncoderInput = SourceTokens | SourceFeatures
 class DecoderStart(msgspec.Struct, frozen=True):
     """How a model's decoder begins, as its generation config says.
 
-    token_ids: before the first token of its own. excluded_ids: never generated.
+    token_ids: before the first token of its own. excluded_ids: never generated. may_be_empty:
+    whether its first token may end the sequence.
     """
 
     token_ids: tuple[int, ...] = (0,)
     excluded_ids: tuple[int, ...] = ()
+    may_be_empty: bool = True
 
 
 class TextEncoder(msgspec.Struct, frozen=True, tag="text", tag_field="kind"):
@@ -111,6 +113,18 @@ class TextEncoder(msgspec.Struct, frozen=True, tag="text", tag_field="kind"):
         return SourceTokens([0])
 
 
+class SpeechTokens(msgspec.Struct, frozen=True):
+    """Whisper's tokens that tell its decoder what to do, as far as the model has them.
+
+    languages: by code. previous: before text that came before. no_timestamps: text alone.
+    """
+
+    languages: dict[str, int] = {}
+    transcribe: int | None = None
+    no_timestamps: int | None = None
+    previous: int | None = None
+
+
 class FeatureEncoder(msgspec.Struct, frozen=True, tag="features", tag_field="kind"):
     """Takes features (num_bins, num_frames) and makes max_tokens tokens of them."""
 
@@ -118,6 +132,7 @@ class FeatureEncoder(msgspec.Struct, frozen=True, tag="features", tag_field="kin
     num_bins: int
     num_frames: int
     start: DecoderStart = DecoderStart()
+    speech: SpeechTokens = SpeechTokens()
 
     def num_tokens_of(self, source: EncoderInput | None) -> int:
         """As TextEncoder.num_tokens_of. Raises RequestRejectedError: INVALID_REQUEST."""

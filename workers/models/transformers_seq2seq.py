@@ -19,6 +19,7 @@ from workers.engine.encoder_input import (
     EncoderInput,
     FeatureEncoder,
     SourceFeatures,
+    SpeechTokens,
     TextEncoder,
 )
 from workers.errors import ModelLoadError
@@ -182,7 +183,23 @@ def _info_of(hf_model: PreTrainedModel, source: Any) -> EncoderInfo:
     if type(hf_model).__name__ not in READS_AUDIO:
         return TextEncoder(config.max_position_embeddings, config.vocab_size, start)
     num_frames = config.max_source_positions * source.conv1.stride[0] * source.conv2.stride[0]
-    return FeatureEncoder(config.max_source_positions, config.num_mel_bins, num_frames, start)
+    speech = _speech_of(hf_model.generation_config)
+    bins = config.num_mel_bins
+    return FeatureEncoder(config.max_source_positions, bins, num_frames, start, speech)
+
+
+def _speech_of(generation: Any) -> SpeechTokens:
+    """As Whisper's own generate() finds them. A model of one language has neither languages nor
+    tasks."""
+    is_multilingual = getattr(generation, "is_multilingual", True)
+    languages = (getattr(generation, "lang_to_id", None) or {}) if is_multilingual else {}
+    tasks = (getattr(generation, "task_to_id", None) or {}) if is_multilingual else {}
+    return SpeechTokens(
+        {name.strip("<|>"): token_id for name, token_id in languages.items()},
+        tasks.get("transcribe"),
+        getattr(generation, "no_timestamps_token_id", None),
+        getattr(generation, "prev_sot_token_id", None),
+    )
 
 
 def _start_of(generation: Any, config: Any) -> DecoderStart:
@@ -197,4 +214,11 @@ def _start_of(generation: Any, config: Any) -> DecoderStart:
     words = generation.bad_words_ids or []
     singles = [word[0] for word in words if len(word) == 1]
     excluded = sorted({*(generation.suppress_tokens or ()), *singles})
-    return DecoderStart((first,) if forced is None else (first, forced), tuple(excluded))
+    ends = generation.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    ruled_out_first = generation.begin_suppress_tokens or ()
+    return DecoderStart(
+        (first,) if forced is None else (first, forced),
+        tuple(excluded),
+        may_be_empty=not set(ends) & set(ruled_out_first),
+    )

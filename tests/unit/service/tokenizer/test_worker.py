@@ -23,8 +23,12 @@ from service.tokenizer.jobs import (
     pack_token_ids,
     unpack_token_ids,
 )
-from service.tokenizer.worker import run_job, serve
+from service.tokenizer.worker import Tools, run_job, serve
 from tests.fakes.tokenizer_folders import make_byte_level_folder
+
+
+def run(encoder, job):
+    return run_job(Tools(encoder, None), job)
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def framed(*jobs):
 
 def replies_of(encoder, data):
     replies = io.BytesIO()
-    serve(encoder, io.BytesIO(data), replies)
+    serve(Tools(encoder, None), io.BytesIO(data), replies)
     rest, found = replies.getvalue(), []
     while rest:
         (size,) = FRAME_HEADER.unpack(rest[: FRAME_HEADER.size])
@@ -70,7 +74,7 @@ def test_a_frame_that_is_cut_off_is_not_answered(encoder, num_bytes_cut):
 
 def test_bad_input_is_refused_with_the_field_that_is_at_fault(encoder):
     chat = EncodeChat([{"role": "user", "content": "hi"}], template_kwargs={"tools": []})
-    refused = run_job(encoder, chat)
+    refused = run(encoder, chat)
     assert refused == Refused("tools cannot be set", "chat_template_kwargs")
 
 
@@ -78,14 +82,14 @@ def test_what_is_too_long_is_told_with_the_tokens_that_it_has_at_least(encoder, 
     monkeypatch.setattr(encoders, "_MIN_MEASURED_CHARS", 16)
     text = "hello world " * 100
     num_tokens = len(encoder.encode_text(EncodeText(text)))
-    reply = run_job(encoder, EncodeText(text, max_tokens=20))
+    reply = run(encoder, EncodeText(text, max_tokens=20))
     assert isinstance(reply, TooLong)
     assert 20 < reply.min_tokens <= num_tokens
     chat = EncodeChat([{"role": "user", "content": text}], max_tokens=20)
-    assert isinstance(run_job(encoder, chat), TooLong)
-    assert isinstance(run_job(encoder, EncodeText(text, max_tokens=num_tokens)), Encoded)
+    assert isinstance(run(encoder, chat), TooLong)
+    assert isinstance(run(encoder, EncodeText(text, max_tokens=num_tokens)), Encoded)
     short = EncodeText("hello world " * 3, max_tokens=36)
-    assert isinstance(run_job(encoder, short), Encoded), "it has no more characters than that"
+    assert isinstance(run(encoder, short), Encoded), "it has no more characters than that"
 
 
 def test_a_prompt_that_takes_all_memory_is_refused_and_not_the_process_lost(encoder, monkeypatch):
@@ -93,15 +97,15 @@ def test_a_prompt_that_takes_all_memory_is_refused_and_not_the_process_lost(enco
         raise MemoryError
 
     monkeypatch.setattr(encoder, "encode_text", exhaust)
-    refused = run_job(encoder, EncodeText("x"))
+    refused = run(encoder, EncodeText("x"))
     assert isinstance(refused, Refused)
     assert "memory" in refused.message
 
 
 def test_special_tokens_of_an_answer_are_hidden_or_shown(encoder):
     ids = pack_token_ids(encoder.encode_text(EncodeText("a<|im_end|>")))
-    assert run_job(encoder, DecodeTokens(ids)) == Decoded("a")
-    assert run_job(encoder, DecodeTokens(ids, skip_special_tokens=False)) == Decoded("a<|im_end|>")
+    assert run(encoder, DecodeTokens(ids)) == Decoded("a")
+    assert run(encoder, DecodeTokens(ids, skip_special_tokens=False)) == Decoded("a<|im_end|>")
 
 
 def test_ids_are_four_little_endian_bytes_each():
