@@ -74,6 +74,7 @@ class EngineSettings(_Settings):
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_bytes: int = 1 << 30
+    num_state_snapshots: int | None = None
     gpu_memory_fraction: float = 0.85
     num_cpu_threads: int | None = None
     max_context_len: int | None = None

@@ -29,6 +29,9 @@ class EngineConfig:
     weights_cache_bytes: of all models in there together.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
+    num_state_snapshots: of models that keep states, how many of these are kept for prefixes in the
+    cache; 0 goes without one. None: as many as max_running_requests, at least 16, but not more than
+    half of the memory for pages; none where modules take tokens on top of a state one by one.
     enable_cuda_graphs: decode steps replay captured graphs where backend and model allow it.
     enable_peer_memory: ranks on GPUs add their partial sums up in kernels that read each other's
     memory, where they can; off, or where they cannot: by NCCL.
@@ -63,6 +66,7 @@ class EngineConfig:
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_bytes: int = 1 << 30
+    num_state_snapshots: int | None = None
     gpu_memory_fraction: float = 0.85
     num_cpu_threads: int | None = None
     max_context_len: int | None = None
@@ -104,6 +108,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 when given, got {value}")
+        if self.num_state_snapshots is not None and self.num_state_snapshots < 0:
+            raise ConfigError(
+                f"num_state_snapshots must not be negative, got {self.num_state_snapshots}"
+            )
         if self.target_inter_token_ms is not None and self.target_inter_token_ms <= 0.0:
             raise ConfigError(
                 "target_inter_token_ms must be above 0 when given, "

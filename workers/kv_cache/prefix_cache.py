@@ -5,19 +5,23 @@ from typing import NamedTuple, Protocol
 
 from workers.errors import IntegrityError
 from workers.kv_cache.eviction_order import EvictionHorizon
-from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
+from workers.kv_cache.radix_node import EMPTY, NO_SNAPSHOT, IntArray, RadixNode
 
 
 class PrefixMatch(NamedTuple):
     """pages int32 (n,) hold the first n * page_size tokens; node is what to lock to keep them.
 
     bounded_pages: of each bounded account int32 (n,), complete from where it is still seen, 0 where
-    nothing is kept.
+    nothing is kept. snapshot: where the states after these tokens are kept, of a model that has
+    any. num_known_pages: how many pages of the tokens such a model's cache has, n of them such that
+    one can go on behind them.
     """
 
     pages: IntArray
     node: RadixNode
     bounded_pages: tuple[IntArray, ...] = ()
+    snapshot: int = NO_SNAPSHOT
+    num_known_pages: int = 0
 
 
 class InsertResult(NamedTuple):

@@ -17,6 +17,8 @@ from workers.kv_cache.eviction_order import EvictionHorizon, EvictionOrder
 from workers.kv_cache.prefix_cache import InsertResult, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
 
 class RadixCache:
     """One tree per salt; a salt whose tree is empty is forgotten.
@@ -62,10 +64,7 @@ class RadixCache:
         if root is None:
             return PrefixMatch(EMPTY, self._nothing, (EMPTY,) * len(self._bounded))
         node, parts = self._descend(root, token_ids)
-        pages = np.concatenate(parts) if parts else EMPTY
-        if not self._bounded:
-            return PrefixMatch(pages, node)
-        return self._resumable_match(node, pages)
+        return self._match(node, np.concatenate(parts) if parts else EMPTY)
 
     def count_return(self, node: RadixNode) -> None:
         """A request that the cache had not seen before goes on from node, of the tree's."""
@@ -220,24 +219,34 @@ class RadixCache:
             bounded.offer(upper)
         return upper
 
-    def _resumable_match(self, node: RadixNode, pages: IntArray) -> PrefixMatch:
-        """The longest part of the path to node behind which every account can go on."""
+    def _match(self, node: RadixNode, pages: IntArray) -> PrefixMatch:
+        """pages: of the whole path to node."""
+        if not self._bounded:
+            return PrefixMatch(pages, node)
+        return self._resumable_match(node, pages)
+
+    def _resumable_match(self, node: RadixNode, pages: IntArray, *others: Flags) -> PrefixMatch:
+        """The longest part of the path to node behind which every account can go on, and others
+        say yes: for each number of pages 0 .. n, with 0 always yes."""
         kept = [node.path_bounded_pages(account) for account in range(len(self._bounded))]
-        can_resume = [
+        of_accounts = [
             bounded.resumable(own) for bounded, own in zip(self._bounded, kept, strict=True)
         ]
-        num_pages = int(np.flatnonzero(np.logical_and.reduce(can_resume))[-1])
-        position = len(pages)
-        for member in reversed(node.path()):
-            start = position - len(member.pages)
-            if position == num_pages:
-                break
+        can_resume = np.logical_and.reduce([*of_accounts, *others])
+        num_pages = int(np.flatnonzero(can_resume)[-1])
+        end = self._node_at(node, num_pages)
+        return PrefixMatch(pages[:num_pages], end, tuple(own[:num_pages] for own in kept))
+
+    def _node_at(self, node: RadixNode, num_pages: int) -> RadixNode:
+        """The node that ends behind the first num_pages pages of the path to node."""
+        position = node.num_path_pages()
+        while position > num_pages:
+            start = position - len(node.pages)
             if start < num_pages:
-                node, position = self._split(member, num_pages - start), num_pages
-            else:
-                assert member.parent is not None
-                node, position = member.parent, start
-        return PrefixMatch(pages[:num_pages], node, tuple(own[:num_pages] for own in kept))
+                return self._split(node, num_pages - start)
+            assert node.parent is not None
+            node, position = node.parent, start
+        return node
 
     def _fill(self, node: RadixNode, bounded_pages: tuple[IntArray, ...]) -> None:
         """The path down to node takes what its accounts lack."""

@@ -13,6 +13,8 @@ IntArray = npt.NDArray[np.int32]
 EMPTY: IntArray = np.zeros(0, dtype=np.int32)
 EMPTY.flags.writeable = False
 
+NO_SNAPSHOT = -1
+
 
 class RadixNode:
     """tokens int32 (n * page_size,) of the edge that leads here, pages int32 (n,) that hold them.
@@ -25,7 +27,8 @@ class RadixNode:
     is_offered: of each of them, whether its order of eviction has an entry for the node.
     num_continuations: texts that ever went on from here, evicted ones among them; one that comes
     back after its eviction counts again. num_returns: requests that began with more than this node,
-    with one of its continuations at least in part.
+    with one of its continuations at least in part. snapshot: where the states after the node's last
+    token are kept, NO_SNAPSHOT where they are not or a model has none.
     """
 
     __slots__ = (
@@ -41,6 +44,7 @@ class RadixNode:
         "pages",
         "parent",
         "salt",
+        "snapshot",
         "tokens",
     )
 
@@ -63,6 +67,7 @@ class RadixNode:
         self.num_returns = 0
         self.last_access = 0
         self.is_queued = False
+        self.snapshot = NO_SNAPSHOT
         self.salt: str = "" if parent is None else parent.salt
 
     @classmethod

@@ -73,8 +73,9 @@ class CausalLM(nn.Module, ABC):
     """A decoder-only language model on one rank.
 
     vocab_shard: which logits local_logits gives, where it does not give all.
-    state_entries: what its modules keep of a request as a whole, in an order of its own. encoder:
-    of an encoder-decoder, whose other methods are its decoder's.
+    state_entries: what its modules keep of a request as a whole, in an order of its own.
+    continues_states: whether these take many tokens on top of a state as fast as without one.
+    encoder: of an encoder-decoder, whose other methods are its decoder's.
     """
 
     geometry: AttentionGeometry
@@ -82,6 +83,7 @@ class CausalLM(nn.Module, ABC):
     vocab_shard: VocabShard | None = None
     state_entries: tuple[StateEntry, ...] = ()
     encoder: RequestEncoder | None = None
+    continues_states: bool = True
 
     @abstractmethod
     def forward(

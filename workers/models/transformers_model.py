@@ -69,6 +69,7 @@ class TransformersCausalLM(CausalLM):
         attending, self.vocab_size = self._probe(state_probe, token_id)
         self.state_entries = tuple(state_probe.entries[one.index] for one in state_modules)
         _tell_of_slow_modules(state_modules)
+        self.continues_states = all(one.continues_many for one in state_modules)
         check_layers(text_config, attending, {one.layer_id for one in state_modules})
         check_windows(text_config, attending)
         calls = with_chunks(text_config, attending)

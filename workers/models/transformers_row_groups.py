@@ -16,12 +16,14 @@ Kind = TypeVar("Kind", bound=Hashable)
 class RowGroup(Generic[Kind]):
     """Rows of one kind that bring as many new tokens each.
 
-    tokens: int64 (rows, length), positions in the flat batch. slots: int64 (rows,).
+    tokens: int64 (rows, length), positions in the flat batch. slots: int64 (rows,). rows: their
+    places in the batch.
     """
 
     tokens: torch.Tensor
     slots: torch.Tensor
     kind: Kind
+    rows: tuple[int, ...]
 
 
 def row_groups(batch: ForwardBatch, kinds: Sequence[Kind]) -> list[RowGroup[Kind]]:
@@ -35,5 +37,5 @@ def row_groups(batch: ForwardBatch, kinds: Sequence[Kind]) -> list[RowGroup[Kind
     for (length, kind), own in rows.items():
         tokens = stops[own, None] - length + np.arange(length)
         slots = batch.req_pool_indices[torch.tensor(own, device=device)]
-        groups.append(RowGroup(torch.from_numpy(tokens).to(device), slots, kind))
+        groups.append(RowGroup(torch.from_numpy(tokens).to(device), slots, kind, tuple(own)))
     return groups

@@ -146,11 +146,11 @@ def calls_of(batch: ForwardBatch, continues_many: bool) -> Iterator[RowGroup[int
         at_once = max(1, MAX_GATHERED_TOKENS // num_gathered)
         for first in range(0, num_rows, at_once):
             rows = slice(first, first + at_once)
-            part = RowGroup(group.tokens[rows], group.slots[rows], group.kind)
+            part = RowGroup(group.tokens[rows], group.slots[rows], group.kind, group.rows[rows])
             yield from [part] if continues_many or group.kind == 0 else _one_by_one(part)
 
 
 def _one_by_one(group: RowGroup[int]) -> Iterator[RowGroup[int]]:
     """The group's tokens, each in a call of its own on top of those before."""
     for index, tokens in enumerate(torch.split(group.tokens, 1, dim=1)):
-        yield RowGroup(tokens, group.slots, group.kind + index)
+        yield RowGroup(tokens, group.slots, group.kind + index, group.rows)

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 from attention import ForwardBatch
 from attention.memory.slot_states import SlotStates
 from workers.errors import ModelLoadError
-from workers.models.transformers_row_groups import RowGroup, row_groups
+from workers.models.transformers_state_rows import StatePiece, StateRows, state_rows
 
 State = tuple[torch.Tensor, ...]
 
@@ -182,26 +182,49 @@ class StepStates:
 
     def __init__(self, states: SlotStates, batch: ForwardBatch) -> None:
         self._states = states
-        # A row without a prefix is fresh: what its slot holds is of the slot's previous owner.
-        self._groups = row_groups(batch, (batch.extend_prefix_lens_cpu == 0).tolist())
+        self._groups = state_rows(batch, states.wanted_snapshots)
         self._num_tokens = batch.num_tokens
 
     def run(self, module: StateModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = FlatCall(args, kwargs, self._num_tokens)
         parts: list[tuple[torch.Tensor, Any]] = []
         for group in self._groups:
-            state = None if group.kind else self._states.read(module.index, group.slots)
-            cache = RowsCache(module, state)
-            for tokens in _calls(module, group):
-                parts.append((tokens, module.run_rows(call, tokens, cache)))
-            kept = cache.kept()
-            made = [kept[place] for place in module.places]
-            self._states.stage(module.index, group.slots, made)
+            state = self._run_group(module, call, group, parts)
+            self._states.stage(module.index, group.slots, state)
         return joined(parts, self._num_tokens)
 
+    def _run_group(
+        self,
+        module: StateModule,
+        call: FlatCall,
+        group: StateRows,
+        parts: list[tuple[torch.Tensor, Any]],
+    ) -> State:
+        """The rows' state after the step. parts: gets what comes out."""
+        first, *others = group.pieces
+        before = None if group.is_fresh else self._states.read(module.index, group.slots)
+        state = self._run_piece(module, call, first, before, parts)
+        for piece in others:
+            state = self._run_piece(module, call, piece, state, parts)
+        return state
 
-def _calls(module: StateModule, group: RowGroup[bool]) -> Sequence[torch.Tensor]:
-    """All tokens at once, or one after the other where a module cannot continue otherwise."""
-    if group.kind or module.continues_many:
-        return (group.tokens,)
-    return torch.split(group.tokens, 1, dim=1)
+    def _run_piece(
+        self,
+        module: StateModule,
+        call: FlatCall,
+        piece: StatePiece,
+        state: State | None,
+        parts: list[tuple[torch.Tensor, Any]],
+    ) -> State:
+        """As _run_group, of one piece; state: before it."""
+        cache = RowsCache(module, state)
+        at_once = state is None or module.continues_many
+        for tokens in (piece.tokens,) if at_once else torch.split(piece.tokens, 1, dim=1):
+            parts.append((tokens, module.run_rows(call, tokens, cache)))
+        kept = cache.kept()
+        made = tuple(kept[place] for place in module.places)
+        if len(piece.rows):
+            # Copies: what comes after the piece may change the state in its place.
+            saved = [tensor.index_select(0, piece.rows) for tensor in made]
+            self._states.stage_snapshots(module.index, piece.snapshots, saved)
+        return made

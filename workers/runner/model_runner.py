@@ -33,6 +33,7 @@ from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.sizing import make_timer, plan_attention
+from workers.runner.state_steps import begin_step
 from workers.runner.step_inputs import StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.sampling.logprobs import (
@@ -114,7 +115,8 @@ class ModelRunner:
             token_to_kv_pool,
         )
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
-        self._states = SlotStates(self._model.state_entries, num_slots, device)
+        self._num_snapshots = tp.all_reduce_min(attention.num_snapshots)
+        self._states = SlotStates(self._model.state_entries, num_slots, device, self._num_snapshots)
         self._model.keep_states(self._states)
         self._tell_of_states(config)
         self._encoders = encoder_stages(
@@ -135,15 +137,16 @@ class ModelRunner:
         if not self._model.state_entries:
             return
         logger.info(
-            "%d modules keep a state for each of %d slots, %d bytes in all",
+            "%d modules keep a state for each of %d slots and %d snapshots, %d bytes in all",
             len(self._model.state_entries),
             config.max_running_requests,
+            self._num_snapshots,
             self._states.num_bytes,
         )
-        if config.enable_prefix_cache:
+        if config.enable_prefix_cache and not self._num_snapshots:
             logger.warning(
-                "without a prefix cache: a cached prefix of %s could not be continued, as it has "
-                "no state",
+                "without a prefix cache: %s keeps states and there are no snapshots of them to "
+                "continue a cached prefix (num_state_snapshots)",
                 self.facts.architecture,
             )
 
@@ -174,7 +177,7 @@ class ModelRunner:
             target_inter_token_s=_seconds(config.target_inter_token_ms),
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
-            enable_prefix_cache=config.enable_prefix_cache and not self._model.state_entries,
+            enable_prefix_cache=self._has_prefix_cache(config),
             enable_mixed_batches=config.enable_mixed_batches,
             eos_token_ids=self.facts.eos_token_ids,
             vocab_size=self.facts.vocab_size,
@@ -182,11 +185,16 @@ class ModelRunner:
             bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
             max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
             encoder=self._encoder_account(),
+            num_snapshots=self._num_snapshots,
         )
 
     def _encoder_account(self) -> EncoderAccount | None:
         encoder = self._model.encoder
         return None if encoder is None else EncoderAccount(self.pages_by_account[-1], encoder.info)
+
+    def _has_prefix_cache(self, config: EngineConfig) -> bool:
+        has_states = bool(self._model.state_entries)
+        return config.enable_prefix_cache and (self._num_snapshots > 0 or not has_states)
 
     def make_executor(self) -> StepExecutor:
         """What runs this runner's steps beside the engine's thread."""
@@ -272,7 +280,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        self._states.discard()
+        begin_step(self._states, plan, self._device)
         self._sampling.admit(plan.admitted)
         for encoder in self._encoders:
             encoder.apply(plan.encoder)

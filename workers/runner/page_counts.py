@@ -61,6 +61,7 @@ def _own_pages(
     if num_pages <= NUM_RESERVED_PAGES:
         beside = (
             f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
+            " and their snapshots"
             if state_bytes
             else ""
         )

@@ -3,7 +3,6 @@
 Knows flags, devices and a loaded model's geometry; allocates nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
-from attention.memory.slot_states import StateEntry
 from attention.selection import AttentionNeeds, detect_device, select_attention_backend
 from attention.timing import AttentionTimer, CpuAttentionTimer
 from workers.config import EngineConfig
@@ -19,6 +17,7 @@ from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.runner.page_counts import pages_by_account
+from workers.runner.state_sizing import bytes_per_slot, num_snapshots_of, state_bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +25,14 @@ class AttentionPlan:
     """The backend by name, the geometry its pools are made for, and this rank's page counts.
 
     pages_by_account: of account 0, then of each of config.bounded_retentions, then the encoder's;
-    they count the reserved page. The engine uses the smallest of its ranks.
+    they count the reserved page. num_snapshots: of the states that a model keeps. The engine uses
+    the smallest of its ranks.
     """
 
     backend_name: str
     config: AttentionConfig
     pages_by_account: tuple[int, ...]
+    num_snapshots: int
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -80,21 +81,19 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         # Graphs have one table of requests so far.
         has_bounded_accounts=choice.has_bounded_accounts and loaded.device.type == "cpu",
     )
-    state_bytes = state_bytes_of(config, loaded.model.state_entries)
-    budget_bytes = _kv_budget_bytes(config, attention_config.device) - state_bytes
-    pages = pages_by_account(config, attention_config, budget_bytes, state_bytes)
-    return AttentionPlan(choice.name, attention_config, pages)
+    entries = loaded.model.state_entries
+    state_bytes = state_bytes_of(config, entries)
+    kv_bytes = _kv_budget_bytes(config, attention_config.device)
+    num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
+    state_bytes += num_snapshots * bytes_per_slot(entries)
+    pages = pages_by_account(config, attention_config, kv_bytes - state_bytes, state_bytes)
+    return AttentionPlan(choice.name, attention_config, pages, num_snapshots)
 
 
 def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:
     if device.type == "cuda":
         return CudaEventAttentionTimer(backend, new_cuda_event)
     return CpuAttentionTimer(backend)
-
-
-def state_bytes_of(config: EngineConfig, entries: Sequence[StateEntry]) -> int:
-    """Bytes of the states of all slots."""
-    return config.max_running_requests * sum(entry.bytes_per_slot for entry in entries)
 
 
 def _kv_budget_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -18,6 +18,7 @@ from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.kv_cache.radix_node import EMPTY
 from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.plan import NAN_TOKEN, IntArray, PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.state_moves import NO_RESTORES
 
 MIN_PIECE_TOKENS = 64
 """Less of a row is not tried: what so few tokens lack will not be found by taking fewer."""
@@ -163,6 +164,7 @@ def _without_prelude(plan: StepPlan) -> StepPlan:
         cleared=EMPTY,
         bounded_cleared=(),
         encoder=EncoderPlan(grants=plan.encoder.grants),
+        state_restores=NO_RESTORES,
     )
 
 

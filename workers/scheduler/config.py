@@ -50,7 +50,8 @@ class SchedulerConfig:
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
     rows in one step. bounded: the accounts beside the one that keeps every token.
     max_draft_tokens: drafts that a row may verify in one step, 0 without speculation. encoder: of
-    models that have one.
+    models that have one. num_snapshots: places for states after prefixes, of a model that keeps
+    states; 0 where it keeps none. Such a model's prefixes are cached where there are places only.
     """
 
     page_size: int
@@ -69,9 +70,11 @@ class SchedulerConfig:
     bounded: tuple[BoundedAccount, ...] = ()
     max_draft_tokens: int = 0
     encoder: EncoderAccount | None = None
+    num_snapshots: int = 0
 
     def __post_init__(self) -> None:
         minima = {
+            "num_snapshots": 0,
             "page_size": 1,
             "num_pages": 2,
             "max_running_requests": 1,

@@ -15,6 +15,7 @@ from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
 from workers.sampling.params import SamplingParams
 from workers.scheduler.encoder_plan import EncoderPlan
+from workers.scheduler.state_moves import NO_RESTORES, NO_SAVES, StateRestores, StateSaves
 
 IntArray = npt.NDArray[np.int32]
 
@@ -87,8 +88,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
     that does not keep every token. masked_slots (n,): whose samples wait for masks of the tokens
     that a grammar allows; the host makes them while the step runs. encoder: what encoders compute
-    for admitted requests. What is cleared, admitted, table_writes and the encoders take effect, in
-    that order, before the step.
+    for admitted requests. What is cleared, admitted, table_writes, the encoders and state_restores
+    take effect, in that order, before the step. state_saves: during it.
     """
 
     step_id: int
@@ -107,6 +108,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     bounded_cleared: tuple[IntArray, ...] = ()
     masked_slots: IntArray = EMPTY
     encoder: EncoderPlan = EncoderPlan()
+    state_restores: StateRestores = NO_RESTORES
+    state_saves: StateSaves = NO_SAVES
 
     @property
     def batch_size(self) -> int:

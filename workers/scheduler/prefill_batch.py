@@ -64,6 +64,13 @@ class Admission:
             for request in self._under_way.drop_finished():
                 self._waiting.release_parked(request)
 
+    def look_ahead(self) -> None:
+        """The step has no room for the queue's first: what it shares with a prompt under way is
+        found out before that one is past it."""
+        request = self._waiting.peek()
+        if request is not None and self._under_way is not None:
+            self._under_way.look_ahead(request)
+
     def try_admit(self, draft: PlanDraft, request: Request) -> AdmissionResult:
         """request: the queue's first. It has left the order unless it is REFUSED."""
         match = self._memory.match_and_lock(request)
@@ -143,6 +150,7 @@ class PrefillBatcher:
         self._admission.start_step()
         for request in tuple(self._table.prefilling):
             if not self._add_chunk(draft, request):
+                self._admission.look_ahead()
                 return
         num_parked = 0
         while draft.can_admit and self._table.has_free_slot and num_parked < MAX_PARKED_A_STEP:
@@ -156,6 +164,7 @@ class PrefillBatcher:
                 num_parked += 1
                 continue
             if not self._add_chunk(draft, waiting):
+                self._admission.look_ahead()
                 return
 
     def _add_chunk(self, draft: PlanDraft, request: Request) -> bool:
@@ -170,6 +179,7 @@ class PrefillBatcher:
         is_last = stop == request.prefill_len
         if is_last:
             table.prefilling.remove(request)
+        self._memory.states.plan_chunk(request, start, stop)
         own = table.cache_indices(slot, start, stop)
         draft.add_chunk(request, start, (own, *table.bounded_indices(slot, start, stop)))
         return is_last

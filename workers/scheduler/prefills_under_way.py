@@ -9,6 +9,7 @@ import numpy as np
 
 from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.request import NO_SLOT, Request
+from workers.scheduler.state_memory import StateMemory
 
 MIN_SAVED_TOKENS = 256
 """Waiting costs a step or two; computing fewer tokens than this costs less."""
@@ -17,8 +18,9 @@ MIN_SAVED_TOKENS = 256
 class PrefillsUnderWay:
     """Admitted requests whose prompts the cache does not know yet."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, states: StateMemory) -> None:
         self._page_size = page_size
+        self._states = states
         self._requests: list[Request] = []
 
     def add(self, request: Request) -> None:
@@ -44,10 +46,18 @@ class PrefillsUnderWay:
         for other in self._requests:
             if other.cache_salt == request.cache_salt:
                 # Equal salts are equal inputs: see EncoderRead.key.
-                num_saved = self._num_shared(request, other) - num_cached_tokens
-                if num_saved + num_encoder_tokens >= MIN_SAVED_TOKENS:
+                num_known = num_cached_tokens - num_encoder_tokens
+                num_shared = self._num_shared(request, other)
+                if num_shared - num_known < MIN_SAVED_TOKENS:
+                    continue
+                if self._states.resume_length(other, num_shared) - num_known >= MIN_SAVED_TOKENS:
                     return other
         return None
+
+    def look_ahead(self, request: Request) -> None:
+        """The request will come to find() later: let those under way save states where it parts."""
+        if self._states.keeps_snapshots:
+            self.find(request, 0, 0)
 
     def _num_shared(self, request: Request, other: Request) -> int:
         """Tokens in whole pages with which both begin; the last token is always computed."""

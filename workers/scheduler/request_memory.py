@@ -25,6 +25,7 @@ from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
+from workers.scheduler.state_memory import StateMemory
 
 
 class RequestMemory:
@@ -37,7 +38,10 @@ class RequestMemory:
         cache: PrefixCache,
         bounded: BoundedMemory,
         encoders: Sequence[EncoderMemory],
+        states: StateMemory,
     ) -> None:
+        """states: every change of pages here is told there; callers plan steps with it."""
+        self.states = states
         self._table = table
         self._pool = pool
         self._cache = cache
@@ -88,6 +92,7 @@ class RequestMemory:
         for memory in self._encoders:
             memory.open(request)
         self._write_later(request.slot, self._bounded.open(request.slot, match))
+        self.states.open(request, match)
 
     def extend(self, slot: int, num_tokens: int) -> int:
         """Make room for up to num_tokens more tokens; returns for how many there is.
@@ -111,6 +116,7 @@ class RequestMemory:
         for memory in self._encoders:
             memory.vouch(request)
         self._share(request, request.prefill_len // self._page_size)
+        self.states.share(request)
 
     def pass_chunk(self, request: Request, num_computed: int) -> None:
         """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next
@@ -173,6 +179,9 @@ class RequestMemory:
             result = self._cache.insert(tokens, pages[:num_full], request.cache_salt, offers)
             num_cached = len(result.pages)
             self._pool.free_main(pages[:num_cached][pages[:num_cached] != result.pages])
+        node = request.node if result is None else result.node
+        if node is not None:
+            self.states.leave(request, node)
         self._clear_from(slot, request.num_vouched_tokens)
         self._close(request, pages[num_cached:], result)
 
@@ -204,6 +213,7 @@ class RequestMemory:
             self._cache.unlock(request.node)
             request.node = None
         self._table_writes.pop(request.slot, None)
+        self.states.close(request)
         self._table.remove(request)
 
     def _write_later(self, slot: int, writes: Iterable[TableWrite]) -> None:

@@ -16,6 +16,7 @@ from workers.kv_cache.page_allocator import PageAllocator
 from workers.kv_cache.page_pool import PagePool, fullest
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
+from workers.kv_cache.snapshot_cache import SnapshotRadixCache
 from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
@@ -36,6 +37,8 @@ from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.run_batch import DecodeRows, RunBatcher
 from workers.scheduler.running_table import RunningTable
+from workers.scheduler.snapshot_memory import SnapshotMemory
+from workers.scheduler.state_memory import NoStateMemory, StateMemory
 from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
 from workers.scheduler.step_cost import StepCostModel
 from workers.scheduler.step_work import StepWork
@@ -72,12 +75,12 @@ class Scheduler:
             len(retentions),
             config.max_draft_tokens,
         )
-        self._cache = _build_cache(config, self._num_written_tokens)
+        self._cache, self._states = _build_cache(config, self._table, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
         self._encoders = _encoder_memories(config)
         self._memory = RequestMemory(
-            self._table, self._pool, self._cache, self._bounded, self._encoders
+            self._table, self._pool, self._cache, self._bounded, self._encoders, self._states
         )
         self._forecast = OutputForecast()
         self._retractor = Retractor(
@@ -156,7 +159,7 @@ class Scheduler:
         self._uncommitted.append(record)
         self._next_step_id += 1
         self._forecast.on_step()
-        return plan
+        return self._states.with_moves(plan)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         """Take in the result of the oldest uncommitted plan.
@@ -167,6 +170,7 @@ class Scheduler:
         if not self._uncommitted or self._uncommitted[0].step_id != plan.step_id:
             expected = self._uncommitted[0].step_id if self._uncommitted else "none"
             raise RuntimeError(f"plan {plan.step_id} is not next to commit, {expected} is")
+        self._states.settle(plan.step_id)
         outputs = self._committer.commit(self._uncommitted.popleft(), result)
         return self._ledger.take_outputs() + outputs
 
@@ -217,6 +221,7 @@ class Scheduler:
         check_pages(self._table, self._pool, self._cache, self._bounded)
         for memory in self._encoders:
             memory.check_integrity(self._table.requests())
+        self._states.check_integrity()
         num_live = self._ledger.num_live
         if num_live != self._table.num_running + len(self._waiting):
             raise IntegrityError(
@@ -260,13 +265,16 @@ class Scheduler:
             self._pool,
             self._forecast,
             self._ledger.counters,
-            PrefillsUnderWay(config.page_size) if config.enable_prefix_cache else None,
+            self._under_way() if config.enable_prefix_cache else None,
             self._clock,
         )
         prefill = PrefillBatcher(self._table, self._memory, self._waiting, admission)
         if config.enable_mixed_batches:
             return MixedBatches(decode, prefill, self._build_target())
         return AlternatingBatches(decode, prefill, self._build_target())
+
+    def _under_way(self) -> PrefillsUnderWay:
+        return PrefillsUnderWay(self._config.page_size, self._states)
 
     def _build_target(self) -> StepTarget:
         target_s = self._config.target_inter_token_s
@@ -275,11 +283,16 @@ class Scheduler:
         )
 
 
-def _build_cache(config: SchedulerConfig, clock: Callable[[], int]) -> PrefixCache:
+def _build_cache(
+    config: SchedulerConfig, table: RunningTable, clock: Callable[[], int]
+) -> tuple[PrefixCache, StateMemory]:
     retentions = [account.retention for account in config.bounded]
-    if config.enable_prefix_cache:
-        return RadixCache(config.page_size, clock, retentions)
-    return NoPrefixCache(len(retentions))
+    if not config.enable_prefix_cache:
+        return NoPrefixCache(len(retentions)), NoStateMemory()
+    if not config.num_snapshots:
+        return RadixCache(config.page_size, clock, retentions), NoStateMemory()
+    cache = SnapshotRadixCache(config.page_size, clock, config.num_snapshots, retentions)
+    return cache, SnapshotMemory(table, cache)
 
 
 def _encoder_memories(config: SchedulerConfig) -> tuple[EncoderMemory, ...]:

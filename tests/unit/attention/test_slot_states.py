@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention.memory.slot_states import SlotStates, StateEntry, StateTensor
+from attention.memory.slot_states import SlotStates, SnapshotOfRow, StateEntry, StateTensor
 
 CONV = StateTensor((2, 3), torch.float32)
 RECURRENT = StateTensor((4,), torch.bfloat16)
@@ -41,7 +41,7 @@ def test_a_launch_that_failed_leaves_nothing_to_commit() -> None:
     states.stage(0, slots, filled(1.0, 1))
     states.commit()
     states.stage(0, slots, filled(2.0, 1))
-    states.discard()
+    states.begin_step()
     states.commit()
     assert (states.read(0, slots)[0] == 1.0).all()
 
@@ -56,3 +56,34 @@ def test_what_is_read_can_be_changed_in_place() -> None:
 def test_states_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"entry 1 have shapes \[\(1, 2, 4\)\]"):
         new_states().stage(1, torch.tensor([0]), [torch.zeros(1, 2, 4)])
+
+
+def test_slots_go_on_from_snapshots_and_the_other_way_round() -> None:
+    states = SlotStates(ENTRIES, 2, torch.device("cpu"), num_snapshots=3)
+    states.begin_step([SnapshotOfRow(0, 1, 2), SnapshotOfRow(0, 2, 1)])
+    for entry, width in ((0, 2), (1, 1)):
+        states.stage_snapshots(entry, torch.tensor([2, 1]), filled(5.0, 2)[:width])
+        states.stage(entry, torch.tensor([0]), filled(6.0, 1)[:width])
+    states.commit()
+    states.begin_step()
+    states.restore(torch.tensor([1]), torch.tensor([2]))
+    for entry in (0, 1):
+        of_slots = states.read(entry, torch.tensor([0, 1]))[0]
+        assert of_slots[:, 0, 0].tolist() == [6.0, 5.0]
+    states.restore(torch.tensor([1]), torch.tensor([0]))
+    assert not states.read(0, torch.tensor([1]))[0].any()
+
+
+def test_a_step_that_leaves_out_a_snapshot_is_an_error_and_changes_nothing() -> None:
+    states = SlotStates(ENTRIES, 2, torch.device("cpu"), num_snapshots=3)
+    states.begin_step([SnapshotOfRow(0, 1, 2)])
+    states.stage_snapshots(0, torch.tensor([2]), filled(5.0, 1))
+    states.stage(0, torch.tensor([0]), filled(6.0, 1))
+    with pytest.raises(RuntimeError, match="1 states of snapshots are staged, not 2"):
+        states.commit()
+    assert not states.read(0, torch.tensor([0]))[0].any()
+
+
+def test_bytes_count_snapshots() -> None:
+    states = SlotStates(ENTRIES, 2, torch.device("cpu"), num_snapshots=3)
+    assert states.num_bytes == new_states().num_bytes

@@ -1,6 +1,5 @@
 """Models that keep states, in the engine: what transformers' generate() gives, whatever happens."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -125,24 +124,6 @@ def check_retracted(model: TinyStateModel, page_size: int) -> None:
     )
     assert stats.num_preemptions > 0
     assert [result.token_ids for result in results] == model.expected * 3
-
-
-def test_a_prefix_that_was_seen_is_computed_again(delta_rule, caplog) -> None:
-    """It has no state to be resumed from."""
-    engine = engine_of(delta_rule, page_size=4)
-    assert caplog.text.count("without a prefix cache") == 1
-    assert not engine.info.has_prefix_cache
-    for _ in range(2):
-        results = engine.generate(delta_rule.prompts, greedy(NUM_FIRST_TOKENS))
-        check(delta_rule, results)
-        assert all(result.num_cached_tokens == 0 for result in results)
-    engine.close()
-
-
-def test_nothing_is_told_where_no_prefix_cache_was_asked_for(delta_rule, caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        engine_of(delta_rule, enable_prefix_cache=False).close()
-    assert "prefix cache" not in caplog.text
 
 
 def outputs_of(engine: Engine, num_steps: int = 1000) -> dict[str, list[int]]:

@@ -1,12 +1,13 @@
 """Modules with a state over rows of a flat batch, and what is found out about them at the start."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from attention.memory.slot_states import SlotStates
+from attention.memory.slot_states import SlotStates, SnapshotOfRow
 from tests.fakes.dense_attention import DenseAttention
 from tests.fakes.model_rows import make_batch
 from tests.fakes.tiny_state_models import save_state_model
@@ -59,13 +60,18 @@ def probed(module: nn.Module) -> tuple[StateModule, StateProbe]:
 
 
 def run_step(
-    module: StateModule, states: SlotStates, new: dict[int, int], prefix: dict[int, int]
+    module: StateModule,
+    states: SlotStates,
+    new: dict[int, int],
+    prefix: dict[int, int],
+    wanted: Sequence[SnapshotOfRow] = (),
 ) -> torch.Tensor:
     """Ones for every new token of every slot: each sum is the token's position and one."""
     tokens = {slot: [0] * length for slot, length in new.items()}
     batch = make_batch(tokens, prefix, DenseAttention())
     hidden = torch.ones(1, batch.num_tokens, WIDTH)
     cache = SlotCache.__new__(SlotCache)
+    states.begin_step(wanted)
     out, nothing = StepStates(states, batch).run(module, (hidden,), {"cache_params": cache})
     states.commit()
     assert nothing is None
@@ -107,6 +113,25 @@ def test_rows_of_one_length_share_a_call() -> None:
         (((4, 5),), (1,), False),
         (((6,),), (3,), True),
     }
+
+
+@pytest.mark.parametrize("kind", [Sums, Forgets])
+def test_states_after_some_tokens_of_a_row_become_snapshots(kind) -> None:
+    module, probe = probed(kind())
+    states = SlotStates([probe.entries[0]], 4, torch.device("cpu"), num_snapshots=5)
+    out = run_step(module, states, {2: 6, 0: 2, 1: 6}, {2: 0, 0: 0, 1: 0}, [(0, 4, 3), (1, 2, 0)])
+    assert out.tolist() == [*range(1, 7), 1, 2, *range(1, 7)], "no token sees a cut"
+    # Row 0 is cut twice, row 1 as row 0 but keeps one state only, row 2 keeps its last.
+    run_step(
+        module,
+        states,
+        {2: 5, 1: 5, 0: 1},
+        {2: 6, 1: 6, 0: 2},
+        [(0, 2, 1), (0, 4, 2), (1, 2, 4), (1, 4, 4), (2, 1, 0)],
+    )
+    snapshots, slots = states.read(0, torch.arange(4, 9))[0], states.read(0, torch.arange(4))[0]
+    assert snapshots[:, 0].tolist() == [3, 8, 10, 4, 10]
+    assert slots[:3, 0].tolist() == [3, 11, 11]
 
 
 def test_a_module_that_does_not_continue_is_refused() -> None:

@@ -31,14 +31,16 @@ def loaded_model(v_head_dim, *layers, state_entries=()):
     return loaded_with(AttentionGeometry(8, 2, 64, v_head_dim, layers), state_entries)
 
 
-def loaded_with(geometry, state_entries=()):
+def loaded_with(geometry, state_entries=(), continues_states=True):
     dtype, device = torch.bfloat16, torch.device("cpu")
 
     def attention_config(page_size, kv_dtype):
         return geometry.attention_config(256, page_size, dtype, kv_dtype, device)
 
     return SimpleNamespace(
-        model=SimpleNamespace(geometry=geometry, state_entries=state_entries),
+        model=SimpleNamespace(
+            geometry=geometry, state_entries=state_entries, continues_states=continues_states
+        ),
         dtype=dtype,
         device=device,
         attention_config=attention_config,
@@ -146,17 +148,43 @@ def test_pages_are_as_many_as_latents_allow(monkeypatch):
 STATE = StateEntry((StateTensor((8, 100), torch.float32), StateTensor((3,), torch.bfloat16)))
 
 
-def plan_with_states(**changes):
+def plan_with_states(continues_states=True, **changes):
+    geometry = AttentionGeometry(8, 2, 64, 64, (PLAIN, PLAIN))
     config = EngineConfig(model="m", page_size=16, **changes)
-    return plan_attention(config, loaded_model(64, state_entries=(STATE, STATE)))
+    return plan_attention(config, loaded_with(geometry, (STATE, STATE), continues_states))
 
 
-def test_states_of_all_slots_come_off_the_memory_for_pages():
+@pytest.mark.parametrize("num_snapshots", [0, 7])
+def test_states_of_all_slots_and_snapshots_come_off_the_memory_for_pages(num_snapshots):
     assert STATE.bytes_per_slot == 8 * 100 * 4 + 3 * 2
     bytes_per_page = 16 * 2 * 2 * 128 * 2
-    left = (1 << 20) - 5 * 2 * STATE.bytes_per_slot
-    sized = plan_with_states(max_running_requests=5, kv_cache_bytes=1 << 20)
+    left = (1 << 20) - (5 + num_snapshots) * 2 * STATE.bytes_per_slot
+    sized = plan_with_states(
+        max_running_requests=5, kv_cache_bytes=1 << 20, num_state_snapshots=num_snapshots
+    )
     assert sized.pages_by_account == (left // bytes_per_page,)
+    assert sized.num_snapshots == num_snapshots
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_running_requests": 5}, 16),
+        ({"max_running_requests": 20}, 20),
+        # 64 slots leave 58 times what one takes.
+        ({"max_running_requests": 64, "kv_cache_bytes": 122 * 2 * STATE.bytes_per_slot + 9}, 29),
+        ({"max_running_requests": 5, "continues_states": False}, 0),
+        ({"max_running_requests": 5, "continues_states": False, "num_state_snapshots": 3}, 3),
+        ({"max_running_requests": 5, "enable_prefix_cache": False}, 0),
+        ({"enable_prefix_cache": False, "num_state_snapshots": 9}, 0),
+    ],
+)
+def test_there_are_as_many_snapshots_as_slots_where_nothing_is_said(changes, expected):
+    assert plan_with_states(**changes).num_snapshots == expected
+
+
+def test_a_model_without_states_has_no_snapshots():
+    assert plan(64, num_state_snapshots=9).num_snapshots == 0
 
 
 def test_states_that_leave_no_page_are_an_error_that_says_so():

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.unit.workers.scheduler.history_runner import HistoryRunner
 from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
+from workers.kv_cache.snapshot_cache import SnapshotRadixCache
 from workers.sampling.params import SamplingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.plan import StepPlan, StepResult, make_plan_decoder, make_plan_encoder
@@ -101,9 +102,15 @@ class Driver:
         plan = self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
+            self._spoil_free_snapshots()
             received = self._decoder.decode(self._encoder.encode(plan))
             self._launched.append((plan, self._runner.run(received)))
         return plan
+
+    def _spoil_free_snapshots(self) -> None:
+        """The plan must not need them, nor any later one."""
+        if isinstance(self.scheduler._cache, SnapshotRadixCache):
+            self._runner.states.spoil(self.scheduler._cache._stock._free)
 
     def commit(self) -> list[StepOutput]:
         plan, result = self._launched.popleft()

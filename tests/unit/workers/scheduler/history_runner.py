@@ -1,7 +1,8 @@
 """A runner without a model: what it stores for a token depends on everything that the page table
 reaches before it, so that one wrongly shared, reused or forgotten page changes the output. Each
-account with a bounded retention stores values of its own, of what a token can see there. What an
-encoder made of a request's input counts as what stands before all of its tokens.
+account with a bounded retention stores values of its own, of what a token can see there. So does
+a state, which a token gets from the one before it. What an encoder made of a request's input counts
+as what stands before all of its tokens.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from attention.memory.layout import EveryToken
 from tests.fakes.logprobs import pack
 from tests.unit.workers.scheduler.encoder_history import EncoderHistory, encoded
+from tests.unit.workers.scheduler.history_states import HistoryStates, StateWindow
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.kv_cache.bounded_pages import Retention
@@ -58,6 +60,12 @@ def retentions_of(config: SchedulerConfig) -> list[Retention]:
     return [EveryToken(), *(account.retention for account in config.bounded)]
 
 
+def all_retentions(config: SchedulerConfig) -> list[Retention]:
+    """As retentions_of; a state, where the model keeps one, sees what was just before."""
+    states = [StateWindow()] if config.num_snapshots else []
+    return [*retentions_of(config), *states]
+
+
 def visible(retention: Retention, length: int) -> slice:
     """What the last of so many tokens sees, itself included."""
     return slice(retention.first_visible(max(length - 1, 0)), length)
@@ -70,7 +78,7 @@ def joined(
 
     values: by account, uint64 (at least length,). source: what the encoder made.
     """
-    seen = zip(retentions_of(config), values, strict=True)
+    seen = zip(all_retentions(config), values, strict=True)
     own_tokens = [own[visible(retention, length)] for retention, own in seen]
     return np.concatenate([source, *own_tokens])
 
@@ -84,7 +92,7 @@ def add_token(
         np.append(own, np.uint64(value_of(token_id, np.concatenate([source, own[first:]]))))
         for first, own in (
             (retention.first_visible(length), own)
-            for retention, own in zip(retentions_of(config), values, strict=True)
+            for retention, own in zip(all_retentions(config), values, strict=True)
         )
     ]
 
@@ -123,7 +131,7 @@ def run_alone(config: SchedulerConfig, request: GenerateRequest) -> Reference:
     limit = config.max_request_len - len(prompt)
     if sampling.max_tokens is not None:
         limit = min(limit, sampling.max_tokens)
-    values = [np.zeros(0, dtype=np.uint64) for _ in retentions_of(config)]
+    values = [np.zeros(0, dtype=np.uint64) for _ in all_retentions(config)]
     source = encoded(request.encoder_input)
     prompt_logprobs: list[TokenLogprobs | None] = [None]
     for position, token_id in enumerate(prompt):
@@ -164,6 +172,7 @@ class HistoryRunner:
             for num_pages in all_pages
         ]
         shape = config.max_running_requests, config.max_context_len
+        self.states = HistoryStates(config.num_snapshots, value_of)
         self._tables = [np.zeros(shape, dtype=np.int32) for _ in all_pages]
         self.encoders = EncoderHistory(config)
         self._admitted: dict[int, AdmittedRequest] = {}
@@ -208,6 +217,7 @@ class HistoryRunner:
                 token_ids.append(self._sample(slot))
                 logprobs.append(self._logprob(slot))
             first = stop
+        self.states.save(plan)
         failed_rows = () if failed_row is None or failed_row >= plan.batch_size else (failed_row,)
         for row in failed_rows:
             self._spoil(plan, row)
@@ -236,6 +246,7 @@ class HistoryRunner:
                 self._tables[write.account][slot, start:stop] = indices
                 if write.account == 0:
                     self._lens[slot] = max(self._lens[slot], stop)
+        self.states.restore(plan)
 
     def _run(
         self,
@@ -275,6 +286,7 @@ class HistoryRunner:
 
     def _spoil(self, plan: StepPlan, row: int) -> None:
         """Nobody knows how far a failed row came: what it should have written is anything."""
+        self.states.spoil_slot(plan, int(plan.slots[row]))
         stop = int(plan.num_new_tokens[: row + 1].sum())
         start = stop - int(plan.num_new_tokens[row])
         for pool, locations in zip(self._pools, all_locations(plan), strict=True):
@@ -285,6 +297,7 @@ class HistoryRunner:
         slot = admitted.slot
         self._admitted[slot] = admitted
         self._lens[slot] = 0
+        self.states.admit(slot)
         self._last_sampled.pop(slot, None)
         self.encoders.forget(slot)
         for table in self._tables:
@@ -292,6 +305,8 @@ class HistoryRunner:
 
     def _write(self, slot: int, input_ids: np.ndarray, locations: list[np.ndarray]) -> None:
         start, source = self._lens[slot], self.encoders.values(slot)
+        if self._config.num_snapshots:
+            self.states.start(slot, start)
         for index, token_id in enumerate(input_ids.tolist()):
             position = start + index
             actual = self._last_sampled[slot] if token_id == LAST_SAMPLED_TOKEN else token_id
@@ -301,6 +316,8 @@ class HistoryRunner:
                 before = pool[table[slot, retention.first_visible(position) : position]]
                 before = np.concatenate([source, before])
                 pool[of_account[index]] = value_of(actual, before)
+            if self._config.num_snapshots:
+                self.states.add(slot, position, actual)
             self._lens[slot] = position + 1
 
     def _values(self, slot: int, length: int | None = None) -> np.ndarray:
@@ -308,7 +325,8 @@ class HistoryRunner:
         length = self._lens[slot] if length is None else length
         accounts = zip(self._retentions, self._tables, self._pools, strict=True)
         own = [pool[table[slot, visible(retention, length)]] for retention, table, pool in accounts]
-        return np.concatenate([self.encoders.values(slot), *own])
+        states = [self.states.at(slot, length)] if self._config.num_snapshots else []
+        return np.concatenate([self.encoders.values(slot), *own, *states])
 
     def _sample(self, slot: int) -> int:
         admitted = self._admitted[slot]

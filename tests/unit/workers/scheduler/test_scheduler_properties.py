@@ -21,7 +21,7 @@ from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.sampling.params import SamplingParams
-from workers.scheduler import prefills_under_way, step_budget
+from workers.scheduler import prefills_under_way, snapshot_memory, step_budget
 from workers.scheduler.config import BoundedAccount, SchedulerConfig
 
 VOCAB_SIZE = 40
@@ -31,6 +31,8 @@ VOCAB_SIZE = 40
 def prompts_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a target binds, and requests wait for prefixes, at the length of these prompts."""
     monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", 4)
+    monkeypatch.setattr(snapshot_memory, "BORDER_TOKENS", 4)
+    monkeypatch.setattr(snapshot_memory, "PROMPT_ROLL_TOKENS", 8)
     monkeypatch.setattr(step_budget, "MIN_PROMPT_TOKENS", 2)
     monkeypatch.setattr(step_budget, "UNMEASURED_PROMPT_TOKENS", 5)
     monkeypatch.setattr(step_budget, "TILE_TOKENS", 4)
@@ -40,6 +42,7 @@ def prompts_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     page_size = draw(st.sampled_from([1, 4, 16]))
     bounded = draw(st.one_of(st.just(()), accounts(page_size)))
+    num_snapshots = draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
     return make_config(
         page_size=page_size,
         num_pages=1 + -(-draw(st.sampled_from([48, 64, 80, 128, 400])) // page_size),
@@ -52,7 +55,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         target_inter_token_s=draw(st.sampled_from([None, 1e-4, 6e-3, 12e-3])),
         vocab_size=VOCAB_SIZE,
         bounded=bounded,
-        max_draft_tokens=0 if bounded else draw(st.sampled_from([0, 1, 3, 6])),
+        max_draft_tokens=0 if bounded or num_snapshots else draw(st.sampled_from([0, 1, 3, 6])),
+        num_snapshots=num_snapshots,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.protocol import GenerateRequest
-from workers.scheduler import prefills_under_way
+from workers.scheduler import prefills_under_way, snapshot_memory
 from workers.scheduler.prefills_under_way import MIN_SAVED_TOKENS
 
 
@@ -34,20 +34,30 @@ def make_requests(rng: random.Random, num_requests: int) -> list[GenerateRequest
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("is_overlapped", [False, True])
-@pytest.mark.parametrize("enable_prefix_cache", [False, True])
+@pytest.mark.parametrize(
+    ("enable_prefix_cache", "min_saved_tokens", "num_snapshots"),
+    [
+        (False, MIN_SAVED_TOKENS, 0),
+        (True, MIN_SAVED_TOKENS, 0),
+        (True, 4, 0),
+        (True, 4, 7),
+    ],
+)
 @pytest.mark.parametrize("enable_mixed_batches", [False, True])
 @pytest.mark.parametrize("has_reserve", [False, True])
-@pytest.mark.parametrize("min_saved_tokens", [4, MIN_SAVED_TOKENS])
 def test_every_request_gets_what_it_gets_alone(
     page_size: int,
     is_overlapped: bool,
     enable_prefix_cache: bool,
+    min_saved_tokens: int,
+    num_snapshots: int,
     enable_mixed_batches: bool,
     has_reserve: bool,
-    min_saved_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", min_saved_tokens)
+    monkeypatch.setattr(snapshot_memory, "BORDER_TOKENS", 4)
+    monkeypatch.setattr(snapshot_memory, "PROMPT_ROLL_TOKENS", 8)
     rng = random.Random(page_size)
     config = make_config(
         page_size=page_size,
@@ -55,6 +65,7 @@ def test_every_request_gets_what_it_gets_alone(
         max_step_tokens=rng.choice([12, 24]),
         enable_prefix_cache=enable_prefix_cache,
         enable_mixed_batches=enable_mixed_batches,
+        num_snapshots=num_snapshots,
     )
     driver = Driver(config, is_overlapped, has_reserve)
     requests = make_requests(rng, 40)

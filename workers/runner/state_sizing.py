@@ -1,0 +1,38 @@
+"""How much memory states take: those of slots, and snapshots of them. Allocates nothing."""
+
+from collections.abc import Sequence
+
+from attention.memory.slot_states import StateEntry
+from workers.config import EngineConfig
+from workers.models.base import CausalLM
+
+MIN_SNAPSHOTS = 16
+"""For few requests at a time: each leaves two, at the ends of its prompt and of its output."""
+
+
+def bytes_per_slot(entries: Sequence[StateEntry]) -> int:
+    """Of one slot's states, and of one snapshot."""
+    return sum(entry.bytes_per_slot for entry in entries)
+
+
+def state_bytes_of(config: EngineConfig, entries: Sequence[StateEntry]) -> int:
+    """Of all slots."""
+    return config.max_running_requests * bytes_per_slot(entries)
+
+
+def num_snapshots_of(config: EngineConfig, model: CausalLM, free_bytes: int) -> int:
+    """How many snapshots the engine keeps; 0 without a prefix cache.
+
+    Where the configuration does not say: as many as requests may run and MIN_SNAPSHOTS at least,
+    but at most half of free_bytes, what KV memory has beside the states of slots; none where the
+    model takes tokens on top of a state one by one, so that a cached prefix would cost more than it
+    saves.
+    """
+    if not model.state_entries or not config.enable_prefix_cache:
+        return 0
+    if config.num_state_snapshots is not None:
+        return config.num_state_snapshots
+    if not model.continues_states:
+        return 0
+    most = free_bytes // 2 // bytes_per_slot(model.state_entries)
+    return max(0, min(max(config.max_running_requests, MIN_SNAPSHOTS), most))
