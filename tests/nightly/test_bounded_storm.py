@@ -1,5 +1,5 @@
-"""100,000 random requests over windows and chunks: each gets what it gets alone, and every account
-is proved after every commit.
+"""100,000 random requests over windows, chunks and states: each gets what it gets alone, and every
+account is proved after every commit.
 """
 
 import random
@@ -18,7 +18,7 @@ from tests.unit.workers.scheduler.test_scheduler_properties import (
 )
 from workers.engine.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
-from workers.scheduler import prefills_under_way
+from workers.scheduler import prefills_under_way, snapshot_memory
 from workers.scheduler.config import BoundedAccount, SchedulerConfig
 
 NUM_REQUESTS = 25_000
@@ -46,7 +46,8 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         enable_prefix_cache=rng.random() < 0.8,
         enable_mixed_batches=rng.random() < 0.6,
         vocab_size=VOCAB_SIZE,
-        bounded=random_accounts(rng, page_size),
+        bounded=random_accounts(rng, page_size) if rng.random() < 0.8 else (),
+        num_snapshots=rng.choice([0, 0, 1, 4, 30]),
     )
 
 
@@ -94,6 +95,8 @@ def run_traffic(rng: random.Random) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_request_gets_what_it_gets_alone(seed, monkeypatch) -> None:
     monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", 4)
+    monkeypatch.setattr(snapshot_memory, "BORDER_TOKENS", 4)
+    monkeypatch.setattr(snapshot_memory, "PROMPT_ROLL_TOKENS", 8)
     num_requests = num_lives = 0
     while num_requests < NUM_REQUESTS:
         num_requests += run_traffic(random.Random(1_000_000 * seed + num_lives))

@@ -106,7 +106,7 @@ def test_the_end_of_a_leaf_takes_its_snapshot_along() -> None:
 
 
 def test_every_account_must_be_able_to_resume() -> None:
-    """A window of 4 tokens sees two pages before a border: of the sixth one is left, of the third one."""
+    """A window of 4 tokens sees two pages before a border."""
     cache = make_cache(retentions=[LastTokens(4)])
     node = cache.insert(ints(TOKENS), ints(PAGES), "", (ints([0, 0, 13, 14, 0, 16]),)).node
     for num_pages in (3, 4, 6):
