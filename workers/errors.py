@@ -28,6 +28,13 @@ class RequestRejectedError(Exception):
         self.param = param
 
 
+def id_in_use(request_id: str) -> RequestRejectedError:
+    """What a second live request of one id is told."""
+    return RequestRejectedError(
+        ErrorCode.INVALID_REQUEST, f"request id {request_id!r} is in use", "request_id"
+    )
+
+
 class EngineFailedError(Exception):
     """The engine cannot go on: a rank died or a step raised. The replica must be replaced."""
 

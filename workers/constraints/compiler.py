@@ -15,6 +15,9 @@ from workers.constraints.matcher import MaskBits
 from workers.errors import ErrorCode, RequestRejectedError
 
 MAX_CACHED_GRAMMARS = 256
+MAX_CACHED_TEXT_BYTES = 1 << 20
+"""Of all grammars that are kept: what is made of a byte took about 70."""
+_MAX_REASON_CHARS = 300
 
 
 class GrammarMatcher:
@@ -25,7 +28,7 @@ class GrammarMatcher:
 
     @property
     def failure(self) -> str:
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+        return _short(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     @property
     def is_complete(self) -> bool:
@@ -76,9 +79,12 @@ class GrammarCompiler:
             raise _refusal(matcher.get_error())
         with self._lock:
             self._compiled[grammar] = matcher
-            while len(self._compiled) > MAX_CACHED_GRAMMARS:
+            while len(self._compiled) > MAX_CACHED_GRAMMARS or self._is_full():
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
+
+    def _is_full(self) -> bool:
+        return sum(map(len, self._compiled)) > MAX_CACHED_TEXT_BYTES
 
     def _read_tokenizer(self) -> LLTokenizer:
         try:
@@ -92,5 +98,10 @@ class GrammarCompiler:
 
 def _refusal(reason: str) -> RequestRejectedError:
     return RequestRejectedError(
-        ErrorCode.INVALID_REQUEST, f"the grammar cannot be used: {reason}", "grammar"
+        ErrorCode.INVALID_REQUEST, f"the grammar cannot be used: {_short(reason)}", "grammar"
     )
+
+
+def _short(reason: str) -> str:
+    """Without the parser's state, which follows in angle brackets; never empty."""
+    return reason.partition("<state>")[0].strip()[:_MAX_REASON_CHARS] or "unknown"

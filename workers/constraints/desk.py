@@ -1,5 +1,6 @@
 """Where requests with a grammar wait until it is compiled, in nobody's way."""
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
@@ -8,7 +9,11 @@ from workers.constraints.matcher import TokenMatcher
 from workers.engine.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
 from workers.errors import ErrorCode, RequestRejectedError
 
+logger = logging.getLogger(__name__)
+
 NUM_COMPILE_THREADS = 2
+
+_FAILED = OutputError(ErrorCode.INTERNAL, "the grammar could not be compiled")
 
 Accept = Callable[[GenerateRequest, TokenMatcher], None]
 """Queue a request for its first step. Raises RequestRejectedError."""
@@ -27,6 +32,9 @@ class GrammarDesk(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+    @property
+    def num_waiting_tokens(self) -> int: ...
 
     def is_known(self, request_id: str) -> bool: ...
 
@@ -53,6 +61,7 @@ class NoGrammars:
     """Of an engine whose steps cannot be masked."""
 
     num_waiting = 0
+    num_waiting_tokens = 0
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -90,8 +99,14 @@ class CompilingDesk:
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._last_words)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(len(request.known_token_ids) for request, _ in self._waiting.values())
+
     def is_known(self, request_id: str) -> bool:
-        return request_id in self._waiting
+        return request_id in self._waiting or any(
+            output.request_id == request_id for output in self._last_words
+        )
 
     def start(self, request: GenerateRequest) -> None:
         future = self._pool.submit(
@@ -115,7 +130,10 @@ class CompilingDesk:
             try:
                 accept(request, future.result())
             except RequestRejectedError as error:
-                outputs.append(_refused(request, error))
+                outputs.append(_refused(request, OutputError(error.code, error.message)))
+            except Exception:
+                logger.exception("the grammar of request %s", request.request_id)
+                outputs.append(_refused(request, _FAILED))
         return outputs
 
     def wait(self, timeout_s: float) -> None:
@@ -124,10 +142,9 @@ class CompilingDesk:
             wait(futures, timeout_s, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Waits for a compilation under way: its thread reads what is about to go."""
-        self._pool.shutdown(cancel_futures=True)
+        """Waits for nothing: a compilation under way touches nothing but its own."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _refused(request: GenerateRequest, error: RequestRejectedError) -> StepOutput:
-    reason = OutputError(error.code, error.message)
-    return StepOutput(request.request_id, [], FinishReason.ERROR, error=reason)
+def _refused(request: GenerateRequest, error: OutputError) -> StepOutput:
+    return StepOutput(request.request_id, [], FinishReason.ERROR, error=error)

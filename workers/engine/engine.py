@@ -17,7 +17,7 @@ from workers.engine.encoder_input import EncoderInput
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
-from workers.errors import ConfigError, ErrorCode, RequestRejectedError
+from workers.errors import ConfigError, RequestRejectedError, id_in_use
 from workers.loading.weights import OnProgress
 from workers.parallel.group import SingleRank
 from workers.runner.executor import PendingStep, StepExecutor
@@ -120,20 +120,14 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError if it is invalid or can never fit; one with
         a grammar may be refused by an output, too, once that has been compiled."""
-        if not request.grammar and not self._grammars.is_known(request.request_id):
+        if self._grammars.is_known(request.request_id):
+            raise id_in_use(request.request_id)
+        if not request.grammar:
             self._scheduler.submit(request)
-        else:
-            self._submit_to_desk(request)
-
-    def _submit_to_desk(self, request: GenerateRequest) -> None:
-        known = (self._scheduler.is_known, self._grammars.is_known)
-        if any(is_known(request.request_id) for is_known in known):
-            raise RequestRejectedError(
-                ErrorCode.INVALID_REQUEST,
-                f"request id {request.request_id!r} is in use",
-                "request_id",
-            )
-        self._grammars.start(request)
+            return
+        desk = self._grammars
+        self._scheduler.check(request, desk.num_waiting, desk.num_waiting_tokens)
+        desk.start(request)
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; its last output says ABORT. Unknown ids are ignored."""
@@ -179,7 +173,11 @@ class Engine:
         stats, num_compiling = self._scheduler.stats(), self._grammars.num_waiting
         if not num_compiling:
             return stats
-        return msgspec.structs.replace(stats, num_waiting=stats.num_waiting + num_compiling)
+        return msgspec.structs.replace(
+            stats,
+            num_waiting=stats.num_waiting + num_compiling,
+            queued_tokens=stats.queued_tokens + self._grammars.num_waiting_tokens,
+        )
 
     def check_integrity(self) -> None:
         """Prove that no page is lost or shared wrongly. Raises IntegrityError."""

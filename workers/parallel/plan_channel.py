@@ -154,6 +154,8 @@ class PlanReceiver:
             except (EOFError, ConnectionError) as error:
                 raise EngineFailedError("rank 0 is gone, a step waits for masks") from error
             self._masks = self._masks_decoder.decode(frame)
+            if self._masks.step_id != step_id:
+                raise EngineFailedError(f"step {step_id} got masks of {self._masks.step_id}")
         return self._masks
 
     def wait_for_hang_up(self) -> None:

@@ -115,13 +115,14 @@ class PlanDraft:
 
     @property
     def num_decode_rows(self) -> int:
-        return len(self._decode)
+        """Of a run, a row for each token."""
+        return len(self._decode.input_ids)
 
     @property
     def num_decode_keys(self) -> int:
         """Keys that the decode rows read together, each its own token's included."""
         rows = self._decode
-        return int(rows.prefix_lens.sum(dtype=np.int64)) + len(rows.input_ids)
+        return int(rows.prefix_lens @ rows.num_new_tokens.astype(np.int64)) + len(rows.input_ids)
 
     def room_for(self, num_prefix_tokens: int) -> int:
         """Most tokens of a chunk that follows so many tokens of its prompt."""

@@ -123,11 +123,17 @@ class ConstrainedRequest(Request):
         return True
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """ERROR where the grammar can be followed no further: matcher.failure says why."""
+        """ERROR where the grammar can be followed no further, which may have shown when the mask
+        was made: matcher.failure says why."""
+        if self._has_failed():
+            return FinishReason.ERROR
         reason = Request.finish_reason_after(self, token_id)
-        if reason is not None:
+        if reason is FinishReason.STOP:
             return reason
         self.matcher.consume(token_id)
-        if self.matcher.failure:
+        if self._has_failed():
             return FinishReason.ERROR
-        return FinishReason.STOP if self.matcher.is_complete else None
+        return FinishReason.STOP if self.matcher.is_complete else reason
+
+    def _has_failed(self) -> bool:
+        return bool(self.matcher.failure)

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from workers.constraints.matcher import TokenMatcher
 from workers.engine.protocol import EngineStats, GenerateRequest, StepOutput
-from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
+from workers.errors import IntegrityError, id_in_use
 from workers.kv_cache.page_allocator import PageAllocator
 from workers.kv_cache.page_pool import PagePool, fullest
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
@@ -103,23 +105,25 @@ class Scheduler:
 
     def submit_constrained(self, request: GenerateRequest, matcher: TokenMatcher) -> None:
         """As submit, of a request whose grammar has been compiled. matcher: it has gone past the
-        output that the request brings."""
+        output that the request brings. The grammar alone says when the output may end."""
+        sampling = msgspec.structs.replace(request.sampling, min_tokens=0)
+        request = msgspec.structs.replace(request, sampling=sampling)
         self._submit(request, partial(ConstrainedRequest, matcher=matcher))
 
+    def check(self, request: GenerateRequest, num_elsewhere: int, tokens_elsewhere: int) -> None:
+        """Raise RequestRejectedError where submit would. elsewhere: what waits to be submitted."""
+        self._check_id(request.request_id)
+        self._submission.check(request, num_elsewhere, tokens_elsewhere)
+
     def _submit(self, request: GenerateRequest, make: Callable[..., Request]) -> None:
-        if self.is_known(request.request_id):
-            raise RequestRejectedError(
-                ErrorCode.INVALID_REQUEST,
-                f"request id {request.request_id!r} is in use",
-                "request_id",
-            )
+        self._check_id(request.request_id)
         accepted = self._submission.accept(request, self._clock(), make)
         self._ledger.add(accepted)
         self._waiting.push(accepted)
 
-    def is_known(self, request_id: str) -> bool:
-        """Whether a final output of this id is still to come."""
-        return self._ledger.is_known(request_id)
+    def _check_id(self, request_id: str) -> None:
+        if self._ledger.is_known(request_id):
+            raise id_in_use(request_id)
 
     def constrained_rows(self, plan: StepPlan) -> list[tuple[int, TokenMatcher]]:
         """Slot and matcher of each row of an uncommitted plan that samples under a grammar, every
@@ -180,7 +184,8 @@ class Scheduler:
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
         """
         has_read = any(grant.source is not None for grant in plan.encoder.grants)
-        if (has_read or not plan.is_decode) and not plan.prompt_logprobs:
+        has_prompts = bool((~plan.decode_rows).any())
+        if (has_read or has_prompts) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
 
     def take_outputs(self) -> list[StepOutput]:

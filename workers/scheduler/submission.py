@@ -34,13 +34,7 @@ class Submission:
         Checks cheapest first; the vocabulary, which costs the prompt's length, comes last.
         Raises RequestRejectedError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED or QUEUE_FULL.
         """
-        max_total_len = self._max_total_len(spec)
-        _check_unfinished(spec, max_total_len)
-        spec.sampling.validate(self._config.vocab_size)
-        encoder = self._read_of(spec)
-        num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)
-        self._check_queue(num_tokens + (0 if encoder is None else encoder.num_tokens))
-        tokens = self._checked_tokens(spec)
+        max_total_len, encoder, tokens = self.check(spec, 0, 0)
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
         request = make(
@@ -63,6 +57,22 @@ class Submission:
         )
         self._num_accepted += 1
         return request
+
+    def check(
+        self, spec: GenerateRequest, num_elsewhere: int, tokens_elsewhere: int
+    ) -> tuple[int, EncoderRead | None, IntArray]:
+        """Its longest length, what its encoder reads and its tokens, int32 (n,).
+
+        elsewhere: requests and their tokens that wait beside the queue. Raises as accept does.
+        """
+        max_total_len = self._max_total_len(spec)
+        _check_unfinished(spec, max_total_len)
+        spec.sampling.validate(self._config.vocab_size)
+        encoder = self._read_of(spec)
+        num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)
+        num_tokens += 0 if encoder is None else encoder.num_tokens
+        self._check_queue(num_tokens, num_elsewhere, tokens_elsewhere)
+        return max_total_len, encoder, self._checked_tokens(spec)
 
     def _max_drafts(self, spec: GenerateRequest) -> int:
         """None where what a token may be depends on the ones before it."""
@@ -110,17 +120,19 @@ class Submission:
             param,
         )
 
-    def _check_queue(self, num_tokens: int) -> None:
+    def _check_queue(self, num_tokens: int, num_elsewhere: int, tokens_elsewhere: int) -> None:
         """An empty queue takes any request: otherwise a long prompt could never get in."""
-        config, waiting = self._config, self._waiting
-        if len(waiting) >= config.max_waiting_requests:
+        config = self._config
+        num_waiting = len(self._waiting) + num_elsewhere
+        waiting_tokens = self._waiting.num_tokens + tokens_elsewhere
+        if num_waiting >= config.max_waiting_requests:
             raise RequestRejectedError(
-                ErrorCode.QUEUE_FULL, f"{len(waiting)} requests are waiting already"
+                ErrorCode.QUEUE_FULL, f"{num_waiting} requests are waiting already"
             )
-        if len(waiting) and waiting.num_tokens + num_tokens > config.max_waiting_tokens:
+        if num_waiting and waiting_tokens + num_tokens > config.max_waiting_tokens:
             raise RequestRejectedError(
                 ErrorCode.QUEUE_FULL,
-                f"{waiting.num_tokens} tokens are waiting already, the queue takes "
+                f"{waiting_tokens} tokens are waiting already, the queue takes "
                 f"{config.max_waiting_tokens}",
             )
 

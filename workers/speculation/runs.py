@@ -103,7 +103,11 @@ class HostRuns:
         the plan's samples are taken in."""
         self._proposer.admit(plan.admitted)
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
-        rows = np.flatnonzero(plan.input_ids[starts] == LAST_SAMPLED_TOKEN)
+        goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
+        # Of prompts the host knows the length, whatever becomes of their rows.
+        computed = plan.prefix_lens + plan.num_new_tokens
+        self._lens[plan.slots[~goes_on]] = computed[~goes_on]
+        rows = np.flatnonzero(goes_on)
         if not len(rows):
             return plan
         prefix_lens = plan.prefix_lens.copy()
