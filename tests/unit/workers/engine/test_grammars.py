@@ -181,3 +181,63 @@ def test_where_there_is_no_tokenizer_grammars_are_refused(monkeypatch: pytest.Mo
             engine.submit(request_of(0, ANSWER))
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [(r"start: /[^\s\S]/", ""), ('start: "yes" B\nB: /a/ & /b/', "yes")],
+    ids=["from_the_start", "later"],
+)
+def test_a_grammar_that_leads_nowhere_is_an_error_and_no_end(
+    shared: Engine, grammar: str, text: str
+) -> None:
+    (result,) = run(shared, request_of(20, LLMatcher.grammar_from_lark(grammar)))
+    assert result.finish_reason is FinishReason.ERROR
+    assert result.error.code is ErrorCode.INVALID_REQUEST
+    assert len(result.error.message.splitlines()) < 5
+    assert text_of(result) == text
+
+
+def test_a_grammar_alone_says_when_a_text_may_end(shared: Engine) -> None:
+    (result,) = run(shared, request_of(21, ANSWER, min_tokens=30))
+    assert re.fullmatch("yes|no|perhaps", text_of(result))
+
+
+def test_whatever_a_compiler_raises_ends_one_request(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GrammarCompiler, "_fresh", lambda *args: {}["added_tokens"])
+    broken, fine = run(shared, request_of(22, ANSWER), request_of(23, "", max_tokens=2))
+    assert (broken.error.code, fine.error) == (ErrorCode.INTERNAL, None)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**33])
+def test_what_is_wrong_beside_the_grammar_is_refused_at_the_door(
+    shared: Engine, token_id: int
+) -> None:
+    request = GenerateRequest(
+        "r", PROMPT, SamplingParams(), grammar=ANSWER, resumed_token_ids=[token_id]
+    )
+    with pytest.raises(RequestRejectedError, match="is not in"):
+        shared.submit(request)
+
+
+def test_what_is_being_compiled_counts_as_waiting() -> None:
+    engine = start(max_waiting_requests=2)
+    try:
+        for index in range(2):
+            engine.submit(request_of(index, ANSWER, max_tokens=4))
+        assert engine.stats().queued_tokens == 2 * len(PROMPT)
+        with pytest.raises(RequestRejectedError, match="waiting already"):
+            engine.submit(request_of(2, ANSWER))
+    finally:
+        engine.close()
+
+
+def test_an_aborted_id_is_in_use_until_its_end_is_told(shared: Engine) -> None:
+    shared.submit(request_of(24, ANSWER))
+    shared.abort("r24")
+    with pytest.raises(RequestRejectedError, match="is in use"):
+        shared.submit(request_of(24, ANSWER))
+    while shared.has_work:
+        shared.step()

@@ -107,3 +107,14 @@ def test_a_plan_without_such_rows_is_left_alone():
     runs = HostRuns(2, torch.zeros(2, 32, dtype=torch.int32), CountingProposer())
     plan = msgspec.structs.replace(plan_of(10, 20), input_ids=int32(*range(6)))
     assert runs.exact(plan) is plan
+
+
+def test_a_prompts_length_is_known_whatever_becomes_of_its_row():
+    """A row that failed is never taken in; the slot's next row must not go on from its old one."""
+    runs = HostRuns(2, torch.zeros(2, 32, dtype=torch.int32), CountingProposer())
+    runs.take_in(int32(1), int32(25), torch.tensor([5]), torch.tensor([1]), int32(1))
+    prompt = msgspec.structs.replace(
+        plan_of(4, 20), samples=int32(0, 0), input_ids=int32(*range(6)), prefix_lens=int32(4, 3)
+    )
+    runs.exact(prompt)
+    assert runs.exact(plan_of(8, 24)).prefix_lens.tolist() == [8, 3]
