@@ -17,6 +17,8 @@ MAX_ITEMS = 4096
 # Values of a JSON body's lists that a parser makes objects of in one go: all but those of long
 # lists of whole numbers, which are read apart. Their sum over the body.
 MAX_OTHER_ITEMS = 1 << 16
+# What may be set for max_grammar_bytes.
+MAX_GRAMMAR_BYTES = 1 << 20
 
 
 class Limits(BaseModel):
@@ -61,7 +63,7 @@ class Limits(BaseModel):
     )
     max_request_cost_tokens: int = Field(default=1 << 22, ge=1)
 
-    max_grammar_bytes: int = Field(default=64 << 10, ge=1)
+    max_grammar_bytes: int = Field(default=64 << 10, ge=1, le=MAX_GRAMMAR_BYTES)
     max_grammar_choices: int = Field(default=1024, ge=1)
     max_grammar_cost_bytes: int = Field(default=8 << 20, ge=1)
     max_grammar_cpu_s: float = Field(default=0.5, gt=0)

@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from service.api.openai.parameters import GenerationParameters, StrictModel, is_harmless
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import NamedConstraint
+from service.limits import MAX_GRAMMAR_BYTES
 from service.tokenizer.constraints import (
     JSON_OBJECT,
     Choices,
@@ -20,6 +21,9 @@ from service.tokenizer.constraints import (
     Lark,
     Regex,
 )
+
+# Of a number or of punctuation, roughly.
+_VALUE_BYTES = 8
 
 
 def _schema_text(value: Any) -> str:
@@ -31,7 +35,25 @@ def _schema_text(value: Any) -> str:
         return value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema: an object, or the JSON text of one")
+    _refuse_floods(value)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _refuse_floods(schema: dict[str, Any]) -> None:
+    """Writing it holds the interpreter lock from beginning to end; looking at it does not."""
+    size, unseen = 0, [schema]
+    while unseen:
+        item: Any = unseen.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict):
+            size += sum(map(len, item)) + _VALUE_BYTES * len(item)
+            unseen.extend(item.values())
+        elif isinstance(item, list):
+            size += _VALUE_BYTES * len(item)
+            unseen.extend(item)
+        if size > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
 
 
 Schema = Annotated[

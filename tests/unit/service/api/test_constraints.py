@@ -95,6 +95,12 @@ REFUSED = [
         "not supported",
     ),
     (outputs(json=[1]), "invalid_request", "structured_outputs.json", "must be a JSON schema"),
+    (
+        outputs(json={"enum": ["y" * 100] * 20_000}),
+        "invalid_request",
+        "structured_outputs.json",
+        "1048",
+    ),
     (outputs(choice=[1]), "invalid_request", "structured_outputs.choice.0", "string"),
     (outputs(choice=[]), "limit_exceeded", "structured_outputs.choice", "between 1 and 1024"),
     ({"guided_choice": ["a"] * 1025}, "limit_exceeded", "guided_choice", "between 1 and 1024"),

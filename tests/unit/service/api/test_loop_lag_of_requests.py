@@ -102,6 +102,9 @@ REFUSED = {
     "a schema of an answer": chat(
         user("x"), response_format={"type": "json_schema", "json_schema": {"schema": WIDE}}
     ),
+    "a schema of many values": completion(guided_json={"enum": ["y" * 100] * 60_000}),
+    "a regular expression": completion(guided_regex="x" * (8 * MIB - 200)),
+    "choices": completion(guided_choice=["y" * 120] * 65_000),
     "arguments of a template": chat(user("x"), chat_template_kwargs={"a": ["x"] * 60_000}),
     "numbers with a point": completion(prompt=[0.1234567890123456] * 65_000),
     "numbers below nothing": completion(prompt=[-5] * MIB),
