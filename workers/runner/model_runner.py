@@ -116,8 +116,7 @@ class ModelRunner:
         )
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
         self._num_snapshots = tp.all_reduce_min(attention.num_snapshots)
-        self._states = SlotStates(self._model.state_entries, num_slots, device, self._num_snapshots)
-        self._model.keep_states(self._states)
+        self._states = self._slot_states(num_slots, device)
         self._tell_of_states(config)
         self._encoders = encoder_stages(
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
@@ -133,6 +132,14 @@ class ModelRunner:
         self._masks = MaskInbox()
         self._mask_source: MaskSource = self._masks
 
+    def _slot_states(self, num_slots: int, device: torch.device) -> tuple[SlotStates, ...]:
+        """One where the model's modules keep states of requests."""
+        if not self._model.state_entries:
+            return ()
+        states = SlotStates(self._model.state_entries, num_slots, device, self._num_snapshots)
+        self._model.keep_states(states)
+        return (states,)
+
     def _tell_of_states(self, config: EngineConfig) -> None:
         if not self._model.state_entries:
             return
@@ -141,7 +148,7 @@ class ModelRunner:
             len(self._model.state_entries),
             config.max_running_requests,
             self._num_snapshots,
-            self._states.num_bytes,
+            sum(states.num_bytes for states in self._states),
         )
         if config.enable_prefix_cache and not self._num_snapshots:
             logger.warning(
@@ -280,7 +287,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        begin_step(self._states, plan, self._device)
+        for states in self._states:
+            begin_step(states, plan, self._device)
         self._sampling.admit(plan.admitted)
         for encoder in self._encoders:
             encoder.apply(plan.encoder)
@@ -302,7 +310,8 @@ class ModelRunner:
             start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None,
         )
         # Last, so that a launch that fails can be repeated: see launch_in_pieces.
-        self._states.commit()
+        for states in self._states:
+            states.commit()
         return launched
 
     def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:

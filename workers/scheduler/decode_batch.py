@@ -60,7 +60,8 @@ class DecodeBatcher:
         prefix_lens = table.seq_lens[slots]
         columns, offsets = prefix_lens // page_size, prefix_lens % page_size
         table.seq_lens[slots] += 1
-        self._memory.states.plan_decode(slots)
+        for states in self._memory.states:
+            states.plan_decode(slots)
         return DecodeDraft.of_one_token_each(
             slots.astype(np.int32),
             prefix_lens,

@@ -3,7 +3,7 @@
 Arrays are int32 and flat. Rows are requests, new tokens are laid out row after row.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -173,6 +173,14 @@ def _decode_array(kind: Any, value: Any) -> Any:
     if isinstance(value, bytes) and len(value) % 4 == 0:
         return np.frombuffer(value, dtype=np.int32)
     raise ValueError(f"expected int32 bytes for {kind}")
+
+
+class PlanPart(Protocol):
+    """What only some models have and what has its say in a step's plan."""
+
+    def add_to(self, plan: StepPlan) -> StepPlan:
+        """The plan, with what it must carry out beside its rows."""
+        ...
 
 
 def make_plan_encoder() -> msgspec.msgpack.Encoder:

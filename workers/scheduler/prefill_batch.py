@@ -179,7 +179,8 @@ class PrefillBatcher:
         is_last = stop == request.prefill_len
         if is_last:
             table.prefilling.remove(request)
-        self._memory.states.plan_chunk(request, start, stop)
+        for states in self._memory.states:
+            states.plan_chunk(request, start, stop)
         own = table.cache_indices(slot, start, stop)
         draft.add_chunk(request, start, (own, *table.bounded_indices(slot, start, stop)))
         return is_last

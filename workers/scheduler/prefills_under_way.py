@@ -5,11 +5,13 @@ encoders made. Until then a request that begins alike, or brings the same input 
 would compute the same tokens once more. Knows requests and their tokens; no pages, no plans.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.request import NO_SLOT, Request
-from workers.scheduler.state_memory import StateMemory
+from workers.scheduler.snapshot_memory import SnapshotMemory
 
 MIN_SAVED_TOKENS = 256
 """Waiting costs a step or two; computing fewer tokens than this costs less."""
@@ -18,7 +20,7 @@ MIN_SAVED_TOKENS = 256
 class PrefillsUnderWay:
     """Admitted requests whose prompts the cache does not know yet."""
 
-    def __init__(self, page_size: int, states: StateMemory) -> None:
+    def __init__(self, page_size: int, states: Sequence[SnapshotMemory]) -> None:
         self._page_size = page_size
         self._states = states
         self._requests: list[Request] = []
@@ -50,13 +52,15 @@ class PrefillsUnderWay:
                 num_shared = self._num_shared(request, other)
                 if num_shared - num_known < MIN_SAVED_TOKENS:
                     continue
-                if self._states.resume_length(other, num_shared) - num_known >= MIN_SAVED_TOKENS:
+                for states in self._states:
+                    num_shared = states.resume_length(other, num_shared)
+                if num_shared - num_known >= MIN_SAVED_TOKENS:
                     return other
         return None
 
     def look_ahead(self, request: Request) -> None:
         """The request will come to find() later: let those under way save states where it parts."""
-        if self._states.keeps_snapshots:
+        if self._states:
             self.find(request, 0, 0)
 
     def _num_shared(self, request: Request, other: Request) -> int:

@@ -25,7 +25,7 @@ from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
-from workers.scheduler.state_memory import StateMemory
+from workers.scheduler.snapshot_memory import SnapshotMemory
 
 
 class RequestMemory:
@@ -38,7 +38,7 @@ class RequestMemory:
         cache: PrefixCache,
         bounded: BoundedMemory,
         encoders: Sequence[EncoderMemory],
-        states: StateMemory,
+        states: Sequence[SnapshotMemory],
     ) -> None:
         """states: every change of pages here is told there; callers plan steps with it."""
         self.states = states
@@ -92,7 +92,8 @@ class RequestMemory:
         for memory in self._encoders:
             memory.open(request)
         self._write_later(request.slot, self._bounded.open(request.slot, match))
-        self.states.open(request, match)
+        for states in self.states:
+            states.open(request, match)
 
     def extend(self, slot: int, num_tokens: int) -> int:
         """Make room for up to num_tokens more tokens; returns for how many there is.
@@ -116,7 +117,8 @@ class RequestMemory:
         for memory in self._encoders:
             memory.vouch(request)
         self._share(request, request.prefill_len // self._page_size)
-        self.states.share(request)
+        for states in self.states:
+            states.share(request)
 
     def pass_chunk(self, request: Request, num_computed: int) -> None:
         """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next
@@ -181,7 +183,8 @@ class RequestMemory:
             self._pool.free_main(pages[:num_cached][pages[:num_cached] != result.pages])
         node = request.node if result is None else result.node
         if node is not None:
-            self.states.leave(request, node)
+            for states in self.states:
+                states.leave(request, node)
         self._clear_from(slot, request.num_vouched_tokens)
         self._close(request, pages[num_cached:], result)
 
@@ -213,7 +216,8 @@ class RequestMemory:
             self._cache.unlock(request.node)
             request.node = None
         self._table_writes.pop(request.slot, None)
-        self.states.close(request)
+        for states in self.states:
+            states.close(request)
         self._table.remove(request)
 
     def _write_later(self, slot: int, writes: Iterable[TableWrite]) -> None:

@@ -30,7 +30,7 @@ from workers.scheduler.encoder_memory import (
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
-from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan import PlanPart, StepPlan, StepResult
 from workers.scheduler.plan_draft import PendingCommit, PlanDraft
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
@@ -40,7 +40,6 @@ from workers.scheduler.retraction import Retractor
 from workers.scheduler.run_batch import DecodeRows, RunBatcher
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.snapshot_memory import SnapshotMemory
-from workers.scheduler.state_memory import NoStateMemory, StateMemory
 from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
 from workers.scheduler.step_cost import StepCostModel
 from workers.scheduler.step_work import StepWork
@@ -81,6 +80,7 @@ class Scheduler:
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
         self._encoders = _encoder_memories(config)
+        self._plan_parts: tuple[PlanPart, ...] = (*self._encoders, *self._states)
         self._memory = RequestMemory(
             self._table, self._pool, self._cache, self._bounded, self._encoders, self._states
         )
@@ -158,12 +158,12 @@ class Scheduler:
         if draft.is_empty:
             return None
         plan, record = draft.build(self._memory.take_table_writes(), self._memory.take_cleared())
-        for memory in self._encoders:
-            plan = memory.add_to(plan)
+        for part in self._plan_parts:
+            plan = part.add_to(plan)
         self._uncommitted.append(record)
         self._next_step_id += 1
         self._forecast.on_step()
-        return self._states.with_moves(plan)
+        return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         """Take in the result of the oldest uncommitted plan.
@@ -174,7 +174,8 @@ class Scheduler:
         if not self._uncommitted or self._uncommitted[0].step_id != plan.step_id:
             expected = self._uncommitted[0].step_id if self._uncommitted else "none"
             raise RuntimeError(f"plan {plan.step_id} is not next to commit, {expected} is")
-        self._states.settle(plan.step_id)
+        for states in self._states:
+            states.settle(plan.step_id)
         outputs = self._committer.commit(self._uncommitted.popleft(), result)
         return self._ledger.take_outputs() + outputs
 
@@ -226,7 +227,8 @@ class Scheduler:
         check_pages(self._table, self._pool, self._cache, self._bounded)
         for memory in self._encoders:
             memory.check_integrity(self._table.requests())
-        self._states.check_integrity()
+        for states in self._states:
+            states.check_integrity()
         num_live = self._ledger.num_live
         if num_live != self._table.num_running + len(self._waiting):
             raise IntegrityError(
@@ -290,14 +292,14 @@ class Scheduler:
 
 def _build_cache(
     config: SchedulerConfig, table: RunningTable, clock: Callable[[], int]
-) -> tuple[PrefixCache, StateMemory]:
+) -> tuple[PrefixCache, tuple[SnapshotMemory, ...]]:
     retentions = [account.retention for account in config.bounded]
     if not config.enable_prefix_cache:
-        return NoPrefixCache(len(retentions)), NoStateMemory()
+        return NoPrefixCache(len(retentions)), ()
     if not config.num_snapshots:
-        return RadixCache(config.page_size, clock, retentions), NoStateMemory()
+        return RadixCache(config.page_size, clock, retentions), ()
     cache = SnapshotRadixCache(config.page_size, clock, config.num_snapshots, retentions)
-    return cache, SnapshotMemory(table, cache)
+    return cache, (SnapshotMemory(table, cache),)
 
 
 def _encoder_memories(config: SchedulerConfig) -> tuple[EncoderMemory, ...]:

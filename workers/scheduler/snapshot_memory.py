@@ -66,9 +66,7 @@ class _SlotStates:
 
 
 class SnapshotMemory:
-    """StateMemory of a model with states whose prefixes cache keeps."""
-
-    keeps_snapshots = True
+    """What the scheduler asks of a model's states, where the prefix cache keeps prefixes of it."""
 
     def __init__(self, table: RunningTable, cache: SnapshotRadixCache) -> None:
         self._table = table
@@ -86,6 +84,7 @@ class SnapshotMemory:
         self._uncommitted: deque[tuple[int, list[_Save]]] = deque()
 
     def open(self, request: Request, match: PrefixMatch) -> None:
+        """The request has got its slot and begins with match."""
         start = len(match.pages) * self._page_size
         if start:
             if match.snapshot == NO_SNAPSHOT:
@@ -98,6 +97,7 @@ class SnapshotMemory:
         self._slots[request.slot] = _SlotStates(wanted, start)
 
     def plan_chunk(self, request: Request, start: int, stop: int) -> None:
+        """The step computes tokens start .. stop - 1 of the request's prompt."""
         own = self._slots[request.slot]
         self._chunk_starts[request.slot] = start
         while own.wanted and own.wanted[0] <= stop:
@@ -108,11 +108,14 @@ class SnapshotMemory:
             self._roll(request, end)
 
     def plan_decode(self, slots: SlotArray) -> None:
+        """The step computes one token of each of slots; seq_lens counts it."""
         at_border = slots[self._table.seq_lens[slots] % self._border_tokens == 0]
         for request in self._table.requests_at(at_border):
             self._roll(request, int(self._table.seq_lens[request.slot]))
 
     def resume_length(self, request: Request, num_tokens: int) -> int:
+        """Of the first num_tokens tokens, whole pages, of a prompt that is being computed: after
+        how many another request will be able to go on, once it is."""
         own = self._slots[request.slot]
         known, border = own.wanted + own.lasting, self._last_border(num_tokens)
         if border in known:
@@ -121,7 +124,8 @@ class SnapshotMemory:
             return border
         return max((position for position in known if position < border), default=0)
 
-    def with_moves(self, plan: StepPlan) -> StepPlan:
+    def add_to(self, plan: StepPlan) -> StepPlan:
+        """The plan, with all that has been planned since the last one."""
         self._chunk_starts.clear()
         if self._restores:
             slots, snapshots = zip(*self._restores, strict=True)
@@ -137,6 +141,7 @@ class SnapshotMemory:
         return plan
 
     def settle(self, step_id: int) -> None:
+        """The oldest step that is not committed yet has run. Before its requests end."""
         if not self._uncommitted or self._uncommitted[0][0] != step_id:
             return
         for save in self._uncommitted.popleft()[1]:
@@ -149,6 +154,7 @@ class SnapshotMemory:
             own.kept.append(save)
 
     def share(self, request: Request) -> None:
+        """The prompt's pages have gone to the cache, down to request.node."""
         node, own = request.node, self._slots[request.slot]
         if node is None:
             return
@@ -159,16 +165,19 @@ class SnapshotMemory:
         self._drop(own, [one for one in own.kept if one.position < highest])
 
     def leave(self, request: Request, node: RadixNode) -> None:
+        """The request's pages have gone to the cache, down to node."""
         own = self._slots[request.slot]
         self._attach(own, own.kept, node)
 
     def close(self, request: Request) -> None:
+        """The request leaves its slot; what it has not handed over is dropped."""
         own = self._slots.pop(request.slot)
         self._drop(own, own.kept)
         self._num_rolling -= own.is_rolling
         self._restores = [one for one in self._restores if one[0] != request.slot]
 
     def check_integrity(self) -> None:
+        """Raise IntegrityError unless each place has exactly one owner."""
         running = sorted(request.slot for request in self._table.requests())
         if sorted(self._slots) != running:
             raise IntegrityError(f"slots {sorted(self._slots)} have states, {running} run")

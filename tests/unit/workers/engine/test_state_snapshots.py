@@ -198,7 +198,7 @@ def test_what_was_retracted_goes_on_from_its_snapshot(model) -> None:
 def test_no_output_depends_on_a_snapshot_that_was_given_back(delta_rule, monkeypatch) -> None:
     """What is free when a step is planned is NaN when it runs."""
     engine, runner = build(delta_rule, num_state_snapshots=10, max_step_tokens=40, num_pages=40)
-    scheduler, states = engine._scheduler, runner._states
+    scheduler, (states,) = engine._scheduler, runner._states
     free_at_step: dict[int, list[int]] = {}
     schedule, begin_step = scheduler.schedule, model_runner.begin_step
     num_poisoned = []
