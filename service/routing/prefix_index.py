@@ -17,8 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workers.engine.content import ContentSpan
+
 HASH_BYTES = 16
 _TOKEN_BYTES = array("i").itemsize
+_NO_TOKEN = -1
 
 
 class PrefixUse:
@@ -70,10 +73,13 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def keys(self, token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
-        """One hash per full block of the prompt, in order; salts never share any.
+    def keys(
+        self, token_ids: Sequence[int], cache_salt: str, content: Sequence[ContentSpan] = ()
+    ) -> list[bytes]:
+        """One hash per full block of the prompt, in order; salts never share any, nor do blocks
+        from the one on in which unlike content begins.
 
-        token_ids: each fits in 32 bits.
+        token_ids: each fits in 32 bits and is not negative.
         """
         num_blocks = min(len(token_ids) // self._block_tokens, self._max_match_blocks)
         tokens = array("i", token_ids[: num_blocks * self._block_tokens]).tobytes()
@@ -82,10 +88,21 @@ class PrefixIndex:
         prefix = hashlib.blake2b(salt, digest_size=HASH_BYTES, key=self._hash_key)
         keys: list[bytes] = []
         block_bytes = self._block_tokens * _TOKEN_BYTES
-        for start in range(0, len(tokens), block_bytes):
+        beginning = self._content_by_block(content)
+        for number, start in enumerate(range(0, len(tokens), block_bytes)):
             prefix.update(tokens[start : start + block_bytes])
+            for span in beginning.get(number, ()):
+                prefix.update(array("i", [_NO_TOKEN, span.start, span.num_tokens]).tobytes())
+                prefix.update(span.digest)
             keys.append(prefix.digest())
         return keys
+
+    def _content_by_block(self, content: Sequence[ContentSpan]) -> dict[int, list[ContentSpan]]:
+        """By the number of the block in which each begins."""
+        by_block: dict[int, list[ContentSpan]] = {}
+        for span in content:
+            by_block.setdefault(span.start // self._block_tokens, []).append(span)
+        return by_block
 
     def match(self, keys: Sequence[bytes], evicted: Mapping[str, Evicted]) -> dict[str, int]:
         """Tokens of the prefix that each of the replicas probably holds; absent means none."""

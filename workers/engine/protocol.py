@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import EncoderInfo, EncoderInput
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.errors import ErrorCode
@@ -34,7 +35,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed the request goes on as it would have there; without one it draws other noise. grammar: what
     the output has to obey, as llguidance writes grammars; empty: anything. It ends the output as
     soon as nothing more may follow. encoder_input: what the encoder reads where the model has one;
-    the prompt is then its decoder's.
+    the prompt is then its decoder's. content_spans: where the prompt has placeholders for what is
+    no text.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resumed_token_ids: list[int] = []
     grammar: str = ""
     encoder_input: EncoderInput | None = None
+    content_spans: list[ContentSpan] = []
 
     @property
     def known_token_ids(self) -> list[int]:

@@ -65,7 +65,10 @@ class PrefillsUnderWay:
 
     def _num_shared(self, request: Request, other: Request) -> int:
         """Tokens in whole pages with which both begin; the last token is always computed."""
-        mine, theirs = request.buffer[: request.num_tokens - 1], other.buffer[: other.prefill_len]
+        mine, theirs = (
+            request.cache_keys(request.num_tokens - 1),
+            other.cache_keys(other.prefill_len),
+        )
         page_size = self._page_size
         if not np.array_equal(mine[:page_size], theirs[:page_size]):
             return 0

@@ -12,6 +12,7 @@ from workers.engine.logprobs import PackedLogprobs
 from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
 from workers.sampling.params import SamplingParams
+from workers.scheduler.content_keys import KeyRun, with_keys
 from workers.scheduler.encoder_read import EncoderRead
 
 NO_SLOT = -1
@@ -30,7 +31,7 @@ class Request:
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
     because a final state or logits that were computed from all of them are. encoder: what the
-    encoder reads, where the model has one.
+    encoder reads, where the model has one. content: where tokens stand for what is no text.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Request:
     is_resumed: bool = False
     max_draft_tokens: int = 0
     encoder: EncoderRead | None = None
+    content: tuple[KeyRun, ...] = ()
     slot: int = NO_SLOT
     node: RadixNode | None = None
     prefill_len: int = 0
@@ -75,6 +77,11 @@ class Request:
     def known_tokens(self) -> IntArray:
         """Prompt and output so far, int32 (num_tokens,); a view that later tokens do not change."""
         return self.buffer[: self.num_tokens]
+
+    def cache_keys(self, num_tokens: int) -> IntArray:
+        """What the prefix cache knows the first num_tokens known tokens by, int32 (num_tokens,)."""
+        token_ids = self.buffer[:num_tokens]
+        return with_keys(token_ids, self.content) if self.content else token_ids
 
     @property
     def wants_prompt_logprobs(self) -> bool:

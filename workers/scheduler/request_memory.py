@@ -59,7 +59,7 @@ class RequestMemory:
         A request that wants prompt log probabilities computes its whole prompt.
         """
         num_matchable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
-        match = self._cache.match_prefix(request.buffer[:num_matchable], request.cache_salt)
+        match = self._cache.match_prefix(request.cache_keys(num_matchable), request.cache_salt)
         self._cache.lock(match.node)
         self._bounded.hold(match.node)
         return match
@@ -149,10 +149,10 @@ class RequestMemory:
         num_shared = int(table.num_shared_pages[slot])
         if num_full <= num_shared or request.node is None:
             return
-        tokens = request.buffer[: num_full * page_size]
+        keys = request.cache_keys(num_full * page_size)
         pages = table.page_table[slot, :num_full]
         offers = self._bounded.offered(slot, num_full)
-        result = self._cache.insert(tokens, pages, request.cache_salt, offers)
+        result = self._cache.insert(keys, pages, request.cache_salt, offers)
         num_cached = len(result.pages)
         duplicates = np.flatnonzero(pages[:num_cached] != result.pages)
         if len(duplicates):
@@ -176,9 +176,9 @@ class RequestMemory:
         pages = table.page_table[slot, : int(table.num_pages[slot])].copy()
         num_cached, result = num_shared, None
         if num_full > num_shared:
-            tokens = request.buffer[: num_full * page_size]
+            keys = request.cache_keys(num_full * page_size)
             offers = self._bounded.offered(slot, num_full)
-            result = self._cache.insert(tokens, pages[:num_full], request.cache_salt, offers)
+            result = self._cache.insert(keys, pages[:num_full], request.cache_salt, offers)
             num_cached = len(result.pages)
             self._pool.free_main(pages[:num_cached][pages[:num_cached] != result.pages])
         node = request.node if result is None else result.node

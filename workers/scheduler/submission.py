@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.engine.content import check_spans
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.content_keys import ContentKeys
 from workers.scheduler.encoder_read import EncoderRead
 from workers.scheduler.request import Request
 from workers.scheduler.waiting_queue import WaitingQueue
@@ -24,6 +26,7 @@ class Submission:
         self._waiting = waiting
         self._eos_ids = frozenset(config.eos_token_ids)
         self._seeds = random.Random(config.seed)
+        self._content_keys = ContentKeys()
         self._num_accepted = 0
 
     def accept(
@@ -54,6 +57,7 @@ class Submission:
             is_resumed=bool(spec.resumed_token_ids),
             max_draft_tokens=self._max_drafts(spec),
             encoder=encoder,
+            content=self._content_keys.runs(spec.content_spans),
         )
         self._num_accepted += 1
         return request
@@ -67,6 +71,7 @@ class Submission:
         """
         max_total_len = self._max_total_len(spec)
         _check_unfinished(spec, max_total_len)
+        check_spans(spec.content_spans, len(spec.prompt_token_ids))
         spec.sampling.validate(self._config.vocab_size)
         encoder = self._read_of(spec)
         num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.routing.prefix_index import Evicted, PrefixIndex
+from workers.engine.content import ContentSpan
 
 HELD = dict.fromkeys("abc", Evicted(-1, -1))
 """Nothing is evicted."""
@@ -35,6 +36,19 @@ def test_different_salts_share_nothing():
     prefixes.insert(prefixes.keys(list(range(20)), "tenant-1"), "a", 0)
     assert prefixes.match(prefixes.keys(list(range(20)), "tenant-2"), HELD) == {}
     assert prefixes.match(prefixes.keys(list(range(20)), "tenant-1"), HELD) == {"a": 20}
+
+
+def test_prompts_are_equal_up_to_the_block_where_unlike_content_begins():
+    prefixes, tokens = index(), list(range(20))
+    cat, dog, longer = (
+        prefixes.keys(tokens, "", [ContentSpan(2, 1, b"m" * 16), ContentSpan(9, length, digest)])
+        for length, digest in ((3, b"c" * 16), (3, b"d" * 16), (4, b"c" * 16))
+    )
+    for other in (dog, longer):
+        assert [a == b for a, b in zip(cat, other, strict=True)] == [True, True, *[False] * 3]
+    assert not set(cat) & set(prefixes.keys(tokens, ""))
+    again = [ContentSpan(2, 1, b"m" * 16), ContentSpan(9, 3, b"c" * 16)]
+    assert prefixes.keys(tokens, "", again) == cat
 
 
 def test_equal_blocks_after_different_beginnings_do_not_match():

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from service.channel.load import LoadView
@@ -10,6 +11,7 @@ from service.routing.policy import SPILL_FACTOR, RouterSettings, RoutingReason
 from service.routing.replica_chooser import ReplicaChooser
 from service.routing.session import NO_SESSION, make_session_key
 from service.routing.token_ledger import TokenLedger
+from workers.engine.content import ContentSpan
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
@@ -104,6 +106,16 @@ def test_the_prefix_of_a_sent_request_brings_the_next_one_there_and_is_not_compu
     second = send(chooser, loads, "r2", range(300))
     assert (first.uncached_tokens, second.uncached_tokens) == (256, 300 - 256)
     assert second.decision == (first.decision.replica_id, RoutingReason.PREFIX)
+
+
+def test_unlike_content_behind_equal_tokens_is_computed_again():
+    chooser, loads = made("a")
+    send(chooser, loads, "r1", range(512))
+    plain = request("r2", range(512))
+    for start, num_uncached in ((0, 512), (300, 256)):
+        spans = [ContentSpan(start, 9, b"c" * 16)]
+        choice = chooser.choose(msgspec.structs.replace(plain, content_spans=spans), loads)
+        assert choice.uncached_tokens == num_uncached
 
 
 def test_where_replicas_have_no_prefix_cache_every_token_counts_and_prefixes_bring_nobody():
