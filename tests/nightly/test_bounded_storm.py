@@ -3,6 +3,7 @@ account is proved after every commit.
 """
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -67,13 +68,17 @@ def random_request(rng: random.Random, request_id: str) -> GenerateRequest:
     return GenerateRequest(request_id, prompt, sampling, rng.choice([0, 0, 1, -1]), salt)
 
 
-def run_traffic(rng: random.Random) -> int:
+def run_traffic(
+    rng: random.Random,
+    config: SchedulerConfig,
+    make_request: Callable[[random.Random, str], GenerateRequest],
+) -> int:
     """One engine's life; returns how many requests it took."""
-    driver = Driver(random_config(rng), rng.random() < 0.7, rng.random() < 0.5)
+    driver = Driver(config, rng.random() < 0.7, rng.random() < 0.5)
     requests: list[GenerateRequest] = []
     for _ in range(rng.randint(3, 12)):
         for _ in range(rng.randint(1, 5)):
-            request = random_request(rng, f"r{len(requests)}")
+            request = make_request(rng, f"r{len(requests)}")
             if rng.random() < 0.15 and num_wanted(driver.config, request) > 0:
                 request = begun_elsewhere(driver, request, rng.randint(1, 32))
             if is_accepted(driver, request):
@@ -99,6 +104,7 @@ def test_every_request_gets_what_it_gets_alone(seed, monkeypatch) -> None:
     monkeypatch.setattr(snapshot_memory, "PROMPT_ROLL_TOKENS", 8)
     num_requests = num_lives = 0
     while num_requests < NUM_REQUESTS:
-        num_requests += run_traffic(random.Random(1_000_000 * seed + num_lives))
+        rng = random.Random(1_000_000 * seed + num_lives)
+        num_requests += run_traffic(rng, random_config(rng), random_request)
         num_lives += 1
     assert num_lives > NUM_REQUESTS // 60

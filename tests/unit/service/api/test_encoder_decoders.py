@@ -3,47 +3,17 @@
 import openai
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
 
 from tests.fakes.engine_script import EngineScript, engine_bench
+from tests.fakes.served_seq2seq import BART_EXCLUDED, tiny_bart
 from workers.config import EngineConfig
 
 pytestmark = pytest.mark.asyncio
-VOCAB_SIZE = 420
-EXCLUDED = 77
 
 
 @pytest.fixture(scope="module")
 def model():
-    """With what generate() reads of a generation config: a start, a forced and an excluded token.
-    Its texts would be that token alone if it were not excluded."""
-    torch.manual_seed(1)
-    config = BartConfig(
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=64,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        init_std=0.4,
-        pad_token_id=0,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        forced_eos_token_id=None,
-    )
-    model = BartForConditionalGeneration(config).eval()
-    model.final_logits_bias[0, EXCLUDED] = 50.0
-    model.generation_config = GenerationConfig(
-        decoder_start_token_id=2,
-        forced_bos_token_id=1,
-        bad_words_ids=[[EXCLUDED], [5, 6]],
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return model
+    return tiny_bart()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +53,7 @@ async def test_a_completion_is_what_transformers_generates_from_the_prompt(
     )
     (choice,) = answer.choices
     expected = truth(model, source, 20)
-    assert EXCLUDED not in expected
+    assert BART_EXCLUDED not in expected
     assert choice.token_ids == expected
     assert choice.prompt_token_ids == source
     assert answer.usage.prompt_tokens == len(source)

@@ -8,26 +8,30 @@ import numpy as np
 import openai
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-)
+from transformers import GenerationMixin
 
 from service.api.http import build_http_app
 from service.limits import Limits
 from tests.fakes.engine_script import EngineScript, engine_bench
+from tests.fakes.served_seq2seq import (
+    ENGLISH,
+    EOS,
+    GERMAN,
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    RATE_HZ,
+    START,
+    SUPPRESSED,
+    TRANSCRIBE,
+    tiny_extractor,
+    tiny_whisper,
+)
 from tests.fakes.sounds import tones, wav
 from tests.fakes.text import make_bench
 from workers.config import EngineConfig
 from workers.models.transformers_seq2seq import _SourceReader
 
 pytestmark = pytest.mark.asyncio
-START, ENGLISH, GERMAN, TRANSCRIBE, NO_TIMESTAMPS, PREVIOUS, SUPPRESSED = range(3, 10)
-EOS = 2
-RATE_HZ = 16_000
 SOUNDS = {
     name: wav(tones(duration_s, RATE_HZ, *frequencies_hz), RATE_HZ)
     for name, duration_s, *frequencies_hz in (
@@ -40,44 +44,12 @@ SOUNDS = {
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(2)
-    config = WhisperConfig(
-        vocab_size=420,
-        num_mel_bins=8,
-        max_source_positions=50,
-        max_target_positions=64,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        init_std=0.5,
-        pad_token_id=0,
-        bos_token_id=EOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=START,
-    )
-    model = WhisperForConditionalGeneration(config).eval()
-    model.generation_config = GenerationConfig(
-        decoder_start_token_id=START,
-        eos_token_id=EOS,
-        pad_token_id=0,
-        is_multilingual=True,
-        lang_to_id={"<|en|>": ENGLISH, "<|de|>": GERMAN},
-        task_to_id={"transcribe": TRANSCRIBE},
-        no_timestamps_token_id=NO_TIMESTAMPS,
-        prev_sot_token_id=PREVIOUS,
-        suppress_tokens=[SUPPRESSED],
-        begin_suppress_tokens=[EOS],
-    )
-    return model
+    return tiny_whisper()
 
 
 @pytest.fixture(scope="module")
 def extractor():
-    return WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    return tiny_extractor()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from workers.engine.protocol import FinishReason
 from workers.errors import ConfigError, RequestRejectedError
 from workers.models.transformers_seq2seq import _SourceReader
 from workers.parallel.group import SingleRank
+from workers.runner import step_pieces
 from workers.runner.model_runner import ModelRunner
 from workers.runner.sizing import resolve_device
 from workers.sampling.params import SamplingParams
@@ -170,6 +171,26 @@ def test_no_output_depends_on_a_page_that_was_given_back(
     monkeypatch.setattr(runner, "_launch", poison_and_launch)
     check(engine, reference, PROMPTS * 2, sources * 2)
     assert sum(num_poisoned) > 1000
+    engine.close()
+
+
+def test_a_step_in_pieces_reads_each_input_before_its_row(
+    folder, reference, sources, monkeypatch
+) -> None:
+    """The device has memory for a few tokens at a time."""
+    monkeypatch.setattr(step_pieces, "MIN_PIECE_TOKENS", 2)
+    launch, num_pieces = ModelRunner._launch, []
+
+    def limited(self: ModelRunner, plan: StepPlan):
+        if plan.num_tokens > 2:
+            raise torch.OutOfMemoryError("injected")
+        num_pieces.append(len(plan.encoder.grants))
+        return launch(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "_launch", limited)
+    engine, _ = build(folder)
+    check(engine, reference, PROMPTS[::2], sources[::2])
+    assert num_pieces[:2] == [1, 1]
     engine.close()
 
 
