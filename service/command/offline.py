@@ -11,6 +11,7 @@ from pathlib import Path
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
 from service.handler.events import ChoiceDelta
 from service.handler.requests import TextOptions
+from service.handler.sources import request_of_text
 from service.limits import Limits
 from service.tokenizer.encoder import TextEncoder, load_tokenizer
 from service.tokenizer.folder import read_tokenizer_files
@@ -18,7 +19,7 @@ from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.stop_strings import StopStrings
 from workers.engine.loop import SteppableEngine
-from workers.engine.protocol import GenerateRequest, StepOutput
+from workers.engine.protocol import StepOutput
 from workers.sampling.params import SamplingParams
 
 _REQUEST_ID = "generate"
@@ -114,7 +115,8 @@ class OfflineGenerator:
                 frozenset(sampling.stop_token_ids),
             ),
         )
-        self._engine.submit(GenerateRequest(_REQUEST_ID, prompt_token_ids, sampling))
+        info = self._engine.info
+        self._engine.submit(request_of_text(_REQUEST_ID, prompt_token_ids, sampling, info))
         while self._engine.has_work:
             for output in self._engine.step():
                 delta = None if choice.is_finished else self._push(choice, output)

@@ -10,8 +10,9 @@ import msgspec
 
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import AudioPrompt, GenerationRequest
-from workers.engine.encoder_input import FeatureEncoder, TextEncoder
-from workers.engine.protocol import ModelInfo
+from workers.engine.encoder_input import DecoderStart, FeatureEncoder, SourceTokens, TextEncoder
+from workers.engine.protocol import GenerateRequest, ModelInfo
+from workers.sampling.params import SamplingParams
 
 _NEVER = -100.0
 """The lowest bias that there is: transformers rules tokens out altogether."""
@@ -65,8 +66,25 @@ def without_excluded(request: GenerationRequest, info: ModelInfo) -> GenerationR
     """The request, with what the model's generation config excludes from its output."""
     if info.encoder is None:
         return request
-    start, sampling = info.encoder.start, request.sampling
+    return replace(request, sampling=_without_excluded(request.sampling, info.encoder.start))
+
+
+def request_of_text(
+    request_id: str, token_ids: list[int], sampling: SamplingParams, info: ModelInfo
+) -> GenerateRequest:
+    """What an engine is asked for a text alone: its prompt, or what its encoder reads."""
+    encoder = info.encoder
+    if not isinstance(encoder, TextEncoder):
+        return GenerateRequest(request_id, token_ids, sampling)
+    return GenerateRequest(
+        request_id,
+        list(encoder.start.token_ids),
+        _without_excluded(sampling, encoder.start),
+        encoder_input=SourceTokens(token_ids),
+    )
+
+
+def _without_excluded(sampling: SamplingParams, start: DecoderStart) -> SamplingParams:
     bias = {**sampling.logit_bias, **dict.fromkeys(start.excluded_ids, _NEVER)}
     min_tokens = sampling.min_tokens if start.may_be_empty else max(1, sampling.min_tokens)
-    own = msgspec.structs.replace(sampling, logit_bias=bias, min_tokens=min_tokens)
-    return replace(request, sampling=own)
+    return msgspec.structs.replace(sampling, logit_bias=bias, min_tokens=min_tokens)

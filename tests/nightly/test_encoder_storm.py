@@ -1,5 +1,5 @@
-"""20,000 random requests to encoder-decoders, windows and chunks beside: each gets what it gets alone,
-and every account is proved after every commit.
+"""20,000 random requests to encoder-decoders, with windows and chunks beside: each gets what it
+gets alone, and every account is proved after every commit.
 """
 
 import random

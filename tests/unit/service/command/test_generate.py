@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from service.command.generate import generate
+from service.command.offline import OfflineText
+from tests.fakes.served_seq2seq import tiny_bart
+from tests.fakes.tokenizer_folders import make_byte_level_folder
 
 app = typer.Typer()
 app.command("generate")(generate)
@@ -56,3 +60,19 @@ def test_failures_are_one_readable_message(
     assert result.exit_code == exit_code, result.output
     assert message in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_the_prompt_of_an_encoder_decoder_is_its_source(tmp_path) -> None:
+    folder = make_byte_level_folder(tmp_path, chat_template=None)
+    model = tiny_bart()
+    model.save_pretrained(folder)
+    arguments = ("--max-tokens", "20", "--json", "--engine", "num_pages=32")
+    result = run(str(folder), "--prompt", "hello world", *arguments)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    source = OfflineText.load(folder).encode("hello world", is_chat=False)
+    expected = model.generate(
+        torch.tensor([source]), do_sample=False, num_beams=1, max_new_tokens=21
+    )
+    assert answer["token_ids"] == expected[0, 2:].tolist()
+    assert answer["num_prompt_tokens"] == len(source)
