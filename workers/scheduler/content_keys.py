@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engine.content import ContentSpan
-from workers.errors import IntegrityError
+from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
 
 MAX_REMEMBERED = 1 << 16
@@ -35,7 +35,7 @@ class ContentKeys:
         self._next = -1
 
     def runs(self, spans: Sequence[ContentSpan]) -> tuple[KeyRun, ...]:
-        """Raises IntegrityError when no number is left."""
+        """Raises RequestRejectedError when no number is left."""
         return tuple(KeyRun(span.start, span.stop, self._key(span)) for span in spans)
 
     def _key(self, span: ContentSpan) -> int:
@@ -52,7 +52,9 @@ class ContentKeys:
     def _take(self) -> int:
         key = self._next
         if key < _LAST_KEY:
-            raise IntegrityError("every number for content has been given out")
+            raise RequestRejectedError(
+                ErrorCode.INTERNAL, "every number for content has been given out: start again"
+            )
         self._next -= 1
         return key
 

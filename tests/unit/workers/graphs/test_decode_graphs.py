@@ -286,6 +286,7 @@ class CapturingExecutor:
 
     def __init__(self, inner, graphs):
         self.launch, self.close = inner.launch, inner.close
+        self.provide, self.forget_masks = inner.provide, inner.forget_masks
         self.prepare_while_idle = graphs.capture_next
 
 

@@ -12,7 +12,7 @@ from tests.unit.workers.scheduler.driver import Driver, make_config, make_reques
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.content import ContentSpan
 from workers.engine.protocol import GenerateRequest
-from workers.errors import ErrorCode, IntegrityError, RequestRejectedError
+from workers.errors import ErrorCode, RequestRejectedError
 from workers.scheduler import content_keys, prefills_under_way, snapshot_memory
 from workers.scheduler.content_keys import ContentKeys, with_keys
 
@@ -120,7 +120,7 @@ def test_the_last_number_is_an_int32() -> None:
     keys._next = -(1 << 31)
     runs = keys.runs([ContentSpan(1, 2, CAT)])
     assert with_keys(np.arange(4, dtype=np.int32), runs).tolist() == [0, -(1 << 31), -(1 << 31), 3]
-    with pytest.raises(IntegrityError, match="every number"):
+    with pytest.raises(RequestRejectedError, match="every number"):
         keys.runs([ContentSpan(1, 2, DOG)])
 
 
