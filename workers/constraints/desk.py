@@ -127,12 +127,12 @@ class CompilingDesk:
         ready = [waiting for waiting in self._waiting.values() if waiting[1].done()]
         for request, future in ready:
             del self._waiting[request.request_id]
-            try:
-                accept(request, future.result())
-            except RequestRejectedError as error:
-                outputs.append(_refused(request, OutputError(error.code, error.message)))
-            except Exception:
-                logger.exception("the grammar of request %s", request.request_id)
+            # Asked for, not raised: a panic of llguidance is no Exception.
+            failure = future.exception()
+            if failure is None or isinstance(failure, RequestRejectedError):
+                outputs += _accepted(request, future, accept)
+            else:
+                logger.error("the grammar of %s", request.request_id, exc_info=failure)
                 outputs.append(_refused(request, _FAILED))
         return outputs
 
@@ -144,6 +144,17 @@ class CompilingDesk:
     def close(self) -> None:
         """Waits for nothing: a compilation under way touches nothing but its own."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _accepted(
+    request: GenerateRequest, future: Future[TokenMatcher], accept: Accept
+) -> list[StepOutput]:
+    """Nothing, or the output of a request that is refused."""
+    try:
+        accept(request, future.result())
+    except RequestRejectedError as error:
+        return [_refused(request, OutputError(error.code, error.message))]
+    return []
 
 
 def _refused(request: GenerateRequest, error: OutputError) -> StepOutput:

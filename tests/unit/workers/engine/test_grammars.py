@@ -203,10 +203,18 @@ def test_a_grammar_alone_says_when_a_text_may_end(shared: Engine) -> None:
     assert re.fullmatch("yes|no|perhaps", text_of(result))
 
 
+class Panic(BaseException):
+    """As pyo3 raises what panics in Rust."""
+
+
+@pytest.mark.parametrize("failure", [KeyError, Panic])
 def test_whatever_a_compiler_raises_ends_one_request(
-    shared: Engine, monkeypatch: pytest.MonkeyPatch
+    shared: Engine, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
-    monkeypatch.setattr(GrammarCompiler, "_fresh", lambda *args: {}["added_tokens"])
+    def fail(*args: Any) -> None:
+        raise failure("added_tokens")
+
+    monkeypatch.setattr(GrammarCompiler, "_fresh", fail)
     broken, fine = run(shared, request_of(22, ANSWER), request_of(23, "", max_tokens=2))
     assert (broken.error.code, fine.error) == (ErrorCode.INTERNAL, None)
 
