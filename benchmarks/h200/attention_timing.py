@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from attention.timing import AttentionTimer, UntimedAttention
-from benchmarks.h200.step_profile import advances_us, profile_steps
+from benchmarks.h200.step_profile import advances_us, profile_calls
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.observer import AttentionRecord, StepRecord
@@ -153,7 +153,7 @@ def profiled_attention_us(bench: Bench, what: str, pattern: str) -> tuple[float,
     """Microseconds a step of attention kernels: their durations, and by how far they moved the end
     of the work. A dependent launch may wait, running, for its predecessor: durations count that.
     """
-    kernels = profile_steps(bench.engine, NUM_PROFILED_STEPS)
+    kernels = profile_calls(bench.engine.step, NUM_PROFILED_STEPS)
     is_attention = re.compile(pattern, re.IGNORECASE).search
     totals: dict[str, float] = {}
     for name, _, duration in kernels:
