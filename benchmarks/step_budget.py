@@ -33,6 +33,7 @@ from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import Scheduler
 from workers.scheduler.step_budget import InterTokenTarget, PromptAllowance
 from workers.scheduler.step_cost import StepCostModel
+from workers.scheduler.step_filling import TILE_TOKENS, EvenSteps
 from workers.scheduler.step_work import StepWork
 
 REQUEST_DELAY_S = 0.005
@@ -46,6 +47,8 @@ VOCAB_SIZE = 128_000
 MAX_STEP_TOKENS = 8192
 PATIENT_PROMPT_TOKENS = 1024
 MIXED_SHARE = 0.55
+FULL_SHARE = 0.98
+TIMED_TOKENS = range(128, 4097, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,31 @@ class Cost:
     prompt_token_s: float = 20.7e-6
     prompt_key_s: float = 0.95e-9
 
+    num_multiprocessors: int = 132
+    tile_columns: int = 256
+    product_columns: tuple[tuple[int, int], ...] = (
+        (6144, 4096),
+        (4096, 4096),
+        (28_672, 4096),
+        (4096, 14_336),
+    )
+
+    def waves_s(self, num_tokens: int) -> float:
+        """Products of so many tokens: tiles by waves, as if a wave of all of them took as long."""
+        tiles = -(-num_tokens // TILE_TOKENS)
+        waves = per_token = 0.0
+        for columns, depth in self.product_columns:
+            num_tiles = tiles * -(-columns // self.tile_columns)
+            waves += -(-num_tiles // self.num_multiprocessors) * depth
+            per_token += columns / self.tile_columns / self.num_multiprocessors * depth
+        return waves * TILE_TOKENS / per_token * self.prompt_token_s * FULL_SHARE
+
     def seconds(self, work: StepWork) -> float:
         rows, keys_s = work.num_decode_rows, work.num_decode_keys * self.key_s
         floor_s = float(np.interp(rows, self.gemm_rows, self.gemm_s))
         if work.num_prompt_tokens == 0:
             return floor_s + keys_s + self.rest_s
-        tokens_s = (work.num_prompt_tokens + rows) * self.prompt_token_s
+        tokens_s = self.waves_s(work.num_prompt_tokens + rows)
         attention_s = work.num_prompt_keys * self.prompt_key_s + keys_s / self.mixed_share
         return max(tokens_s, floor_s) + attention_s + self.prompt_rest_s
 
@@ -233,21 +255,24 @@ class PatientStreams:
     ) -> PromptAllowance:
         prompts = num_prompt_tokens / PATIENT_PROMPT_TOKENS
         factor = min(4.0, max(1.0, prompts / max(1, num_decode_rows)))
-        target = InterTokenTarget(factor * self._target_s, self._costs)
+        target = InterTokenTarget(factor * self._target_s, self._costs, EvenSteps())
         return target.allowance(num_decode_rows, num_decode_keys, num_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """is_mixed: prompts and decode rows share steps. is_patient: PatientStreams."""
+    """is_mixed: prompts and decode rows share steps. is_patient: PatientStreams. is_filled: with
+    the times of products known."""
 
     max_step_tokens: int
     target_ms: float | None
+    is_filled: bool = False
     is_mixed: bool = True
     is_patient: bool = False
 
     def make_engine(self, cost: Cost) -> SimulatedEngine:
-        config = make_config(self.max_step_tokens, self.target_ms, self.is_mixed)
+        product_s = tuple(map(cost.waves_s, TIMED_TOKENS)) if self.is_filled else ()
+        config = make_config(self.max_step_tokens, self.target_ms, self.is_mixed, product_s)
         engine = SimulatedEngine(config, cost)
         if self.is_patient and config.target_inter_token_s is not None:
             scheduler = engine.scheduler
@@ -263,13 +288,17 @@ def policies(targets_ms: Iterable[float]) -> dict[str, Policy]:
     }
     for ms in targets_ms:
         chosen[f"{ms:g} ms"] = Policy(MAX_STEP_TOKENS, ms)
+        chosen[f"{ms:g} ms, filled"] = Policy(MAX_STEP_TOKENS, ms, is_filled=True)
         chosen[f"{ms:g} ms, by turns"] = Policy(MAX_STEP_TOKENS, ms, is_mixed=False)
         chosen[f"{ms:g} ms, patient"] = Policy(MAX_STEP_TOKENS, ms, is_patient=True)
     return chosen
 
 
 def make_config(
-    max_step_tokens: int, target_ms: float | None, is_mixed: bool = True
+    max_step_tokens: int,
+    target_ms: float | None,
+    is_mixed: bool = True,
+    product_s: tuple[float, ...] = (),
 ) -> SchedulerConfig:
     """As large a pool as an H200 holds beside the weights."""
     return SchedulerConfig(
@@ -286,6 +315,7 @@ def make_config(
         eos_token_ids=(),
         vocab_size=VOCAB_SIZE,
         seed=0,
+        product_s=product_s,
     )
 
 

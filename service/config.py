@@ -80,7 +80,7 @@ class EngineSettings(_Settings):
     max_context_len: int | None = None
     max_running_requests: int = 256
     max_step_tokens: int = 8192
-    target_inter_token_ms: float | None = 50.0
+    target_inter_token_ms: float | None = 55.0
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 22
     enable_prefix_cache: bool = True

@@ -5,10 +5,12 @@
 Steps of so many tokens, as eight prompts each, so that attention is nearly the same share of all.
 Prints the median of a few runs, submission to first tokens, and tokens a second; a step whose
 tokens a second fall below those of the step before it has begun another wave of tiles. The
-scheduler's time for a step counts, as it does for a stream that waits.
+scheduler's time for a step counts, as it does for a stream that waits. The engine's own log shows
+what it found its products to take.
 """
 
 import argparse
+import logging
 import random
 import shutil
 import statistics
@@ -46,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(arguments.config, Path(folder) / "config.json")
         engine = build_local_engine(
@@ -55,6 +58,7 @@ def main() -> None:
                 dtype=arguments.dtype,
                 max_context_len=max(1024, max(arguments.tokens) // NUM_PROMPTS + 1),
                 max_step_tokens=max(arguments.tokens),
+                target_inter_token_ms=50.0,
                 enable_prefix_cache=False,
             ),
             lambda done, total: None,

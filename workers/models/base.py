@@ -4,6 +4,7 @@ Knows no architecture and no checkpoint format.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -134,6 +135,11 @@ class CausalLM(nn.Module, ABC):
         """Do a piece of what makes later starts faster; whether there was any. May wait for the
         device; ranks need not have the same to do."""
         return False
+
+    def product_seconds(self, num_tokens: Sequence[int]) -> tuple[float, ...]:
+        """Seconds that a step's products take on this rank with each of these numbers of tokens;
+        empty where nobody can say. May wait for the device."""
+        return ()
 
 
 class NativeCausalLM(CausalLM):

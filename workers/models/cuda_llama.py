@@ -6,6 +6,7 @@ do it, the activation. With several ranks the sums over them are part of the add
 Knows no KV pages beyond the tensors they live in. Needs Triton.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
 from workers.layers.embedding import TiedLMHead
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.gemm.step_products import chain_seconds
 from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
@@ -47,6 +49,11 @@ class _FusedLayer:
     after_mlp: Join
     mlp_norm: RMSNorm
     next_norm: RMSNorm
+
+    @property
+    def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
+        """In the order that a step runs them in."""
+        return (self.qkv, self.o, self.gate_up, self.down)
 
     def attention_inputs(
         self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
@@ -113,6 +120,24 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
     def prepare_while_idle(self) -> bool:
         """GEMMs that there was no time to measure, one timing at a time."""
         return self._chooser is not None and self._chooser.measure_next()
+
+    @torch.inference_mode()
+    def product_seconds(self, num_tokens: Sequence[int]) -> tuple[float, ...]:
+        layer, embedding = self._layers[0], self.model.embed_tokens.weight
+        widths = {matrix: matrix.weight.shape[1] for matrix in layer.products}
+        inputs = {
+            width: torch.randn(
+                (max(num_tokens), width), dtype=embedding.dtype, device=embedding.device
+            )
+            for width in widths.values()
+        }
+
+        def chain(n: int) -> None:
+            for matrix, width in widths.items():
+                matrix(inputs[width][:n])
+
+        seconds = chain_seconds(chain, num_tokens)
+        return tuple(len(self._layers) * one for one in seconds)
 
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._prepared_ways().begin(input_ids, self._norms[0])

@@ -34,8 +34,12 @@ from workers.runner.model_runner import LaunchedStep, ModelRunner, attention_rec
 from workers.runner.step_inputs import StepInputs
 from workers.runner.step_pieces import ReadableStep
 from workers.scheduler.plan import StepPlan
+from workers.scheduler.step_filling import TILE_TOKENS
 
 logger = logging.getLogger(__name__)
+
+MAX_TIMED_TOKENS = 4096
+"""With more, every number of tokens fills the device nearly as well."""
 
 
 class CudaModelRunner(ModelRunner):
@@ -60,6 +64,7 @@ class CudaModelRunner(ModelRunner):
         )
         self._segments = build_segment_graphs(config, self._model, self.dtype, capturer)
         self._measure_largest_step(config)
+        self._product_s = self._time_products(config)
 
     def _measure_largest_step(self, config: EngineConfig) -> None:
         """Prove at the start, not under load, that memory suffices. Raises ConfigError."""
@@ -75,6 +80,17 @@ class CudaModelRunner(ModelRunner):
             (peak - before) / 1e9,
             free / 1e9,
         )
+
+    def _time_products(self, config: EngineConfig) -> tuple[float, ...]:
+        """For the target for streams, without which nothing asks."""
+        most = min(config.max_step_tokens, MAX_TIMED_TOKENS)
+        if config.target_inter_token_ms is None or most < 2 * TILE_TOKENS:
+            return ()
+        start_s = time.perf_counter()
+        seconds = self._model.product_seconds(range(TILE_TOKENS, most + 1, TILE_TOKENS))
+        torch.cuda.empty_cache()
+        logger.info("products were timed in %.2f s: %s", time.perf_counter() - start_s, seconds)
+        return seconds
 
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)

@@ -129,6 +129,7 @@ class ModelRunner:
         )
         self._device = device
         self._is_alone = tp.size == 1
+        self._product_s: tuple[float, ...] = ()
         self._masks = MaskInbox()
         self._mask_source: MaskSource = self._masks
 
@@ -193,6 +194,7 @@ class ModelRunner:
             max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
             encoder=self._encoder_account(),
             num_snapshots=self._num_snapshots,
+            product_s=self._product_s,
         )
 
     def _encoder_account(self) -> EncoderAccount | None:

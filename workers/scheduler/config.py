@@ -52,6 +52,8 @@ class SchedulerConfig:
     max_draft_tokens: drafts that a row may verify in one step, 0 without speculation. encoder: of
     models that have one. num_snapshots: places for states after prefixes, of a model that keeps
     states; 0 where it keeps none. Such a model's prefixes are cached where there are places only.
+    product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
+    they were not timed.
     """
 
     page_size: int
@@ -71,6 +73,7 @@ class SchedulerConfig:
     max_draft_tokens: int = 0
     encoder: EncoderAccount | None = None
     num_snapshots: int = 0
+    product_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         minima = {

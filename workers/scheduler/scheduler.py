@@ -42,6 +42,7 @@ from workers.scheduler.running_table import RunningTable
 from workers.scheduler.snapshot_memory import SnapshotMemory
 from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
 from workers.scheduler.step_cost import StepCostModel
+from workers.scheduler.step_filling import EvenSteps, FilledSteps
 from workers.scheduler.step_work import StepWork
 from workers.scheduler.submission import Submission
 from workers.scheduler.waiting_queue import WaitingQueue
@@ -284,10 +285,11 @@ class Scheduler:
         return PrefillsUnderWay(self._config.page_size, self._states)
 
     def _build_target(self) -> StepTarget:
-        target_s = self._config.target_inter_token_s
-        return (
-            NoTarget() if target_s is None else InterTokenTarget(target_s, self._prompt_step_costs)
-        )
+        target_s, product_s = self._config.target_inter_token_s, self._config.product_s
+        if target_s is None:
+            return NoTarget()
+        filling = FilledSteps(product_s) if product_s else EvenSteps()
+        return InterTokenTarget(target_s, self._prompt_step_costs, filling)
 
 
 def _build_cache(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workers.scheduler.step_cost import StepCostModel
+from workers.scheduler.step_filling import StepFilling
 from workers.scheduler.step_work import StepWork
 
 MIN_PROMPT_SHARE = 0.25
@@ -16,8 +17,6 @@ MIN_PROMPT_SHARE = 0.25
 MIN_PROMPT_TOKENS = 128
 UNMEASURED_PROMPT_TOKENS = 512
 """What prompts get beside decode rows as long as no step has been measured."""
-TILE_TOKENS = 128
-"""Products take tokens by tiles of so many: filling the last one costs nothing."""
 
 ANY_NUMBER = 1 << 30
 
@@ -99,13 +98,13 @@ class NoTarget:
 class InterTokenTarget:
     """Steps with decode rows are to last at most target_s, as far as costs can tell.
 
-    Prompts that take several steps are spread over them evenly: as many steps, each of them
-    shorter. costs: of steps with prompt tokens.
+    costs: of steps with prompt tokens. filling: how much of what the target allows they take.
     """
 
-    def __init__(self, target_s: float, costs: StepCostModel) -> None:
+    def __init__(self, target_s: float, costs: StepCostModel, filling: StepFilling) -> None:
         self._target_s = target_s
         self._costs = costs
+        self._filling = filling
 
     def allowance(
         self, num_decode_rows: int, num_decode_keys: int, num_prompt_tokens: int
@@ -121,15 +120,5 @@ class InterTokenTarget:
             left_s, ANY_NUMBER, costs.token_s, costs.key_s, MIN_PROMPT_TOKENS
         )
         most = allowance.room_for(0)
-        allowance.tokens = _even_share(num_prompt_tokens, most, num_decode_rows)
+        allowance.tokens = self._filling.num_tokens(num_prompt_tokens, most, num_decode_rows)
         return allowance
-
-
-def _even_share(num_prompt_tokens: int, most: int, num_decode_rows: int) -> int:
-    """What each of the fewest steps has to take that so many tokens take at most tokens a step;
-    filled up to whole tiles with the decode rows where that stays within most."""
-    num_steps = -(-num_prompt_tokens // most)
-    if num_steps <= 1:
-        return most
-    share = -(-num_prompt_tokens // num_steps) + num_decode_rows
-    return min(-(-share // TILE_TOKENS) * TILE_TOKENS - num_decode_rows, most)

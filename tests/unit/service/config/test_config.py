@@ -21,8 +21,8 @@ def test_engine_settings_mirror_engine_config():
     assert mirrored.pop("revision") is None  # of the hub's models: engines get folders
     engine = {field.name: field.default for field in fields(EngineConfig)}
     # A service has streams that wait for their next tokens; an engine by itself has none.
-    assert mirrored == engine | {"target_inter_token_ms": 50.0}
-    expected = EngineConfig(target_inter_token_ms=50.0)
+    assert mirrored == engine | {"target_inter_token_ms": 55.0}
+    expected = EngineConfig(target_inter_token_ms=55.0)
     assert EngineSettings().to_engine_config() == expected
 
 

@@ -14,7 +14,7 @@ def test_values_take_the_types_of_their_fields() -> None:
         page_size=16,
         enable_overlap=False,
         dtype="float32",
-        target_inter_token_ms=50.0,
+        target_inter_token_ms=55.0,
     )
 
 

@@ -14,6 +14,7 @@ from workers.scheduler.step_budget import (
     TokenAllowance,
 )
 from workers.scheduler.step_cost import StepCostModel
+from workers.scheduler.step_filling import EvenSteps
 from workers.scheduler.step_work import StepWork
 
 TOKEN_S, ROW_S, REST_S = 20e-6, 40e-6, 2e-3
@@ -169,7 +170,7 @@ def test_more_decode_rows_leave_less_for_prompts():
         n, rows = int(rng.integers(100, 3000)), int(rng.integers(0, 256))
         work = StepWork(n, n * n / 2, rows, rows * 1000)
         costs.observe(work, REST_S + TOKEN_S * n + 57e-9 * work.num_decode_keys)
-    target = InterTokenTarget(0.05, costs)
+    target = InterTokenTarget(0.05, costs, EvenSteps())
     rooms = [target.allowance(rows, rows * 1000, 1 << 20).room_for(0) for rows in (1, 64, 256)]
     assert rooms == sorted(rooms, reverse=True)
     left_s = 0.05 - REST_S - 57e-9 * 256_000
