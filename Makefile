@@ -38,9 +38,9 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev-installed tools
+	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 	tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
 	  tests/architecture tests/unit tests/helm tests/distributed
-	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 
 integration: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m "not nightly"
