@@ -15,8 +15,8 @@ TILE_TOKENS = 128
 MIN_FILLED_SHARE = 0.5
 """Of what a step may take of prompts: less would delay their first tokens for too little."""
 
-_NOISE = 0.02
-"""Of a step: what no cut is worth."""
+_NOISE = 0.01
+"""Of seconds a token: what no cut is worth."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -46,17 +46,14 @@ class FilledSteps:
 
     def __init__(self, product_s: tuple[float, ...]) -> None:
         self._seconds = np.array((0.0, *product_s))
-        tokens = TILE_TOKENS * np.arange(1, len(self._seconds))
-        self._token_s = float((self._seconds[1:] / tokens).min())
 
     def num_tokens(self, num_waiting: int, most: int, num_decode_rows: int) -> int:
-        fits = min(num_waiting, most)
+        fits = max(1, min(num_waiting, most))
         first_tile = (int(MIN_FILLED_SHARE * fits) + num_decode_rows) // TILE_TOKENS + 1
         tiles = np.arange(first_tile, (fits + num_decode_rows) // TILE_TOKENS + 1)
         numbers = np.append(tiles * TILE_TOKENS - num_decode_rows, fits)
-        step_s = self._of(numbers + num_decode_rows)
-        lost_s = step_s - numbers * self._token_s
-        chosen = int(numbers[lost_s <= lost_s.min() + _NOISE * step_s][-1])
+        token_s = self._of(numbers + num_decode_rows) / numbers
+        chosen = int(numbers[token_s <= token_s.min() * (1.0 + _NOISE)][-1])
         # Less than a tile that is left of all prompts is not worth a step of its own.
         return fits if num_waiting - chosen < TILE_TOKENS and fits == num_waiting else chosen
 

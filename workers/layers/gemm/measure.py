@@ -86,7 +86,7 @@ def gemm_seconds(
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     num_calls = _num_calls(weights[0], num_tokens, effort)
-    if torch.cuda.mem_get_info(weights[0].device)[0] < _MIN_FREE_BYTES:
+    if _free_bytes(weights[0].device) < _MIN_FREE_BYTES:
         torch.cuda.empty_cache()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -106,6 +106,13 @@ def gemm_seconds(
     graph.reset()
     milliseconds: float = start.elapsed_time(stop)
     return milliseconds / 1e3 / (effort.num_replays * num_calls)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What this process may still take of the device."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free, allowed - torch.cuda.memory_reserved(device))
 
 
 def _num_calls(weight: torch.Tensor, num_tokens: int, effort: Effort) -> int:
