@@ -5,7 +5,7 @@ from dataclasses import dataclass
 GIB = 1 << 30
 CONTEXT_BYTES = GIB
 """Of one process, beside what torch allocates: CUDA's context and the kernels' code."""
-HUNGRIEST_BYTES = 10 * GIB
+HUNGRIEST_BYTES = 8 * GIB
 """What a process that keeps the engines of a module needs, its context included. Few do at a time:
 tests of a module go to few processes."""
 USUAL_BYTES = 9 * GIB // 2
