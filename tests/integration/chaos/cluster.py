@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import ray
@@ -68,13 +69,14 @@ class ChaosCluster(ClusterProcesses):
     def _add_node(self) -> None:
         self._cluster.add_node(num_cpus=CPUS_PER_NODE, object_store_memory=OBJECT_STORE_BYTES)
 
-    def _kill_node(self, rng: random.Random, on_kill: Callable[[Kill], None]) -> Kill:
-        node = rng.choice(sorted(self._cluster.worker_nodes, key=lambda one: one.unique_id))
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        doomed = [raylet, *raylet.children(recursive=True)]
-        record = Kill(KillKind.RAYLET, time.monotonic(), f"raylet {raylet.pid}")
-        for process in doomed:
-            self._count(record, process)
+    def _kill_node(self, rng: random.Random, on_kill: Callable[[Kill], None]) -> Kill | None:
+        """None if every node holds all engines of an application: Serve may put them together."""
+        nodes = sorted(self._cluster.worker_nodes, key=lambda one: one.unique_id)
+        deaths = [(node, *self._death_of(node)) for node in nodes]
+        spared = [death for death in deaths if self._leaves_an_engine(death[1])]
+        if not spared:
+            return None
+        node, record, doomed = rng.choice(spared)
         on_kill(record)
         for process in doomed:
             if is_running(process):
@@ -82,3 +84,17 @@ class ChaosCluster(ClusterProcesses):
         self._cluster.remove_node(node, allow_graceful=False)
         self._add_node()
         return record
+
+    def _death_of(self, node: Any) -> tuple[Kill, list[psutil.Process]]:
+        """The record of its kill, and the processes that would go with it."""
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        doomed = [raylet, *raylet.children(recursive=True)]
+        record = Kill(KillKind.RAYLET, time.monotonic(), f"raylet {raylet.pid}")
+        for process in doomed:
+            self._count(record, process)
+        return record, doomed
+
+    def _leaves_an_engine(self, record: Kill) -> bool:
+        return all(
+            record.num_engines.get(one.name, 0) < one.num_replicas for one in self.applications
+        )
