@@ -34,8 +34,9 @@ class BackendCapability:
     has_chunked_attention: queries that see their own chunk of positions only. has_unlike_layers:
     layers with heads of their own. has_shared_kv: layers that read the K and V of earlier ones.
     has_bounded_accounts: layers whose tokens stand in a page table of their own while they can be
-    seen, and no longer. has_cross_attention: layers that see an encoder's tokens. install_hint: a
-    command or a sentence for the operator.
+    seen, and no longer. has_cross_attention: layers that see an encoder's tokens. latent_dims,
+    latent_rope_dims: sizes of latents and of their rotated parts that kernels are built for, None
+    for any. install_hint: a command or a sentence for the operator.
     """
 
     name: str
@@ -59,6 +60,8 @@ class BackendCapability:
     has_shared_kv: bool = False
     has_bounded_accounts: bool = False
     has_cross_attention: bool = False
+    latent_dims: range | None = None
+    latent_rope_dims: range | None = None
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:

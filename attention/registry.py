@@ -3,6 +3,7 @@
 from attention.backends import (
     flash_attention,
     flash_attention_fp8,
+    flash_attention_latent,
     flash_attention_triton,
     torch_native,
     torch_native_fp8,
@@ -23,6 +24,7 @@ from attention.registration import (
 BACKEND_MODULES = (
     flash_attention,
     flash_attention_fp8,
+    flash_attention_latent,
     flash_attention_triton,
     torch_native,
     torch_native_fp8,

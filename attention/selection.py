@@ -21,6 +21,7 @@ from attention.capability import (
     BackendCapability,
     ComputeCapability,
 )
+from attention.memory.layout import LatentEntry
 from attention.registry import ATTENTION_BACKENDS, BackendRegistry
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class Preference:
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
         mha=("fa3_triton", "fa3", "fa3_fp8", "torch_native", "torch_native_fp8"),
-        mla=("fa3", "torch_native"),
+        # fa3's way over latents has been proved against its documentation, not yet on a device.
+        mla=("torch_native", "fa3"),
     ),
     DeviceGeneration.BLACKWELL: Preference(
         mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
@@ -90,7 +92,8 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What the model and the flags ask of a backend. page_size: None leaves it to the backend."""
+    """What the model and the flags ask of a backend. page_size: None leaves it to the backend.
+    latent: what a model with needs_mla keeps; None where its sizes do not matter."""
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -104,6 +107,7 @@ class AttentionNeeds:
     needs_unlike_layers: bool = False
     needs_shared_kv: bool = False
     needs_cross_attention: bool = False
+    latent: LatentEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +262,20 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
     for feature, is_needed, is_there in features:
         if is_needed and not is_there:
             return f"has no {feature}, which this model needs"
+    return _unfit_latent(capability, needs.latent)
+
+
+def _unfit_latent(capability: BackendCapability, latent: LatentEntry | None) -> str | None:
+    if latent is None:
+        return None
+    sizes = (
+        ("latents", latent.latent_dim, capability.latent_dims),
+        ("rotated key parts", latent.rope_dim, capability.latent_rope_dims),
+    )
+    for what, size, known in sizes:
+        if known is not None and size not in known:
+            return (
+                f"has kernels for {what} of {known[0]} to {known[-1]} elements in steps of "
+                f"{known.step}, this model has {size}"
+            )
     return None

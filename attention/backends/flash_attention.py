@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from attention.backends.base import GraphAttentionBackend, PhasedAttentionBackend
+from attention.backends.base import PhasedAttentionBackend
 from attention.backends.flash_attention_metadata import (
     FlashAttentionMetadata,
     StepFacts,
     metadata_of,
 )
+from attention.backends.flash_attention_steps import FlashAttentionSteps
 from attention.backends.mixed_batches import (
     MAX_PROMPT_TOKENS_PER_DECODE_ROW,
     MIN_DECODE_ROWS,
@@ -42,12 +43,12 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
 
 MAX_HEAD_DIM = 256
-_HEAD_DIM_MULTIPLE = 8
+HEAD_DIM_MULTIPLE = 8
 _KERNEL_CHOOSES_SPLITS = 0
 
 
 @register_attention_backend("fa3")
-class FlashAttentionBackend(PhasedAttentionBackend, GraphAttentionBackend):
+class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
     """FlashAttention-3 on Hopper.
 
     num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,
@@ -81,8 +82,11 @@ class FlashAttentionBackend(PhasedAttentionBackend, GraphAttentionBackend):
         has_unequal_head_dims=True,
         has_mixed_batches=True,
         has_cuda_graphs=True,
-        has_mla=False,
+        has_mla=True,
         install_hint=FLASH_ATTENTION_3_INSTALL,
+        # Those of `qv`: flash_api.cpp in the hopper folder of the flash-attention project.
+        latent_dims=range(256, 513, 8),
+        latent_rope_dims=range(8, 65, 8),
     )
 
     @classmethod
@@ -105,16 +109,15 @@ class FlashAttentionBackend(PhasedAttentionBackend, GraphAttentionBackend):
         self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
         self._step_cuts: dict[int, StepCut] = {}
         self._sinks: dict[int, torch.Tensor] = {}
-        self._graph_tables: StepTables | None = None
 
     @classmethod
     def _check(cls, config: AttentionConfig, kernels: FlashAttention3) -> None:
         """Raise AttentionBackendError for geometry that no kernel of the package covers."""
         cls._check_kv_dtype(config)
         dims = (config.head_dim, config.v_head_dim)
-        if max(dims) > MAX_HEAD_DIM or any(dim % _HEAD_DIM_MULTIPLE for dim in dims):
+        if max(dims) > MAX_HEAD_DIM or any(dim % HEAD_DIM_MULTIPLE for dim in dims):
             raise AttentionBackendError(
-                f"{cls.capability.name} needs head dims that are multiples of {_HEAD_DIM_MULTIPLE} "
+                f"{cls.capability.name} needs head dims that are multiples of {HEAD_DIM_MULTIPLE} "
                 f"up to {MAX_HEAD_DIM}, this model has {dims}"
             )
         if any(layer.has_sinks for layer in config.layers) and not kernels.has_sinks:
@@ -130,55 +133,6 @@ class FlashAttentionBackend(PhasedAttentionBackend, GraphAttentionBackend):
                 f"{cls.capability.name} reads a KV cache of the model's dtype {config.dtype}, "
                 f"not {config.kv_dtype}"
             )
-
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        bs = forward_batch.batch_size
-        max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
-        max_seq_len_q = int(forward_batch.extend_seq_lens_cpu.max(initial=0))
-        page_size = self.token_to_kv_pool.page_size
-        max_pages = max(1, -(-max_seq_len_k // page_size))
-        tables = StepTables.allocate(bs, max_pages, self.config.device)
-        if bs:
-            self._fill(tables, forward_batch, max_seq_len_k)
-        self._start_step(tables, StepFacts(bs, max_seq_len_q, max_seq_len_k))
-
-    def init_cuda_graph_state(self, max_bs: int) -> None:
-        max_pages = -(-self.config.max_context_len // self.token_to_kv_pool.page_size)
-        self._graph_tables = StepTables.allocate(max_bs, max_pages, self.config.device)
-
-    def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """Metadata over the static tables' first rows."""
-        tables = self._static_tables(forward_batch)
-        facts = StepFacts(forward_batch.batch_size, 1, self.config.max_context_len)
-        self._start_step(tables, facts)
-
-    def record_step_tables(self, forward_batch: ForwardBatch) -> None:
-        """One launch that fills the static tables from the batch's device tensors."""
-        tables = self._static_tables(forward_batch)
-        self._fill(tables, forward_batch, self.config.max_context_len)
-
-    def _static_tables(self, forward_batch: ForwardBatch) -> StepTables:
-        tables = self._graph_tables
-        if tables is None:
-            raise RuntimeError("init_cuda_graph_state must run before a graph's metadata")
-        if forward_batch.batch_size > tables.max_bs:
-            raise ValueError(
-                f"batch of {forward_batch.batch_size} rows, but init_cuda_graph_state was told "
-                f"at most {tables.max_bs}"
-            )
-        return tables
-
-    def _fill(self, tables: StepTables, forward_batch: ForwardBatch, max_seq_len: int) -> None:
-        """One launch: the batch's lengths and pages, from device tensors to device tensors."""
-        self._triton.fill_step_tables(
-            self.req_to_token_pool.req_to_token,
-            forward_batch.req_pool_indices,
-            forward_batch.seq_lens,
-            forward_batch.extend_seq_lens,
-            tables,
-            self.token_to_kv_pool.page_size,
-            max_seq_len,
-        )
 
     def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
         self._metadata = {window: metadata_of(tables, facts, window) for window in self._windows}
@@ -376,7 +330,7 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
 
     capability: ClassVar[BackendCapability] = replace(
-        FlashAttentionBackend.capability, name="fa3_deterministic"
+        FlashAttentionBackend.capability, name="fa3_deterministic", has_mla=False
     )
 
 

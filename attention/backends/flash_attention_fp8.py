@@ -32,6 +32,7 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
         name="fa3_fp8",
         dtypes=(torch.bfloat16,),
         kv_dtypes=(torch.float8_e4m3fn,),
+        has_mla=False,
     )
 
     def __init__(

@@ -110,7 +110,10 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
     """FlashAttention-3 with Triton decode over a pool of the model's dtype."""
 
     capability: ClassVar[BackendCapability] = replace(
-        FlashAttentionBackend.capability, name="fa3_triton", has_unequal_head_dims=False
+        FlashAttentionBackend.capability,
+        name="fa3_triton",
+        has_unequal_head_dims=False,
+        has_mla=False,
     )
 
     def __init__(

@@ -32,6 +32,8 @@ class FlashAttention3:
     attend: flash_attn_with_kvcache. plan: get_scheduler_metadata, which settles on the device how
     a step's rows are split, once instead of once per attend. has_sinks: attend takes `sinks`,
     bfloat16 (tp_q_head_num,). takes_out: attend takes `out`, the tensor that it fills and returns.
+    attend_flat: flash_attn_varlen_func, over keys that lie in no pages. takes_qv: attend takes
+    `qv`, queries of the values: a score is q . k + qv . v, as latent attention needs it.
     """
 
     package: str
@@ -39,6 +41,8 @@ class FlashAttention3:
     plan: Callable[..., torch.Tensor]
     has_sinks: bool
     takes_out: bool
+    attend_flat: Callable[..., torch.Tensor]
+    takes_qv: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention
         plan=module.get_scheduler_metadata,
         has_sinks="sinks" in parameters,
         takes_out="out" in parameters,
+        attend_flat=module.flash_attn_varlen_func,
+        takes_qv="qv" in parameters,
     )
 
 

@@ -19,7 +19,9 @@ from tests.fakes.qkv_projection import finish
 
 
 def fake_flash_attention_3(has_sinks: bool = True, takes_out: bool = True) -> FlashAttention3:
-    return FlashAttention3("fake", attend, plan, has_sinks, takes_out)
+    return FlashAttention3(
+        "fake", attend, plan, has_sinks, takes_out, attend_flat=attend_flat, takes_qv=True
+    )
 
 
 def fake_triton_kernels() -> TritonKernels:
@@ -104,15 +106,17 @@ def attend(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(total_q, heads, v_head_dim); bfloat16 if q is e4m3. out: filled in rows that cu_seqlens_q
-    covers, and returned."""
+    covers, and returned. qv: (total_q, heads, v_head_dim), queries of the values."""
     assert causal
     assert k_cache.dtype == q.dtype
     for lengths in (cache_seqlens, cu_seqlens_q, page_table):
         assert lengths.dtype == torch.int32
     if sinks is not None:
         assert sinks.dtype == torch.bfloat16
+    _check_layout(q, k_cache, v_cache, qv)
     page_size = k_cache.shape[1]
     is_fp8 = q.dtype == torch.float8_e4m3fn
     exact = torch.zeros((*q.shape[:2], v_cache.shape[3]), dtype=torch.float64)
@@ -131,6 +135,9 @@ def attend(
             v = v * v_descale[row][:, None]
         group = q.shape[1] // k.shape[1]
         scores = torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(group, 1))
+        if qv is not None:
+            own = qv[starts[row] : starts[row + 1]].double()
+            scores += torch.einsum("qhd,khd->hqk", own, v.repeat_interleave(group, 1))
         scores = scores * softmax_scale
         if softcap > 0.0:
             scores = softcap * torch.tanh(scores / softcap)
@@ -143,6 +150,49 @@ def attend(
         exact[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
     result = exact.to(torch.bfloat16 if is_fp8 else q.dtype)
     return result if out is None else _fill(out, result, slice(starts[0], starts[-1]))
+
+
+def _check_layout(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, qv: torch.Tensor | None
+) -> None:
+    assert all(x.stride(-1) == 1 for x in (q, k_cache, v_cache) if x.numel())
+    if qv is not None:
+        assert (qv.dtype, qv.stride(-1)) == (q.dtype, 1)
+        assert qv.shape == (*q.shape[:2], v_cache.shape[3])
+
+
+def attend_flat(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+) -> torch.Tensor:
+    """k, v (total_k, heads, dim): the same by way of pages of one token."""
+    assert all(x.dtype == q.dtype and x.stride(-1) == 1 for x in (q, k, v))
+    lengths = cu_seqlens_k.diff()
+    assert int(lengths.max()) <= max_seqlen_k
+    page_table = cu_seqlens_k[:-1, None] + torch.arange(max_seqlen_k, dtype=torch.int32)
+    return attend(
+        q,
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        cache_seqlens=lengths,
+        page_table=page_table.clamp(max=len(k) - 1),
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=(-1, -1),
+        softcap=0.0,
+        num_splits=1,
+        scheduler_metadata=None,
+    )
 
 
 def _is_hidden(num_queries: int, num_keys: int, window_left: int) -> torch.Tensor:

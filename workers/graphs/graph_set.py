@@ -18,7 +18,7 @@ from workers.graphs.decode_graphs import (
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
-from workers.models.base import CausalLM, NativeCausalLM
+from workers.models.base import CausalLM
 from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
@@ -78,14 +78,11 @@ def build_decode_graphs(
     tp: TPGroup,
     capturer: CudaGraphCapturer,
 ) -> DecodeGraphs | None:
-    """None where steps cannot be captured: the backend or the model does not allow it, or a flag.
-
-    A model that transformers runs may do on the host what a graph would not repeat.
-    """
+    """None where steps cannot be captured: backend, model or a flag do not allow it."""
     if not (
         config.enable_cuda_graphs
         and isinstance(backend, GraphAttentionBackend)
-        and isinstance(model, NativeCausalLM)
+        and model.can_be_captured
     ):
         return None
     # Triton comes with torch for CUDA only.

@@ -76,7 +76,8 @@ class CausalLM(nn.Module, ABC):
     vocab_shard: which logits local_logits gives, where it does not give all.
     state_entries: what its modules keep of a request as a whole, in an order of its own.
     continues_states: whether these take many tokens on top of a state as fast as without one.
-    encoder: of an encoder-decoder, whose other methods are its decoder's.
+    encoder: of an encoder-decoder, whose other methods are its decoder's. can_be_captured: whether
+    a decode step does nothing on the host that a CUDA graph would not repeat.
     """
 
     geometry: AttentionGeometry
@@ -85,6 +86,7 @@ class CausalLM(nn.Module, ABC):
     state_entries: tuple[StateEntry, ...] = ()
     encoder: RequestEncoder | None = None
     continues_states: bool = True
+    can_be_captured: bool = False
 
     @abstractmethod
     def forward(
@@ -150,6 +152,7 @@ class NativeCausalLM(CausalLM):
     """
 
     tied_weights: dict[str, str]
+    can_be_captured = True
 
     @abstractmethod
     def is_redundant_weight(self, name: str) -> bool:

@@ -200,6 +200,8 @@ class DeepseekForCausalLM(NativeCausalLM):
         self.tied_weights = (
             {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
         )
+        # transformers' experts look on the host which of them were chosen.
+        self.can_be_captured = spec.moe_block is None or len(spec.dense_layers) == spec.num_layers
         num_heads = divide(spec.num_heads, shard.tp.size, "num_attention_heads")
         self.geometry = AttentionGeometry(
             tp_q_head_num=num_heads,

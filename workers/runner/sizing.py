@@ -74,6 +74,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         needs_unlike_layers=any(layer.heads is not None for layer in layers),
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
         needs_cross_attention=any(layer.max_encoder_tokens > 0 for layer in layers),
+        latent=geometry.latent,
     )
     choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
     attention_config = replace(

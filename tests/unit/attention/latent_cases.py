@@ -28,9 +28,24 @@ from tests.unit.attention.cases import CaseSpec, RowSpec, build_batch
 
 HEADS = 4
 NOPE_DIM = 24
-V_HEAD_DIM = 20
+V_HEAD_DIM = 32
 ENTRY = LatentEntry(latent_dim=40, rope_dim=16)
 SCALING = 0.17
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDims:
+    """num_heads of nope_dim + entry.rope_dim and v_head_dim elements."""
+
+    num_heads: int = HEADS
+    nope_dim: int = NOPE_DIM
+    v_head_dim: int = V_HEAD_DIM
+    entry: LatentEntry = ENTRY
+    scaling: float = SCALING
+
+
+SMALL = LatentDims()
+DEEPSEEK = LatentDims(16, 128, 128, LatentEntry(512, 64), 192**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ class LatentCase:
     batch: ForwardBatch
     up: UpProjections
     contents: tuple[RowContent, ...]
+    dims: LatentDims = SMALL
 
     def backend(self) -> AttentionBackend:
         return TorchNativeLatentBackend(self.config, self.table, self.pool)
@@ -75,14 +91,14 @@ class LatentCase:
             k_rope=torch.cat([new.k_rope for new in news]),
         )
 
-    def run(self) -> torch.Tensor:
-        """(num_tokens, HEADS, V_HEAD_DIM), by way of the layer."""
-        backend = self.backend()
+    def run(self, backend: AttentionBackend | None = None) -> torch.Tensor:
+        """(num_tokens, heads, v_head_dim), by way of the layer."""
+        backend = backend or self.backend()
         batch = replace(self.batch, attn_backend=backend)
         backend.init_forward_metadata(batch)
         with torch.inference_mode():
             out = self.layer(self.tokens(), self.up, batch)
-        return out.view(-1, HEADS, V_HEAD_DIM)
+        return out.view(-1, self.dims.num_heads, self.dims.v_head_dim)
 
     def run_oracle(self) -> torch.Tensor:
         """In float64, over K and V of every head, row by row; knows no pool."""
@@ -93,38 +109,38 @@ class LatentCase:
         kept = content.latent.to(self.spec.kv_dtype).double()
         rope = content.k_rope.to(self.spec.kv_dtype).double()
         heads = []
-        for head in range(HEADS):
+        for head in range(self.dims.num_heads):
             q = torch.cat((content.q_nope[:, head], content.q_rope[:, head]), dim=-1)
             k = torch.cat((kept @ self.up.w_uk[head].double().t(), rope), dim=-1)
             v = kept @ self.up.w_uv[head].double().t()
-            heads.append(attend_one_head(q[row.prefix_len :], k, v, SCALING))
+            heads.append(attend_one_head(q[row.prefix_len :], k, v, self.dims.scaling))
         return torch.stack(heads, dim=1)
 
     def by_row(self, out: torch.Tensor) -> list[torch.Tensor]:
         return list(out.split([row.num_new for row in self.spec.rows]))
 
 
-def latent_config(spec: CaseSpec) -> AttentionConfig:
+def latent_config(spec: CaseSpec, dims: LatentDims = SMALL) -> AttentionConfig:
     """Of spec, whose heads and head sizes are not used."""
     longest = max(row.seq_len for row in spec.rows)
     return AttentionConfig(
         num_layers=1,
-        tp_q_head_num=HEADS,
-        tp_k_head_num=HEADS,
-        head_dim=NOPE_DIM + ENTRY.rope_dim,
-        v_head_dim=V_HEAD_DIM,
+        tp_q_head_num=dims.num_heads,
+        tp_k_head_num=dims.num_heads,
+        head_dim=dims.nope_dim + dims.entry.rope_dim,
+        v_head_dim=dims.v_head_dim,
         max_context_len=longest + 7,
         page_size=spec.page_size,
         dtype=spec.dtype,
         kv_dtype=spec.kv_dtype,
         device=spec.device,
         layers=(LayerAttentionConfig(),),
-        latent=ENTRY,
+        latent=dims.entry,
     )
 
 
-def build_latent_case(spec: CaseSpec) -> LatentCase:
-    config = latent_config(spec)
+def build_latent_case(spec: CaseSpec, dims: LatentDims = SMALL) -> LatentCase:
+    config = latent_config(spec, dims)
     num_slots = len(spec.rows) + 2
     table = ReqToTokenPool(num_slots, config.max_context_len, spec.device)
     pages_per_row = [-(-row.seq_len // spec.page_size) for row in spec.rows]
@@ -134,7 +150,7 @@ def build_latent_case(spec: CaseSpec) -> LatentCase:
     layout = np.random.default_rng(spec.layout_seed)
     pages = layout.permutation(np.arange(1, pool.num_pages))
     slots = layout.permutation(num_slots)[: len(spec.rows)]
-    contents = tuple(_row_content(spec, row) for row in spec.rows)
+    contents = tuple(_row_content(spec, row, dims) for row in spec.rows)
     new_locations = []
     first_page = 0
     for row, num_pages, slot, content in zip(
@@ -143,28 +159,36 @@ def build_latent_case(spec: CaseSpec) -> LatentCase:
         own = pages[first_page : first_page + num_pages]
         first_page += num_pages
         places = (own[:, None] * spec.page_size + np.arange(spec.page_size)).reshape(-1)
-        tokens = torch.from_numpy(places[: row.seq_len])
-        table.write(torch.tensor([slot]), 0, tokens.to(torch.int32))
+        tokens = torch.from_numpy(places[: row.seq_len]).to(spec.device)
+        table.write(torch.tensor([slot], device=spec.device), 0, tokens.to(torch.int32))
         cached = slice(0, row.prefix_len)
         pool.set_latent(0, tokens[cached], content.latent[cached], content.k_rope[cached])
         new_locations.append(tokens[row.prefix_len :])
-    layer = LatentAttention(HEADS, V_HEAD_DIM, ENTRY, SCALING, layer_id=0)
+    layer = LatentAttention(dims.num_heads, dims.v_head_dim, dims.entry, dims.scaling, layer_id=0)
     backend = TorchNativeLatentBackend(config, table, pool)
     batch = build_batch(spec, slots, new_locations, backend)
-    return LatentCase(spec, config, table, pool, layer, batch, _up_projections(spec), contents)
+    up = _up_projections(spec, dims)
+    return LatentCase(spec, config, table, pool, layer, batch, up, contents, dims)
 
 
-def _up_projections(spec: CaseSpec) -> UpProjections:
+def _up_projections(spec: CaseSpec, dims: LatentDims) -> UpProjections:
     """Two views of one matrix, as a checkpoint has them."""
     generator = torch.Generator().manual_seed(77)
-    shape = (HEADS, NOPE_DIM + V_HEAD_DIM, ENTRY.latent_dim)
-    joined = torch.randn(shape, generator=generator).mul_(ENTRY.latent_dim**-0.5).to(spec.dtype)
-    return UpProjections(joined[:, :NOPE_DIM], joined[:, NOPE_DIM:])
+    latent_dim = dims.entry.latent_dim
+    shape = (dims.num_heads, dims.nope_dim + dims.v_head_dim, latent_dim)
+    joined = torch.randn(shape, generator=generator).mul_(latent_dim**-0.5)
+    joined = joined.to(spec.device, spec.dtype)
+    return UpProjections(joined[:, : dims.nope_dim], joined[:, dims.nope_dim :])
 
 
-def _row_content(spec: CaseSpec, row: RowSpec) -> RowContent:
+def _row_content(spec: CaseSpec, row: RowSpec, dims: LatentDims) -> RowContent:
     generator = torch.Generator().manual_seed(row.content_seed)
-    shapes = ((HEADS, NOPE_DIM), (HEADS, ENTRY.rope_dim), (ENTRY.latent_dim,), (ENTRY.rope_dim,))
-    return RowContent(
-        *(torch.randn((row.seq_len, *s), generator=generator).to(spec.dtype) for s in shapes)
+    heads, entry = dims.num_heads, dims.entry
+    shapes = (
+        (heads, dims.nope_dim),
+        (heads, entry.rope_dim),
+        (entry.latent_dim,),
+        (entry.rope_dim,),
     )
+    drawn = (torch.randn((row.seq_len, *shape), generator=generator) for shape in shapes)
+    return RowContent(*(part.to(spec.device, spec.dtype) for part in drawn))

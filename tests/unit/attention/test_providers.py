@@ -19,6 +19,7 @@ def write_package(folder, name: str, source: str) -> FlashAttention3Package:
 
 WITH_SINKS = """
 def flash_attn_with_kvcache(q, sinks=None): return q
+def flash_attn_varlen_func(q): return q
 def get_scheduler_metadata(batch_size): return batch_size
 """
 WITHOUT_SINKS = WITH_SINKS.replace(", sinks=None", "")

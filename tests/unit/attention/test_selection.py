@@ -9,6 +9,7 @@ import torch
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError, BackendProbe
+from attention.memory.layout import LatentEntry
 from attention.registration import BackendRegistry
 from attention.registry import (
     ATTENTION_BACKENDS,
@@ -21,6 +22,7 @@ from attention.selection import (
     DeviceFacts,
     detect_device,
     select_attention_backend,
+    why_unfit,
 )
 from tests.unit.attention.cases import CaseSpec, build_case, rows_of
 
@@ -80,13 +82,29 @@ EVERYTHING = every_backend()
 
 
 @pytest.mark.parametrize(
+    ("latent", "obstacle"),
+    [
+        (None, None),
+        (LatentEntry(512, 64), None),
+        (LatentEntry(40, 64), "latents of 256 to 512 elements in steps of 8, this model has 40"),
+        (LatentEntry(512, 72), "rotated key parts of 8 to 64 elements in steps of 8"),
+    ],
+)
+def test_kernels_for_latents_are_built_for_some_sizes(latent, obstacle):
+    sizes = {"latent_dims": range(256, 513, 8), "latent_rope_dims": range(8, 65, 8)}
+    capability = fake_backend("fa3", has_mla=True, **sizes).capability
+    told = why_unfit(capability, HOPPER, replace(BF16, needs_mla=True, latent=latent))
+    assert told is None if obstacle is None else obstacle in told
+
+
+@pytest.mark.parametrize(
     ("device", "needs_mla", "expected"),
     [
         (CPU, False, "torch_native"),
         (AMPERE, False, "torch_native"),
         (AMPERE, True, "torch_native"),
         (HOPPER, False, "fa3_triton"),
-        (HOPPER, True, "fa3"),
+        (HOPPER, True, "torch_native"),
         (BLACKWELL, False, "torch_native"),
         (BLACKWELL, True, "torch_native"),
         (CONSUMER_BLACKWELL, False, "torch_native"),

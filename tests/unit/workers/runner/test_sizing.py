@@ -115,13 +115,13 @@ def test_pages_are_as_many_as_all_layers_own_entries_allow(monkeypatch):
     assert plan_attention(config, loaded).pages_by_account == (10,)
 
 
-def latent_model():
+def latent_model(latent_dim=512):
     """Attention of DeepSeek-V2-Lite, with two layers."""
-    entry = LatentEntry(latent_dim=512, rope_dim=64)
+    entry = LatentEntry(latent_dim, rope_dim=64)
     return loaded_with(AttentionGeometry(16, 16, 192, 128, (PLAIN, PLAIN), entry))
 
 
-@pytest.mark.parametrize("backend", ["fa3", "fa3_triton", "fa3_fp8", "torch_native_fp8"])
+@pytest.mark.parametrize("backend", ["fa3_triton", "fa3_fp8", "torch_native_fp8"])
 def test_backends_over_heads_refuse_a_model_of_latents(backend):
     is_fp8 = backend.endswith("fp8")
     config = EngineConfig(
@@ -134,6 +134,13 @@ def test_backends_over_heads_refuse_a_model_of_latents(backend):
         plan_attention(config, latent_model())
     chosen = plan_attention(EngineConfig(model="m", num_pages=4), latent_model())
     assert (chosen.backend_name, chosen.config.latent) == ("torch_native", LatentEntry(512, 64))
+
+
+def test_fa3_takes_latents_that_it_has_kernels_for():
+    config = EngineConfig(model="m", num_pages=4, attention_backend="fa3")
+    assert plan_attention(config, latent_model()).backend_name == "fa3"
+    with pytest.raises(AttentionBackendError, match="'fa3' was .* this model has 40"):
+        plan_attention(config, latent_model(latent_dim=40))
 
 
 def test_pages_are_as_many_as_latents_allow(monkeypatch):

@@ -1,0 +1,70 @@
+"""fa3 over latents on the device, with DeepSeek's sizes, against float64 over the heads."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
+from tests.gpu.attention.device_cases import DECODE, EXTEND, FRESH, MIXED
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.unit.attention.cases import CaseSpec, relative_error
+from tests.unit.attention.latent_cases import DEEPSEEK, build_latent_case
+
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
+
+TOLERANCE = 1.5e-2
+STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
+# What is stale in memory. Finite, as a kernel that loads a page's unused tail multiplies it by 0.
+POISON = 1e4
+
+
+def device_case(rows, dims=DEEPSEEK, **changes):
+    spec = CaseSpec(
+        rows, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, device=torch.device("cuda"), **changes
+    )
+    case = build_latent_case(spec, dims)
+    case.pool.get_latent(0).nan_to_num_(nan=POISON)
+    return case
+
+
+def backend_of(case):
+    return FlashAttentionLatentBackend(case.config, case.table, case.pool)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+def test_every_step_at_every_page_size(rows, page_size):
+    case = device_case(rows, page_size=page_size, layout_seed=page_size)
+    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < TOLERANCE
+
+
+@pytest.mark.parametrize("num_heads", [8, 32, 128])
+def test_any_number_of_heads(num_heads):
+    case = device_case(DECODE, replace(DEEPSEEK, num_heads=num_heads), page_size=64)
+    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < TOLERANCE
+
+
+def test_a_graph_gives_what_an_eager_step_gives():
+    case = device_case(DECODE, page_size=64)
+    backend = backend_of(case)
+    eager = case.run(backend)
+    backend.init_cuda_graph_state(len(DECODE) + 7)
+    batch, tokens = replace(case.batch, attn_backend=backend), case.tokens()
+
+    def step():
+        backend.record_step_tables(batch)
+        return case.layer(tokens, case.up, batch)
+
+    backend.init_forward_metadata_capture_cuda_graph(batch)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        step()
+        graph.capture_begin()
+        out = step()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    out.fill_(torch.nan)
+    graph.replay()
+    assert relative_error(out.view_as(eager), eager) < TOLERANCE

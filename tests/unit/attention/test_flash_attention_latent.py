@@ -1,0 +1,137 @@
+"""fa3 over latents against the float64 oracle over the heads that they stand for.
+
+The kernels are replaced by what they document; what the real ones do with the same arguments is
+tests/gpu/attention's to find out.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from attention import ForwardMode
+from attention.backends import flash_attention_latent
+from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
+from attention.capability import AttentionBackendError
+from tests.fakes.flash_attention import attend, fake_flash_attention_3, fake_triton_kernels
+from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
+from tests.unit.attention.latent_cases import HEADS, V_HEAD_DIM, build_latent_case
+
+BF16_TOLERANCE = 1.5e-2
+DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (300, 1), (64, 1))
+EXTEND = rows_of((0, 5), (7, 130), (128, 2), (33, 16))
+MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (0, 1))
+FRESH = rows_of((0, 5), (0, 130), (0, 1), (0, 40))
+STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
+
+
+@pytest.fixture(autouse=True)
+def fake_kernels(monkeypatch):
+    module = flash_attention_latent
+    monkeypatch.setattr(module, "load_flash_attention_3", fake_flash_attention_3)
+    monkeypatch.setattr(module, "load_triton_kernels", fake_triton_kernels)
+
+
+def half(rows, **changes):
+    return CaseSpec(rows, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, **changes)
+
+
+def backend_of(case):
+    return FlashAttentionLatentBackend(case.config, case.table, case.pool)
+
+
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_arguments_mean_what_the_oracle_computes(rows, page_size):
+    case = build_latent_case(half(rows, page_size=page_size))
+    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize(("rows", "is_flat"), [(FRESH, True), (MIXED, False), (DECODE, False)])
+def test_prompts_without_a_prefix_attend_over_heads(rows, is_flat, monkeypatch):
+    case = build_latent_case(half(rows))
+    backend, calls = backend_of(case), []
+    kernels = backend._kernels
+    watched = replace(
+        kernels,
+        attend=lambda *args, **named: calls.append("absorbed") or attend(*args, **named),
+        attend_flat=lambda *args, **named: (
+            calls.append("flat") or kernels.attend_flat(*args, **named)
+        ),
+    )
+    monkeypatch.setattr(backend, "_kernels", watched)
+    case.run(backend)
+    assert calls == ["flat" if is_flat else "absorbed"]
+
+
+def test_a_prompt_in_chunks_is_that_prompt():
+    length, chunk = 280, 64
+    whole = build_latent_case(half(rows_of((0, length))))
+    tokens, backend = whole.tokens(), backend_of(whole)
+    parts = []
+    for start in range(0, length, chunk):
+        stop = min(start + chunk, length)
+        lens = np.array([[stop], [stop - start], [start]], dtype=np.int32)
+        seq_lens, new, prefix = (torch.from_numpy(n) for n in lens)
+        batch = replace(
+            whole.batch,
+            forward_mode=ForwardMode.EXTEND,
+            num_tokens=stop - start,
+            positions=torch.arange(start, stop),
+            input_ids=torch.zeros(stop - start, dtype=torch.int64),
+            seq_lens=seq_lens,
+            extend_seq_lens=new,
+            extend_prefix_lens=prefix,
+            out_cache_loc=whole.batch.out_cache_loc[start:stop],
+            seq_lens_cpu=lens[0],
+            extend_seq_lens_cpu=lens[1],
+            extend_prefix_lens_cpu=lens[2],
+            attn_backend=backend,
+        )
+        backend.init_forward_metadata(batch)
+        own = type(tokens)(
+            *(getattr(tokens, name)[start:stop] for name in tokens.__dataclass_fields__)
+        )
+        with torch.inference_mode():
+            parts.append(whole.layer(own, whole.up, batch).view(-1, HEADS, V_HEAD_DIM))
+    assert relative_error(torch.cat(parts), whole.run_oracle()) < BF16_TOLERANCE
+
+
+def test_a_captured_step_reads_static_tables():
+    """A replay is a second filling of the tables that the captured metadata looks at."""
+    case = build_latent_case(half(DECODE))
+    backend = backend_of(case)
+    backend.init_cuda_graph_state(len(DECODE) + 3)
+    backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    backend.record_step_tables(case.batch)
+    with torch.inference_mode():
+        out = case.layer(case.tokens(), case.up, replace(case.batch, attn_backend=backend))
+    assert relative_error(out.view(-1, HEADS, V_HEAD_DIM), case.run_oracle()) < BF16_TOLERANCE
+    tables = backend._graph_tables
+    assert backend._metadata.page_table.data_ptr() == tables.page_table.data_ptr()
+
+
+def test_a_package_without_queries_of_values_is_refused(monkeypatch):
+    old = replace(fake_flash_attention_3(), takes_qv=False)
+    monkeypatch.setattr(flash_attention_latent, "load_flash_attention_3", lambda: old)
+    with pytest.raises(AttentionBackendError, match="qv"):
+        backend_of(build_latent_case(half(DECODE)))
+
+
+def test_latents_of_another_dtype_are_refused():
+    spec = CaseSpec(DECODE, dtype=torch.bfloat16, kv_dtype=torch.float16)
+    with pytest.raises(AttentionBackendError, match="float16"):
+        backend_of(build_latent_case(spec))
+
+
+def test_a_pool_of_heads_is_refused():
+    case, heads = build_latent_case(half(DECODE)), build_case(half(DECODE))
+    with pytest.raises(AttentionBackendError, match="MHATokenToKVPool"):
+        FlashAttentionLatentBackend(case.config, case.table, heads.token_to_kv_pool)
+
+
+def test_forward_before_the_step_was_planned_is_an_error():
+    case = build_latent_case(half(DECODE))
+    with pytest.raises(RuntimeError, match="init_forward_metadata"):
+        case.layer(case.tokens(), case.up, replace(case.batch, attn_backend=backend_of(case)))
