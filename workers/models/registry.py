@@ -122,8 +122,10 @@ def _native_obstacle(
 def _latent_obstacle(engine: EngineConfig, device_type: str) -> str | None:
     """What latent attention lacks here. Elsewhere the models run as ordinary attention, with K and
     V of every head in the pool."""
-    if device_type != "cpu":
-        return f"multi-head latent attention is for CPU so far, not for {device_type}"
+    if device_type != "cpu" and engine.attention_backend is None:
+        return (
+            f"on {device_type} multi-head latent attention is there for those who ask for a backend"
+        )
     if engine.kv_cache_dtype != "auto":
         return f"latents are not kept as {engine.kv_cache_dtype}"
     names = [backend.capability.name for backend in LATENT_BACKENDS]

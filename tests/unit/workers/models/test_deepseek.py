@@ -197,7 +197,11 @@ def test_deepseek_v2_lite_declares_576_elements_a_token_and_layer() -> None:
 @pytest.mark.parametrize(
     ("device_type", "changes", "reason"),
     [
-        ("cuda", {}, "latent attention is for CPU so far, not for cuda"),
+        (
+            "cuda",
+            {},
+            "on cuda multi-head latent attention is there for those who ask for a backend",
+        ),
         ("cpu", {"kv_cache_dtype": "fp8_e4m3"}, "latents are not kept as fp8_e4m3"),
         ("cpu", {"attention_backend": "torch_native_fp8"}, "torch_native_fp8 has no multi-head"),
     ],
@@ -214,7 +218,8 @@ def test_where_latent_attention_is_lacking_the_bridge_runs_them_as_before(
     with pytest.raises(ModelLoadError, match=reason):
         choose_implementation(config, name, native, device_type)
     plain = EngineConfig(model="m", attention_backend="torch_native")
-    assert choose_implementation(config, name, plain, "cpu") == "native"
+    for device in ("cpu", "cuda"):
+        assert choose_implementation(config, name, plain, device) == "native"
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
