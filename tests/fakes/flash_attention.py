@@ -122,7 +122,8 @@ def attend(
     exact = torch.zeros((*q.shape[:2], v_cache.shape[3]), dtype=torch.float64)
     starts = cu_seqlens_q.tolist()
     for row, num_keys in enumerate(cache_seqlens.tolist()):
-        queries = q[starts[row] : starts[row + 1]].double()
+        tokens = slice(starts[row], starts[row + 1])
+        queries = q[tokens].double()
         assert len(queries) <= max_seqlen_q
         if num_keys == 0 or len(queries) == 0:
             continue
@@ -133,23 +134,33 @@ def attend(
         if k_descale is not None and v_descale is not None:
             k = k * k_descale[row][:, None]
             v = v * v_descale[row][:, None]
-        group = q.shape[1] // k.shape[1]
-        scores = torch.einsum("qhd,khd->hqk", queries, k.repeat_interleave(group, 1))
+        scores = _products(queries, k)
         if qv is not None:
-            own = qv[starts[row] : starts[row + 1]].double()
-            scores += torch.einsum("qhd,khd->hqk", own, v.repeat_interleave(group, 1))
-        scores = scores * softmax_scale
-        if softcap > 0.0:
-            scores = softcap * torch.tanh(scores / softcap)
+            scores += _products(qv[tokens].double(), v)
+        scores = _capped(scores * softmax_scale, softcap)
         scores.masked_fill_(_is_hidden(len(queries), num_keys, window_size[0]), -torch.inf)
-        if sinks is not None:
-            sink = sinks.double()[:, None, None].expand(-1, len(queries), 1)
-            scores = torch.cat([scores, sink], dim=2)
-        weights = torch.softmax(scores, dim=2)[:, :, :num_keys]
-        values = v.repeat_interleave(group, 1)
-        exact[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
+        weights = _weights(scores, sinks)
+        values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        exact[tokens] = torch.einsum("hqk,khd->qhd", weights, values)
     result = exact.to(torch.bfloat16 if is_fp8 else q.dtype)
     return result if out is None else _fill(out, result, slice(starts[0], starts[-1]))
+
+
+def _products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """(heads, queries, keys); KV heads are shared by groups of heads."""
+    return torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+
+
+def _capped(scores: torch.Tensor, softcap: float) -> torch.Tensor:
+    return softcap * torch.tanh(scores / softcap) if softcap > 0.0 else scores
+
+
+def _weights(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the keys and the sink, without the latter's share."""
+    if sinks is None:
+        return torch.softmax(scores, dim=2)
+    sink = sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.softmax(torch.cat([scores, sink], dim=2), dim=2)[:, :, :-1]
 
 
 def _check_layout(

@@ -232,7 +232,7 @@ def test_a_check_before_the_start_asks_for_no_device(
     if device == "cpu":
         check_servable(native)
     else:
-        with pytest.raises(ModelLoadError, match="not for cuda"):
+        with pytest.raises(ModelLoadError, match="on cuda multi-head"):
             check_servable(native)
 
 
