@@ -130,7 +130,8 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, sampling: SamplingState) -> "GraphedStep | SampledTokens":
         """Replay a plan that is covered; its admissions and table writes have been applied.
 
-        Plainly greedy steps come back as a GraphedStep, others as tokens still on the device.
+        Plainly greedy steps come back as a GraphedStep, others as tokens still on the device. One
+        that raises torch.OutOfMemoryError can be repeated.
         """
         num_rows, size = plan.batch_size, self._size_for(plan)
         seq_lens = plan.prefix_lens + plan.num_new_tokens
@@ -143,9 +144,15 @@ class DecodeGraphs:
         slot.mark_used()
         if sampling.is_plainly_greedy(plan.slots, seq_lens):
             return GraphedStep(slot, slot.step, num_rows)
-        logits = self._model.whole_logits(graph.logits[:num_rows])
-        sampled = sampling.sample(logits, plan.slots, seq_lens)
-        sampling.remember(graph.rows.slots[:num_rows], sampled.token_ids)
+        rows = graph.rows.first(num_rows)
+        try:
+            logits = self._model.whole_logits(graph.logits[:num_rows])
+            sampled = sampling.sample(logits, plan.slots, seq_lens)
+        except torch.OutOfMemoryError:
+            # The graph ended with greedy tokens; a repeated step goes on from what it began with.
+            sampling.remember(rows.slots, rows.input_ids)
+            raise
+        sampling.remember(rows.slots, sampled.token_ids)
         return sampled
 
     def drain_attention(self) -> list[AttentionTiming]:

@@ -304,13 +304,13 @@ class ModelRunner:
         if plan.prompt_logprobs:
             hidden = hidden.index_select(0, inputs.state_indices)
         num_sampling = len(inputs.sample_slots)
-        sampled = self._sample(hidden[:num_sampling], inputs)
         unfinished = hidden[num_sampling:]
-        launched = LaunchedStep(
-            sampled.start_download(),
-            prompt,
-            start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None,
+        chunk_has_nan = (
+            start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None
         )
+        # Behind all that takes memory: a launch that fails must not have counted its tokens.
+        sampled = self._sample(hidden[:num_sampling], inputs)
+        launched = LaunchedStep(sampled.start_download(), prompt, chunk_has_nan)
         # Last, so that a launch that fails can be repeated: see launch_in_pieces.
         for states in self._states:
             states.commit()
