@@ -204,10 +204,19 @@ class SnapshotMemory:
         return start is not None and position > start and self._save_lasting(request, position)
 
     def _save_lasting(self, request: Request, position: int) -> bool:
-        if not self._save(request, position, is_lasting=True):
+        if not (self._make_lasting(request, position) or self._save(request, position, True)):
             return False
         self._slots[request.slot].lasting.append(position)
         return True
+
+    def _make_lasting(self, request: Request, position: int) -> bool:
+        """Whether the step saves there for the request's own use already, which then is for others
+        too: a row's states are saved once behind a token."""
+        for index, save in enumerate(self._saves):
+            if save.request is request and save.position == position:
+                self._saves[index] = save._replace(is_lasting=True)
+                return True
+        return False
 
     def _roll(self, request: Request, position: int) -> None:
         own = self._slots[request.slot]
@@ -216,7 +225,7 @@ class SnapshotMemory:
                 return
             own.is_rolling = True
             self._num_rolling += 1
-        self._save(request, position, is_lasting=False)
+        self._save(request, position, False)
 
     def _save(self, request: Request, position: int, is_lasting: bool) -> bool:
         snapshot = self._cache.take_snapshot()

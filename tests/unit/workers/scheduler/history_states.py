@@ -61,6 +61,8 @@ class HistoryStates:
         """After the rows have run."""
         saves = plan.state_saves
         assert len(set(saves.snapshots.tolist())) == len(saves.snapshots)
+        places = list(zip(saves.slots.tolist(), saves.positions.tolist(), strict=True))
+        assert len(set(places)) == len(places), "a state is saved twice"
         ranges = {
             slot: range(start + 1, start + length + 1)
             for slot, start, length in zip(
