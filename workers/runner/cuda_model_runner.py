@@ -82,12 +82,17 @@ class CudaModelRunner(ModelRunner):
         )
 
     def _time_products(self, config: EngineConfig) -> tuple[float, ...]:
-        """For the target for streams, without which nothing asks."""
+        """For the target for streams, without which nothing asks. Empty where the device has no
+        memory for it beside the pool: a start does not fail of what only makes steps better."""
         most = min(config.max_step_tokens, MAX_TIMED_TOKENS)
         if config.target_inter_token_ms is None or most < 2 * TILE_TOKENS:
             return ()
         start_s = time.perf_counter()
-        seconds = self._model.product_seconds(range(TILE_TOKENS, most + 1, TILE_TOKENS))
+        seconds: tuple[float, ...] = ()
+        try:
+            seconds = self._model.product_seconds(range(TILE_TOKENS, most + 1, TILE_TOKENS))
+        except torch.OutOfMemoryError as error:
+            logger.warning("no memory to time products, which steps then do not fill: %s", error)
         torch.cuda.empty_cache()
         logger.info("products were timed in %.2f s: %s", time.perf_counter() - start_s, seconds)
         return seconds

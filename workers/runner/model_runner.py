@@ -305,9 +305,7 @@ class ModelRunner:
             hidden = hidden.index_select(0, inputs.state_indices)
         num_sampling = len(inputs.sample_slots)
         unfinished = hidden[num_sampling:]
-        chunk_has_nan = (
-            start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None
-        )
+        chunk_has_nan = start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None
         # Behind all that takes memory: a launch that fails must not have counted its tokens.
         sampled = self._sample(hidden[:num_sampling], inputs)
         launched = LaunchedStep(sampled.start_download(), prompt, chunk_has_nan)

@@ -1,9 +1,11 @@
-"""What a CUDA runner does while nobody asks for anything, in which order."""
+"""What a CUDA runner does before anybody asks for anything and while nobody does, in what order."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from workers.config import EngineConfig
 from workers.runner.cuda_model_runner import CudaModelRunner
 
 
@@ -30,3 +32,17 @@ def test_graphs_come_before_what_the_model_has_left_to_do(has_graphs) -> None:
     while runner.prepare_while_idle():
         pass
     assert done == ["graph"] * (2 if has_graphs else 0) + ["segment", "model", "model"]
+
+
+class OutOfMemoryModel:
+    """Its products have no room beside the pool."""
+
+    def product_seconds(self, num_tokens):
+        raise torch.OutOfMemoryError("injected")
+
+
+def test_a_start_goes_on_where_products_cannot_be_timed(caplog) -> None:
+    runner = CudaModelRunner.__new__(CudaModelRunner)
+    runner._model = OutOfMemoryModel()
+    assert runner._time_products(EngineConfig(target_inter_token_ms=50.0)) == ()
+    assert "no memory to time products" in caplog.text
