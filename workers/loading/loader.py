@@ -194,20 +194,27 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
 def _check_place(
     hf_config: PreTrainedConfig, facts: ModelFacts, tp: TPGroup, device: torch.device
 ) -> None:
-    """Of what transformers runs. Raises ConfigError."""
+    """Of what transformers runs. Raises ConfigError. Reads no weights."""
     from workers.models.transformers_class import (
         causal_lm_class,
         is_encoder_decoder,
         may_keep_states,
     )
+    from workers.models.transformers_flat_trial import flat_obstacle, row_by_row_refusal
 
     if is_encoder_decoder(hf_config):
         _check_encoder_decoder(facts, tp, device)
-    elif device.type != "cpu" and may_keep_states(hf_config, causal_lm_class(hf_config)):
+        return
+    if device.type == "cpu":
+        return
+    model_class = causal_lm_class(hf_config)
+    if may_keep_states(hf_config, model_class):
         raise ConfigError(
             f"{facts.architecture} keeps convolution or recurrent states and runs on CPU only so "
             "far; set device='cpu'"
         )
+    if obstacle := flat_obstacle(hf_config, model_class):
+        raise row_by_row_refusal(obstacle)
 
 
 def _check_encoder_decoder(facts: ModelFacts, tp: TPGroup, device: torch.device) -> None:

@@ -177,8 +177,7 @@ class AttentionProbe:
         unknown = given - semantic - _INERT_OPTIONS
         if unknown:
             raise ModelLoadError(f"{name} asks attention for {', '.join(sorted(unknown))}")
-        if not all(alike(rows[0], rows[-1]) for rows in (q, k, v)):
-            raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
+        self._check_tokens(name, q, k, v)
         sinks, call_id = options.get("s_aux"), len(self.calls)
         source = self._layer_that_stored(k, v)
         if source is None:
@@ -195,6 +194,11 @@ class AttentionProbe:
         self._turns[layer_id] += 1
         self.calls[key] = LayerCall(heads, scaling, config, sinks)
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+    def _check_tokens(self, name: str, *brought: torch.Tensor) -> None:
+        """brought: of two tokens alike at one position, each (2, heads, dim)."""
+        if not all(alike(rows[0], rows[-1]) for rows in brought):
+            raise ModelLoadError(f"{name} has tokens depend on each other beside attention")
 
     def _layer_that_stored(self, k: torch.Tensor, v: torch.Tensor) -> int | None:
         for call_id, stored in self._stored.items():

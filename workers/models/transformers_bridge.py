@@ -10,6 +10,7 @@ from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
 from workers.models.transformers_class import may_keep_states
+from workers.models.transformers_flat_trial import own_attention_obstacle, row_by_row_refusal
 from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_rope import fix_rope
@@ -31,9 +32,8 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     config = text_config_of(parts.head.config)
     fix_rope(parts.body, config, max_context_len)
     _check_kept_window(config, max_context_len)
-    name = type(parts.head).__name__
     if config._attn_implementation != ATTENTION_NAME:
-        return _row_by_row(parts, f"{name} has no place for another attention than its own")
+        return _row_by_row(parts, own_attention_obstacle(parts))
     try:
         return TransformersCausalLM(parts)
     except ModelLoadError as error:
@@ -52,7 +52,7 @@ def _row_by_row(parts: BodyAndHead, obstacle: str) -> CausalLM:
             raise ModelLoadError(obstacle) from error
         raise ModelLoadError(f"{obstacle}; row by row it {error}") from error
     if parts.head.device.type != "cpu":
-        raise ConfigError(f"{obstacle}; row by row it runs on CPU only so far; set device='cpu'")
+        raise row_by_row_refusal(obstacle)
     logger.info("%s", obstacle)
     return model
 

@@ -149,7 +149,7 @@ def _attention_implementations(config: PreTrainedConfig, of_text: str) -> dict[s
     return chosen
 
 
-def _with_attention(config: PreTrainedConfig, build: Callable[[dict[str, str]], Any]) -> Any:
+def with_attention(config: PreTrainedConfig, build: Callable[[dict[str, str]], Any]) -> Any:
     """What build makes of attention implementations by part of the config: with ours for the
     language model, or where its class picks from a table that has none but transformers' own, with
     one of these."""
@@ -174,7 +174,7 @@ def load_transformers_model(
     config = part_for_class(config, model_class)
     register_attention_interface()
     with missing_packages_named(model_class):
-        model, info = _with_attention(
+        model, info = with_attention(
             config,
             lambda attention: part.model_class.from_pretrained(
                 folder,
@@ -222,7 +222,7 @@ def random_transformers_model(
         torch.device(device),
         missing_packages_named(model_class),
     ):
-        model = _with_attention(config, build)
+        model = with_attention(config, build)
     part.join(model)
     loaded: PreTrainedModel = model.eval()
     return loaded
