@@ -36,7 +36,8 @@ class BackendCapability:
     has_bounded_accounts: layers whose tokens stand in a page table of their own while they can be
     seen, and no longer. has_cross_attention: layers that see an encoder's tokens. latent_dims,
     latent_rope_dims: sizes of latents and of their rotated parts that kernels are built for, None
-    for any. install_hint: a command or a sentence for the operator.
+    for any. has_heads: models that keep K and V of heads. install_hint: a command or a sentence for
+    the operator.
     """
 
     name: str
@@ -62,6 +63,7 @@ class BackendCapability:
     has_cross_attention: bool = False
     latent_dims: range | None = None
     latent_rope_dims: range | None = None
+    has_heads: bool = True
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:

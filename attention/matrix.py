@@ -68,6 +68,7 @@ def _describe(capability: BackendCapability) -> dict[str, str]:
         "Cross-attention": _yes(capability.has_cross_attention),
         "Prefill and decode in one step": _yes(capability.has_mixed_batches),
         "CUDA graphs": _yes(capability.has_cuda_graphs),
+        "MHA and GQA": _yes(capability.has_heads),
         "MLA": _yes(capability.has_mla),
         "Install": capability.install_hint,
     }

@@ -50,8 +50,8 @@ class Preference:
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
         mha=("fa3_triton", "fa3", "fa3_fp8", "torch_native", "torch_native_fp8"),
-        # fa3's way over latents has been proved against its documentation, not yet on a device.
-        mla=("torch_native", "fa3"),
+        # What the two do over latents has been proved against documentation, not yet on a device.
+        mla=("torch_native", "flashmla", "fa3"),
     ),
     DeviceGeneration.BLACKWELL: Preference(
         mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
@@ -238,6 +238,7 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             capability.has_unequal_head_dims,
         ),
         ("multi-head latent attention", needs.needs_mla, capability.has_mla),
+        ("K and V of heads", not needs.needs_mla, capability.has_heads),
         (
             "attention in chunks",
             needs.needs_chunked_attention,

@@ -22,6 +22,7 @@ FLASH_ATTENTION_3_INSTALL = (
     "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11), "
     "or build flash_attn_interface from the hopper folder of the flash-attention project"
 )
+FLASH_MLA_INSTALL = "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11)"
 TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
 
 
@@ -43,6 +44,15 @@ class FlashAttention3:
     takes_out: bool
     attend_flat: Callable[..., torch.Tensor]
     takes_qv: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlashMLA:
+    """FlashMLA's dense decode kernel. attend: flash_mla_with_kvcache. plan: get_mla_metadata, how a
+    step's rows are split over multiprocessors, from lengths on the device."""
+
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    plan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,22 @@ def probe_flash_attention_3() -> BackendProbe:
     except AttentionBackendError as error:
         return BackendProbe(is_available=False, missing=str(error))
     return BackendProbe(is_available=True)
+
+
+def load_flash_mla() -> FlashMLA:
+    """Raises AttentionBackendError when sglang-kernel is missing or its extension does not load."""
+    _import("sgl_kernel.flashmla_ops", FLASH_MLA_INSTALL)
+    module = _import("sgl_kernel.flash_mla", FLASH_MLA_INSTALL)
+    return FlashMLA(attend=module.flash_mla_with_kvcache, plan=module.get_mla_metadata)
+
+
+def probe_flash_mla() -> BackendProbe:
+    """Whether FlashMLA loads here, and FlashAttention-3, which computes prompts for it."""
+    try:
+        load_flash_mla()
+    except AttentionBackendError as error:
+        return BackendProbe(is_available=False, missing=str(error))
+    return probe_flash_attention_3()
 
 
 def load_triton_kernels() -> TritonKernels:

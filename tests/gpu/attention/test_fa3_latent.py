@@ -1,4 +1,4 @@
-"""fa3 over latents on the device, with DeepSeek's sizes, against float64 over the heads."""
+"""fa3 and flashmla over latents, with DeepSeek's sizes, against float64 over the heads."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
+from attention.backends.flash_mla import PAGE_SIZE, FlashMLABackend
 from tests.gpu.attention.device_cases import DECODE, EXTEND, FRESH, MIXED
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.unit.attention.cases import CaseSpec, relative_error
@@ -28,26 +29,39 @@ def device_case(rows, dims=DEEPSEEK, **changes):
     return case
 
 
-def backend_of(case):
-    return FlashAttentionLatentBackend(case.config, case.table, case.pool)
+both_backends = pytest.mark.parametrize(
+    "backend_class", [FlashAttentionLatentBackend, FlashMLABackend]
+)
+
+
+def run(case, backend_class):
+    return case.run(backend_class(case.config, case.table, case.pool))
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_step_at_every_page_size(rows, page_size):
     case = device_case(rows, page_size=page_size, layout_seed=page_size)
-    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < TOLERANCE
+    assert relative_error(run(case, FlashAttentionLatentBackend), case.run_oracle()) < TOLERANCE
 
 
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+def test_every_step_of_flash_mla(rows):
+    case = device_case(rows, page_size=PAGE_SIZE)
+    assert relative_error(run(case, FlashMLABackend), case.run_oracle()) < TOLERANCE
+
+
+@both_backends
 @pytest.mark.parametrize("num_heads", [8, 32, 128])
-def test_any_number_of_heads(num_heads):
-    case = device_case(DECODE, replace(DEEPSEEK, num_heads=num_heads), page_size=64)
-    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < TOLERANCE
+def test_any_number_of_heads(num_heads, backend_class):
+    case = device_case(DECODE, replace(DEEPSEEK, num_heads=num_heads), page_size=PAGE_SIZE)
+    assert relative_error(run(case, backend_class), case.run_oracle()) < TOLERANCE
 
 
-def test_a_graph_gives_what_an_eager_step_gives():
-    case = device_case(DECODE, page_size=64)
-    backend = backend_of(case)
+@both_backends
+def test_a_graph_gives_what_an_eager_step_gives(backend_class):
+    case = device_case(DECODE, page_size=PAGE_SIZE)
+    backend = backend_class(case.config, case.table, case.pool)
     eager = case.run(backend)
     backend.init_cuda_graph_state(len(DECODE) + 7)
     batch, tokens = replace(case.batch, attn_backend=backend), case.tokens()
