@@ -1,7 +1,7 @@
 """What a target for the time between tokens costs and brings: the real scheduler, simulated steps.
 
     python -m benchmarks.step_budget [--targets-ms 40 50 60] [--loads "128 streams" ...] [--repeat]
-        [--mixed-share 0.9]
+        [--mixed-share 0.55]
 
 Replays loads of clients that keep a number of streams open, or that come at random, and prints
 tokens/s, time to the first token and inter-token latency: for steps of 8,192 and 2,048 tokens, and
@@ -12,8 +12,8 @@ waiting: a seed gives the same figures on any machine. Left out: HTTP, but for R
 
 --repeat: loads whose names are equally long share prompts, as they did when the served figures of
 docs/performance.md were taken, so that the prefix cache knows those of the later one.
---mixed-share: how fast decode rows beside prompts read their keys, of the memory's speed. 0.55 is
-what those figures say; 0.9 is what a call of their own would give.
+--mixed-share: how fast decode rows beside prompts read their keys, of the memory's speed; measured
+are 0.85 to 0.9 (benchmarks.h200.mixed_steps).
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ COMPILATION_S = 0.7
 VOCAB_SIZE = 128_000
 MAX_STEP_TOKENS = 8192
 PATIENT_PROMPT_TOKENS = 1024
-MIXED_SHARE = 0.55
+MIXED_SHARE = 0.9
 FULL_SHARE = 0.98
+"""How far 8,192 tokens, which the documents' time a token is of, fill their waves."""
 TIMED_TOKENS = range(128, 4097, 128)
 
 
@@ -76,9 +77,9 @@ class Cost:
     """Seconds of a step on an H200 (docs/performance.md).
 
     A decode step: products by the number of rows, keys at the memory's speed, the rest. A step with
-    prompts: 24.2 ms of 1,024 tokens, 176 ms of 8 x 1,024, linear in between; decode rows in it are
-    tokens more, and read their keys at mixed_share of the speed. mixed_share was not measured by
-    itself: it is what makes the served figures of steps of 2,048 and of 8,192 tokens come out.
+    prompts: 24.2 ms of 1,024 tokens, 176 ms of 8 x 1,024; between these products go by waves of
+    tiles (waves_s), which is what benchmarks.h200.prompt_steps finds within some percent. Decode
+    rows in it are tokens more, and read their keys at mixed_share of the speed.
     """
 
     gemm_rows: tuple[int, ...] = (1, 64, 128, 192, 256)

@@ -131,7 +131,7 @@ def build_step(setup: Setup, work: Work) -> Step:
         for buffer in pool.get_kv_buffer(layer_id):
             buffer.copy_(torch.randn(buffer.shape, device=device, dtype=torch.bfloat16))
     backend = setup.backend(config, table, pool)
-    batch = _batch(work, table, backend)
+    batch = batch_of(work, table, backend)
     shapes = ((heads.q, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.dim))
     q, k, v = (
         torch.randn((batch.num_tokens, *shape), device=device, dtype=torch.bfloat16)
@@ -165,7 +165,7 @@ def _config(setup: Setup, work: Work) -> AttentionConfig:
     )
 
 
-def _batch(work: Work, table: ReqToTokenPool, backend: GraphAttentionBackend) -> ForwardBatch:
+def batch_of(work: Work, table: ReqToTokenPool, backend: GraphAttentionBackend) -> ForwardBatch:
     device = table.req_to_token.device
     num_tokens = work.rows * work.new
     seq_lens = work.seq_lens
