@@ -26,6 +26,7 @@ from service.channel.messages import (
 )
 from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
+from service.channel.unread import Unread
 from workers.engine.protocol import GenerateRequest, ModelInfo, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class ReplicaLink:
         self._is_flush_scheduled = False
         self._sequence = 0
         self._silence = Silence(settings.look_interval_s, 0.0)
+        self._unread = Unread(settings.max_outbox_bytes)
         self._last_sent_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -137,9 +139,6 @@ class ReplicaLink:
             self._send_submit(requests)
         if aborts:
             self._send(Abort(aborts))
-        if self._writer.transport.get_write_buffer_size() > self._settings.max_outbox_bytes:
-            logger.warning("replica %s does not read: disconnected", self.replica_id)
-            self._writer.transport.abort()
 
     def _send_submit(self, requests: list[GenerateRequest]) -> None:
         body = encode(Submit(self._sequence, requests))
@@ -160,6 +159,7 @@ class ReplicaLink:
     def _write(self, body: bytes) -> None:
         if self._writer is not None:
             write_frame(self._writer, body)
+            self._unread.add(LENGTH_BYTES + len(body))
             self._last_sent_s = time.monotonic()
 
     async def _run(self) -> None:
@@ -194,6 +194,7 @@ class ReplicaLink:
         self.load.clear()
         self._last_sent_s = time.monotonic()
         self._silence.on_heard(self._last_sent_s)
+        self._unread = Unread(self._settings.max_outbox_bytes)
         self._writer = writer
         self._on_change()
         return reader
@@ -242,11 +243,18 @@ class ReplicaLink:
             await asyncio.sleep(self._settings.look_interval_s)
             now = time.monotonic()
             if self._silence.look(now) > self._settings.heartbeat_timeout_s:
-                logger.warning("replica %s is silent: disconnected", self.replica_id)
-                if self._writer is not None:
-                    self._writer.transport.abort()
+                self._leave("is silent")
+            elif self._writer is not None and self._unread.look(
+                self._writer.transport.get_write_buffer_size()
+            ):
+                self._leave("does not read")
             elif now - self._last_sent_s > self._settings.heartbeat_interval_s:
                 self._send(Ping())
+
+    def _leave(self, reason: str) -> None:
+        logger.warning("replica %s %s: disconnected", self.replica_id, reason)
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def _disconnect(self) -> None:
         if self._writer is None:

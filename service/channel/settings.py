@@ -11,7 +11,8 @@ class ChannelSettings(BaseModel):
     transport "unix" serves ingresses of the replica's own node only. "unix+tcp" also listens on the
     node's address, which ingresses of other nodes need; every connection proves the channel key.
     max_outbox_bytes: a peer that lets more than this pile up unread is dropped and its requests are
-    aborted. max_stream_bytes: a client that lets more than this pile up unread loses its request.
+    aborted; a replica only where it takes nothing of it meanwhile. max_stream_bytes: a client that
+    lets more than this pile up unread loses its request.
     heartbeat_timeout_s: silence after which a peer counts as dead, without our own standing still;
     idle peers beat every heartbeat_interval_s. stall_timeout_s: a replica that has work but
     finishes no step for so long gets no new requests. load_interval_s: least time between two load

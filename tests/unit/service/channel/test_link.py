@@ -230,6 +230,22 @@ async def test_a_replica_that_does_not_read_is_left():
                 may_read.set()
 
 
+async def test_a_replica_that_reads_is_kept_however_much_comes_at_once():
+    """As when it is the first one that requests have waited for, or another one is lost."""
+    settings = FAST.model_copy(update={"max_outbox_bytes": 1 << 16})
+    with FakeReplica(FakeEngine(step_s=0.001), settings) as replica:
+        async with linking(replica.address, settings) as link:
+            await eventually(lambda: link.is_connected)
+            ended: list[str] = []
+            sinks = [DeafSink() for _ in range(8)]
+            for i, sink in enumerate(sinks):
+                sink.deliver = lambda output, engine_s: ended.append(output.request_id)
+                large = GenerateRequest(f"r{i}", [70000] * 100_000, SamplingParams(max_tokens=1))
+                link.submit(large, sink)
+            await eventually(lambda: len(set(ended)) == len(sinks))
+            assert not any(sink.num_lost for sink in sinks)
+
+
 async def test_an_idle_link_beats_and_is_kept():
     with FakeReplica(settings=NOTICING) as replica:
         async with linking(replica.address, NOTICING) as link:
