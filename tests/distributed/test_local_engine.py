@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from llguidance import LLMatcher
@@ -16,6 +17,7 @@ from workers.engine.results import ResultCollector
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
+from workers.pooling.params import Pooling, PoolingParams
 from workers.sampling.params import SamplingParams
 
 PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
@@ -99,6 +101,17 @@ def test_ranks_propose_verify_and_mask_alike():
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         assert engine.stats().num_draft_tokens > 0
         assert answer_of(engine) == answer
+
+
+def test_two_ranks_pool_what_one_does():
+    alone = Engine.from_config(config_for(1))
+    expected = [alone.embed(PROMPTS, PoolingParams(method)) for method in Pooling]
+    alone.close()
+    with engine_of_two(Starter(), threading.Event()) as engine:
+        for method, of_method in zip(Pooling, expected, strict=True):
+            results = engine.embed(PROMPTS, PoolingParams(method))
+            for result, one in zip(results, of_method, strict=True):
+                np.testing.assert_allclose(result.embedding, one.embedding, atol=1e-5)
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

@@ -20,6 +20,7 @@ from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import ConfigError, RequestRejectedError, id_in_use
 from workers.loading.weights import OnProgress
 from workers.parallel.group import SingleRank
+from workers.pooling.params import PoolingParams
 from workers.runner.executor import PendingStep, StepExecutor
 from workers.runner.factory import make_model_runner
 from workers.runner.model_runner import ModelRunner
@@ -234,6 +235,21 @@ class Engine:
             GenerateRequest(f"generate-{index}", list(prompt), one, encoder_input=source)
             for index, (prompt, one, source) in enumerate(zip(prompts, params, read, strict=True))
         ]
+        return self._run(requests)
+
+    def embed(
+        self, prompts: Sequence[Sequence[int]], pooling: PoolingParams
+    ) -> list[GenerateResult]:
+        """As generate, of a vector for each prompt."""
+        sampling = SamplingParams()
+        return self._run(
+            [
+                GenerateRequest(f"embed-{index}", list(prompt), sampling, pooling=pooling)
+                for index, prompt in enumerate(prompts)
+            ]
+        )
+
+    def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         collector = ResultCollector()
         try:
             for request in requests:

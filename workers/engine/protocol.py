@@ -12,6 +12,7 @@ from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import EncoderInfo, EncoderInput
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.errors import ErrorCode
+from workers.pooling.params import EmbeddingInfo, PoolingParams
 from workers.sampling.params import SamplingParams
 
 
@@ -25,7 +26,7 @@ class FinishReason(StrEnum):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One sequence to generate.
+    """One sequence to generate, or one prompt to make a vector of.
 
     request_id: unique among the engine's live requests. priority: lower runs first; equal
     priorities run first come, first served. cache_salt: requests share cached prefixes only with
@@ -36,7 +37,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the output has to obey, as llguidance writes grammars; empty: anything. It ends the output as
     soon as nothing more may follow. encoder_input: what the encoder reads where the model has one;
     the prompt is then its decoder's. content_spans: where the prompt has placeholders for what is
-    no text.
+    no text. pooling: what vector the prompt is to become; None: tokens are wanted. sampling has no
+    meaning beside it.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grammar: str = ""
     encoder_input: EncoderInput | None = None
     content_spans: list[ContentSpan] = []
+    pooling: PoolingParams | None = None
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -78,7 +81,8 @@ class StepOutput(msgspec.Struct, array_like=True):
     logprobs: one entry per token id when asked for. prompt_logprobs: on the first output, one entry
     per prompt token but the first, which nothing predicts, when asked for.
     queue_s, prefill_s: on the first output, seconds from submission to the first step and from
-    there to the first token.
+    there to the first token. embedding: on the only output of a request with pooling, float32,
+    little-endian; it has no tokens then.
     """
 
     request_id: str
@@ -91,6 +95,7 @@ class StepOutput(msgspec.Struct, array_like=True):
     error: OutputError | None = None
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    embedding: bytes = b""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -138,7 +143,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
     holds of one request if that is less. has_prefix_cache: whether what one request computed can be
     found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
-    takes, None where it has none.
+    takes, None where it has none. embedding: what vectors it gives, None for none.
     """
 
     name: str
@@ -154,3 +159,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_prefix_cache: bool = True
     has_grammars: bool = False
     encoder: EncoderInfo | None = None
+    embedding: EmbeddingInfo | None = None

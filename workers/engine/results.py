@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from workers.engine.logprobs import TokenLogprobs
 from workers.engine.protocol import FinishReason, OutputError, StepOutput
+from workers.pooling.vectors import FloatArray, unpack_vector
 
 
 @dataclass(slots=True)
 class GenerateResult:
-    """One finished request. Fields as in StepOutput, over all its steps."""
+    """One finished request. Fields as in StepOutput, of all steps. embedding: float32 (n,)."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
@@ -19,6 +20,7 @@ class GenerateResult:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: OutputError | None = None
+    embedding: FloatArray | None = None
 
 
 class ResultCollector:
@@ -56,4 +58,6 @@ class ResultCollector:
             result.finish_reason = output.finish_reason
             result.stop_token_id = output.stop_token_id
             result.error = output.error
+            if output.embedding:
+                result.embedding = unpack_vector(output.embedding)
             self._num_waiting -= 1

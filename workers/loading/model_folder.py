@@ -13,6 +13,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.loading.pooling_config import read_embedding_info
+from workers.pooling.params import EmbeddingInfo
 
 # Rope variants whose reach is the config's limit times their factor.
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")
@@ -33,7 +35,8 @@ class ModelFacts:
     """What can be known of a model without its weights.
 
     name: "builtin", "builtin-draft" or the folder's own name. max_context_len: the engine's limit,
-    in tokens, prompt and output. eos_token_ids: ids that end a sequence, possibly none.
+    in tokens, prompt and output. eos_token_ids: ids that end a sequence, possibly none. embedding:
+    what vectors it gives, None for none.
     """
 
     name: str
@@ -42,6 +45,7 @@ class ModelFacts:
     vocab_size: int
     max_context_len: int
     eos_token_ids: tuple[int, ...]
+    embedding: EmbeddingInfo | None
 
 
 def resolve_model_folder(model: str) -> Path:
@@ -194,4 +198,5 @@ def model_facts(config: EngineConfig) -> ModelFacts:
         vocab_size=_vocab_size(hf_config),
         max_context_len=resolve_max_context_len(hf_config, config.max_context_len),
         eos_token_ids=read_eos_token_ids(folder, hf_config),
+        embedding=read_embedding_info(folder, hf_config, text_config_of(hf_config)),
     )

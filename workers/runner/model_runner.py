@@ -26,6 +26,7 @@ from workers.errors import ConfigError
 from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
+from workers.pooling.states import PooledStates, needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
@@ -56,12 +57,14 @@ _TOKENIZER_FILE = "tokenizer.json"
 class LaunchedStep:
     """A step's results on their way to the host; readable once the device has passed.
 
-    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples.
+    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples. pooled: None
+    where no row is.
     """
 
     sampled: SampledTokens
     prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...] = ()
     chunk_has_nan: torch.Tensor | None = None
+    pooled: PooledStates | None = None
 
     def read(self) -> StepResult:
         return msgspec.structs.replace(
@@ -70,6 +73,7 @@ class LaunchedStep:
                 row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
             },
             chunk_has_nan=() if self.chunk_has_nan is None else tuple(self.chunk_has_nan.tolist()),
+            pooled=() if self.pooled is None else self.pooled.read(),
         )
 
 
@@ -173,6 +177,7 @@ class ModelRunner:
             has_prefix_cache=self.scheduler_config(config).enable_prefix_cache,
             has_grammars=not self._why_no_grammars(),
             encoder=None if self._model.encoder is None else self._model.encoder.info,
+            embedding=self.facts.embedding,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -195,6 +200,7 @@ class ModelRunner:
             encoder=self._encoder_account(),
             num_snapshots=self._num_snapshots,
             product_s=self._product_s,
+            embedding_size=0 if self.facts.embedding is None else self.facts.embedding.size,
         )
 
     def _encoder_account(self) -> EncoderAccount | None:
@@ -297,18 +303,20 @@ class ModelRunner:
         inputs = self._inputs.build(plan, self._timer)
         for encoder in self._encoders:
             inputs.batch.encoder_lens_cpu = encoder.lens(plan.slots)
-        hidden = self._forward(inputs, wants_all=bool(plan.prompt_logprobs))
+        wants_all = bool(plan.prompt_logprobs or (plan.pooled and needs_all_states(plan.pooled)))
+        every = hidden = self._forward(inputs, wants_all)
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs
         )
-        if plan.prompt_logprobs:
+        if wants_all:
             hidden = hidden.index_select(0, inputs.state_indices)
         num_sampling = len(inputs.sample_slots)
         unfinished = hidden[num_sampling:]
         chunk_has_nan = start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None
+        pooled = pool_states(plan, every, unfinished) if plan.pooled else None
         # Behind all that takes memory: a launch that fails must not have counted its tokens.
         sampled = self._sample(hidden[:num_sampling], inputs)
-        launched = LaunchedStep(sampled.start_download(), prompt, chunk_has_nan)
+        launched = LaunchedStep(sampled.start_download(), prompt, chunk_has_nan, pooled)
         # Last, so that a launch that fails can be repeated: see launch_in_pieces.
         for states in self._states:
             states.commit()

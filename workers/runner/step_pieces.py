@@ -16,8 +16,17 @@ import torch
 
 from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.kv_cache.radix_node import EMPTY
+from workers.pooling.params import Pooling
+from workers.pooling.vectors import FloatArray
 from workers.scheduler.encoder_plan import EncoderPlan
-from workers.scheduler.plan import NAN_TOKEN, IntArray, PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.plan import (
+    NAN_TOKEN,
+    IntArray,
+    PooledRow,
+    PromptLogprobRow,
+    StepPlan,
+    StepResult,
+)
 from workers.scheduler.state_moves import NO_RESTORES
 
 MIN_PIECE_TOKENS = 64
@@ -95,6 +104,7 @@ def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
         for want in plan.prompt_logprobs
         if want.row >= num_rows
     )
+    pooled = _pooled_of(plan.pooled, 0, num_rows), _pooled_of(plan.pooled, num_rows)
     rows, tokens = _cut(num_rows), _cut(num_tokens)
     first, second = (
         msgspec.structs.replace(
@@ -108,9 +118,12 @@ def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
             out_cache_loc=plan.out_cache_loc[these],
             bounded_cache_locs=tuple(locs[these] for locs in plan.bounded_cache_locs),
             prompt_logprobs=wants,
+            pooled=of_half,
             encoder=plan.encoder.of_slots(plan.slots[own]),
         )
-        for own, these, wants in zip(rows, tokens, (first_wants, second_wants), strict=True)
+        for own, these, wants, of_half in zip(
+            rows, tokens, (first_wants, second_wants), pooled, strict=True
+        )
     )
     return first, _without_prelude(second)
 
@@ -128,6 +141,7 @@ def _split_row(plan: StepPlan, num_tokens: int) -> tuple[StepPlan, StepPlan]:
         out_cache_loc=plan.out_cache_loc[before],
         bounded_cache_locs=tuple(locs[before] for locs in plan.bounded_cache_locs),
         prompt_logprobs=_wants_of(wants, before),
+        pooled=tuple(row for row in plan.pooled if row.method is Pooling.MEAN),
     )
     second = msgspec.structs.replace(
         plan,
@@ -154,6 +168,17 @@ def _int32(value: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 def _wants_of(wants: tuple[PromptLogprobRow, ...], tokens: slice) -> tuple[PromptLogprobRow, ...]:
     cut = (msgspec.structs.replace(want, target_ids=want.target_ids[tokens]) for want in wants)
     return tuple(want for want in cut if len(want.target_ids))
+
+
+def _pooled_of(
+    pooled: tuple[PooledRow, ...], first: int, stop: int | None = None
+) -> tuple[PooledRow, ...]:
+    """Those of rows first to stop, numbered from first on."""
+    return tuple(
+        msgspec.structs.replace(one, row=one.row - first)
+        for one in pooled
+        if one.row >= first and (stop is None or one.row < stop)
+    )
 
 
 def _without_prelude(plan: StepPlan) -> StepPlan:
@@ -208,9 +233,23 @@ class _JoinedStep:
             prompt_logprobs=prompt,
             # Of one row the second half says what became of it.
             chunk_has_nan=(() if self.is_one_row else first.chunk_has_nan) + second.chunk_has_nan,
+            pooled=_joined_pooled(first, second, num_rows),
             failed_rows=tuple(sorted(failed)),
             run_lens=_joined_run_lens(first, second),
         )
+
+
+def _joined_pooled(
+    first: StepResult, second: StepResult, num_rows: int
+) -> tuple[tuple[int, FloatArray], ...]:
+    """num_rows: of the first. Sums over both halves of a row that they share."""
+    if not first.pooled and not second.pooled:
+        return ()
+    joined = dict(first.pooled)
+    for half_row, vector in second.pooled:
+        row = half_row + num_rows
+        joined[row] = joined[row] + vector if row in joined else vector
+    return tuple(joined.items())
 
 
 def _joined_run_lens(first: StepResult, second: StepResult) -> IntArray:

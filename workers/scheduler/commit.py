@@ -10,24 +10,26 @@ import numpy as np
 from workers.engine.logprobs import NO_LOGPROBS, TokenLogprobs, join_logprobs
 from workers.engine.protocol import FinishReason, OutputError, StepOutput
 from workers.errors import ErrorCode
+from workers.pooling.vectors import pack_vector
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import NAN_TOKEN, StepResult
 from workers.scheduler.plan_draft import PendingCommit
-from workers.scheduler.request import ConstrainedRequest, Request
+from workers.scheduler.request import ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.running_table import RunningTable
 
 Logprobs = tuple[TokenLogprobs | None, ...]
 
 _NO_NUMBER = OutputError(ErrorCode.INTERNAL, "the model produced no number for the next token")
+_NO_VECTOR = OutputError(ErrorCode.INTERNAL, "the model produced no number for the embedding")
 _OUT_OF_MEMORY = OutputError(
     ErrorCode.OUT_OF_MEMORY, "the engine ran out of memory for what this request asks"
 )
 
 
 class Committer:
-    """Turns a StepResult into one StepOutput for every request that got a token."""
+    """Turns a StepResult into one StepOutput for every request that got a token or its vector."""
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class Committer:
         outputs = [self._fail(one, _OUT_OF_MEMORY) for one in failed if not one.is_ended]
         _vouch_for_chunks(record, result)
         outputs += self._take_all(record, result)
+        if record.pooled_rows:
+            outputs += self._take_pooled(record, result)
         for request, num_computed in record.unfinished_prefills:
             if not request.is_ended:
                 self._memory.pass_chunk(request, num_computed)
@@ -109,6 +113,30 @@ class Committer:
                 outputs.append(self._take_run(request, token_ids[start:stop], logprobs[start:stop]))
         self._settle(record, result)
         return outputs
+
+    def _take_pooled(self, record: PendingCommit, result: StepResult) -> list[StepOutput]:
+        vectors, outputs = dict(result.pooled), []
+        for row, request, is_last in record.pooled_rows:
+            if request.is_ended:
+                continue
+            if row not in vectors:
+                raise ValueError(f"step {record.step_id}: row {row} has no pooled vector")
+            request.parts.add(vectors[row])
+            if is_last:
+                outputs.append(self._end_pooled(request))
+        return outputs
+
+    def _end_pooled(self, request: PooledRequest) -> StepOutput:
+        vector = request.parts.finish(request.num_prompt_tokens)
+        if vector is None:
+            return self._fail(request, _NO_VECTOR)
+        output = StepOutput(
+            request.request_id, [], FinishReason.STOP, embedding=pack_vector(vector)
+        )
+        self._add_first_fields(request, output)
+        self._memory.release(request)
+        self._ledger.end(request)
+        return output
 
     def _settle(self, record: PendingCommit, result: StepResult) -> None:
         """Tell the table which drafts were wrong. Runs come first among the sampling rows."""

@@ -53,7 +53,8 @@ class SchedulerConfig:
     models that have one. num_snapshots: places for states after prefixes, of a model that keeps
     states; 0 where it keeps none. Such a model's prefixes are cached where there are places only.
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
-    they were not timed.
+    they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
+    where the model gives none.
     """
 
     page_size: int
@@ -74,6 +75,7 @@ class SchedulerConfig:
     encoder: EncoderAccount | None = None
     num_snapshots: int = 0
     product_s: tuple[float, ...] = ()
+    embedding_size: int = 0
 
     def __post_init__(self) -> None:
         minima = {

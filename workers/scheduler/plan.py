@@ -13,6 +13,8 @@ from attention.forward_batch import RAGGED, ForwardMode, StepShape
 from workers.constraints.masks import StepMasks
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
 from workers.kv_cache.radix_node import EMPTY
+from workers.pooling.params import Pooling
+from workers.pooling.vectors import FloatArray
 from workers.sampling.params import SamplingParams
 from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.state_moves import NO_RESTORES, NO_SAVES, StateRestores, StateSaves
@@ -68,6 +70,14 @@ class PromptLogprobRow(msgspec.Struct, frozen=True):
     target_ids: IntArray
 
 
+class PooledRow(msgspec.Struct, frozen=True):
+    """A row of a prompt of which a vector is wanted: LAST where it ends that prompt, MEAN for each
+    chunk of it."""
+
+    row: int
+    method: Pooling
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One step over bs rows and num_tokens new tokens.
 
@@ -90,6 +100,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     that a grammar allows; the host makes them while the step runs. encoder: what encoders compute
     for admitted requests. What is cleared, admitted, table_writes, the encoders and state_restores
     take effect, in that order, before the step. state_saves: during it.
+
+    pooled: rows that samples says nothing of, because a vector is their request's result.
     """
 
     step_id: int
@@ -104,6 +116,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     table_writes: tuple[TableWrite, ...] = ()
     cleared: IntArray = EMPTY
     prompt_logprobs: tuple[PromptLogprobRow, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
     bounded_cache_locs: tuple[IntArray, ...] = ()
     bounded_cleared: tuple[IntArray, ...] = ()
     masked_slots: IntArray = EMPTY
@@ -149,6 +162,8 @@ class StepResult(msgspec.Struct, frozen=True):
     runs parallel to it, None where not asked. run_lens (num sampling rows,): how many of token_ids
     are each row's; empty where it is one each.
     prompt_logprobs: by row, one entry per target id of that row's PromptLogprobRow.
+    pooled: row and vector, float32 (hidden_size,), of each PooledRow: the row's last final state,
+    or the sum over its new tokens' ones.
     chunk_has_nan: for each row that samples nothing, in row order, whether the final state of its
     last new token holds a NaN; the sampled rows say it by NAN_TOKEN.
     failed_rows: rows of the plan that the device had no memory for. Whatever else stands here for
@@ -161,6 +176,7 @@ class StepResult(msgspec.Struct, frozen=True):
     chunk_has_nan: tuple[bool, ...] = ()
     failed_rows: tuple[int, ...] = ()
     run_lens: IntArray = EMPTY
+    pooled: tuple[tuple[int, FloatArray], ...] = ()
 
 
 def _encode_array(value: Any) -> Any:

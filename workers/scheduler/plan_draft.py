@@ -12,12 +12,13 @@ from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
 from workers.scheduler.plan import (
     LAST_SAMPLED_TOKEN,
     AdmittedRequest,
+    PooledRow,
     PromptLogprobRow,
     StepPlan,
     TableWrite,
 )
 from workers.scheduler.prefix_writes import prefix_writes
-from workers.scheduler.request import ConstrainedRequest, Request
+from workers.scheduler.request import ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 
 
@@ -31,7 +32,8 @@ class PendingCommit:
     completed_prefills: those of them whose prefill ends with this step. unfinished_prefills: the
     request of every other row and how many of its tokens are computed then, in row order.
     prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
-    new owner when the result comes.
+    new owner when the result comes. pooled_rows: row, request, and whether its prompt ends there;
+    such a row is one of unfinished_prefills, too.
     """
 
     step_id: int
@@ -42,6 +44,7 @@ class PendingCommit:
     prompt_logprob_rows: list[tuple[int, int, Request]]
     num_drafts: tuple[int, ...] = ()
     constrained: list[ConstrainedRequest] = field(default_factory=list)
+    pooled_rows: tuple[tuple[int, PooledRequest, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class PlanDraft:
         self._constrained: list[ConstrainedRequest] = []
         self._prompt_logprobs: list[PromptLogprobRow] = []
         self._prompt_logprob_rows: list[tuple[int, int, Request]] = []
+        self._pooled_rows: tuple[tuple[int, PooledRequest, bool], ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -182,15 +186,18 @@ class PlanDraft:
         num_tokens = len(out_cache_locs[0])
         stop = start + num_tokens
         is_last = stop == request.prefill_len
+        yields_token = is_last and not request.is_pooled
         if request.wants_prompt_logprobs:
             self._add_prompt_logprobs(request, start, stop)
+        if isinstance(request, PooledRequest) and (is_last or request.needs_whole_prompt):
+            self._pooled_rows += ((self._next_row, request, is_last),)
         self._prefilled.append(request)
         self._slots.append(request.slot)
         self._prefix_lens.append(start)
-        self._samples.append(is_last)
+        self._samples.append(yields_token)
         self._input_ids.append(request.buffer[start:stop])
         self._out_cache_locs.append(out_cache_locs)
-        if is_last:
+        if yields_token:
             self.constrain((request,))
             self._completed.append(request)
         else:
@@ -215,6 +222,7 @@ class PlanDraft:
             self._prompt_logprob_rows,
             self._decode.num_drafts,
             self._constrained,
+            self._pooled_rows,
         )
         if not self._slots:
             return self._decode_plan(table_writes, cleared), record
@@ -234,6 +242,9 @@ class PlanDraft:
             table_writes=(*table_writes, *prefix_writes(self._prefixes)),
             cleared=cleared[0],
             prompt_logprobs=tuple(self._prompt_logprobs),
+            pooled=tuple(
+                PooledRow(row, request.pooling.method) for row, request, _ in self._pooled_rows
+            ),
             bounded_cache_locs=tuple(by_account[1:]),
             bounded_cleared=cleared[1:],
             masked_slots=self._masked_slots(),
@@ -262,6 +273,11 @@ class PlanDraft:
             masked_slots=self._masked_slots(),
         )
 
+    @property
+    def _next_row(self) -> int:
+        """Number of the row that is added next."""
+        return len(self._decode) + len(self._slots)
+
     def _masked_slots(self) -> IntArray:
         if not self._constrained:
             return EMPTY
@@ -273,7 +289,7 @@ class PlanDraft:
         num_top = request.sampling.prompt_logprobs
         if num_top is None or not len(targets):
             return
-        row = len(self._decode) + len(self._slots)
+        row = self._next_row
         self._prompt_logprobs.append(PromptLogprobRow(row, num_top, targets))
         self._prompt_logprob_rows.append((row, len(targets), request))
 

@@ -40,7 +40,7 @@ class PrefillsUnderWay:
     ) -> Request | None:
         """One that is computing enough of request's tokens beyond the cached ones, its encoder's
         included. num_encoder_tokens: those that nobody has computed yet."""
-        if request.wants_prompt_logprobs:
+        if request.needs_whole_prompt:
             return None
         most = request.num_tokens - 1
         if most - num_cached_tokens + num_encoder_tokens < MIN_SAVED_TOKENS:

@@ -11,6 +11,8 @@ from workers.constraints.matcher import TokenMatcher
 from workers.engine.logprobs import PackedLogprobs
 from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
+from workers.pooling.params import Pooling, PoolingParams
+from workers.pooling.vectors import PooledParts
 from workers.sampling.params import SamplingParams
 from workers.scheduler.content_keys import KeyRun, with_keys
 from workers.scheduler.encoder_read import EncoderRead
@@ -88,6 +90,11 @@ class Request:
         """Whether prompt log probabilities are asked for and not delivered yet."""
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
 
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether final states of all prompt tokens are wanted, so that no prefix may be found."""
+        return self.wants_prompt_logprobs
+
     def append(self, token_id: int) -> None:
         n = self.num_tokens
         if n == len(self.buffer):
@@ -107,6 +114,11 @@ class Request:
 
     @property
     def is_constrained(self) -> bool:
+        return False
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether it ends with its prompt, by a vector, and samples nothing."""
         return False
 
     def forget_progress(self) -> None:
@@ -144,3 +156,29 @@ class ConstrainedRequest(Request):
 
     def _has_failed(self) -> bool:
         return bool(self.matcher.failure)
+
+
+@dataclass(slots=True, eq=False)
+class PooledRequest(Request):
+    """A request whose result is a vector. Its longest length is its prompt's: it never decodes.
+
+    parts: of the vector, from steps that have been committed.
+    """
+
+    pooling: PoolingParams = field(kw_only=True)
+    parts: PooledParts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = PooledParts(self.pooling)
+
+    @property
+    def is_pooled(self) -> bool:
+        return True
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        return self.pooling.method is Pooling.MEAN
+
+    def forget_progress(self) -> None:
+        Request.forget_progress(self)
+        self.parts.clear()

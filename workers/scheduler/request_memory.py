@@ -56,9 +56,9 @@ class RequestMemory:
     def match_and_lock(self, request: Request) -> PrefixMatch:
         """The cached prefix of the request's tokens, locked; at least one token is left to compute.
 
-        A request that wants prompt log probabilities computes its whole prompt.
+        A request that needs its whole prompt's final states finds none.
         """
-        num_matchable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+        num_matchable = 0 if request.needs_whole_prompt else request.num_tokens - 1
         match = self._cache.match_prefix(request.cache_keys(num_matchable), request.cache_salt)
         self._cache.lock(match.node)
         self._bounded.hold(match.node)

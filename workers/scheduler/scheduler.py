@@ -34,7 +34,7 @@ from workers.scheduler.plan import PlanPart, StepPlan, StepResult
 from workers.scheduler.plan_draft import PendingCommit, PlanDraft
 from workers.scheduler.prefill_batch import Admission, PrefillBatcher
 from workers.scheduler.prefills_under_way import PrefillsUnderWay
-from workers.scheduler.request import NO_SLOT, ConstrainedRequest, Request
+from workers.scheduler.request import NO_SLOT, ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
 from workers.scheduler.run_batch import DecodeRows, RunBatcher
@@ -102,7 +102,9 @@ class Scheduler:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError; then nothing was kept of it."""
-        self._submit(request, Request)
+        pooling = request.pooling
+        make = Request if pooling is None else partial(PooledRequest, pooling=pooling)
+        self._submit(request, make)
 
     def submit_constrained(self, request: GenerateRequest, matcher: TokenMatcher) -> None:
         """As submit, of a request whose grammar has been compiled. matcher: it has gone past the

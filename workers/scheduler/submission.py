@@ -11,6 +11,7 @@ from workers.engine.content import check_spans
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
+from workers.pooling.params import PoolingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.content_keys import ContentKeys
 from workers.scheduler.encoder_read import EncoderRead
@@ -70,7 +71,10 @@ class Submission:
         elsewhere: requests and their tokens that wait beside the queue. Raises as accept does.
         """
         max_total_len = self._max_total_len(spec)
-        _check_unfinished(spec, max_total_len)
+        if spec.pooling is None:
+            _check_unfinished(spec, max_total_len)
+        else:
+            _check_pooled(spec, spec.pooling, self._config.embedding_size)
         check_spans(spec.content_spans, len(spec.prompt_token_ids))
         spec.sampling.validate(self._config.vocab_size)
         encoder = self._read_of(spec)
@@ -100,6 +104,10 @@ class Submission:
             raise RequestRejectedError(
                 ErrorCode.INVALID_REQUEST, "the prompt must have at least one token", "prompt"
             )
+        if spec.pooling is not None:
+            # All of it enters the pool, and nothing behind it.
+            self._check_fits(num_prompt, 0, "prompt")
+            return num_prompt
         self._check_fits(num_prompt, 1, "prompt")
         if max_tokens is None:
             self._check_fits(num_prompt, spec.sampling.min_tokens, "min_tokens")
@@ -110,11 +118,12 @@ class Submission:
     def _check_fits(self, num_prompt: int, num_output: int, param: str) -> None:
         """The last output token is never computed on, so that it takes no room in the pool."""
         config, total = self._config, num_prompt + num_output
+        num_pooled = max(num_prompt, total - 1)
         if total > config.max_context_len:
             reason = f"this model's context is {config.max_context_len} tokens"
-        elif total - 1 > config.pool_tokens:
+        elif num_pooled > config.pool_tokens:
             reason = (
-                f"they take {-(-(total - 1) // config.page_size)} pages of {config.page_size} "
+                f"they take {-(-num_pooled // config.page_size)} pages of {config.page_size} "
                 f"tokens and this engine has {config.num_pages - 1}"
             )
         else:
@@ -161,3 +170,16 @@ def _check_unfinished(spec: GenerateRequest, max_total_len: int) -> None:
             "wanted",
             "resumed_token_ids",
         )
+
+
+def _check_pooled(spec: GenerateRequest, pooling: PoolingParams, embedding_size: int) -> None:
+    pooling.validate(embedding_size)
+    for param, is_asked in (
+        ("grammar", bool(spec.grammar)),
+        ("resumed_token_ids", bool(spec.resumed_token_ids)),
+        ("prompt_logprobs", spec.sampling.prompt_logprobs is not None),
+    ):
+        if is_asked:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST, f"a request for an embedding has no {param}", param
+            )
