@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from service.api.audio_routes import add_audio_routes
 from service.api.body import read_body
+from service.api.embedding_routes import add_embedding_routes
 from service.api.http_replies import (
     EventStream,
     EventStreamResponse,
@@ -65,6 +66,7 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
     ):
         _add_generation_route(app, services, place, _COMPLETIONS)
         _add_generation_route(app, services, place, _CHAT)
+        add_embedding_routes(app, place.prefix, place.parameters, place.models)
         add_audio_routes(app, place.prefix, place.parameters, place.models)
         _add_tokenizer_routes(app, services, place)
         _add_list_routes(app, services, place)

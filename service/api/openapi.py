@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
+from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
 from service.api.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -29,6 +30,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
 )
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -55,6 +57,7 @@ _ANSWERS: dict[str, Any] = {
     "/v1/completions": ResponseBody[CompletionChoice],
     "/v1/chat/completions": ResponseBody[ChatChoice],
     "/v1/audio/transcriptions": TranscriptionBody,
+    "/v1/embeddings": EmbeddingList,
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
     "/v1/models": ModelList,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.constraints import check_constraint
+from service.handler.embedding import check_embedding
 from service.handler.requests import AudioPrompt, GenerationRequest, Prompt, TokenPrompt
 from service.handler.sources import check_sources, num_decoder_tokens
 from service.limits import Limits
@@ -38,6 +39,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_stops(request.text.stop, limits)
     check_sources(request, info)
     check_constraint(request, limits, info)
+    check_embedding(request, info)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
     if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
@@ -108,9 +110,13 @@ def _fit(
         "prompt",
     )
     room = info.max_request_len - num_decoder_tokens(token_ids, info)
+    if request.embedding is not None:
+        # The one token that it is counted with is never made.
+        room += 1
     wanted = request.sampling.max_tokens
     if room < 1 or (wanted is not None and wanted > room):
-        asked = f" and {wanted} output tokens were asked for" if wanted is not None else ""
+        is_asked = wanted is not None and request.embedding is None
+        asked = f" and {wanted} output tokens were asked for" if is_asked else ""
         raise ApiError(
             ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
             f"{_room_of(info)}; the prompt has {len(token_ids)}{asked}",

@@ -64,7 +64,7 @@ class ChoiceAssembler:
         """
         if self._is_plain(output):
             return self._push_plain(output.token_ids)
-        _raise_if_failed(output)
+        raise_if_failed(output)
         delta = ChoiceDelta(self.index)
         if output.logprobs is not None:
             delta.logprobs = []
@@ -157,7 +157,8 @@ def is_failure(output: StepOutput) -> bool:
     return output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
 
 
-def _raise_if_failed(output: StepOutput) -> None:
+def raise_if_failed(output: StepOutput) -> None:
+    """Raise ApiError if it does."""
     if output.finish_reason is FinishReason.ERROR:
         if output.error is None:
             raise ApiError(ApiErrorCode.INTERNAL, "the engine failed on this request")

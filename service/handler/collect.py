@@ -18,6 +18,7 @@ class ChoiceResult:
     prompt_logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    embedding: bytes = b""
 
     @property
     def text(self) -> str:
@@ -37,6 +38,8 @@ class ChoiceResult:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+        if delta.embedding:
+            self.embedding = delta.embedding
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:

@@ -35,6 +35,7 @@ class ChoiceDelta(msgspec.Struct):
     finish_reason: "stop" or "length". stop_reason: the stop string or stop token id that ended the
     choice; None for the end-of-sequence token and for "length". prompt_logprobs: in order over a
     choice's first parts when they were asked for. num_output_tokens: of the whole choice so far.
+    embedding: of a prompt that becomes a vector, whole: float32, little-endian.
     """
 
     index: int
@@ -45,6 +46,7 @@ class ChoiceDelta(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
+    embedding: bytes = b""
 
 
 class Usage(msgspec.Struct, frozen=True):

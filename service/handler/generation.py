@@ -12,6 +12,7 @@ from service.backend import TokenStream
 from service.errors import ApiError, ApiErrorCode
 from service.handler.choice import ChoiceAssembler, is_failure
 from service.handler.echo import PromptEcho
+from service.handler.embedding import VectorAssembler
 from service.handler.events import ChoiceDelta, Usage
 from service.handler.merge import merge
 from service.handler.metrics import RequestMetrics
@@ -32,7 +33,7 @@ class ChoiceRun:
     """
 
     stream: TokenStream
-    assembler: ChoiceAssembler
+    assembler: ChoiceAssembler | VectorAssembler
     echo: PromptEcho | None
     prompt_token_ids: list[int]
     submitted_s: float
@@ -153,7 +154,7 @@ class Generation:
 
     def _observe(self, run: ChoiceRun, output: StepOutput) -> None:
         count = len(output.token_ids)
-        if not count:
+        if not count and not output.embedding:
             return
         now_s = self.clock()
         if run.last_output_s is None:
@@ -162,10 +163,16 @@ class Generation:
                 self.num_cached_tokens += output.num_cached_tokens
             run.first_output_s = now_s
             run.queue_s, run.prefill_s = output.queue_s, output.prefill_s
-            self.metrics.on_first_token(now_s - self.arrival_s, output.queue_s, output.prefill_s)
+            self._count_first(now_s, output)
         else:
             self.metrics.on_tokens(count, (now_s - run.last_output_s) / count)
         run.last_output_s = now_s
+
+    def _count_first(self, now_s: float, output: StepOutput) -> None:
+        if output.embedding:
+            self.metrics.on_vector(output.queue_s, output.prefill_s)
+        else:
+            self.metrics.on_first_token(now_s - self.arrival_s, output.queue_s, output.prefill_s)
 
     def _report(self, run: ChoiceRun, reason: str) -> None:
         run.is_reported = True

@@ -20,6 +20,7 @@ from service.handler.checks import (
 )
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
 from service.handler.echo import PromptEcho
+from service.handler.embedding import VectorAssembler, pooling_of
 from service.handler.encoding import (
     EnginePrompt,
     PromptEncoder,
@@ -157,7 +158,7 @@ class Handler:
         encoder = self.model_info.encoder
         if isinstance(encoder, TextEncoder):
             return encoder.max_tokens
-        return self.model_info.max_request_len - 1
+        return self.model_info.max_request_len - (request.embedding is None)
 
     async def _submit(
         self,
@@ -172,8 +173,13 @@ class Handler:
         unique_id = uuid.uuid4().hex
         options = self._choice_options(request)
         request = without_excluded(request, self.model_info)
+        pooling = pooling_of(request, self.model_info)
         specs = [
-            _engine_request(request, context.caller, prompt, grammar, f"{unique_id}-{i}-{j}", j)
+            msgspec.structs.replace(
+                _engine_request(request, context.caller, prompt, f"{unique_id}-{i}-{j}", j),
+                grammar=grammar,
+                pooling=pooling,
+            )
             for i, prompt in enumerate(fitted)
             for j in range(request.n)
         ]
@@ -183,7 +189,9 @@ class Handler:
         runs = [
             ChoiceRun(
                 stream,
-                ChoiceAssembler(index, options, len(echoes[index // request.n])),
+                ChoiceAssembler(index, options, len(echoes[index // request.n]))
+                if pooling is None
+                else VectorAssembler(index),
                 PromptEcho(
                     index,
                     echoes[index // request.n],
@@ -246,7 +254,6 @@ def _engine_request(
     request: GenerationRequest,
     caller: Caller,
     prompt: EnginePrompt,
-    grammar: str,
     request_id: str,
     choice: int,
 ) -> GenerateRequest:
@@ -257,7 +264,6 @@ def _engine_request(
         priority=request.priority,
         cache_salt=caller.salted(request.cache_salt),
         encoder_input=prompt.source,
-        grammar=grammar,
     )
 
 

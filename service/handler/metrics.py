@@ -19,6 +19,10 @@ class RequestMetrics(Protocol):
         """seconds: from the request's arrival. queue_s, prefill_s: the engine's own share of it."""
         ...
 
+    def on_vector(self, queue_s: float, prefill_s: float) -> None:
+        """A prompt has become a vector, which is no token. The engine's own times, as above."""
+        ...
+
     def on_tokens(self, count: int, inter_token_s: float) -> None:
         """`count` more tokens of one choice; inter_token_s is the time since its last, a token."""
         ...

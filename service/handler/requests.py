@@ -50,6 +50,14 @@ class NamedConstraint:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """What vector is made of a prompt. dimensions: its first values that are kept; None: all."""
+
+    dimensions: int | None = None
+    is_normalised: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Everything a client may ask of one generation.
 
@@ -59,7 +67,7 @@ class GenerationRequest:
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
     truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
     session_id: requests of one session go to one replica; "" is what the call's header says.
-    constraint: of every choice.
+    constraint: of every choice. embedding: nothing is generated, each prompt becomes a vector.
     """
 
     prompts: tuple[Prompt, ...]
@@ -75,3 +83,4 @@ class GenerationRequest:
     request_id: str = ""
     session_id: str = ""
     constraint: NamedConstraint | None = None
+    embedding: EmbeddingOptions | None = None

@@ -18,6 +18,7 @@ from service.hub.failures import describing_failures
 from service.hub.ids import HubModel
 from service.hub.progress import OnBytes, make_counter, no_progress
 from workers.errors import ModelLoadError
+from workers.loading.pooling_config import POOLING_FILE
 from workers.loading.weight_files import INDEX_FILE, SINGLE_FILE, indexed_file_names
 
 SMALL_FILES = (
@@ -28,6 +29,7 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    POOLING_FILE,
     INDEX_FILE,
 )
 _REQUIRED = {
@@ -137,7 +139,6 @@ class HubStore:
         self, model: HubModel, names: Sequence[str], local_dir: Path | None, on_bytes: OnBytes
     ) -> Path:
         """The folder that holds those of the files that there are."""
-        # No name has a slash; the patterns of the library would find it in subfolders too.
         patterns = [glob.escape(name) for name in names]
         with describing_failures(model):
             total_bytes = self._missing_bytes(model, patterns, local_dir)

@@ -128,7 +128,7 @@ class IngressMetrics(RefusalMetrics):
         )
         self._prefill = histogram(
             "tessera_prefill_seconds",
-            "From a sequence's first step to its first token.",
+            "From a sequence's first step to its first token, or to its embedding.",
         )
         self._e2e = histogram(
             "tessera_request_seconds",
@@ -154,6 +154,10 @@ class IngressMetrics(RefusalMetrics):
     def on_first_token(self, seconds: float, queue_s: float, prefill_s: float) -> None:
         self._tokens.inc()
         self._ttft.observe(seconds)
+        self._queue.observe(queue_s)
+        self._prefill.observe(prefill_s)
+
+    def on_vector(self, queue_s: float, prefill_s: float) -> None:
         self._queue.observe(queue_s)
         self._prefill.observe(prefill_s)
 

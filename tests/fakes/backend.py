@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from service.errors import ApiError, ApiErrorCode
 from service.request_context import RequestContext
 from tests.fakes.logprobs import pack
@@ -15,6 +17,8 @@ from workers.engine.protocol import (
     StepOutput,
 )
 from workers.errors import ErrorCode
+from workers.pooling.params import EmbeddingInfo, Pooling, PoolingParams
+from workers.pooling.vectors import pack_vector
 
 Script = Callable[[GenerateRequest], Sequence[StepOutput]]
 
@@ -30,6 +34,7 @@ MODEL_INFO = ModelInfo(
     dtype="float32",
     max_request_len=512,
     has_grammars=True,
+    embedding=EmbeddingInfo(4, Pooling.LAST),
 )
 
 
@@ -40,7 +45,10 @@ def make_outputs(
     finish: FinishReason = FinishReason.STOP,
     num_cached_tokens: int = 0,
 ) -> list[StepOutput]:
-    """One output a token, cut at max_tokens, with made-up log probabilities where asked for."""
+    """One output a token, cut at max_tokens, with made-up log probabilities where asked for; of a
+    request for an embedding, a made-up vector."""
+    if request.pooling is not None:
+        return [_vector_output(request, request.pooling, num_cached_tokens)]
     limit = request.sampling.max_tokens or len(token_ids)
     outputs = [StepOutput(request.request_id, [token_id]) for token_id in token_ids[:limit]]
     num_top = request.sampling.logprobs
@@ -59,6 +67,18 @@ def make_outputs(
     if last.finish_reason is FinishReason.STOP:
         last.stop_token_id = last.token_ids[-1]
     return outputs
+
+
+def _vector_output(
+    request: GenerateRequest, pooling: PoolingParams, num_cached_tokens: int
+) -> StepOutput:
+    """Values that tell prompts apart, raw."""
+    values = [len(request.prompt_token_ids), sum(request.prompt_token_ids), 0.5, -0.25]
+    vector = np.array(values[: pooling.dimensions], dtype=np.float32)
+    output = StepOutput(request.request_id, [], FinishReason.STOP, None, num_cached_tokens)
+    output.embedding = pack_vector(vector)
+    output.queue_s, output.prefill_s = 0.001, 0.002
+    return output
 
 
 def make_failure(request: GenerateRequest, code: ErrorCode, message: str) -> StepOutput:

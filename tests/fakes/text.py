@@ -74,6 +74,9 @@ class RecordingMetrics:
     def on_first_token(self, seconds, queue_s, prefill_s):
         self.calls.append(("first_token", (seconds, queue_s, prefill_s)))
 
+    def on_vector(self, queue_s, prefill_s):
+        self.calls.append(("vector", (queue_s, prefill_s)))
+
     def on_tokens(self, count, inter_token_s):
         self.calls.append(("tokens", (count, inter_token_s)))
 

@@ -1,44 +1,18 @@
 """POST /v1/completions: the request, and what it means to the handler."""
 
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Self
 
-from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from service.api.openai.constraints import ConstrainedParameters
-from service.api.openai.parameters import (
-    INT32_MAX,
-    TOKEN_IDS_SCHEMA,
-    is_list_of,
-    token_ids_or,
-)
+from service.api.openai.parameters import INT32_MAX
+from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.sampling import sampling_params, text_options
 from service.errors import ApiError, ApiErrorCode
-from service.handler.requests import GenerationRequest, Prompt, TokenPrompt
+from service.handler.requests import GenerationRequest
 from service.tokenizer.jobs import EncodeText
 
 DEFAULT_MAX_TOKENS = 16
-
-
-def _check_prompt(
-    value: Any, info: ValidationInfo
-) -> str | list[str] | list[int] | list[list[int]]:
-    """Checks many token ids by their types in bulk, as a schema of unions would not. Those that
-    were taken out of the body have been checked."""
-    found = token_ids_or(value, info.context)
-    if found is not value:
-        return cast("list[int]", found)
-    if isinstance(value, str) or is_list_of(value, int):
-        return cast("str | list[int]", value)
-    if isinstance(value, list):
-        items = [token_ids_or(item, info.context) for item in value]
-        if is_list_of(items, str):
-            return cast("list[str]", items)
-        pairs = zip(items, value, strict=True)
-        if is_list_of(items, list) and all(
-            new is not old or is_list_of(new, int) for new, old in pairs
-        ):
-            return cast("list[list[int]]", items)
-    raise ValueError("must be a text, texts, token ids or lists of token ids")
 
 
 class CompletionRequest(ConstrainedParameters):
@@ -49,20 +23,7 @@ class CompletionRequest(ConstrainedParameters):
     prompt. max_tokens 0 is allowed with echo, for scoring a prompt.
     """
 
-    prompt: Annotated[
-        str | list[str] | list[int] | list[list[int]],
-        PlainValidator(_check_prompt),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "string"}},
-                    TOKEN_IDS_SCHEMA,
-                    {"type": "array", "items": TOKEN_IDS_SCHEMA},
-                ]
-            }
-        ),
-    ]
+    prompt: PromptValue
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     parse_special_tokens: bool | None = None
@@ -84,7 +45,7 @@ class CompletionRequest(ConstrainedParameters):
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
         is_scoring_only = self.max_tokens == 0
         return GenerationRequest(
-            prompts=tuple(self._prompts()),
+            prompts=prompts_of(self.prompt, self._text),
             sampling=sampling_params(
                 self,
                 max_tokens=1 if is_scoring_only else self.max_tokens,
@@ -103,17 +64,6 @@ class CompletionRequest(ConstrainedParameters):
             session_id=self.session_id or self.prompt_cache_key or "",
             constraint=self.constraint,
         )
-
-    def _prompts(self) -> list[Prompt]:
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [self._text(prompt)]
-        if prompt and isinstance(prompt[0], int):
-            return [TokenPrompt(prompt)]
-        return [
-            self._text(item) if isinstance(item, str) else TokenPrompt(cast("list[int]", item))
-            for item in prompt
-        ]
 
     def _text(self, text: str) -> EncodeText:
         return EncodeText(

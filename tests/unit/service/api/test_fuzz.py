@@ -17,6 +17,7 @@ from service.api.grpc import SERVICE_NAME, build_grpc_server
 from service.api.http import build_http_app
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
+from service.api.openai.embeddings import EmbeddingRequest
 from service.api.openai.parameters import HARMLESS
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.services import ApiServices
@@ -50,6 +51,7 @@ def api_schema(tmp_path_factory):
     [
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/embeddings"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/v1/models"),
@@ -76,6 +78,7 @@ VALID = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello"}],
     },
+    "/v1/embeddings": {"model": "tiny", "input": "hello"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
 }
@@ -92,6 +95,7 @@ def _names_of(path):
     model = {
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/embeddings": EmbeddingRequest,
         "/tokenize": TokenizeRequest,
         "/detokenize": DetokenizeRequest,
     }[path]

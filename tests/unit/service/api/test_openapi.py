@@ -11,6 +11,7 @@ REQUESTS = {
         "logprobs": True,
         "return_token_ids": True,
     },
+    "/v1/embeddings": {"input": ["hello", "world"]},
     "/tokenize": {"prompt": "hello", "return_token_strs": True},
     "/detokenize": {"tokens": [5, 6]},
     "/v1/models": None,

@@ -59,6 +59,14 @@ def test_only_what_an_engine_reads_is_fetched_and_weights_come_last(tmp_path):
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_how_a_model_is_pooled_comes_with_it(tmp_path):
+    files = without(**{"1_Pooling/config.json": b"pooling", "2_Normalize/config.json": b"{}"})
+    with running_hub((ID, FakeRepo(files))) as hub:
+        folder = store(hub, tmp_path).fetch(HubModel(ID))
+    assert (folder / "1_Pooling" / "config.json").read_bytes() == b"pooling"
+    assert not (folder / "2_Normalize").exists()
+
+
 def test_every_shard_of_an_index_is_fetched(tmp_path):
     index = {"model.safetensors.index.json": json.dumps(INDEX).encode()}
     repo = FakeRepo(without("model.safetensors", **index, **SHARDS))

@@ -1,0 +1,63 @@
+"""Prompts that become vectors: what may be asked, what engines are told, what comes back."""
+
+from service.errors import ApiError, ApiErrorCode, from_rejection
+from service.handler.choice import raise_if_failed
+from service.handler.events import ChoiceDelta
+from service.handler.requests import EmbeddingOptions, GenerationRequest
+from workers.engine.protocol import ModelInfo, StepOutput
+from workers.errors import RequestRejectedError
+from workers.pooling.params import EmbeddingInfo, PoolingParams
+
+
+def check_embedding(request: GenerationRequest, info: ModelInfo) -> None:
+    """Raise ApiError where the model gives no such vector."""
+    if request.embedding is None:
+        return
+    params = _params(request.embedding, _of_model(info))
+    try:
+        params.validate(_of_model(info).size)
+    except RequestRejectedError as error:
+        raise from_rejection(error) from error
+
+
+def pooling_of(request: GenerationRequest, info: ModelInfo) -> PoolingParams | None:
+    """What engines are told of a checked request; None where tokens are wanted."""
+    if request.embedding is None:
+        return None
+    return _params(request.embedding, _of_model(info))
+
+
+def _params(options: EmbeddingOptions, own: EmbeddingInfo) -> PoolingParams:
+    return PoolingParams(own.pooling, options.dimensions, options.is_normalised)
+
+
+def _of_model(info: ModelInfo) -> EmbeddingInfo:
+    if info.embedding is None:
+        message = "this model gives no embeddings"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model")
+    return info.embedding
+
+
+class VectorAssembler:
+    """As ChoiceAssembler, of a prompt that becomes a vector: one output, one delta."""
+
+    num_output_tokens = 0
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def push(self, output: StepOutput) -> ChoiceDelta | None:
+        """None for an output that says nothing yet. Raises ApiError if it says that the request
+        failed."""
+        raise_if_failed(output)
+        if output.finish_reason is None:
+            return None
+        if not output.embedding:
+            raise ApiError(ApiErrorCode.INTERNAL, "the engine gave no embedding")
+        self.finish_reason = output.finish_reason.value
+        return ChoiceDelta(self.index, finish_reason=self.finish_reason, embedding=output.embedding)

@@ -1,0 +1,102 @@
+"""Embeddings on a real Ray, two ranks and two models, by OpenAI's client, beside generations."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+
+from tests.fakes.tiny_models import TinyModel, eager_reference, save_tiny_model
+from tests.fakes.tokenizer_folders import make_byte_level_folder
+from tests.integration.services import running_service, wait_until
+from workers.loading.pooling_config import POOLING_FILE
+
+APP, PORT = "embeddings", 18390
+PUSH_INTERVAL_S = 0.2  # as running_service sets it
+TINY = TinyModel("qwen3", {"head_dim": 16, "vocab_size": 420, "tie_word_embeddings": True})
+ENGINE = {"kv_cache_bytes": 16 << 20, "num_cpu_threads": 1, "page_size": 4, "max_step_tokens": 16}
+TEXTS = ["hello world", "the quick brown fox jumps over the lazy dog", "a", "hello there, hello"]
+MEAN = '{"pooling_mode_mean_tokens": true, "pooling_mode_lasttoken": false}'
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folders = {}
+    for name in ("last", "mean"):
+        folder = make_byte_level_folder(tmp_path_factory.mktemp(name), chat_template=None)
+        folders[name] = save_tiny_model(TINY, folder)
+    path = folders["mean"] / POOLING_FILE
+    path.parent.mkdir()
+    path.write_text(MEAN, encoding="utf-8")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def service(ray_session, folders):
+    models = {
+        "last": {"engine": {**ENGINE, "model": str(folders["last"]), "tp_size": 2}},
+        "mean": {"engine": {**ENGINE, "model": str(folders["mean"])}},
+    }
+    with running_service(APP, PORT, models=models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def truth(service, folders):
+    """Of both models, which have the same weights, by Transformers."""
+    url = f"{service.url}/models/last/tokenize"
+    prompts = [httpx.post(url, json={"prompt": text}).json()["tokens"] for text in TEXTS]
+    reference = eager_reference(folders["last"])
+    with torch.no_grad():
+        states = [reference.model(torch.tensor([p])).last_hidden_state[0] for p in prompts]
+    pooled = {"last": [one[-1] for one in states], "mean": [one.mean(0) for one in states]}
+    return {name: [(v / v.norm()).numpy() for v in vectors] for name, vectors in pooled.items()}
+
+
+def vectors_of(service, model, **more):
+    answer = service.openai().embeddings.create(model=model, input=TEXTS, **more)
+    return [one.embedding for one in answer.data]
+
+
+@pytest.mark.parametrize("model", ["last", "mean"])
+def test_vectors_are_those_of_transformers_whoever_generates_beside(service, truth, model):
+    def generate(index):
+        service.openai().completions.create(model=model, prompt=TEXTS[index % 4], max_tokens=30)
+
+    with ThreadPoolExecutor(12) as pool:
+        generations = [pool.submit(generate, index) for index in range(8)]
+        answers = list(pool.map(lambda _: vectors_of(service, model), range(6)))
+        for one in generations:
+            one.result()
+    for answer in answers:
+        np.testing.assert_allclose(answer, truth[model], atol=1e-4)
+
+
+def test_what_is_wrong_is_a_typed_error_of_the_client(service):
+    create = service.openai().embeddings.create
+    with pytest.raises(openai.NotFoundError):
+        create(model="other", input="a")
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(model="last", input="a", dimensions=65)
+    assert refused.value.param == "dimensions"
+    # What the engine could not take was refused before it: both models still answer.
+    for model in ("last", "mean"):
+        assert len(vectors_of(service, model, dimensions=3)[0]) == 3
+
+
+def test_embeddings_are_counted_and_stream_no_tokens(service):
+    def value(name):
+        text = httpx.get(f"http://127.0.0.1:{PORT + 2}/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'model="mean"' in line)
+
+    names = ("tessera_requests_accepted_total", "tessera_streamed_tokens_total")
+    finished = "tessera_requests_finished_total"
+    time.sleep(5 * PUSH_INTERVAL_S)  # what earlier tests did has been told by then
+    before, ended = [value(name) for name in names], value(finished)
+    vectors_of(service, "mean")
+    wait_until(lambda: value(finished) == ended + len(TEXTS))
+    assert [value(name) for name in names] == [before[0] + 1, before[1]]
