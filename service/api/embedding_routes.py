@@ -8,10 +8,11 @@ from starlette.responses import Response
 from service.api.body import read_body
 from service.api.http_replies import response_in_pieces, until_disconnect
 from service.api.middleware import context_of
-from service.api.openai.embeddings import EmbeddingRequest, embeddings_body, naming_input
+from service.api.openai.embeddings import EmbeddingRequest, embeddings_body
 from service.api.openapi import PathParameters, describe_body
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
+from service.handler.embedding import naming_input
 from service.handler.generation import Generation
 
 EMBEDDINGS = "/v1/embeddings"

@@ -14,17 +14,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.api.grpc_bytes import response_bytes, tokenize_bytes
+from service.api.grpc_bytes import embed_bytes, response_bytes, tokenize_bytes
 from service.api.grpc_calls import Call, CallInterceptor, Method, MethodHandlers, Rpc, abort
 from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.grpc_replies import choice_chunk, model_message, usage_chunk
-from service.api.grpc_requests import to_generation_request, to_prompt
+from service.api.grpc_requests import to_embedding_request, to_generation_request, to_prompt
 from service.api.grpc_side_streams import SideStreamInterceptor
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
+from service.handler.embedding import naming_input
 from service.handler.generation import Generation
 from service.observability.request_log.record import RequestRecord
 from service.proto import inference_pb2 as pb
@@ -133,6 +134,16 @@ class InferenceServicer:
                     prompt_token_ids = None
             await call.write(usage_chunk(info, generation.usage))
 
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> None:
+        neutral = to_embedding_request(request, call.context.record.request_id)
+        handler = self._models.pick(neutral.model, call.context.record)
+        with naming_input():
+            started = await handler.start(neutral, call.context, call.lease)
+        async with started as generation:
+            results = await collect(generation)
+            info, usage = generation.info, generation.usage
+            await call.write_bytes(embed_bytes(info, results, usage))
+
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> None:
         handler = self._models.pick(request.model, call.context.record)
         prompt = to_prompt(request, self._models.limits)
@@ -206,6 +217,7 @@ def _inference_handlers(models: ModelDirectory) -> MethodHandlers:
         "GenerateStream": Method(
             pb.GenerateRequest, servicer.generate_stream, ids, is_generation=True
         ),
+        "Embed": Method(pb.EmbedRequest, servicer.embed, ids, is_generation=True),
         "Tokenize": Method(pb.TokenizeRequest, servicer.tokenize, ids),
         "Detokenize": Method(pb.DetokenizeRequest, servicer.detokenize, ids),
         "ListModels": Method(pb.ListModelsRequest, servicer.list_models, ids, is_counted=False),

@@ -20,6 +20,8 @@ MAX_VALUES = 4096
 """Log probabilities in one slice."""
 MAX_IDS = 1 << 14
 _CHOICES = pb.GenerateResponse.DESCRIPTOR.fields_by_name["choices"].number
+_EMBEDDINGS = pb.EmbedResponse.DESCRIPTOR.fields_by_name["embeddings"].number
+_VALUES = pb.Embedding.DESCRIPTOR.fields_by_name["values"].number
 _LENGTH_DELIMITED = 2
 
 
@@ -52,8 +54,22 @@ async def response_bytes(
     for result in results:
         choice = await _made(_choice_slices(result, wants_prompt_logprobs))
         num_bytes = sum(map(len, choice))
-        made.append(_varint(_CHOICES << 3 | _LENGTH_DELIMITED) + _varint(num_bytes))
+        made.append(_header(_CHOICES, num_bytes))
         made += choice
+    return b"".join(made)
+
+
+def embed_bytes(info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
+    """An EmbedResponse. Packed floats are what engines send: little-endian float32."""
+    made = [
+        pb.EmbedResponse(
+            id=info.request_id, model=info.model, created=info.created_s, usage=usage_message(usage)
+        ).SerializeToString()
+    ]
+    for result in results:
+        values = result.embedding
+        head = _serialized(pb.Embedding(index=result.index)) + _header(_VALUES, len(values))
+        made += [_header(_EMBEDDINGS, len(head) + len(values)), head, values]
     return b"".join(made)
 
 
@@ -107,6 +123,11 @@ def _by_values(entries: list[TokenLogprob] | None) -> Iterator[list[TokenLogprob
         while entries:
             del entries[-length:]
             yield []
+
+
+def _header(number: int, num_bytes: int) -> bytes:
+    """What comes before that many bytes of a field."""
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
 
 
 def _varint(value: int) -> bytes:

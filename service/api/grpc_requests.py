@@ -7,7 +7,9 @@ from google.protobuf.message import Message
 
 from service.api.openai.chat import check_template_kwargs
 from service.errors import ApiError, ApiErrorCode
+from service.handler.embedding import embedding_request
 from service.handler.requests import (
+    EmbeddingOptions,
     GenerationRequest,
     NamedConstraint,
     Prompt,
@@ -79,6 +81,41 @@ def to_generation_request(
     )
 
 
+def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> GenerationRequest:
+    """request_id: of the call, for a message without one of its own. Raises ApiError."""
+    return embedding_request(
+        tuple(map(_to_input, request.input)),
+        EmbeddingOptions(
+            request.dimensions if request.HasField("dimensions") else None,
+            _or_true(request, "normalize"),
+        ),
+        model=request.model,
+        truncate_prompt_tokens=(
+            request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+        ),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        request_id=request.request_id or request_id,
+    )
+
+
+def _to_input(given: pb.EmbedInput) -> Prompt:
+    kind = given.WhichOneof("prompt")
+    if kind == "text":
+        return _to_text(given.text)
+    if kind == "token_ids":
+        return TokenPrompt(given.token_ids.ids)
+    raise _invalid("an input is a text or token ids", "input")
+
+
+def _to_text(text: pb.Text) -> EncodeText:
+    return EncodeText(
+        text.text,
+        add_special_tokens=_or_true(text, "add_special_tokens"),
+        parse_special_tokens=_or_true(text, "parse_special_tokens"),
+    )
+
+
 def _to_constraint(request: pb.GenerateRequest) -> NamedConstraint | None:
     kind = request.WhichOneof("constraint")
     constraint: Constraint
@@ -102,12 +139,7 @@ def to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, limits: Limits) 
     """Raises ApiError if there is none or its messages are malformed."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
-        text = request.text
-        return EncodeText(
-            text.text,
-            add_special_tokens=_or_true(text, "add_special_tokens"),
-            parse_special_tokens=_or_true(text, "parse_special_tokens"),
-        )
+        return _to_text(request.text)
     if kind == "chat":
         return _to_chat(request.chat, limits)
     if isinstance(request, pb.GenerateRequest) and kind == "token_ids":

@@ -1,12 +1,48 @@
 """Prompts that become vectors: what may be asked, what engines are told, what comes back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypedDict, Unpack
+
 from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.choice import raise_if_failed
 from service.handler.events import ChoiceDelta
-from service.handler.requests import EmbeddingOptions, GenerationRequest
+from service.handler.requests import EmbeddingOptions, GenerationRequest, Prompt
 from workers.engine.protocol import ModelInfo, StepOutput
 from workers.errors import RequestRejectedError
 from workers.pooling.params import EmbeddingInfo, PoolingParams
+from workers.sampling.params import SamplingParams
+
+_OF_GENERATIONS = ("prompt", "n", "max_tokens")
+# Of the engine's protocol; a vector is not sampled.
+_NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class RequestFields(TypedDict):
+    """Of GenerationRequest, those that have a meaning for embeddings too."""
+
+    model: str
+    truncate_prompt_tokens: int | None
+    priority: int
+    cache_salt: str
+    request_id: str
+
+
+def embedding_request(
+    prompts: tuple[Prompt, ...], options: EmbeddingOptions, **fields: Unpack[RequestFields]
+) -> GenerationRequest:
+    return GenerationRequest(prompts, _NO_SAMPLING, embedding=options, **fields)
+
+
+@contextmanager
+def naming_input() -> Iterator[None]:
+    """What is wrong with prompts, or too much of them, is told of the parameter they came by."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param in _OF_GENERATIONS:
+            error.param = "input"
+        raise
 
 
 def check_embedding(request: GenerationRequest, info: ModelInfo) -> None:

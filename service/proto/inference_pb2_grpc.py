@@ -44,6 +44,11 @@ class InferenceStub:
                 request_serializer=service_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=service_dot_proto_dot_inference__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/tessera.v1.Inference/Embed',
+                request_serializer=service_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=service_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/tessera.v1.Inference/Tokenize',
                 request_serializer=service_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -78,6 +83,13 @@ class InferenceServicer:
 
     def GenerateStream(self, request, context):
         """The answer as it is generated. The last message carries usage and no choice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """A vector for each input, of a model that gives some; docs/models.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +131,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=service_dot_proto_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=service_dot_proto_dot_inference__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=service_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=service_dot_proto_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -195,6 +212,33 @@ class Inference:
             '/tessera.v1.Inference/GenerateStream',
             service_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
             service_dot_proto_dot_inference__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Inference/Embed',
+            service_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+            service_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Literal
 
 from msgspec import Struct
@@ -11,19 +10,12 @@ from service.api.openai.json_parts import MAX_VALUES, JsonParts
 from service.api.openai.parameters import Int32, PositiveInt32, StrictModel
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.wire import PromptTokensDetails
-from service.errors import ApiError
 from service.handler.collect import ChoiceResult
+from service.handler.embedding import embedding_request
 from service.handler.events import Usage
 from service.handler.requests import EmbeddingOptions, GenerationRequest
 from service.tokenizer.jobs import EncodeText
 from workers.pooling.vectors import unpack_vector
-from workers.sampling.params import SamplingParams
-
-# Of the engine's protocol; a vector is not sampled.
-_NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
-
-
-_OF_GENERATIONS = ("prompt", "n", "max_tokens")
 
 
 class EmbeddingRequest(StrictModel):
@@ -53,15 +45,14 @@ class EmbeddingRequest(StrictModel):
 
     def to_generation_request(self, request_id: str) -> GenerationRequest:
         """request_id: of the call, for a body without one of its own."""
-        return GenerationRequest(
-            prompts=prompts_of(self.input, self._text),
-            sampling=_NO_SAMPLING,
+        return embedding_request(
+            prompts_of(self.input, self._text),
+            EmbeddingOptions(self.dimensions, self.normalize is not False),
             model=self.model or "",
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
             request_id=self.request_id or request_id,
-            embedding=EmbeddingOptions(self.dimensions, self.normalize is not False),
         )
 
     def _text(self, text: str) -> EncodeText:
@@ -70,17 +61,6 @@ class EmbeddingRequest(StrictModel):
             add_special_tokens=self.add_special_tokens is not False,
             parse_special_tokens=self.parse_special_tokens is not False,
         )
-
-
-@contextmanager
-def naming_input() -> Iterator[None]:
-    """What is wrong with prompts, or too much of them, is told of the parameter they came by."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param in _OF_GENERATIONS:
-            error.param = "input"
-        raise
 
 
 class EmbeddingBody(Struct, frozen=True):

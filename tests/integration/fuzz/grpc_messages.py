@@ -10,6 +10,7 @@ from tests.fakes.random_requests import messages_of
 REQUESTS = {
     "Generate": pb.GenerateRequest,
     "GenerateStream": pb.GenerateRequest,
+    "Embed": pb.EmbedRequest,
     "Tokenize": pb.TokenizeRequest,
     "Detokenize": pb.DetokenizeRequest,
     "ListModels": pb.ListModelsRequest,

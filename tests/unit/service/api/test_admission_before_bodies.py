@@ -19,6 +19,7 @@ from tests.fakes.wire_server import Server
 pytestmark = pytest.mark.asyncio
 HEADERS = {"authorization": "Bearer a", "content-type": "application/json"}
 METADATA = (("authorization", "Bearer a"),)
+EMBED_INPUT = pb.EmbedInput(text=pb.Text(text="hi"))
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 COMPLETION = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
 
@@ -59,7 +60,7 @@ async def answer_to_head(app, path):
 
 
 @pytest.mark.parametrize(
-    "path", [*PATHS, "/tokenize", "/detokenize", "/models/tiny/v1/completions"]
+    "path", [*PATHS, "/v1/embeddings", "/tokenize", "/detokenize", "/models/tiny/v1/completions"]
 )
 async def test_a_key_without_room_is_refused_unread_over_http(limited, path):
     app = build_http_app(limited)
@@ -68,20 +69,20 @@ async def test_a_key_without_room_is_refused_unread_over_http(limited, path):
     assert (status, b'"rate_limited"' in body) == (429, True)
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/models/tiny/v1/completions"])
+@pytest.mark.parametrize("path", [*PATHS, "/v1/embeddings", "/models/tiny/v1/completions"])
 async def test_a_full_service_refuses_unread_over_http(limited, bench, path):
     bench.backend.is_full = True
     status, body = await answer_to_head(build_http_app(limited), path)
     assert (status, b'"overloaded"' in body) == (429, True)
 
 
-@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "Tokenize", "Detokenize"])
+@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "Embed", "Tokenize", "Detokenize"])
 async def test_a_key_without_room_is_refused_unread_over_grpc(limited, rpc):
     use_up(limited)
     assert await end_of_silent_call(limited, rpc) == "rate_limited"
 
 
-@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "Embed"])
 async def test_a_full_service_refuses_unread_over_grpc(limited, bench, rpc):
     bench.backend.is_full = True
     assert await end_of_silent_call(limited, rpc) == "overloaded"
@@ -157,6 +158,8 @@ async def test_every_grpc_call_gives_its_place_back(limited, bench):
             lambda: stub.Tokenize(pb.TokenizeRequest(), metadata=METADATA),
             lambda: stub.Tokenize(pb.TokenizeRequest(text=pb.Text(text="hi")), metadata=METADATA),
             lambda: stub.Detokenize(pb.DetokenizeRequest(token_ids=[5]), metadata=METADATA),
+            lambda: stub.Embed(pb.EmbedRequest(), metadata=METADATA),
+            lambda: stub.Embed(pb.EmbedRequest(input=[EMBED_INPUT]), metadata=METADATA),
         ):
             await asyncio.gather(call(), return_exceptions=True)
             await until_free(limited)

@@ -1,14 +1,18 @@
-"""/v1/embeddings with OpenAI's client and a real engine behind the handler."""
+"""Embeddings, by OpenAI's client and over gRPC, with a real engine behind the handler."""
 
 import base64
 from dataclasses import replace
 
+import grpc.aio
 import msgspec
 import numpy as np
 import openai
 import pytest
+import pytest_asyncio
 
 from service.errors import ApiError, ApiErrorCode
+from service.proto import inference_pb2 as pb
+from service.proto import inference_pb2_grpc as pb_grpc
 from service.security.callers import ANONYMOUS
 from service.security.quota import KeyLimits, make_quota
 from tests.fakes.backend import make_failure
@@ -264,3 +268,67 @@ async def test_a_replica_that_refuses_is_told_as_it_is(client, bench, name):
     response = await client.post("/v1/embeddings", json={"model": name, "input": "a"})
     assert response.status_code == 429
     assert response.headers["retry-after"]
+
+
+@pytest_asyncio.fixture
+async def stub(serve_grpc):
+    connect = await serve_grpc()
+    return pb_grpc.InferenceStub(connect())
+
+
+def inputs_of(*texts):
+    return [pb.EmbedInput(text=pb.Text(text=text)) for text in texts]
+
+
+async def test_grpc_gives_the_same_vectors(stub, bench, truth, name):
+    ids = bench.tokenizer.ids(TEXTS[2])
+    several = [*inputs_of(*TEXTS[:2]), pb.EmbedInput(token_ids=pb.TokenIds(ids=ids))]
+    answer = await stub.Embed(pb.EmbedRequest(model=name, input=several, request_id="mine"))
+    assert (answer.id, answer.model) == ("mine", name)
+    assert [one.index for one in answer.embeddings] == [0, 1, 2]
+    for one, vector in zip(answer.embeddings, truth(TEXTS), strict=True):
+        np.testing.assert_allclose(one.values, vector, atol=1e-5)
+    num_tokens = sum(len(bench.tokenizer.ids(text)) for text in TEXTS)
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (num_tokens, 0)
+    assert usage.total_tokens == num_tokens
+
+
+async def test_grpc_has_the_same_options(stub, bench, truth):
+    cut = await stub.Embed(pb.EmbedRequest(input=inputs_of(TEXTS[0]), dimensions=5))
+    np.testing.assert_allclose(
+        cut.embeddings[0].values, truth(TEXTS[:1], dimensions=5)[0], atol=1e-5
+    )
+    raw = await stub.Embed(pb.EmbedRequest(input=inputs_of(TEXTS[0]), normalize=False))
+    np.testing.assert_allclose(
+        raw.embeddings[0].values, truth(TEXTS[:1], is_normalised=False)[0], atol=1e-5
+    )
+    request = pb.EmbedRequest(
+        input=inputs_of(TEXTS[1]), truncate_prompt_tokens=2, cache_salt="x", priority=0
+    )
+    assert (await stub.Embed(request)).usage.prompt_tokens == 2
+    sent = bench.backend.requests[-1]
+    assert sent.prompt_token_ids == bench.tokenizer.ids(TEXTS[1])[-2:]
+    assert sent.cache_salt == "x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"input": []}, "limit_exceeded", "input"),
+        ({"input": inputs_of("")}, "invalid_request", "input"),
+        ({"input": [pb.EmbedInput()]}, "invalid_request", "input"),
+        ({"input": inputs_of(*["a"] * 65)}, "limit_exceeded", "input"),
+        ({"dimensions": 0}, "invalid_request", "dimensions"),
+        ({"dimensions": SIZE + 1}, "invalid_request", "dimensions"),
+        ({"truncate_prompt_tokens": 0}, "invalid_request", "truncate_prompt_tokens"),
+        ({"priority": 99}, "limit_exceeded", "priority"),
+        ({"model": "other"}, "model_not_found", "model"),
+    ],
+)
+async def test_grpc_refuses_by_name(stub, bench, fields, code, param):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Embed(pb.EmbedRequest(**{"input": inputs_of("hello"), **fields}))
+    trailers = dict(refused.value.trailing_metadata())
+    assert (trailers["tessera-error-code"], trailers["tessera-error-param"]) == (code, param)
+    assert not bench.backend.requests

@@ -178,6 +178,7 @@ def _assert_still_works(stub):
     [
         ("Generate", pb.GenerateRequest),
         ("GenerateStream", pb.GenerateRequest),
+        ("Embed", pb.EmbedRequest),
         ("Tokenize", pb.TokenizeRequest),
         ("Detokenize", pb.DetokenizeRequest),
         ("GetModel", pb.GetModelRequest),

@@ -199,6 +199,12 @@ async def test_a_refused_message_is_counted_once(dial, bench, rpc, request_, cod
         ("Tokenize", pb.TokenizeRequest(model="other", text=TEXT), "model_not_found"),
         ("Tokenize", pb.TokenizeRequest(), "invalid_request"),
         ("Detokenize", pb.DetokenizeRequest(token_ids=[10**6]), "invalid_request"),
+        ("Embed", pb.EmbedRequest(input=[pb.EmbedInput()]), "invalid_request"),
+        (
+            "Embed",
+            pb.EmbedRequest(model="other", input=[pb.EmbedInput(text=TEXT)]),
+            "model_not_found",
+        ),
     ],
 )
 async def test_a_refused_message_of_another_method_is_counted_once(
