@@ -21,7 +21,7 @@ from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.sampling.params import SamplingParams
-from workers.scheduler import prefills_under_way, snapshot_memory, step_budget
+from workers.scheduler import prefills_under_way, snapshot_memory, step_budget, step_filling
 from workers.scheduler.config import BoundedAccount, SchedulerConfig
 
 VOCAB_SIZE = 40
@@ -35,7 +35,7 @@ def prompts_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_memory, "PROMPT_ROLL_TOKENS", 8)
     monkeypatch.setattr(step_budget, "MIN_PROMPT_TOKENS", 2)
     monkeypatch.setattr(step_budget, "UNMEASURED_PROMPT_TOKENS", 5)
-    monkeypatch.setattr(step_budget, "TILE_TOKENS", 4)
+    monkeypatch.setattr(step_filling, "TILE_TOKENS", 4)
 
 
 @st.composite
