@@ -12,7 +12,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import AudioPrompt, GenerationRequest
 from workers.engine.encoder_input import DecoderStart, FeatureEncoder, SourceTokens, TextEncoder
 from workers.engine.protocol import GenerateRequest, ModelInfo
-from workers.sampling.params import SamplingParams
+from workers.sampling.params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 
 _NEVER = -100.0
 """The lowest bias that there is: transformers rules tokens out altogether."""
@@ -31,6 +31,7 @@ def check_sources(request: GenerationRequest, info: ModelInfo) -> None:
             raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model" if hears else "file")
     if info.encoder is None:
         return
+    _check_bias(request.sampling, info.encoder.start)
     asked = {
         "echo": request.text.echo,
         "prompt_logprobs": request.sampling.prompt_logprobs is not None,
@@ -44,6 +45,18 @@ def check_sources(request: GenerationRequest, info: ModelInfo) -> None:
                 f"{param} cannot have this value",
                 param,
             )
+
+
+def _check_bias(sampling: SamplingParams, start: DecoderStart) -> None:
+    """An engine takes so many, those that the model excludes among them."""
+    excluded = set(start.excluded_ids)
+    if len(excluded | sampling.logit_bias.keys()) > MAX_LOGIT_BIAS_ENTRIES:
+        raise ApiError(
+            ApiErrorCode.LIMIT_EXCEEDED,
+            f"this model excludes {len(excluded)} tokens itself: logit_bias may have at most "
+            f"{max(0, MAX_LOGIT_BIAS_ENTRIES - len(excluded))} entries",
+            "logit_bias",
+        )
 
 
 def num_decoder_tokens(token_ids: Sequence[int], info: ModelInfo) -> int:

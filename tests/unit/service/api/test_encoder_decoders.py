@@ -96,6 +96,16 @@ async def test_what_an_encoder_decoder_cannot_do_is_refused_by_name(
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
+async def test_biases_leave_room_for_those_of_the_model(openai_client, script):
+    asked = {"model": script.engine.info.name, "prompt": "hello", "max_tokens": 2}
+    biases = {str(token_id): 1 for token_id in range(100, 399)}
+    await openai_client.completions.create(logit_bias=biases, **asked)
+    await openai_client.completions.create(logit_bias={**biases, str(BART_EXCLUDED): 1}, **asked)
+    with pytest.raises(openai.BadRequestError, match="may have at most 299 entries") as caught:
+        await openai_client.completions.create(logit_bias={**biases, "399": 1}, **asked)
+    assert (caught.value.code, caught.value.param) == ("limit_exceeded", "logit_bias")
+
+
 async def test_a_source_as_long_as_the_encoder_takes_leaves_the_decoder_its_context(
     openai_client, script
 ):
