@@ -38,7 +38,10 @@ from service.bench.statistics import summarize
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
 from service.channel.settings import ChannelSettings
+from service.chat.format import make_chat_format
+from service.chat.settings import ChatSettings
 from service.deployments.listeners import HttpServer, bind_shared
+from service.handler.chats import Chats
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
@@ -125,9 +128,11 @@ async def measure(
     folder = builtin_model_path()
     tokenizer = TokenizerPool(TokenizerPoolConfig(folder, num_workers=1))
     await tokenizer.start()
-    _, pieces = load_tokenizer(read_tokenizer_files(folder))
+    files = read_tokenizer_files(folder)
+    loaded, pieces = load_tokenizer(files)
+    chats = Chats(make_chat_format(files.chat_template, loaded, pieces, ChatSettings()))
     limits = Limits.model_validate({})
-    handler = Handler(router, tokenizer, pieces, limits, metrics)
+    handler = Handler(router, tokenizer, pieces, limits, metrics, chats)
     served = ServedModel("builtin", handler, lambda: router.is_ready, "builtin")
     observer = RequestObserver(NoTracing(), is_access_log_enabled=True)
     services = ApiServices(

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
+from service.chat.settings import ChatSettings
 from service.limits import Limits
 from service.model_names import is_hub_id, model_name
 from service.observability.request_log.settings import LoggingSettings
@@ -183,6 +184,7 @@ class ModelSettings(_Settings):
     num_replicas: int = Field(default=1, ge=1)
     replica: ReplicaSettings = ReplicaSettings()
     autoscaling: AutoscalingSettings | None = None
+    chat: ChatSettings = ChatSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -204,19 +206,20 @@ class ModelConfig:
     num_replicas: int
     replica: ReplicaSettings
     autoscaling: AutoscalingSettings | None
+    chat: ChatSettings = ChatSettings()
 
     @property
     def max_replicas(self) -> int:
         return self.autoscaling.max_replicas if self.autoscaling else self.num_replicas
 
 
-_OF_ONE_MODEL = ("engine", "num_replicas", "autoscaling")
+_OF_ONE_MODEL = ("engine", "num_replicas", "autoscaling", "chat")
 
 
 class ServeConfig(_Settings):
     """Everything `tessera serve` and build_app need to know.
 
-    engine, num_replicas, autoscaling: of the only model; models: of several, by the name that
+    engine, num_replicas, autoscaling, chat: of the only model; models: of several, by the name that
     clients call each. One form excludes the other; served_models() is the same view of both.
     drain_timeout_s: how long streams under way may go on after a shutdown began.
     num_ingresses: None chooses by the cluster's CPUs (service/deployments/ingress_processes.py).
@@ -226,6 +229,7 @@ class ServeConfig(_Settings):
     engine: EngineSettings = EngineSettings()
     num_replicas: int = Field(default=1, ge=1)
     autoscaling: AutoscalingSettings | None = None
+    chat: ChatSettings = ChatSettings()
     models: dict[ServedName, ModelSettings] = {}
     num_ingresses: int | None = Field(default=None, ge=1)
     num_tokenizer_processes: int = Field(default=1, ge=1)
@@ -291,6 +295,7 @@ class ServeConfig(_Settings):
             num_replicas=model.num_replicas,
             replica=self.replica.model_copy(update=own),
             autoscaling=model.autoscaling,
+            chat=model.chat,
         )
 
     def check_files(self) -> None:

@@ -14,6 +14,8 @@ from workers.sampling.params import (
 
 # What the request schemas themselves accept of messages and content parts, before any ceiling.
 MAX_ITEMS = 4096
+# Of tools, likewise.
+MAX_TOOLS = 1024
 # Values of a JSON body's lists that a parser makes objects of in one go: all but those of long
 # lists of whole numbers, which are read apart. Their sum over the body.
 MAX_OTHER_ITEMS = 1 << 16
@@ -24,7 +26,7 @@ MAX_GRAMMAR_BYTES = 1 << 20
 class Limits(BaseModel):
     """Ceilings per request unless the name says otherwise. Bytes are UTF-8.
 
-    max_prompt_bytes counts one text prompt, or all message contents of one chat.
+    max_prompt_bytes counts one text prompt, or all message contents and tools of one chat.
     max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
     max_body_items: values that a JSON body has in lists, all together. max_body_nodes: its lists,
     objects and named fields. max_body_escapes: its backslashes, which a parser takes one by one;
@@ -48,6 +50,7 @@ class Limits(BaseModel):
     max_prompt_tokens: int = Field(default=1 << 20, ge=1)
     max_messages: int = Field(default=1024, ge=1, le=MAX_ITEMS)
     max_content_parts: int = Field(default=256, ge=1, le=MAX_ITEMS)
+    max_tools: int = Field(default=128, ge=0, le=MAX_TOOLS)
     max_template_kwargs: int = Field(default=16, ge=0)
     max_template_kwargs_bytes: int = Field(default=16 << 10, ge=0)
     max_rendered_bytes: int = Field(default=8 << 20, ge=1)

@@ -101,7 +101,8 @@ def _make_services(folder: Path, step_s: float, is_open: bool) -> ApiServices:
     tokenizer = InlineTokenizer(make_byte_level_folder(folder))
     metrics = IngressMetrics(CollectorRegistry())
     limits = Limits()
-    handler = Handler(ClockBackend(step_s), tokenizer, tokenizer.pieces, limits, metrics)
+    backend = ClockBackend(step_s)
+    handler = Handler(backend, tokenizer, tokenizer.pieces, limits, metrics, tokenizer.chats)
     served = ServedModel(MODEL_INFO.name, handler, lambda: True, MODEL_INFO.name)
     models = ModelDirectory([served], limits, metrics)
     keys = [] if is_open else [ApiKey(API_KEY, "honest")]

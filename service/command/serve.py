@@ -50,6 +50,18 @@ Drafts = Annotated[
     str | None,
     typer.Option("--speculative", help="ngram: verify drafts looked up in the text; default none."),
 ]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-call-parser",
+        help="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, ...; "
+        "default auto, by its chat template.",
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option("--reasoning-parser", help="think, mistral, granite or none; default auto."),
+]
 Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray to join; default RAY_ADDRESS, else a new one.")
@@ -100,6 +112,8 @@ def serve(  # noqa: PLR0913  one parameter a flag
     tp_size: TpSize = None,
     kv_cache_dtype: KVCache = None,
     speculative: Drafts = None,
+    tool_call_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     proxy: Proxy = None,
     ray_address: RayAddress = None,
     setting: Settings = None,
@@ -117,6 +131,8 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "engine.tp_size": tp_size,
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.speculative": speculative,
+        "chat.tool_call_parser": tool_call_parser,
+        "chat.reasoning_parser": reasoning_parser,
         "http.proxy": proxy,
     }
     console = Console(stderr=True)

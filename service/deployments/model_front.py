@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from service.autoscaling.demand import report_demand
 from service.autoscaling.load import DemandReport, ModelAvailability, load_key
 from service.channel.address import ReplicaAddress
+from service.chat.format import make_chat_format
 from service.config import ModelConfig, ServeConfig
+from service.handler.chats import Chats
 from service.handler.directory import ServedModel
 from service.handler.handler import Handler
 from service.hub.resolve import text_folder
@@ -59,8 +61,10 @@ class ModelFront:
         folder = await asyncio.to_thread(text_folder, engine.model, engine.revision)
         self._tokenizer = TokenizerPool(self._tokenizer_config(folder))
         await self._tokenizer.start()
-        _, pieces = load_tokenizer(read_tokenizer_files(folder))
-        handler = Handler(self._router, self._tokenizer, pieces, self._limits, self._metrics)
+        files = read_tokenizer_files(folder)
+        tokenizer, pieces = load_tokenizer(files)
+        chats = Chats(make_chat_format(files.chat_template, tokenizer, pieces, self._model.chat))
+        handler = Handler(self._router, self._tokenizer, pieces, self._limits, self._metrics, chats)
         name = self._model.name
         # A folder is nobody's business.
         root = engine.model if is_hub_id(engine.model) else name

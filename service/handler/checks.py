@@ -14,7 +14,7 @@ from service.handler.requests import AudioPrompt, GenerationRequest, Prompt, Tok
 from service.handler.sources import check_sources, num_decoder_tokens
 from service.limits import Limits
 from service.request_context import RequestContext
-from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
 from workers.engine.protocol import ModelInfo
 from workers.errors import RequestRejectedError
 
@@ -186,12 +186,8 @@ def _check_chat(prompt: EncodeChat, limits: Limits) -> None:
         f"between 1 and {limits.max_messages} messages are allowed",
         "messages",
     )
-    size = sum(
-        len(value.encode("utf-8"))
-        for message in prompt.messages
-        for value in message.values()
-        if isinstance(value, str)
-    )
+    values = [value for message in prompt.messages for value in message.values()]
+    size = sum(len(text.encode("utf-8")) for text in strings_in([values, prompt.tools]))
     _require(
         size <= limits.max_prompt_bytes,
         f"the messages are longer than {limits.max_prompt_bytes} bytes",

@@ -8,6 +8,19 @@ from service.handler.generation import Generation
 
 
 @dataclass(slots=True)
+class CollectedCall:
+    """pieces: of the arguments."""
+
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
 class ChoiceResult:
     """All deltas of one choice joined; fields as in ChoiceDelta."""
 
@@ -19,13 +32,20 @@ class ChoiceResult:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     embedding: bytes = b""
+    reasoning_parts: list[str] = field(default_factory=list)
+    tool_calls: list[CollectedCall] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasoning_parts)
+
     def add(self, delta: ChoiceDelta) -> None:
         self.texts.append(delta.text)
+        self._add_chat(delta)
         self.token_ids.extend(delta.token_ids)
         if delta.logprobs is not None:
             if self.logprobs is None:
@@ -40,6 +60,14 @@ class ChoiceResult:
             self.stop_reason = delta.stop_reason
         if delta.embedding:
             self.embedding = delta.embedding
+
+    def _add_chat(self, delta: ChoiceDelta) -> None:
+        if delta.reasoning:
+            self.reasoning_parts.append(delta.reasoning)
+        for call in delta.tool_calls:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(CollectedCall(call.id, call.name))
+            self.tool_calls[call.index].pieces.append(call.arguments)
 
 
 async def collect(generation: Generation) -> list[ChoiceResult]:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from service.chat.parsed import ToolCallDelta
 from service.tokenizer.pieces import TokenPieces
 from workers.engine.logprobs import TokenLogprobs
 
@@ -32,7 +33,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
 class ChoiceDelta(msgspec.Struct):
     """The next part of one choice; the last part of a choice has a finish_reason.
 
-    finish_reason: "stop" or "length". stop_reason: the stop string or stop token id that ended the
+    text: of a chat, without its thinking (reasoning) and its calls. finish_reason: "stop", "length"
+    or "tool_calls". stop_reason: the stop string or stop token id that ended the
     choice; None for the end-of-sequence token and for "length". prompt_logprobs: in order over a
     choice's first parts when they were asked for. num_output_tokens: of the whole choice so far.
     embedding: of a prompt that becomes a vector, whole: float32, little-endian.
@@ -47,6 +49,8 @@ class ChoiceDelta(msgspec.Struct):
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     embedding: bytes = b""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from typing import Self
 
 from service.backend import TokenStream
 from service.errors import ApiError, ApiErrorCode
-from service.handler.choice import ChoiceAssembler, is_failure
+from service.handler.chats import Assembler
+from service.handler.choice import is_failure
 from service.handler.echo import PromptEcho
 from service.handler.embedding import VectorAssembler
 from service.handler.events import ChoiceDelta, Usage
@@ -33,7 +34,7 @@ class ChoiceRun:
     """
 
     stream: TokenStream
-    assembler: ChoiceAssembler | VectorAssembler
+    assembler: Assembler | VectorAssembler
     echo: PromptEcho | None
     prompt_token_ids: list[int]
     submitted_s: float

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from service.backend import GenerationBackend, TokenStream
+from service.handler.chats import Chats
 from service.handler.checks import (
     check_num_tokens,
     check_prompt,
@@ -58,6 +59,7 @@ class Handler:
         pieces: TokenPieces,
         limits: Limits,
         metrics: RequestMetrics,
+        chats: Chats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -65,6 +67,7 @@ class Handler:
         self._backend = backend
         self._encoder = PromptEncoder(tokenizer)
         self._pieces = pieces
+        self._chats = chats
         self._clock = clock
 
     @property
@@ -91,7 +94,7 @@ class Handler:
         arrival_s = self._clock()
         context = context.in_session(request.session_id)
         try:
-            check_request(request, self.limits, self.model_info)
+            check_request(self._chats.check(request), self.limits, self.model_info)
             check_rights(request, context, self.limits)
             self._backend.check_admission()
             lease.take_sequences(len(request.prompts) * request.n)
@@ -132,8 +135,9 @@ class Handler:
         self, request: GenerationRequest, context: RequestContext, lease: Lease, arrival_s: float
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
-        grammar = await self._encoder.make_grammar(request.constraint, context)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
+        request = self._chats.constrained(request, prompts[0])
+        grammar = await self._encoder.make_grammar(request.constraint, context)
         engine_prompts = await for_engine(fit_prompts(request, prompts, self.limits, info))
         fitted = with_sources(engine_prompts, request.prompts, info)
         lease.charge_prompt(sum(prompt.num_input_tokens for prompt in fitted))
@@ -189,7 +193,11 @@ class Handler:
         runs = [
             ChoiceRun(
                 stream,
-                ChoiceAssembler(index, options, len(echoes[index // request.n]))
+                self._chats.assembler(
+                    request,
+                    ChoiceAssembler(index, options, len(echoes[index // request.n])),
+                    shown[0],
+                )
                 if pooling is None
                 else VectorAssembler(index),
                 PromptEcho(
@@ -240,7 +248,7 @@ class Handler:
         sampling = request.sampling
         eos_ids = frozenset(self.model_info.eos_token_ids)
         return ChoiceOptions(
-            pieces=self._pieces,
+            pieces=self._pieces if request.chat is None else self._chats.format.pieces,
             text=request.text,
             stop_strings=StopStrings(request.text.stop) if request.text.stop else None,
             min_tokens=sampling.min_tokens,

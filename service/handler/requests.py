@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.chat.options import ChatOptions
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.engine.encoder_input import SourceFeatures
@@ -68,6 +69,7 @@ class GenerationRequest:
     truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
     session_id: requests of one session go to one replica; "" is what the call's header says.
     constraint: of every choice. embedding: nothing is generated, each prompt becomes a vector.
+    chat: None for what is no chat.
     """
 
     prompts: tuple[Prompt, ...]
@@ -84,3 +86,4 @@ class GenerationRequest:
     session_id: str = ""
     constraint: NamedConstraint | None = None
     embedding: EmbeddingOptions | None = None
+    chat: ChatOptions | None = None

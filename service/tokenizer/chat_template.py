@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -88,6 +88,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
     ) -> str:
@@ -95,11 +96,11 @@ class ChatTemplate:
         chunks: list[str] = []
         size = 0
         values: dict[str, Any] = {
-            "tools": None,
             "documents": None,
             **self._named_tokens,
             **kwargs,
             "messages": messages,
+            "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
         # A template computes on client input: whatever it trips over is that input's error.
@@ -121,3 +122,12 @@ class ChatTemplate:
         ) as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         return "".join(chunks)
+
+
+def takes_tools(source: str) -> bool:
+    """Whether a template reads the variable that has the tools; one that is broken does not."""
+    try:
+        tree = _make_environment().parse(source)
+    except jinja2.TemplateError:
+        return False
+    return "tools" in meta.find_undeclared_variables(tree)

@@ -32,7 +32,24 @@ class Lark(msgspec.Struct, frozen=True, tag="lark"):
     source: str
 
 
-Constraint = JsonSchema | Regex | Choices | Lark
+class Mark(msgspec.Struct, frozen=True):
+    """A text that models write between the parts of an answer. rule: its name in the grammar.
+    token_id: the token of the model that is this text; None where there is none."""
+
+    rule: str
+    text: str
+    token_id: int | None
+
+
+class Marked(msgspec.Struct, frozen=True, tag="marked"):
+    """A grammar of ours around schemas of a client. source: Lark that leaves the marks' rules
+    open."""
+
+    source: str
+    marks: tuple[Mark, ...]
+
+
+Constraint = JsonSchema | Regex | Choices | Lark | Marked
 
 JSON_OBJECT = JsonSchema('{"type":"object"}')
 
@@ -46,5 +63,5 @@ def constraint_bytes(constraint: Constraint) -> int:
             return len(constraint.pattern.encode("utf-8", "surrogatepass"))
         case Choices():
             return sum(len(text.encode("utf-8", "surrogatepass")) for text in constraint.texts)
-        case Lark():
+        case Lark() | Marked():
             return len(constraint.source.encode("utf-8", "surrogatepass"))

@@ -5,17 +5,16 @@ Knows no sockets and no event loop. Not safe for threads: one instance a process
 """
 
 import json
-from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenizers import Encoding, Tokenizer
 
 from service.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from service.tokenizer.detokenizer import decode_all
 from service.tokenizer.folder import TokenizerFiles, read_tokenizer_files
-from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
 from service.tokenizer.pieces import TokenPieces, build_token_pieces, sample_token_ids
 from service.tokenizer.special_tokens import Shield, SpecialTokenGuard, UnguardableTextError
 from workers.errors import ModelLoadError
@@ -132,7 +131,7 @@ class TextEncoder:
 
     def _shield(self, job: EncodeChat) -> Shield:
         try:
-            return self._guard.shield(_strings([job.messages, job.template_kwargs]))
+            return self._guard.shield(strings_in([job.messages, job.tools, job.template_kwargs]))
         except UnguardableTextError as error:
             raise EncodeRefusedError("the text uses every private character", "messages") from error
 
@@ -142,14 +141,20 @@ class TextEncoder:
             for item in job.messages
         ]
         kwargs = {key: shield.protect(value) for key, value in job.template_kwargs.items()}
+        tools = shield.protect(job.tools)
         if not job.continue_final_message:
             return template.render(
-                messages, add_generation_prompt=job.add_generation_prompt, kwargs=kwargs
+                messages,
+                tools=tools,
+                add_generation_prompt=job.add_generation_prompt,
+                kwargs=kwargs,
             )
         # The space behind the marker shows whether the template trims its contents.
         tag = shield.marker + " "
         messages[-1] = {**messages[-1], "content": messages[-1]["content"] + tag}
-        rendered = template.render(messages, add_generation_prompt=False, kwargs=kwargs)
+        rendered = template.render(
+            messages, tools=tools, add_generation_prompt=False, kwargs=kwargs
+        )
         head, found, tail = rendered.rpartition(shield.marker)
         if not found:
             raise ChatTemplateError("the last message does not appear in the conversation")
@@ -196,15 +201,3 @@ class TextEncoder:
         finally:
             self._tokenizer.encode_special_tokens = False
         return token_ids
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)

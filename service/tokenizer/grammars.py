@@ -4,17 +4,18 @@ Nothing here bounds time or memory: it runs where both are bounded (grammar_work
 model: whatever names a token of one is refused.
 """
 
+import json
 import re
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from service.tokenizer.constraints import Choices, Constraint, JsonSchema, Lark, Regex
+from service.tokenizer.constraints import Choices, Constraint, JsonSchema, Lark, Marked, Regex
 from workers.constraints.limits import parser_limits
 
 # One space at most, and only behind a comma or a colon: without a bound a model can fill its whole
 # output with line breaks. x-guidance in a schema says otherwise (docs/decisions/0069).
-_JSON_DEFAULTS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+JSON_DEFAULTS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _JSON_LENIENT = {"lenient": True, "coerce_one_of": True}
 _LENIENT_HINT = (
     "; leave it out, or have what cannot be followed ignored: strict: false beside the schema, or "
@@ -54,7 +55,7 @@ class GrammarMaker:
         if any(_NO_TOKENIZER in message for message in messages):
             raise GrammarRefusedError("tokens of a model, <...>, cannot be named; write text")
         self._try(grammar)
-        return grammar
+        return _for_engine(constraint) if isinstance(constraint, Marked) else grammar
 
     def _try(self, grammar: str) -> None:
         """Ask for the first masks: an engine that builds the same parser spends no more on them
@@ -79,6 +80,19 @@ def _convert(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_regex(alternatives)
         case Lark():
             return LLMatcher.grammar_from_lark(_to_lark(constraint.source))
+        case Marked():
+            texts = [f"{mark.rule}: {json.dumps(mark.text)}" for mark in constraint.marks]
+            return LLMatcher.grammar_from_lark("\n".join([constraint.source, *texts]))
+
+
+def _for_engine(constraint: Marked) -> str:
+    """What was tried with its marks spelled out, with tokens in their place: there are no other
+    differences."""
+    rules = [
+        f"{mark.rule}: {json.dumps(mark.text) if mark.token_id is None else f'<[{mark.token_id}]>'}"
+        for mark in constraint.marks
+    ]
+    return LLMatcher.grammar_from_lark("\n".join([constraint.source, *rules]))
 
 
 def _from_schema(constraint: JsonSchema) -> str:
@@ -86,7 +100,7 @@ def _from_schema(constraint: JsonSchema) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(
             constraint.schema,
-            defaults=_JSON_DEFAULTS,  # type: ignore[arg-type]
+            defaults=JSON_DEFAULTS,  # type: ignore[arg-type]
             overrides=overrides,  # type: ignore[arg-type]
         )
     except ValueError as error:

@@ -5,7 +5,7 @@ A frame is a little-endian uint32 length and that many bytes of msgpack.
 
 import array
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,11 +34,13 @@ class EncodeText(msgspec.Struct, frozen=True, tag="text"):
 class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     """messages: role, content and further fields, as the chat template reads them.
 
-    continue_final_message: end the prompt inside the last message instead of after it.
+    tools: as OpenAI's API has them. continue_final_message: end the prompt inside the last message
+    instead of after it.
     max_tokens: as in EncodeText.
     """
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -139,7 +141,7 @@ def job_bytes(job: Job) -> int:
         case EncodeText():
             return _utf8_bytes(job.text)
         case EncodeChat():
-            strings = (s for m in job.messages for s in m.values() if isinstance(s, str))
+            strings = strings_in([job.messages, job.tools])
             return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings))
         case DecodeTokens():
             return len(job.token_ids)
@@ -147,6 +149,19 @@ def job_bytes(job: Job) -> int:
             return constraint_bytes(job.constraint)
         case ReadAudio():
             return len(job.data)
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)
 
 
 def _utf8_bytes(text: str) -> int:

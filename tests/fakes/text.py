@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from service.audio.features import feature_reader_of
+from service.chat.format import make_chat_format
+from service.chat.settings import ChatSettings
 from service.errors import ApiError, ApiErrorCode
+from service.handler.chats import Chats
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
 from service.limits import Limits
@@ -17,7 +20,7 @@ from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio, Refused
 from service.tokenizer.worker import Tools, run_job
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
-from tests.fakes.tokenizer_folders import make_byte_level_folder
+from tests.fakes.tokenizer_folders import CHATML_TEMPLATE, make_byte_level_folder
 from workers.engine.protocol import ModelInfo
 
 ANSWER = "hello world, naïve 🙂 café\n"
@@ -29,7 +32,11 @@ class InlineTokenizer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.encoder = TextEncoder(folder, max_rendered_bytes=1 << 20)
-        _, self.pieces = load_tokenizer(read_tokenizer_files(folder))
+        files = read_tokenizer_files(folder)
+        tokenizer, self.pieces = load_tokenizer(files)
+        self.chats = Chats(
+            make_chat_format(files.chat_template, tokenizer, self.pieces, ChatSettings())
+        )
 
     async def encode_text(self, job: EncodeText, flow: Flow) -> list[int]:
         return self.encoder.encode_text(job)
@@ -114,11 +121,13 @@ def make_bench(
     script: Script | None = None,
     limits: Limits | None = None,
     info: ModelInfo = MODEL_INFO,
+    chat_template: str = CHATML_TEMPLATE,
 ) -> Bench:
     """By default the backend answers every request with ANSWER and the end-of-sequence token."""
-    tokenizer = InlineTokenizer(make_byte_level_folder(folder))
+    tokenizer = InlineTokenizer(make_byte_level_folder(folder, chat_template))
     answer = [*tokenizer.ids(ANSWER), 2]
     backend = FakeBackend(script or (lambda request: make_outputs(request, answer)), info)
     metrics = RecordingMetrics()
-    handler = Handler(backend, tokenizer, tokenizer.pieces, limits or Limits(), metrics)
+    pieces, chats = tokenizer.pieces, tokenizer.chats
+    handler = Handler(backend, tokenizer, pieces, limits or Limits(), metrics, chats)
     return Bench(handler, backend, tokenizer, metrics)

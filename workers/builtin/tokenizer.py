@@ -44,6 +44,14 @@ _PRE_TOKEN_PATTERN = "|".join(
 )
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\nYou may call these functions:\\n<tools>' -}}
+{%- for tool in tools -%}
+{{- '\\n' + tool | tojson -}}
+{%- endfor -%}
+{{- '\\n</tools>\\nA call is written so:\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n' -}}
+{{- '</tool_call><|im_end|>\\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
 {%- if message['content'] is string -%}
@@ -53,6 +61,10 @@ CHAT_TEMPLATE = """\
 {{- part['text'] -}}
 {%- endfor -%}
 {%- endif -%}
+{%- for call in message['tool_calls'] or [] -%}
+{{- '\\n<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' -}}
+{{- call['function']['arguments'] | tojson + '}\\n</tool_call>' -}}
+{%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

@@ -1,10 +1,10 @@
 """POST /v1/chat/completions: the request, and what it means to the handler.
 
-Content is text. Parts of other kinds, tools and their messages are refused by name.
+Content is text. Parts of other kinds are refused by name.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import INT32_MAX, StrictModel
 from service.api.openai.sampling import sampling_params, text_options
+from service.api.openai.tools import ToolCalls, ToolParameters, ToolSpec
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
 from service.limits import MAX_ITEMS, Limits
@@ -23,9 +24,9 @@ _MESSAGE_HARMLESS: dict[str, tuple[Any, ...]] = {
     "function_call": (None,),
     "refusal": (None,),
     "annotations": (None, []),
-    "tool_calls": (None, []),
 }
-_UNBUILT_ROLES = ("tool", "function")
+_UNBUILT_ROLES = ("function",)
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 _KWARG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -35,14 +36,21 @@ class TextPart(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One turn. developer is another name for system. Text parts are joined by line breaks."""
+    """One turn. developer is another name for system. Text parts are joined by line breaks.
 
-    role: Literal["system", "developer", "user", "assistant"]
+    tool_calls: of an assistant. tool_call_id: whose result a message of role tool is. reasoning is
+    another name for reasoning_content.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = (
         None
     )
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -50,7 +58,7 @@ class ChatMessage(StrictModel):
         if not isinstance(data, Mapping):
             return data
         if data.get("role") in _UNBUILT_ROLES:
-            raise _unsupported("messages.role", "tools are not supported")
+            raise _unsupported("messages.role", "functions are tools now: write role tool")
         _check_parts(data.get("content"))
         kept = {}
         for name, value in data.items():
@@ -71,30 +79,45 @@ class ChatMessage(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _calls_and_results_have_their_roles(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise _invalid("only an assistant calls tools", "messages.tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            message = "a message of role tool has a tool_call_id, and no other has"
+            raise _invalid(message, "messages.tool_call_id")
+        return self
+
     def to_template(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """As chat templates read it. Raises ApiError."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        message = {
+        message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": content or "",
         }
         if self.name is not None:
             message["name"] = self.name
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
-class ChatCompletionRequest(ConstrainedParameters):
+class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
     """max_completion_tokens supersedes max_tokens; given both, they must agree.
 
     add_generation_prompt (default true) and continue_final_message (default false) exclude each
-    other. chat_template_kwargs: extra variables of the model's own template.
+    other. chat_template_kwargs: extra variables of the model's own template. reasoning_effort:
+    such a variable, too; "none" also sets enable_thinking to false.
     """
 
     messages: Messages
@@ -104,6 +127,7 @@ class ChatCompletionRequest(ConstrainedParameters):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @model_validator(mode="after")
     def _refuse_chat_contradictions(self) -> Self:
@@ -141,6 +165,7 @@ class ChatCompletionRequest(ConstrainedParameters):
             request_id=self.request_id or "",
             session_id=self.session_id or self.prompt_cache_key or "",
             constraint=self.constraint,
+            chat=self.to_chat_options(limits),
         )
 
     def to_prompt(self, limits: Limits) -> EncodeChat:
@@ -149,9 +174,16 @@ class ChatCompletionRequest(ConstrainedParameters):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             add_special_tokens=self.add_special_tokens,
-            template_kwargs=self.chat_template_kwargs,
+            template_kwargs={**self._effort(), **(self.chat_template_kwargs or {})},
             limits=limits,
+            tools=self.shown_tools,
         )
+
+    def _effort(self) -> dict[str, Any]:
+        if self.reasoning_effort is None:
+            return {}
+        effort: dict[str, Any] = {"reasoning_effort": self.reasoning_effort}
+        return {**effort, "enable_thinking": False} if self.reasoning_effort == "none" else effort
 
 
 def make_chat_prompt(
@@ -162,6 +194,7 @@ def make_chat_prompt(
     add_special_tokens: bool | None,
     template_kwargs: dict[str, Any] | None,
     limits: Limits,
+    tools: Sequence[ToolSpec] = (),
 ) -> EncodeChat:
     """Raises ApiError if a message has too many parts or the template arguments are too large."""
     for message in messages:
@@ -175,6 +208,7 @@ def make_chat_prompt(
     check_template_kwargs(kwargs, limits)
     return EncodeChat(
         [message.to_template() for message in messages],
+        tools=[tool.to_template() for tool in tools],
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         add_special_tokens=bool(add_special_tokens),

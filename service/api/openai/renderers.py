@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from service.api.openai.chat import ChatCompletionRequest
+from service.api.openai.chat_parts import chat_delta, chat_message
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.json_parts import JsonParts
 from service.api.openai.logprobs import (
@@ -19,7 +20,6 @@ from service.api.openai.wire import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
-    ChatMessageBody,
     CompletionChoice,
     ResponseBody,
     UsageBody,
@@ -171,7 +171,7 @@ class ChatRenderer:
         parts = JsonParts()
         choice = ChatChunkChoice(
             index=delta.index,
-            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            delta=chat_delta(delta),
             logprobs=chat_logprobs(delta.logprobs, parts),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
@@ -205,7 +205,7 @@ class ChatRenderer:
     def _choice(self, result: ChoiceResult, parts: JsonParts) -> ChatChoice:
         return ChatChoice(
             index=result.index,
-            message=ChatMessageBody(parts.text(result.text)),
+            message=chat_message(result, parts),
             logprobs=chat_logprobs(result.logprobs, parts),
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,

@@ -6,7 +6,7 @@ UNSET fields are left out; None is sent as null. Pure data.
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from service.handler.directory import ServedModel
 from service.handler.events import Usage
@@ -70,9 +70,26 @@ class ChatLogprobs(Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionChunk(Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallChunk(Struct, frozen=True):
+    """id, type and name come with the first chunk of a call, and only there."""
+
+    index: int
+    function: FunctionChunk
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatDelta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):
@@ -84,10 +101,26 @@ class ChatChunkChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionBody(Struct, frozen=True):
+    name: str
+    arguments: str | Raw
+
+
+class ToolCallBody(Struct, frozen=True):
+    id: str
+    function: FunctionBody
+    type: str = "function"
+
+
 class ChatMessageBody(Struct, frozen=True):
-    content: str
+    """content: null where there are calls and nothing else."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):

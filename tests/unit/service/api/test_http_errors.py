@@ -123,7 +123,6 @@ async def test_only_json_is_accepted(client):
         ({"stream_options": {"include_usage": True}}, "invalid_request", "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "invalid_request", "prompt_logprobs"),
         ({"service_tier": "priority"}, "unsupported_parameter", "service_tier"),
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),
         ({"best_of": True}, "unsupported_parameter", "best_of"),
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
@@ -145,6 +144,7 @@ async def test_bad_parameters_are_named(client, bench, path, extra, code, param)
     ("path", "body", "code", "param"),
     [
         ("/v1/completions", {"max_tokens": 0}, "invalid_request", "max_tokens"),
+        ("/v1/completions", {"tools": [{}]}, "unsupported_parameter", "tools"),
         ("/v1/completions", {"max_tokens": 600}, "context_length_exceeded", "max_tokens"),
         ("/v1/completions", {"prompt": []}, "limit_exceeded", "prompt"),
         ("/v1/completions", {"prompt": ""}, "invalid_request", "prompt"),
@@ -161,7 +161,7 @@ async def test_bad_parameters_are_named(client, bench, path, extra, code, param)
         ),
         (
             "/v1/chat/completions",
-            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+            {"messages": [{"role": "function", "content": "x", "name": "f"}]},
             "unsupported_parameter",
             "messages.role",
         ),
@@ -174,8 +174,8 @@ async def test_bad_parameters_are_named(client, bench, path, extra, code, param)
         (
             "/v1/chat/completions",
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-            "unsupported_parameter",
-            "messages.tool_calls",
+            "invalid_request",
+            "messages.0.tool_calls.0.function",
         ),
         (
             "/v1/chat/completions",

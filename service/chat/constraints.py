@@ -1,0 +1,90 @@
+"""What a chat's tools mean for what the model may write."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from service.chat.options import ChatOptions, Tool
+from service.chat.reasoning import ReasoningStyle
+from service.chat.tools.grammar import ANY_TEXT, CallSyntax, LarkRules, calls_rule
+from service.chat.tools.parser import ToolParser
+from service.tokenizer.constraints import JsonSchema, Marked
+
+_ANY_ARGUMENTS = {"type": "object"}
+_LENIENT = {"lenient": True, "coerce_one_of": True}
+_SPACE = r"/[ \n]{0,4}/"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGrammars:
+    """Of one model. token_ids: of marks that are tokens of it."""
+
+    family: type[ToolParser] | None
+    syntax: CallSyntax | None
+    style: ReasoningStyle | None
+    token_ids: Mapping[str, int]
+
+    def of_calls(self, options: ChatOptions, *, is_open: bool) -> Marked | None:
+        """None where everything may be written. is_open: the prompt ends within thinking.
+
+        Raises UnwritableSchemaError.
+        """
+        if self.family is None or self.syntax is None or not options.tools:
+            return None
+        lark = LarkRules(self.token_ids)
+        if options.choice == "required":
+            calls = calls_rule(
+                self.syntax, options.tools, lark, is_parallel=options.is_parallel, opener=""
+            )
+            return lark.finish(self._thinking(lark, is_open=is_open) + calls)
+        if not any(tool.is_strict for tool in options.tools):
+            return None
+        tools = tuple(
+            tool if tool.is_strict else Tool(tool.name, _ANY_ARGUMENTS) for tool in options.tools
+        )
+        return lark.finish(self._text_and_calls(tools, self.family, self.syntax, lark))
+
+    def of_answer(self, schema: JsonSchema, options: ChatOptions, *, is_open: bool) -> Marked:
+        """An answer that obeys the schema, or calls where there are tools.
+
+        Raises UnwritableSchemaError, and ValueError where the schema is not JSON.
+        """
+        lark = LarkRules(self.token_ids)
+        document = json.loads(schema.schema)
+        if not isinstance(document, dict):
+            raise ValueError("a schema is a JSON object")
+        if schema.is_lenient:
+            document = {**document, "x-guidance": {**document.get("x-guidance", {}), **_LENIENT}}
+        start = lark.json(document)
+        if options.tools and self.syntax is not None:
+            calls = calls_rule(
+                self.syntax, options.tools, lark, is_parallel=options.is_parallel, opener=""
+            )
+            start = f"({start} | {calls})"
+        return lark.finish(self._thinking(lark, is_open=is_open) + start)
+
+    def _thinking(self, lark: LarkRules, *, is_open: bool) -> str:
+        if not is_open or self.style is None:
+            return ""
+        return f"{lark.until(self.style.end)} {lark.add(_SPACE)} "
+
+    def _text_and_calls(
+        self, tools: tuple[Tool, ...], family: type[ToolParser], syntax: CallSyntax, lark: LarkRules
+    ) -> str:
+        begin = syntax.begin or syntax.head
+        opener = next((mark for mark in family.openers if begin.startswith(mark)), "")
+        is_list = bool(syntax.begin)
+        if not opener:
+            calls = calls_rule(syntax, tools, lark, is_parallel=True, opener="")
+            answer = lark.add(rf"/[^ \n{chr(92)}{family.first_chars}](.|\n)*/")
+            return f"({answer} | {calls})"
+        calls = calls_rule(syntax, tools, lark, is_parallel=is_list, opener=opener)
+        marks = [lark.mark(text) for text in self._thinking_marks()]
+        text = lark.add(" | ".join([ANY_TEXT, *marks]))
+        if opener in self.token_ids:
+            return f"{text}* ({lark.mark(opener)} {calls} {text}*)*"
+        return f"({lark.until(opener)} {calls})* {text}*"
+
+    def _thinking_marks(self) -> list[str]:
+        marks = () if self.style is None else (self.style.begin, self.style.end)
+        return [mark for mark in marks if mark in self.token_ids]

@@ -1,0 +1,103 @@
+"""What a model thinks before it answers: text between two marks, at the beginning."""
+
+from dataclasses import dataclass
+
+from service.chat.parsed import ParsedText
+from service.chat.reading import SPACE
+from service.tokenizer.stop_strings import ROOT, StopStrings
+
+MAX_HELD_SPACE_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningStyle:
+    """The marks around thinking. The model writes the first one, or its template did."""
+
+    name: str
+    begin: str
+    end: str
+
+
+STYLES = {
+    style.name: style
+    for style in (
+        ReasoningStyle("think", "<think>", "</think>"),
+        ReasoningStyle("mistral", "[THINK]", "[/THINK]"),
+        ReasoningStyle("granite", "Here is my thought process:", "Here is my response:"),
+    )
+}
+
+
+def reasoning_style_of(template: str) -> ReasoningStyle | None:
+    """By the end marks that a model's chat template looks for or writes."""
+    return next((style for style in STYLES.values() if style.end in template), None)
+
+
+class ReasoningParser:
+    """Of one choice. Its content is what follows the thinking; spaces around both are dropped.
+
+    is_open: the prompt ends within the thinking. Without an end mark all of it is thinking.
+    """
+
+    def __init__(self, style: ReasoningStyle, *, is_open: bool) -> None:
+        self._begin = style.begin
+        self._end = StopStrings((style.end,))
+        self._state = ROOT
+        self._held = ""
+        self._has_begun = is_open
+        self._has_ended = False
+        self._is_blank = True
+        self._is_behind = False
+
+    def push(self, text: str) -> ParsedText:
+        """reasoning, and content that other parsers go on with."""
+        parsed = ParsedText()
+        for position, char in enumerate(text):
+            if self._has_ended:
+                parsed.content += self._follow(text[position:])
+                break
+            if self._has_begun:
+                self._think(char, parsed)
+            else:
+                self._expect_begin(char, parsed)
+        return parsed
+
+    def flush(self) -> ParsedText:
+        held, self._held = self._held, ""
+        if self._has_begun and not self._has_ended:
+            return ParsedText(reasoning=held.rstrip(SPACE))
+        return ParsedText(content=held)
+
+    def _expect_begin(self, char: str, parsed: ParsedText) -> None:
+        self._held += char
+        seen = self._held.lstrip(SPACE)
+        if seen == self._begin:
+            self._held = ""
+            self._has_begun = True
+        elif not self._begin.startswith(seen) or len(self._held) > MAX_HELD_SPACE_CHARS:
+            parsed.content += self._held
+            self._held = ""
+            self._has_ended = True
+
+    def _think(self, char: str, parsed: ParsedText) -> None:
+        if self._is_blank and char in SPACE:
+            return
+        self._is_blank = False
+        self._held += char
+        self._state = self._end.step(self._state, char)
+        if self._end.match(self._state) is not None:
+            parsed.reasoning += self._held[: -self._end.depth(self._state)].rstrip(SPACE)
+            self._held = ""
+            self._has_ended = self._is_behind = True
+            return
+        sure = self._held[: len(self._held) - self._end.depth(self._state)]
+        if len(self._held) <= MAX_HELD_SPACE_CHARS:
+            sure = sure.rstrip(SPACE)
+        parsed.reasoning += sure
+        self._held = self._held[len(sure) :]
+
+    def _follow(self, text: str) -> str:
+        if self._is_behind:
+            text = text.lstrip(SPACE)
+            self._is_behind = not text
+        return text

@@ -1,0 +1,100 @@
+"""Grammars of tool calls: Lark of llguidance around the schemas of the functions' arguments."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.chat.options import Tool
+from service.tokenizer.constraints import Mark, Marked
+
+ANY_TEXT = r"/(.|\n)+/"
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+
+@dataclass(slots=True)
+class LarkRules:
+    """A grammar under construction. token_ids: of texts that are tokens of the model, by text."""
+
+    token_ids: Mapping[str, int]
+    rules: list[str] = field(default_factory=list)
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    def add(self, expression: str) -> str:
+        """The name of a new rule."""
+        name = f"rule_{len(self.rules)}"
+        self.rules.append(f"{name}: {expression}")
+        return name
+
+    def text(self, text: str) -> str:
+        """An expression of just this text, with its marks as marks."""
+        if not text:
+            return ""
+        pattern = "|".join(map(re.escape, sorted(self.token_ids, key=len, reverse=True)))
+        parts = re.split(f"({pattern})", text) if pattern else [text]
+        return " ".join(self._part(part) for part in parts if part)
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Compact, as all JSON that is asked for; a schema's own x-guidance says otherwise."""
+        styled = {**schema, "x-guidance": {**_JSON_STYLE, **schema.get("x-guidance", {})}}
+        return self.add("%json " + json.dumps(styled, ensure_ascii=False))
+
+    def until(self, end: str) -> str:
+        """Any text, and then the end, which is a mark or a text that stands for none of it."""
+        if end in self.token_ids:
+            return f"{self.add(ANY_TEXT)}? {self.mark(end)}"
+        name = f"rule_{len(self.rules)}"
+        self.rules.append(f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}")
+        return name
+
+    def finish(self, start: str) -> Marked:
+        return Marked("\n".join([f"start: {start}", *self.rules]), tuple(self.marks.values()))
+
+    def mark(self, text: str) -> str:
+        token_id = self.token_ids.get(text)
+        mark = Mark(f"mark_{len(self.marks)}", text, token_id)
+        return self.marks.setdefault(text, mark).rule
+
+    def _part(self, part: str) -> str:
+        return self.mark(part) if part in self.token_ids else json.dumps(part)
+
+
+ArgumentRule = Callable[[Mapping[str, Any], LarkRules], str]
+
+
+def json_arguments(schema: Mapping[str, Any], lark: LarkRules) -> str:
+    return lark.json(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """A call is head, the function's name, middle, its arguments, tail; calls stand between begin
+    and end, with separators."""
+
+    head: str
+    middle: str
+    tail: str = ""
+    begin: str = ""
+    separator: str = "\n"
+    end: str = ""
+    arguments: ArgumentRule = json_arguments
+
+
+def calls_rule(
+    syntax: CallSyntax, tools: Sequence[Tool], lark: LarkRules, *, is_parallel: bool, opener: str
+) -> str:
+    """One call or more. opener: text that stands before them already."""
+    calls = [_call(syntax, tool, lark, "" if syntax.begin else opener) for tool in tools]
+    first = lark.add(" | ".join(calls))
+    parts = [lark.text(syntax.begin.removeprefix(opener)), first]
+    if is_parallel:
+        call = lark.add(" | ".join(_call(syntax, t, lark, "") for t in tools)) if opener else first
+        parts.append(f"({lark.text(syntax.separator)} {call})*")
+    return lark.add(" ".join([*parts, lark.text(syntax.end)]))
+
+
+def _call(syntax: CallSyntax, tool: Tool, lark: LarkRules, opener: str) -> str:
+    head = lark.text((syntax.head + tool.name + syntax.middle).removeprefix(opener))
+    arguments = syntax.arguments(tool.parameters, lark)
+    return lark.add(f"{head} {arguments} {lark.text(syntax.tail)}")
