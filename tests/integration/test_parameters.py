@@ -144,6 +144,41 @@ def test_every_choice_at_temperature_1_is_valid_and_streams_alike(openai_client)
     assert streamed == texts
 
 
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in (("plan", Plan.model_json_schema()), ("step", Step.model_json_schema()))
+]
+FORCED = {"type": "function", "function": {"name": "plan"}}
+ASKED = {"model": "builtin", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 400, "n": 2}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_forced_call_has_valid_arguments_and_streams_alike(openai_client, seed) -> None:
+    asked = {**ASKED, "tool_choice": FORCED, "seed": seed}
+    answer = openai_client.chat.completions.create(**asked)
+    with openai_client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
+    for choice, other in zip(answer.choices, streamed.choices, strict=True):
+        assert choice.finish_reason == other.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,), (again,) = choice.message.tool_calls, other.message.tool_calls
+        assert call.function.name == again.function.name == "plan"
+        assert call.function.arguments == again.function.arguments
+        Plan.model_validate_json(call.function.arguments)
+
+
+def test_a_required_call_and_its_result_go_on_as_a_conversation(openai_client) -> None:
+    asked = {**ASKED, "seed": 3, "n": 1, "parallel_tool_calls": False}
+    answer = openai_client.chat.completions.create(**asked, tool_choice="required")
+    message = answer.choices[0].message
+    (call,) = message.tool_calls
+    assert call.function.name in ("plan", "step")
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    asked["messages"] = [*MESSAGES, message.model_dump(exclude_none=True), result]
+    asked["max_tokens"] = 8
+    assert openai_client.chat.completions.create(**asked).choices[0].finish_reason
+
+
 @pytest.mark.parametrize(
     ("asked", "pattern"),
     [

@@ -53,11 +53,10 @@ def written_at_random(constraint, seed, num_bytes=4000):
     matcher, chance, made = matcher_of(constraint), random.Random(seed), []
     plain = [ord(c) for c in '", }])\n<>/ab10=:']
     while not matcher.is_stopped() and len(made) < num_bytes:
-        for end in ENDS if chance.random() < 0.1 else ():
-            if matcher.validate_tokens(end) == len(end):
-                assert matcher.consume_tokens(end)
-                made += end
-                break
+        end = chance.choice(ENDS)
+        if chance.random() < 0.1 and matcher.validate_tokens(end) == len(end):
+            assert matcher.consume_tokens(end)
+            made += end
         if matcher.is_stopped():
             break
         mask = matcher.compute_bitmask()
