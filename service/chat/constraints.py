@@ -3,10 +3,17 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from service.chat.options import ChatOptions, Tool
 from service.chat.reasoning import ReasoningStyle
-from service.chat.tools.grammar import ANY_TEXT, CallSyntax, LarkRules, calls_rule
+from service.chat.tools.grammar import (
+    ANY_TEXT,
+    CallSyntax,
+    LarkRules,
+    UnwritableSchemaError,
+    calls_rule,
+)
 from service.chat.tools.parser import ToolParser
 from service.tokenizer.constraints import JsonSchema, Marked
 
@@ -52,9 +59,9 @@ class ChatGrammars:
         lark = LarkRules(self.token_ids)
         document = json.loads(schema.schema)
         if not isinstance(document, dict):
-            raise ValueError("a schema is a JSON object")
+            raise UnwritableSchemaError("a schema is a JSON object")
         if schema.is_lenient:
-            document = {**document, "x-guidance": {**document.get("x-guidance", {}), **_LENIENT}}
+            document = {**document, "x-guidance": {**_own_guidance(document), **_LENIENT}}
         start = lark.json(document)
         if options.tools and self.syntax is not None:
             calls = calls_rule(
@@ -88,3 +95,8 @@ class ChatGrammars:
     def _thinking_marks(self) -> list[str]:
         marks = () if self.style is None else (self.style.begin, self.style.end)
         return [mark for mark in marks if mark in self.token_ids]
+
+
+def _own_guidance(document: dict[str, Any]) -> dict[str, Any]:
+    own = document.get("x-guidance", {})
+    return own if isinstance(own, dict) else {}

@@ -7,7 +7,7 @@ from typing import Protocol
 from service.chat.format import ChatFormat
 from service.chat.options import ChatOptions
 from service.chat.parser import ChatParser
-from service.chat.tools.named_arguments import UnwritableSchemaError
+from service.chat.tools.grammar import UnwritableSchemaError
 from service.errors import ApiError, ApiErrorCode
 from service.handler.choice import ChoiceAssembler
 from service.handler.events import ChoiceDelta
@@ -105,7 +105,7 @@ class Chats:
                 named = NamedConstraint(answer, given.param)
             else:
                 named = given
-        except (UnwritableSchemaError, ValueError) as error:
+        except (UnwritableSchemaError, ValueError, RecursionError) as error:
             param = given.param if given is not None else options.tools_param
             raise _invalid(f"{param}: {error}", param) from error
         return replace(request, constraint=named)

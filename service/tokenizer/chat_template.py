@@ -5,6 +5,7 @@ passes a ceiling; the wall clock is the process pool's business. Knows no tokens
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -14,6 +15,10 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_ADDED_ARGUMENTS = re.compile(
+    r"\+\s*\w+(\['function'\]|\.function)?(\['arguments'\]|\.arguments)\s*(\+|-?\}\}|\))"
+)
 
 
 class ChatTemplateError(Exception):
@@ -68,6 +73,8 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """One compiled template.
 
+    takes_arguments_as_text: of calls, where others take an object; it adds them to a text.
+
     literals: every string the template's logic can compare its inputs with.
     """
 
@@ -80,6 +87,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template is broken: {error}") from error
         self._named_tokens = dict(named_tokens)
         self._max_output_bytes = max_output_bytes
+        self.takes_arguments_as_text = bool(_ADDED_ARGUMENTS.search(source))
         self.literals = frozenset(
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
         )

@@ -7,7 +7,7 @@ Knows no sockets and no event loop. Not safe for threads: one instance a process
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
@@ -140,6 +140,8 @@ class TextEncoder:
             {key: value if key == "role" else shield.protect(value) for key, value in item.items()}
             for item in job.messages
         ]
+        if template.takes_arguments_as_text:
+            messages = [_with_text_arguments(message) for message in messages]
         kwargs = {key: shield.protect(value) for key, value in job.template_kwargs.items()}
         tools = shield.protect(job.tools)
         if not job.continue_final_message:
@@ -201,3 +203,16 @@ class TextEncoder:
         finally:
             self._tokenizer.encode_special_tokens = False
         return token_ids
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+        for call in message.get("tool_calls", ())
+        for function in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,13 @@ from pydantic import Field, model_validator
 from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import INT32_MAX, StrictModel
 from service.api.openai.sampling import sampling_params, text_options
-from service.api.openai.tools import ToolCalls, ToolParameters, ToolSpec
+from service.api.openai.tools import (
+    ToolCalls,
+    ToolParameters,
+    ToolSpec,
+    check_calls,
+    check_sendable,
+)
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
 from service.limits import MAX_ITEMS, Limits
@@ -204,11 +210,18 @@ def make_chat_prompt(
                 f"a message may have at most {limits.max_content_parts} content parts",
                 "messages",
             )
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    check_calls(calls)
+    shown = [message.to_template() for message in messages]
+    if calls:
+        check_sendable(shown, "messages")
+    shown_tools = [tool.to_template() for tool in tools]
+    check_sendable(shown_tools, "tools")
     kwargs = template_kwargs or {}
     check_template_kwargs(kwargs, limits)
     return EncodeChat(
-        [message.to_template() for message in messages],
-        tools=[tool.to_template() for tool in tools],
+        shown,
+        tools=shown_tools,
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         add_special_tokens=bool(add_special_tokens),

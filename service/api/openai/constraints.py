@@ -35,12 +35,14 @@ def _schema_text(value: Any) -> str:
         return value
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema: an object, or the JSON text of one")
-    _refuse_floods(value)
+    if schema_bytes(value) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _refuse_floods(schema: dict[str, Any]) -> None:
-    """Writing it holds the interpreter lock from beginning to end; looking at it does not."""
+def schema_bytes(schema: dict[str, Any]) -> int:
+    """Roughly, and not beyond the most that any schema may have. Writing it holds the interpreter
+    lock from beginning to end; looking at it does not."""
     size, unseen = 0, [schema]
     while unseen:
         item: Any = unseen.pop()
@@ -53,7 +55,8 @@ def _refuse_floods(schema: dict[str, Any]) -> None:
             size += _VALUE_BYTES * len(item)
             unseen.extend(item)
         if size > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
+            break
+    return size
 
 
 Schema = Annotated[

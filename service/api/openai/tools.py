@@ -5,8 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from service.api.openai.constraints import schema_bytes
 from service.api.openai.parameters import StrictModel
 from service.chat.options import ChatOptions, Tool
 from service.errors import ApiError, ApiErrorCode
@@ -14,6 +16,7 @@ from service.limits import MAX_ITEMS, MAX_TOOLS, Limits
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_DEPTH = 64
+_MAX_ARGUMENT_PARTS = 1 << 18
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -169,6 +172,8 @@ class ToolParameters(StrictModel):
             for tool in shown
             if not isinstance(chosen, NamedToolChoice) or tool.function.name == chosen.function.name
         )
+        if is_forced or any(tool.is_strict for tool in callable_tools):
+            _check_size(callable_tools, limits)
         return ChatOptions(
             tools=callable_tools,
             choice="required" if is_forced else "auto",
@@ -177,6 +182,30 @@ class ToolParameters(StrictModel):
             and not isinstance(chosen, NamedToolChoice),
             shows_reasoning=self.include_reasoning is not False,
         )
+
+
+def _check_size(tools: Sequence[Tool], limits: Limits) -> None:
+    """Raise ApiError where a grammar of these would be too large, before it is made."""
+    if sum(schema_bytes(tool.parameters) for tool in tools) > limits.max_grammar_bytes:
+        message = f"schemas to be obeyed may have at most {limits.max_grammar_bytes} bytes"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
+
+
+def check_calls(calls: Sequence[ToolCall]) -> None:
+    """Raise ApiError where reading their arguments would take long. calls: of all messages."""
+    size = sum(call.function.arguments.count(c) for call in calls for c in ",:[{")
+    if size > _MAX_ARGUMENT_PARTS:
+        param = "messages.tool_calls.function.arguments"
+        message = f"{param} have too many values"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)
+
+
+def check_sendable(value: Any, param: str) -> None:
+    """Raise ApiError where it holds numbers or text that no other process can be sent."""
+    try:
+        msgspec.msgpack.encode(value)
+    except (OverflowError, RecursionError, ValueError) as error:
+        raise _invalid(f"{param}: a number or text in it is out of range", param) from error
 
 
 def _invalid(message: str, param: str) -> ApiError:

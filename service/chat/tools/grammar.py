@@ -13,6 +13,10 @@ ANY_TEXT = r"/(.|\n)+/"
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
+class UnwritableSchemaError(Exception):
+    """The format cannot hold arguments to such a schema. The message may go to a client."""
+
+
 @dataclass(slots=True)
 class LarkRules:
     """A grammar under construction. token_ids: of texts that are tokens of the model, by text."""
@@ -37,7 +41,10 @@ class LarkRules:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Compact, as all JSON that is asked for; a schema's own x-guidance says otherwise."""
-        styled = {**schema, "x-guidance": {**_JSON_STYLE, **schema.get("x-guidance", {})}}
+        own = schema.get("x-guidance", {})
+        if not isinstance(own, dict):
+            raise UnwritableSchemaError("x-guidance is an object")
+        styled = {**schema, "x-guidance": {**_JSON_STYLE, **own}}
         return self.add("%json " + json.dumps(styled, ensure_ascii=False))
 
     def until(self, end: str) -> str:

@@ -1,10 +1,13 @@
 """Grammars for arguments that are written one by one, each with its name."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from service.chat.tools.grammar import LarkRules
+from service.chat.tools.grammar import LarkRules, UnwritableSchemaError
 
+MAX_PROPERTIES = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ValueRule = Callable[[str, Mapping[str, Any], LarkRules], str]
 _KNOWN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "title", "$defs"}
@@ -13,10 +16,6 @@ _KNOWN = frozenset(
 _TEXT_ONLY = frozenset(
     {"type", "description", "title", "default", "examples", "enum", "const", "$defs", "definitions"}
 )
-
-
-class UnwritableSchemaError(Exception):
-    """The format cannot hold arguments to such a schema. The message may go to a client."""
 
 
 def named_arguments(
@@ -32,8 +31,14 @@ def named_arguments(
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    if not isinstance(properties, dict) or not set(required) <= properties.keys():
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise UnwritableSchemaError("properties is an object, required a list")
+    if not all(isinstance(name, str) and name in properties for name in required):
         raise UnwritableSchemaError("what is required has to be among the properties")
+    if len(properties) > MAX_PROPERTIES or not all(map(_NAME.fullmatch, properties)):
+        raise UnwritableSchemaError(
+            f"at most {MAX_PROPERTIES} properties, named by letters, digits, '_', '-' and '.'"
+        )
     rules = {
         name: value(name, {**one, **shared} if isinstance(one, dict) else shared, lark)
         for name, one in properties.items()
@@ -62,6 +67,8 @@ def raw_value(schema: Mapping[str, Any], end: str, lark: LarkRules) -> str:
         raise UnwritableSchemaError(f"{unknown[0]} of a string cannot be followed")
     texts = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if texts is not None:
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise UnwritableSchemaError("the enum of a string is a list of strings")
         choices = lark.add(" | ".join(lark.text(text) or '""' for text in texts))
         return f"{choices} {lark.text(end)}"
     return lark.until(end)

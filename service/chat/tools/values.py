@@ -30,7 +30,10 @@ def _from_literal(text: str) -> str | None:
         return None
     for read in (json.loads, ast.literal_eval):
         try:
-            return json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+            found = json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+            # Half of a surrogate pair is no text.
+            found.encode("utf-8")
+            return found
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
     return None

@@ -179,6 +179,20 @@ async def test_the_template_sees_tools_calls_and_results(client, bench):
     assert request.prompt_token_ids.count(2) == 4
 
 
+DEEPSEEK = (
+    "{%- for m in messages -%}{{ m['content'] }}{%- for tool in m['tool_calls'] or [] -%}"
+    "{{ '<｜tool▁calls▁begin｜>' + tool['function']['arguments'] + '.' }}"
+    "{%- endfor -%}{%- endfor -%}{%- if tools -%}{%- endif -%}"
+)
+
+
+@pytest.mark.parametrize("template", [DEEPSEEK])
+async def test_a_template_that_adds_arguments_to_text_gets_text(client, bench):
+    messages = [call_of('{"city":"Köln"}'), {"role": "user", "content": "x"}]
+    await client.post("/v1/chat/completions", json={**ASKED, "messages": messages})
+    assert prompt_of(bench).endswith('begin｜>{"city": "Köln"}.x')
+
+
 async def test_without_a_choice_tools_are_kept_from_the_model(openai_client, bench):
     answer = await openai_client.chat.completions.create(**ASKED, tool_choice="none")
     assert answer.choices[0].message.content == CALLS
@@ -240,8 +254,9 @@ REFUSED = {
             "tools": [tool(parameters={"type": "object", "title": "x" * 70_000})],
             "tool_choice": "required",
         },
-        "tool_choice",
+        "tools",
     ),
+    "a number": ({"tools": [tool(parameters={"maximum": 10**30})]}, "tools"),
     "two wishes": (
         {"tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",
@@ -278,6 +293,9 @@ def call_of(arguments):
         ({"role": "tool", "tool_call_id": "c"}, "messages.content"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.tool_calls"),
         (call_of("{"), "messages.tool_calls.function.arguments"),
+        (call_of('{"a": 100000000000000000000}'), "messages"),
+        (call_of('{"a": "\\ud800"}'), "messages"),
+        (call_of('{"a": [' + "1," * (1 << 18) + "1]}"), "messages.tool_calls.function.arguments"),
         (call_of("[]"), "messages.tool_calls.function.arguments"),
         (call_of('{"a":' * 90 + "1" + "}" * 90), "messages.tool_calls.function.arguments"),
         (call_of('{"a":' + "[" * 90_000), "messages.tool_calls.function.arguments"),

@@ -11,7 +11,7 @@ from service.chat.constraints import ChatGrammars
 from service.chat.options import ChatOptions, Tool
 from service.chat.reasoning import STYLES
 from service.chat.tools.families import FAMILIES
-from service.chat.tools.named_arguments import UnwritableSchemaError
+from service.chat.tools.grammar import UnwritableSchemaError
 from service.tokenizer.constraints import JsonSchema
 from service.tokenizer.grammars import GrammarMaker
 
@@ -166,6 +166,11 @@ def test_marks_that_are_tokens_are_asked_for_as_tokens():
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}},
         {"type": "object", "anyOf": [{}]},
         {"type": "object", "required": ["a"]},
+        {"type": "object", "required": 1},
+        {"type": "object", "properties": {"a=b": {}}},
+        {"type": "object", "properties": {f"a{i}": {} for i in range(100)}},
+        {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}},
+        {"type": "object", "properties": {"a": {"x-guidance": 1}}},
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(schema):

@@ -150,7 +150,7 @@ TEXTS = {
     "llama3_json": ['{"name": "Bob", "age": 3}', '{"a": 1}', 'x {"name": "now", "parameters": {}}'],
     "granite": ["<|tool_call|>[]", "<|tool_call|>{}"],
     "mistral": ["[TOOL_CALLS] []", "[TOOL_CALLS] what?", "[TOOL_CALLS]unknown[ARGS]{}"],
-    "pythonic": ["[1, 2]", "[unknown(a=1)]", "[now]", "[", " [a](b)"],
+    "pythonic": [" [", "[1, 2]", "[unknown(a=1)]", "[now]", "[", " [a](b)"],
     "deepseek_v3": ["<｜tool▁calls▁begin｜>x", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>[]"],
     "qwen3_coder": ["<tool_call>\n<function=unknown>\n</function>", "<function=", "<tool_call>{}"],
     "glm4": ["<tool_call>unknown\n</tool_call>", "<tool_call>"],
