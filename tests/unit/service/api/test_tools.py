@@ -5,13 +5,9 @@ import copy
 import json
 
 import jsonschema
-import msgspec
 import pytest
 
-from service.limits import Limits
-from tests.fakes.backend import MODEL_INFO, make_outputs
-from tests.fakes.text import make_bench
-from tests.fakes.tokenizer_folders import CHATML_TEMPLATE
+from tests.fakes.chats import ASKED, PARAMETERS, TOOL, Told, call_of, make_told_bench
 from workers.builtin.tokenizer import CHAT_TEMPLATE
 from workers.engine.protocol import FinishReason, StepOutput
 
@@ -22,23 +18,6 @@ THINKING = CHAT_TEMPLATE.replace(
     "<|im_start|>assistant\\n' + ('' if enable_thinking is false else '<think>\\n') -}}"
     "{#- </think> -#}",
 )
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "description": "of <|im_end|>", "parameters": PARAMETERS},
-}
-OTHER = {"type": "function", "function": {"name": "now"}}
-ASKED = {
-    "model": "tiny",
-    "messages": [{"role": "user", "content": "hi"}],
-    "tools": [TOOL, OTHER],
-    "max_tokens": 300,
-}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALLS = (
     'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>\n'
@@ -46,21 +25,9 @@ CALLS = (
 )
 
 
-def tool(**function):
-    return {"type": "function", "function": {"name": "f", **function}}
-
-
-class Told:
-    """A fake model whose answer a test sets."""
-
-    def __init__(self):
-        self.text = CALLS
-        self.finish = FinishReason.STOP
-
-
 @pytest.fixture
 def told():
-    return Told()
+    return Told(CALLS)
 
 
 @pytest.fixture
@@ -70,13 +37,7 @@ def template():
 
 @pytest.fixture
 def bench(tmp_path, told, template):
-    def script(request):
-        token_ids = [*made.tokenizer.ids(told.text), 2]
-        return make_outputs(request, token_ids, finish=told.finish)
-
-    info = msgspec.structs.replace(MODEL_INFO, max_context_len=4096, max_request_len=4096)
-    made = make_bench(tmp_path, script, Limits(max_tools=3), info, chat_template=template)
-    return made
+    return make_told_bench(tmp_path, told, template)
 
 
 def prompt_of(bench):
@@ -226,99 +187,6 @@ async def test_an_answer_in_a_schema_leaves_room_for_calls(openai_client, bench)
     )
     (request,) = bench.backend.requests
     assert "tool_call" in request.grammar
-
-
-REFUSED = {
-    "unknown choice": (
-        {"tool_choice": {"type": "function", "function": {"name": "x"}}},
-        "tool_choice",
-    ),
-    "choice of nothing": ({"tool_choice": "required", "tools": []}, "tool_choice"),
-    "no such choice": ({"tool_choice": "often"}, "tool_choice"),
-    "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
-    "bad name": ({"tools": [tool(name='a"b')]}, "tools.function.name"),
-    "same name": ({"tools": [TOOL, TOOL]}, "tools.function.name"),
-    "no function": ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
-    "no object": ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters"),
-    "no schema": ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters"),
-    "too many": ({"tools": [tool(name=f"f{i}") for i in range(4)]}, "tools"),
-    "unfollowable": (
-        {
-            "tools": [tool(parameters={"type": "object", "properties": {"a": {"not": {}}}})],
-            "tool_choice": "required",
-        },
-        "tool_choice",
-    ),
-    "too large": (
-        {
-            "tools": [tool(parameters={"type": "object", "title": "x" * 70_000})],
-            "tool_choice": "required",
-        },
-        "tools",
-    ),
-    "a number": ({"tools": [tool(parameters={"maximum": 10**30})]}, "tools"),
-    "two wishes": (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
-    ),
-    "a pattern": ({"guided_regex": "a"}, "guided_regex"),
-    "effort": ({"reasoning_effort": "huge"}, "reasoning_effort"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-async def test_what_is_wrong_is_named(client, bench, case):
-    fields, param = REFUSED[case]
-    response = await client.post("/v1/chat/completions", json={**ASKED, **fields})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
-    assert bench.backend.requests == []
-
-
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-def call_of(arguments):
-    return {
-        "role": "assistant",
-        "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}],
-    }
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "tool", "content": "x"}, "messages.tool_call_id"),
-        ({"role": "user", "content": "x", "tool_call_id": "c"}, "messages.tool_call_id"),
-        ({"role": "tool", "tool_call_id": "c"}, "messages.content"),
-        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages.tool_calls"),
-        (call_of("{"), "messages.tool_calls.function.arguments"),
-        (call_of('{"a": 100000000000000000000}'), "messages"),
-        (call_of('{"a": "\\ud800"}'), "messages"),
-        (call_of('{"a": [' + "1," * (1 << 18) + "1]}"), "messages.tool_calls.function.arguments"),
-        (call_of("[]"), "messages.tool_calls.function.arguments"),
-        (call_of('{"a":' * 90 + "1" + "}" * 90), "messages.tool_calls.function.arguments"),
-        (call_of('{"a":' + "[" * 90_000), "messages.tool_calls.function.arguments"),
-    ],
-)
-async def test_messages_of_tools_are_checked(client, bench, message, param):
-    response = await client.post("/v1/chat/completions", json={**ASKED, "messages": [message]})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
-    assert bench.backend.requests == []
-
-
-@pytest.mark.parametrize("template", [CHATML_TEMPLATE, "{{ messages }}{{ tools }}"])
-async def test_a_model_without_tools_says_so(client, bench):
-    response = await client.post("/v1/chat/completions", json=ASKED)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (
-        400,
-        "unsupported_parameter",
-        "tools",
-    )
-    response = await client.post("/v1/chat/completions", json={**ASKED, "tool_choice": "none"})
-    assert response.status_code == 200
 
 
 async def test_a_stop_string_ends_before_the_call(openai_client):

@@ -242,6 +242,40 @@ def test_what_breaks_within_arguments_goes_on_as_content():
     assert (name, arguments, content) == ("now", '{"a": ', "oops}}</tool_call>")
 
 
+NOT_JSON = [
+    '{"a": "\x01"}',
+    '{"a": 01}',
+    '{"a": 1.}',
+    '{"a": -}',
+    '{"a": tru}',
+    '{"a": "\\x"}',
+    '{"a": "\\u12g4"}',
+    '{"a": [1,]}',
+    '{"a": 1,}',
+    '{"a" 1}',
+    "{a: 1}",
+    '{"a": [1}',
+    '{"a":' * 200,
+]
+
+
+@pytest.mark.parametrize("arguments", NOT_JSON)
+def test_what_is_not_json_is_never_whole_arguments(arguments):
+    content, ((_, _, found),) = read(
+        "hermes", [f'<tool_call>{{"name":"now","arguments":{arguments}']
+    )
+    assert found + content == arguments
+    assert content
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(found)
+
+
+def test_half_of_a_surrogate_pair_is_no_value():
+    content, ((_, _, found),) = read("pythonic", [r"[now(a='\ud800')]"])
+    assert found + content
+    (found + content).encode()
+
+
 def test_of_several_calls_only_the_first_is_told_to_who_wants_one():
     family, text, content, calls = CALLS["hermes"]
     found_content, found = read(family, [text], is_parallel=False)
