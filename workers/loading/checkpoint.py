@@ -17,6 +17,8 @@ from workers.errors import ModelLoadError
 from workers.loading.weight_files import INDEX_FILE, indexed_file_names, weight_file_names
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Of a causal model's names; what the body calls its embedding.
+_BODY, _BODY_EMBEDDING = "model.", "embed_tokens.weight"
 
 
 class LazyTensor:
@@ -46,7 +48,9 @@ class LazyTensor:
 
 
 class SafetensorsCheckpoint:
-    """The weights of a model folder. Opening it reads headers only.
+    """The weights of a model folder, by the names that a causal model has for them: a folder with
+    its body alone, as sentence-transformers saves it, lacks their prefix. Opening it reads headers
+    only.
 
     Raises ModelLoadError when there are none, when they are pickled, or when a file is damaged.
     """
@@ -54,11 +58,12 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._names_of = _names_by_file(folder)
+        self._prefix = _missing_prefix({n for names in self._names_of.values() for n in names})
         self.total_bytes = sum((folder / file).stat().st_size for file in self._names_of)
 
     @property
     def names(self) -> set[str]:
-        return {name for names in self._names_of.values() for name in names}
+        return {self._prefix + name for names in self._names_of.values() for name in names}
 
     @contextmanager
     def opened(self, wanted: Collection[str]) -> Iterator[dict[str, LazyTensor]]:
@@ -66,19 +71,25 @@ class SafetensorsCheckpoint:
         with ExitStack() as files:
             tensors = {}
             for file, names in self._names_of.items():
-                present = [name for name in names if name in wanted]
+                present = [name for name in names if self._prefix + name in wanted]
                 if present:
                     handle = files.enter_context(_open(self._folder / file))
                     for name in present:
-                        tensors[name] = LazyTensor(name, handle.get_slice(name))
+                        tensors[self._prefix + name] = LazyTensor(name, handle.get_slice(name))
             yield tensors
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor of that name, which must exist, in host memory."""
+        name = name.removeprefix(self._prefix)
         (file,) = (file for file, names in self._names_of.items() if name in names)
         with _open(self._folder / file) as handle:
             tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
+
+
+def _missing_prefix(names: set[str]) -> str:
+    is_body = _BODY_EMBEDDING in names and not any(name.startswith(_BODY) for name in names)
+    return _BODY if is_body else ""
 
 
 def _open(path: Path) -> Any:

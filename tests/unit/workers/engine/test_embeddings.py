@@ -1,10 +1,12 @@
 """Pooled requests: the vector of Transformers' final states, whatever shares their steps."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.fakes.tiny_models import (
     LATENT,
@@ -123,6 +125,16 @@ def test_a_model_that_keeps_states_too(tmp_path, method) -> None:
         vector = states[-1] if method is Pooling.LAST else states.mean(0)
         np.testing.assert_allclose(result.embedding, vector.numpy(), atol=MAX_ERROR)
     engine.close()
+
+
+def test_a_folder_may_hold_the_body_alone(folder, expected, tmp_path) -> None:
+    """As Qwen3-Embedding's does: names without a prefix, under the causal model's config."""
+    eager_reference(folder).model.save_pretrained(tmp_path)
+    shutil.copy(folder / "config.json", tmp_path)
+    assert "embed_tokens.weight" in load_file(tmp_path / "model.safetensors")
+    results = embed(tmp_path, RAW[Pooling.LAST])
+    for result, vector in zip(results, expected[Pooling.LAST], strict=True):
+        np.testing.assert_allclose(result.embedding, vector, atol=MAX_ERROR)
 
 
 @pytest.mark.parametrize("method", Pooling)
