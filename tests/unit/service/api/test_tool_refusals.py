@@ -92,7 +92,9 @@ async def test_messages_of_tools_are_checked(client, bench, message, param):
     assert bench.backend.requests == []
 
 
-@pytest.mark.parametrize("template", [CHATML_TEMPLATE, "{{ messages }}{{ tools }}"])
+@pytest.mark.parametrize(
+    "template", [CHATML_TEMPLATE, "{{ messages }}{{ tools }}", "{{ messages }}<tool_call>"]
+)
 async def test_a_model_without_tools_says_so(client, bench):
     response = await client.post("/v1/chat/completions", json=ASKED)
     error = response.json()["error"]
