@@ -27,8 +27,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "token ids are never negative, and travel as a list",
     (
         "service/tokenizer/encoder.py",
-        "rendered = template.render(messages, add_generation_prompt=False, kwargs=kwargs)",
-        "rendered = template.render(messages, add_generation_prompt=True, kwargs=kwargs)",
+        "messages, tools=tools, add_generation_prompt=False, kwargs=kwargs",
+        "messages, tools=tools, add_generation_prompt=True, kwargs=kwargs",
     ): "what the template writes behind the last message is cut off",
     (
         "service/tokenizer/pieces.py",

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from tests.gpu.engines import BUILTIN, CUDA
-from tests.gpu.needs import NEEDS_FA3
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.config import EngineConfig
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 from workers.scheduler.step_filling import TILE_TOKENS
+
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 TARGET = {**BUILTIN, "target_inter_token_ms": 55.0, "max_step_tokens": 2048}
 NUM_SIZES = 2048 // TILE_TOKENS
@@ -19,7 +21,6 @@ def runner_of(**changes):
     return config, make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
 
 
-@NEEDS_FA3
 def test_products_are_timed_for_every_number_of_tiles() -> None:
     config, runner = runner_of()
     product_s = np.array(runner.scheduler_config(config).product_s)
@@ -29,7 +30,6 @@ def test_products_are_timed_for_every_number_of_tiles() -> None:
     runner.close()
 
 
-@NEEDS_FA3
 @pytest.mark.parametrize("changes", [{"target_inter_token_ms": None}, {"max_step_tokens": 255}])
 def test_nothing_is_timed_where_nothing_asks(changes) -> None:
     config, runner = runner_of(**changes)
