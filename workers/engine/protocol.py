@@ -25,8 +25,11 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One sequence to generate, or one prompt to make a vector of.
+
+    Fields at their defaults do not travel, so that in a rolling upgrade an older engine takes what
+    asks for nothing newer than it, and refuses the rest.
 
     request_id: unique among the engine's live requests. priority: lower runs first; equal
     priorities run first come, first served. cache_salt: requests share cached prefixes only with

@@ -15,7 +15,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the next token of a request is chosen. Meanings are those of OpenAI's API and of vLLM.
 
     temperature: 0 is greedy. top_k: 0 or -1 disables. top_p in (0, 1]. min_p in [0, 1].

@@ -25,7 +25,7 @@ class StepFilling(Protocol):
     """Chooses how many prompt tokens a step takes."""
 
     def num_tokens(self, num_waiting: int, most: int, num_decode_rows: int) -> int:
-        """At most most; the same where so many tokens or fewer wait and all of them may go."""
+        """At least 1 and at most most, of num_waiting that are there. most: what time allows."""
 
 
 class EvenSteps:
