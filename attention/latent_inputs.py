@@ -27,6 +27,14 @@ class LatentTokens:
     latent: torch.Tensor
     k_rope: torch.Tensor
 
+    def split(self, first: int) -> tuple[LatentTokens, LatentTokens]:
+        """The tokens before first and those from it on, as views."""
+        parts = (self.q_nope, self.q_rope, self.latent, self.k_rope)
+        return (
+            LatentTokens(*(part[:first] for part in parts)),
+            LatentTokens(*(part[first:] for part in parts)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class UpProjections:

@@ -2,10 +2,9 @@
 
 Absorbed (DeepSeek-V2, arXiv:2405.04434, section 2.1.2), over the pages: W_UK goes into
 the query, so that a score is q_rope . k_rope + q_latent . latent, which the kernel computes from
-`qv`, queries of the values; all heads share one KV head.
-Prompts that nothing was cached of are computed over the K and V of heads instead, which they make
-once and do not keep: 320 multiply-adds a pair of query and key there, 1,088 over the latents, for
-DeepSeek's heads. Knows its geometry and two pools, no request.
+`qv`, queries of the values; all heads share one KV head. Prompts are computed over the K and V of
+heads where that costs less; rows that decode beside them stay absorbed. Knows its geometry and two
+pools, no request.
 """
 
 from __future__ import annotations
@@ -25,7 +24,14 @@ from attention.backends.flash_attention_metadata import (
     StepFacts,
     metadata_of,
 )
+from attention.backends.flash_attention_prompts import (
+    PromptAttention,
+    PromptRows,
+    heads_pay,
+    prompt_rows,
+)
 from attention.backends.flash_attention_steps import FlashAttentionSteps
+from attention.backends.mixed_batches import cut_mixed_step, num_leading_decode_rows
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
 from attention.forward_batch import ForwardBatch
@@ -71,8 +77,9 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
         self._kernels = load_flash_attention_3()
         self._check(config, self._kernels)
         self._triton = load_triton_kernels()
+        self._prompts = PromptAttention(self._kernels)
         self._metadata: FlashAttentionMetadata | None = None
-        self._is_fresh = False
+        self._prompt_rows: PromptRows | None = None
 
     @classmethod
     def _check(cls, config: AttentionConfig, kernels: FlashAttention3) -> None:
@@ -92,15 +99,29 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        has_prefix = bool(forward_batch.extend_prefix_lens_cpu.any())
-        self._is_fresh = not forward_batch.forward_mode.is_decode and not has_prefix
+        if forward_batch.forward_mode.is_decode:
+            return
+        first_row = num_leading_decode_rows(forward_batch)
+        if first_row < forward_batch.batch_size and heads_pay(
+            self.config, forward_batch, first_row
+        ):
+            self._cut(forward_batch, first_row)
 
-    def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        super().init_forward_metadata_capture_cuda_graph(forward_batch)
-        self._is_fresh = False
+    def _cut(self, forward_batch: ForwardBatch, first_row: int) -> None:
+        whole = self._step_metadata()
+        self._metadata = cut_mixed_step(whole, first_row).decode
+        self._prompt_rows = prompt_rows(
+            self.config, self.req_to_token_pool, forward_batch, whole.cu_seqlens_q, first_row
+        )
 
     def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
         self._metadata = metadata_of(tables, facts, _ALL_KEYS)
+        self._prompt_rows = None
+
+    def _step_metadata(self) -> FlashAttentionMetadata:
+        if self._metadata is None:
+            raise RuntimeError("init_forward_metadata must run before the step's first layer")
+        return self._metadata
 
     def forward_latent(
         self,
@@ -110,17 +131,20 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
         """Tokens of rows without any key (padding) come out as anything."""
-        metadata = self._metadata
-        if metadata is None:
-            raise RuntimeError("init_forward_metadata must run before the step's first layer")
+        metadata, prompts = self._step_metadata(), self._prompt_rows
         self._pool.set_latent(
             layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
         )
         if tokens.q_nope.shape[0] == 0:
             return tokens.q_nope.new_empty((0, layer.tp_q_head_num, layer.v_head_dim))
-        if self._is_fresh:
-            return self._attend_heads(tokens, up, layer, metadata)
-        return self._attend_absorbed(tokens, up, layer, metadata)
+        if prompts is None:
+            return self._attend_absorbed(tokens, up, layer, metadata)
+        decoding, prompt_tokens = tokens.split(prompts.first_token)
+        latents = self._pool.get_latent(layer.layer_id).flatten(0, 1)
+        out = self._prompts.attend(prompt_tokens, up, layer, prompts, latents)
+        if prompts.first_token == 0:
+            return out
+        return torch.cat((self._attend_absorbed(decoding, up, layer, metadata), out))
 
     def _attend_absorbed(
         self,
@@ -149,27 +173,3 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
             scheduler_metadata=None,
         )
         return project_values(attended, up, tokens.q_nope.dtype)
-
-    def _attend_heads(
-        self,
-        tokens: LatentTokens,
-        up: UpProjections,
-        layer: LatentLayer,
-        metadata: FlashAttentionMetadata,
-    ) -> torch.Tensor:
-        """The step's tokens among themselves, row by row: none has a prefix."""
-        num_heads = layer.tp_q_head_num
-        by_head = tokens.latent.expand(num_heads, -1, -1)
-        k_nope = torch.bmm(by_head, up.w_uk.transpose(1, 2)).transpose(0, 1)
-        k_rope = tokens.k_rope.unsqueeze(1).expand(-1, num_heads, -1)
-        return self._kernels.attend_flat(
-            torch.cat((tokens.q_nope, tokens.q_rope), dim=-1),
-            torch.cat((k_nope, k_rope), dim=-1),
-            torch.bmm(by_head, up.w_uv.transpose(1, 2)).transpose(0, 1),
-            cu_seqlens_q=metadata.cu_seqlens_q,
-            cu_seqlens_k=metadata.cu_seqlens_q,
-            max_seqlen_q=metadata.max_seq_len_q,
-            max_seqlen_k=metadata.max_seq_len_q,
-            softmax_scale=layer.scaling,
-            causal=True,
-        )

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +34,8 @@ class FlashAttention3:
     attend: flash_attn_with_kvcache. plan: get_scheduler_metadata, which settles on the device how
     a step's rows are split, once instead of once per attend. has_sinks: attend takes `sinks`,
     bfloat16 (tp_q_head_num,). takes_out: attend takes `out`, the tensor that it fills and returns.
-    attend_flat: flash_attn_varlen_func, over keys that lie in no pages. takes_qv: attend takes
+    attend_flat: flash_attn_varlen_func, over keys that lie in no pages: the
+    output and the log-sum-exp of its scores, float32 (heads, n). takes_qv: attend takes
     `qv`, queries of the values: a score is q . k + qv . v, as latent attention needs it.
     """
 
@@ -42,7 +44,7 @@ class FlashAttention3:
     plan: Callable[..., torch.Tensor]
     has_sinks: bool
     takes_out: bool
-    attend_flat: Callable[..., torch.Tensor]
+    attend_flat: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     takes_qv: bool
 
 
@@ -167,9 +169,16 @@ def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention
         plan=module.get_scheduler_metadata,
         has_sinks="sinks" in parameters,
         takes_out="out" in parameters,
-        attend_flat=module.flash_attn_varlen_func,
+        attend_flat=_with_lse(module.flash_attn_varlen_func),
         takes_qv="qv" in parameters,
     )
+
+
+def _with_lse(attend_flat: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """By the flag that the package's build has for it; builds without one return both."""
+    parameters = inspect.signature(attend_flat).parameters
+    flags = [flag for flag in ("return_softmax_lse", "return_attn_probs") if flag in parameters]
+    return partial(attend_flat, **dict.fromkeys(flags[:1], True))
 
 
 def _import(module: str, install: str) -> ModuleType:

@@ -183,27 +183,26 @@ def attend_flat(
     max_seqlen_k: int,
     softmax_scale: float,
     causal: bool,
-) -> torch.Tensor:
-    """k, v (total_k, heads, dim): the same by way of pages of one token."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k, v (total_k, heads, dim). Rows without keys: NaN, with a log-sum-exp of inf."""
     assert all(x.dtype == q.dtype and x.stride(-1) == 1 for x in (q, k, v))
-    lengths = cu_seqlens_k.diff()
-    assert int(lengths.max()) <= max_seqlen_k
-    page_table = cu_seqlens_k[:-1, None] + torch.arange(max_seqlen_k, dtype=torch.int32)
-    return attend(
-        q,
-        k.unsqueeze(1),
-        v.unsqueeze(1),
-        cache_seqlens=lengths,
-        page_table=page_table.clamp(max=len(k) - 1),
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=(-1, -1),
-        softcap=0.0,
-        num_splits=1,
-        scheduler_metadata=None,
-    )
+    assert (cu_seqlens_q.dtype, cu_seqlens_k.dtype) == (torch.int32, torch.int32)
+    assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
+    assert int(cu_seqlens_k.diff().max()) <= max_seqlen_k
+    assert (int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1])) == (len(q), len(k))
+    out = torch.full((*q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
+    lse = torch.full(q.shape[:2], torch.inf)
+    for row in range(len(cu_seqlens_q) - 1):
+        queries = slice(*cu_seqlens_q[row : row + 2].tolist())
+        keys = slice(*cu_seqlens_k[row : row + 2].tolist())
+        scores = _products(q[queries].double(), k[keys].double()) * softmax_scale
+        if causal:
+            scores.masked_fill_(_is_hidden(*scores.shape[1:], -1), -torch.inf)
+        if scores.shape[2]:
+            weights = torch.softmax(scores, dim=2)
+            out[queries] = torch.einsum("hqk,khd->qhd", weights, v[keys].double())
+            lse[queries] = torch.logsumexp(scores, dim=2).t().float()
+    return out.to(q.dtype), lse.t().contiguous()
 
 
 def _is_hidden(num_queries: int, num_keys: int, window_left: int) -> torch.Tensor:

@@ -83,14 +83,14 @@ def choose_implementation(
     config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
 ) -> Literal["native", "transformers"]:
     """By engine.model_impl. auto: native if the architecture has a native class that fits the
-    config, and the engine's settings and device have what it needs, else transformers.
+    config, and the engine's settings have what it needs, else transformers.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
     ConfigError when it can, but not on engine.tp_size ranks.
     """
     requested = engine.model_impl
     if requested != "transformers":
-        obstacle = _native_obstacle(config, architecture, engine, device_type)
+        obstacle = _native_obstacle(config, architecture, engine)
         if obstacle is None:
             return "native"
         if requested == "native":
@@ -104,7 +104,7 @@ def choose_implementation(
 
 
 def _native_obstacle(
-    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig
 ) -> str | None:
     """Why the config cannot run natively, and what can be done. A config may state a native
     architecture and be of another kind, for which transformers has code of its own."""
@@ -113,19 +113,15 @@ def _native_obstacle(
         return f"{architecture} has no native class; {supported_models()}"
     obstacle = family.obstacle(config)
     if obstacle is None and family.keeps_latents:
-        obstacle = _latent_obstacle(engine, device_type)
+        obstacle = _latent_obstacle(engine)
     if obstacle is None:
         return None
     return f"{architecture} cannot run natively: {obstacle}; model_impl='transformers' may run it"
 
 
-def _latent_obstacle(engine: EngineConfig, device_type: str) -> str | None:
-    """What latent attention lacks here. Elsewhere the models run as ordinary attention, with K and
-    V of every head in the pool."""
-    if device_type != "cpu" and engine.attention_backend is None:
-        return (
-            f"on {device_type} multi-head latent attention is there for those who ask for a backend"
-        )
+def _latent_obstacle(engine: EngineConfig) -> str | None:
+    """What latent attention lacks for these settings. The models then run as ordinary attention,
+    with K and V of every head in the pool."""
     if engine.kv_cache_dtype != "auto":
         return f"latents are not kept as {engine.kv_cache_dtype}"
     names = [backend.capability.name for backend in LATENT_BACKENDS]

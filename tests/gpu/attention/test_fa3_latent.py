@@ -5,17 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attention.backends import flash_attention_prompts
 from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
 from attention.backends.flash_mla import PAGE_SIZE, FlashMLABackend
 from tests.gpu.attention.device_cases import DECODE, EXTEND, FRESH, MIXED
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
-from tests.unit.attention.cases import CaseSpec, relative_error
+from tests.unit.attention.cases import CaseSpec, relative_error, rows_of
 from tests.unit.attention.latent_cases import DEEPSEEK, build_latent_case
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 TOLERANCE = 1.5e-2
-STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
+# Where DeepSeek's heads attend over K and V of heads, in pieces of the prefixes.
+AFTER_PREFIXES = rows_of((900, 1), (7, 1), (650, 500), (0, 200), (33, 160), (64, 64))
+STEPS = {
+    "decode": DECODE,
+    "extend": EXTEND,
+    "mixed": MIXED,
+    "fresh": FRESH,
+    "prefixes": AFTER_PREFIXES,
+}
 # What is stale in memory. Finite, as a kernel that loads a page's unused tail multiplies it by 0.
 POISON = 1e4
 
@@ -43,6 +52,14 @@ def run(case, backend_class):
 def test_every_step_at_every_page_size(rows, page_size):
     case = device_case(rows, page_size=page_size, layout_seed=page_size)
     assert relative_error(run(case, FlashAttentionLatentBackend), case.run_oracle()) < TOLERANCE
+
+
+@both_backends
+@pytest.mark.parametrize("max_piece_bytes", [1 << 20, 1 << 22])
+def test_pieces_of_prefixes_are_merged(backend_class, max_piece_bytes, monkeypatch):
+    monkeypatch.setattr(flash_attention_prompts, "MAX_PIECE_BYTES", max_piece_bytes)
+    case = device_case(AFTER_PREFIXES, page_size=PAGE_SIZE)
+    assert relative_error(run(case, backend_class), case.run_oracle()) < TOLERANCE
 
 
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -79,6 +96,7 @@ def test_a_graph_gives_what_an_eager_step_gives(backend_class):
         out = step()
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    out.fill_(torch.nan)
+    with torch.inference_mode():
+        out.fill_(torch.nan)
     graph.replay()
     assert relative_error(out.view_as(eager), eager) < TOLERANCE

@@ -11,19 +11,35 @@ import pytest
 import torch
 
 from attention import ForwardMode
-from attention.backends import flash_attention_latent
+from attention.backends import flash_attention_latent, flash_attention_prompts
 from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
+from attention.backends.flash_attention_prompts import PromptAttention
 from attention.capability import AttentionBackendError
+from attention.kernels.latent_prefix import CachedRows, prefix_pieces
 from tests.fakes.flash_attention import attend, fake_flash_attention_3, fake_triton_kernels
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
-from tests.unit.attention.latent_cases import HEADS, V_HEAD_DIM, build_latent_case
+from tests.unit.attention.latent_cases import (
+    ENTRY,
+    HEADS,
+    NOPE_DIM,
+    V_HEAD_DIM,
+    build_latent_case,
+)
 
 BF16_TOLERANCE = 1.5e-2
 DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (300, 1), (64, 1))
 EXTEND = rows_of((0, 5), (7, 130), (128, 2), (33, 16))
 MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (0, 1))
+AFTER_PREFIXES = rows_of((90, 1), (7, 1), (150, 140), (0, 200), (33, 160), (64, 64))
+LITTLE_NEW = rows_of((90, 1), (150, 5), (33, 16))
 FRESH = rows_of((0, 5), (0, 130), (0, 1), (0, 40))
-STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "fresh": FRESH}
+STEPS = {
+    "decode": DECODE,
+    "extend": EXTEND,
+    "mixed": MIXED,
+    "fresh": FRESH,
+    "prefixes": AFTER_PREFIXES,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -48,21 +64,58 @@ def test_arguments_mean_what_the_oracle_computes(rows, page_size):
     assert relative_error(case.run(backend_of(case)), case.run_oracle()) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize(("rows", "is_flat"), [(FRESH, True), (MIXED, False), (DECODE, False)])
-def test_prompts_without_a_prefix_attend_over_heads(rows, is_flat, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "called"),
+    [
+        (FRESH, ["heads"]),
+        (DECODE, ["absorbed"]),
+        (LITTLE_NEW, ["absorbed"]),
+        (MIXED, ["heads", "heads", "absorbed"]),
+        (AFTER_PREFIXES, ["heads", "heads", "absorbed"]),
+    ],
+    ids=["fresh", "decode", "little_new", "mixed", "prefixes"],
+)
+def test_prompts_attend_over_heads_where_that_costs_less(rows, called, monkeypatch):
+    """Once to themselves, once for each piece of what was cached; what decodes stays absorbed."""
     case = build_latent_case(half(rows))
     backend, calls = backend_of(case), []
     kernels = backend._kernels
+
+    def watch(name, kernel):
+        return lambda *args, **named: calls.append(name) or kernel(*args, **named)
+
     watched = replace(
         kernels,
-        attend=lambda *args, **named: calls.append("absorbed") or attend(*args, **named),
-        attend_flat=lambda *args, **named: (
-            calls.append("flat") or kernels.attend_flat(*args, **named)
-        ),
+        attend=watch("absorbed", attend),
+        attend_flat=watch("heads", kernels.attend_flat),
     )
     monkeypatch.setattr(backend, "_kernels", watched)
+    monkeypatch.setattr(backend, "_prompts", PromptAttention(watched))
     case.run(backend)
-    assert calls == ["flat" if is_flat else "absorbed"]
+    assert calls == called
+
+
+@pytest.mark.parametrize("max_tokens", [1, 50, 250])
+def test_any_pieces_of_the_prefix_give_the_same(max_tokens, monkeypatch):
+    token_bytes = HEADS * (NOPE_DIM + ENTRY.rope_dim + V_HEAD_DIM) * torch.bfloat16.itemsize
+    limit = max_tokens * token_bytes
+    monkeypatch.setattr(flash_attention_prompts, "MAX_PIECE_BYTES", limit)
+    case = build_latent_case(half(AFTER_PREFIXES))
+    assert relative_error(case.run(backend_of(case)), case.run_oracle()) < BF16_TOLERANCE
+
+
+def test_pieces_hold_each_cached_token_once():
+    case = build_latent_case(half(AFTER_PREFIXES))
+    slots, lens = case.batch.req_pool_indices, case.batch.extend_prefix_lens
+    rows = CachedRows(slots, lens, lens.numpy())
+    pieces = list(prefix_pieces(case.table, rows, 100))
+    assert len(pieces) > 2
+    assert all(len(piece.cache_indices) <= 100 for piece in pieces)
+    for row, length in enumerate(lens.tolist()):
+        bounds = [piece.cu_seqlens[row : row + 2].tolist() for piece in pieces]
+        parts = [piece.cache_indices[slice(*b)] for piece, b in zip(pieces, bounds, strict=True)]
+        expected = case.table.req_to_token[slots[row], :length]
+        assert torch.cat(parts).tolist() == expected.tolist()
 
 
 def test_a_prompt_in_chunks_is_that_prompt():

@@ -43,12 +43,12 @@ def test_arguments_mean_what_the_oracle_computes(rows):
     assert relative_error(case.run(backend_of(case)), case.run_oracle()) < TOLERANCE
 
 
-def test_only_decode_steps_go_to_flash_mla(monkeypatch):
+def test_only_rows_that_decode_go_to_flash_mla(monkeypatch):
     calls = []
     kernels = fake_flash_mla()
     watched = replace(kernels, attend=lambda **args: calls.append(1) or kernels.attend(**args))
     monkeypatch.setattr(flash_mla, "load_flash_mla", lambda: watched)
-    for rows, expected in ((DECODE, 1), (STEPS["mixed"], 0), (STEPS["fresh"], 0)):
+    for rows, expected in ((DECODE, 1), (STEPS["mixed"], 1), (STEPS["fresh"], 0)):
         calls.clear()
         case = case_of(rows)
         case.run(backend_of(case))

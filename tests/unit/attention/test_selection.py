@@ -104,7 +104,7 @@ def test_kernels_for_latents_are_built_for_some_sizes(latent, obstacle):
         (AMPERE, False, "torch_native"),
         (AMPERE, True, "torch_native"),
         (HOPPER, False, "fa3_triton"),
-        (HOPPER, True, "torch_native"),
+        (HOPPER, True, "fa3"),
         (BLACKWELL, False, "torch_native"),
         (BLACKWELL, True, "torch_native"),
         (CONSUMER_BLACKWELL, False, "torch_native"),

@@ -195,31 +195,26 @@ def test_deepseek_v2_lite_declares_576_elements_a_token_and_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "changes", "reason"),
+    ("changes", "reason"),
     [
-        (
-            "cuda",
-            {},
-            "on cuda multi-head latent attention is there for those who ask for a backend",
-        ),
-        ("cpu", {"kv_cache_dtype": "fp8_e4m3"}, "latents are not kept as fp8_e4m3"),
-        ("cpu", {"attention_backend": "torch_native_fp8"}, "torch_native_fp8 has no multi-head"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "latents are not kept as fp8_e4m3"),
+        ({"attention_backend": "torch_native_fp8"}, "torch_native_fp8 has no multi-head"),
     ],
 )
 def test_where_latent_attention_is_lacking_the_bridge_runs_them_as_before(
-    device_type: str, changes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny_config(LATENT["deepseek_v3"])
     name = "DeepseekV3ForCausalLM"
     engine = EngineConfig(model="m", **changes)
-    assert choose_implementation(config, name, engine, device_type) == "transformers"
+    assert choose_implementation(config, name, engine, "cuda") == "transformers"
     assert reason in caplog.text
     native = EngineConfig(model="m", model_impl="native", **changes)
     with pytest.raises(ModelLoadError, match=reason):
-        choose_implementation(config, name, native, device_type)
-    plain = EngineConfig(model="m", attention_backend="torch_native")
-    for device in ("cpu", "cuda"):
-        assert choose_implementation(config, name, plain, device) == "native"
+        choose_implementation(config, name, native, "cuda")
+    for plain in (EngineConfig(model="m"), EngineConfig(model="m", attention_backend="fa3")):
+        for device in ("cpu", "cuda"):
+            assert choose_implementation(config, name, plain, device) == "native"
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
@@ -228,12 +223,7 @@ def test_a_check_before_the_start_asks_for_no_device(
 ) -> None:
     check_servable(EngineConfig(model=str(v3), device=device))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    native = EngineConfig(model=str(v3), device=device, model_impl="native")
-    if device == "cpu":
-        check_servable(native)
-    else:
-        with pytest.raises(ModelLoadError, match="on cuda multi-head"):
-            check_servable(native)
+    check_servable(EngineConfig(model=str(v3), device=device, model_impl="native"))
 
 
 class ThreeRanks(SingleRank):
