@@ -139,6 +139,16 @@ THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
         },
     ),
     "gpt2": TinyModel("gpt2", {"n_positions": MAX_POSITIONS, "n_inner": 96}),
+    "qwen3_moe": TinyModel(
+        "qwen3_moe",
+        {
+            "head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "mixtral": TinyModel(
         "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     ),
@@ -175,9 +185,13 @@ def save_tiny_model(
 
 
 def eager_reference(folder: Path) -> PreTrainedModel:
-    """transformers' own model of a saved folder, with its eager attention, in float32."""
+    """transformers' own model of a saved folder, with its eager attention and experts, float32."""
     return AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+        folder,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        dtype=torch.float32,
+        local_files_only=True,
     )
 
 

@@ -218,10 +218,12 @@ class DecodeGraphs:
             self._kernels.end(logits, rows.slots, self._staging.ring)
             return logits
 
-        replay, logits = self._capturer.capture(run)
-        # The trial run took one slot.
-        slot.mark_used()
-        self._staging.point_device_at_next()
+        try:
+            replay, logits = self._capturer.capture(run)
+        finally:
+            # The trial run took one slot, to its end or not.
+            slot.mark_used()
+            self._staging.point_device_at_next()
         return _DecodeGraph(rows, replay, logits)
 
     def _next_graph(self, size: int) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:

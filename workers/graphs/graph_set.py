@@ -1,7 +1,8 @@
 """Puts a rank's graphs together for its device. The only place that knows CUDA's capture."""
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,8 @@ from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 
+logger = logging.getLogger(__name__)
+
 MAX_GRAPH_BATCH_SIZE = 512
 
 Out = TypeVar("Out")
@@ -37,6 +40,7 @@ class CudaGraphCapturer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._device_index = torch.cuda.current_device() if device.index is None else device.index
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -50,23 +54,40 @@ class CudaGraphCapturer:
             return run()
 
     def record(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
+        """What run raises ends the capture; others can be made after it."""
         graph = torch.cuda.CUDAGraph()
         with self._beside():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 out = run()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+            graph.capture_end()
         return graph.replay, out
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that CUDA may have invalidated, which torch then ends by half: memory
+        would go to the pool and random numbers to the graph for ever."""
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            logger.debug("an abandoned capture: %s", error)
+            generator = torch.cuda.default_generators[self._device_index]
+            generator.graphsafe_set_state(generator.clone_state())
+            with suppress(RuntimeError):  # of a torch that has done it
+                torch._C._cuda_endAllocateToPool(self._device_index, self._pool)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
         """On the stream for captures, in the order of the current one."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
 
 def build_decode_graphs(
@@ -79,11 +100,11 @@ def build_decode_graphs(
     capturer: CudaGraphCapturer,
 ) -> DecodeGraphs | None:
     """None where steps cannot be captured: backend, model or a flag do not allow it."""
-    if not (
-        config.enable_cuda_graphs
-        and isinstance(backend, GraphAttentionBackend)
-        and model.can_be_captured
-    ):
+    if not (config.enable_cuda_graphs and isinstance(backend, GraphAttentionBackend)):
+        return None
+    obstacle = model.capture_obstacle(backend.config.max_context_len)
+    if obstacle:
+        logger.warning("decode steps run without CUDA graphs: %s", obstacle)
         return None
     # Triton comes with torch for CUDA only.
     from workers.layers.cuda.sharded_greedy import step_kernels

@@ -76,8 +76,7 @@ class CausalLM(nn.Module, ABC):
     vocab_shard: which logits local_logits gives, where it does not give all.
     state_entries: what its modules keep of a request as a whole, in an order of its own.
     continues_states: whether these take many tokens on top of a state as fast as without one.
-    encoder: of an encoder-decoder, whose other methods are its decoder's. can_be_captured: whether
-    a decode step does nothing on the host that a CUDA graph would not repeat.
+    encoder: of an encoder-decoder, whose other methods are its decoder's.
     """
 
     geometry: AttentionGeometry
@@ -86,7 +85,6 @@ class CausalLM(nn.Module, ABC):
     state_entries: tuple[StateEntry, ...] = ()
     encoder: RequestEncoder | None = None
     continues_states: bool = True
-    can_be_captured: bool = False
 
     @abstractmethod
     def forward(
@@ -127,6 +125,13 @@ class CausalLM(nn.Module, ABC):
         """What compute_logits gives, from what local_logits gave on every rank."""
         return local
 
+    def capture_obstacle(self, max_context_len: int) -> str:
+        """What a decode step does that a CUDA graph would not repeat; "" where a graph repeats all.
+
+        Asked before the first step, of a model on its device. May run it and wait for it.
+        """
+        return f"{type(self).__name__} decides on the host what a step does"
+
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         """Called once, when weights and pools are there and before the first step."""
 
@@ -152,7 +157,9 @@ class NativeCausalLM(CausalLM):
     """
 
     tied_weights: dict[str, str]
-    can_be_captured = True
+
+    def capture_obstacle(self, max_context_len: int) -> str:
+        return ""
 
     @abstractmethod
     def is_redundant_weight(self, name: str) -> bool:

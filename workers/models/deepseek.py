@@ -200,8 +200,6 @@ class DeepseekForCausalLM(NativeCausalLM):
         self.tied_weights = (
             {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
         )
-        # transformers' experts look on the host which of them were chosen.
-        self.can_be_captured = spec.moe_block is None or len(spec.dense_layers) == spec.num_layers
         num_heads = divide(spec.num_heads, shard.tp.size, "num_attention_heads")
         self.geometry = AttentionGeometry(
             tp_q_head_num=num_heads,
@@ -220,6 +218,10 @@ class DeepseekForCausalLM(NativeCausalLM):
     ) -> torch.Tensor:
         hidden: torch.Tensor = self.model(input_ids, positions, forward_batch)
         return hidden
+
+    def capture_obstacle(self, max_context_len: int) -> str:
+        blocks = [module for module in self.modules() if isinstance(module, TransformersBlock)]
+        return blocks[0].capture_obstacle() if blocks else ""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(hidden)

@@ -210,6 +210,20 @@ class AttentionProbe:
         return None
 
 
+class NoAttention:
+    """Where attention itself is not the question: it adds nothing."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
+
+
 class PagedAttentionCall:
     """One step: every call attends through its RadixAttention over the step's batch."""
 

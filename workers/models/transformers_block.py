@@ -7,6 +7,7 @@ attention.
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from workers.errors import ModelLoadError
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
+from workers.models.capture_trial import NUM_TRIAL_TOKENS, capture_obstacle
 
 
 class TransformersBlock(ShardedLayer):
@@ -30,12 +32,14 @@ class TransformersBlock(ShardedLayer):
     ) -> None:
         super().__init__()
         config = copy.deepcopy(config)
-        config._experts_implementation = "eager"
+        # In tensors alone; "eager" asks on the host which experts were chosen.
+        config._experts_implementation = "grouped_mm"
         with torch.device("meta"):
             block = build(config)
         for module in block.modules():
             _allocate(module, shard)
         self.block = block
+        self._hidden_size, self._shard = config.hidden_size, shard
         self._targets = _targets_by_checkpoint_name(block)
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -48,6 +52,16 @@ class TransformersBlock(ShardedLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.block(x.unsqueeze(0)).squeeze(0)
         return out
+
+    @torch.inference_mode()
+    def capture_obstacle(self) -> str:
+        """As CausalLM.capture_obstacle, of the block alone. Grouped products of other types than
+        bfloat16 have no kernel and wait for the device."""
+        size, device = NUM_TRIAL_TOKENS * self._hidden_size, self._shard.device
+        x = torch.linspace(-1.0, 1.0, size, dtype=self._shard.dtype, device=device)
+        x = x.view(NUM_TRIAL_TOKENS, self._hidden_size)
+        self(x)
+        return capture_obstacle(device, partial(self, x), partial(self, -x))
 
 
 def _allocate(module: nn.Module, shard: ShardContext) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.errors import ModelLoadError
 from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall, CallInPlace
@@ -15,6 +15,7 @@ from workers.models.transformers_states import SlotCache, StateCall, StateModule
 
 # What families call the cache that their modules keep states in.
 _CACHE_NAMES = ("past_key_values", "cache_params")
+_PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 
 
 class FlatBody:
@@ -31,6 +32,7 @@ class FlatBody:
         self._names = frozenset(parameters)
         self._in_place = CallInPlace()
         self._in_place.put_into(body)
+        _take_padding_checks_from(body)
         self._cache_name = _cache_name(body, self._names) if keeps_states else ""
         self._cache = SlotCache(config) if keeps_states else None
 
@@ -82,6 +84,13 @@ class FlatBody:
     def _takes(self, name: str) -> bool:
         """Bodies whose layers all keep states have neither positions nor attention."""
         return self._takes_all or name in self._names
+
+
+def _take_padding_checks_from(body: nn.Module) -> None:
+    """A flat batch has no padding to warn of, and looking for it waits for the device."""
+    for module in body.modules():
+        if isinstance(module, PreTrainedModel):
+            setattr(module, _PADDING_CHECK, lambda input_ids, attention_mask: None)
 
 
 def _cache_name(body: nn.Module, names: frozenset[str]) -> str:

@@ -7,6 +7,7 @@ What the model is, is learnt from one probing pass of a single token, not guesse
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from workers.errors import ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
+from workers.models.capture_trial import NUM_TRIAL_TOKENS, capture_obstacle
 from workers.models.transformers_attention import (
     ATTENTION_NAME,
     OWN_ATTENTION_NAME,
     AttentionProbe,
+    NoAttention,
     PagedAttentionCall,
     alike,
     geometry_of,
@@ -105,6 +108,22 @@ class TransformersCausalLM(CausalLM):
 
     def keep_states(self, states: SlotStates) -> None:
         self._states = states
+
+    @torch.inference_mode()
+    def capture_obstacle(self, max_context_len: int) -> str:
+        if self.state_entries:
+            return f"{type(self.head).__name__} keeps states, whose places a step tells on the host"
+        device = self.head.device
+        tokens = torch.arange(NUM_TRIAL_TOKENS, device=device) % self.vocab_size
+        starts, ends = torch.zeros_like(tokens), torch.full_like(tokens, max_context_len - 1)
+
+        def run(tokens: torch.Tensor, positions: torch.Tensor) -> None:
+            hidden = self._flat.run(tokens, positions, NoAttention(), FreshTokens(len(tokens)))
+            self.compute_logits(hidden)
+
+        run(tokens, ends)
+        others = partial(run, tokens.flip(0), ends)
+        return capture_obstacle(device, partial(run, tokens, starts), others)
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch

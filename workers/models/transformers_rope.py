@@ -29,4 +29,7 @@ def fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
             original = config.rope_parameters["original_max_position_embeddings"]
             if max_context_len > original:
                 inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=original + 1)
-                module.get_buffer("original_inv_freq").copy_(inv_freq)
+                module.get_buffer("inv_freq").copy_(inv_freq)
+        if rope_type in ("dynamic", "longrope"):
+            # From here on no pass looks at its positions.
+            module.rope_type = "default"

@@ -7,6 +7,7 @@ lacked a graph, the host captures it. An idle engine captures the rest.
 
 import logging
 import time
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from attention.timing import UntimedAttention
 from workers.config import EngineConfig
 from workers.engine.observer import AttentionRecord
+from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.decode_graphs import GraphedStep
 from workers.graphs.graph_set import (
     CudaGraphCapturer,
@@ -59,6 +61,7 @@ class CudaModelRunner(ModelRunner):
         self._clock = DeviceClock(time.perf_counter)
         padding_slot = config.max_running_requests
         capturer = CudaGraphCapturer(device)
+        self._captures = CaptureAttempts(self._is_alone, self._free_memory)
         self._graphs = build_decode_graphs(
             config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
         )
@@ -137,19 +140,24 @@ class CudaModelRunner(ModelRunner):
         return segments.run(inputs.batch, inputs.state_indices)
 
     def _capture_after(self, plan: StepPlan) -> None:
+        self._captures.attempt(partial(self._capture_missing, plan))
+
+    def _capture_missing(self, plan: StepPlan) -> bool:
         if self._graphs is not None:
             self._graphs.capture_after(plan)
         if self._segments is not None and not plan.is_decode:
             self._segments.capture_after(plan.num_tokens)
+        return True
 
     @torch.inference_mode()
     def prepare_while_idle(self) -> bool:
         """Graphs first, whose captures all ranks share; what the model does each does alone."""
+        return self._captures.attempt(self._capture_next) or self._model.prepare_while_idle()
+
+    def _capture_next(self) -> bool:
         if self._graphs is not None and self._graphs.capture_next():
             return True
-        if self._segments is not None and self._segments.capture_next():
-            return True
-        return self._model.prepare_while_idle()
+        return self._segments is not None and self._segments.capture_next()
 
     def close(self) -> None:
         try:
