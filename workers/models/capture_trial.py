@@ -7,6 +7,7 @@ down to its Python numbers: what differs, a replay would repeat as it was at the
 """
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -21,12 +22,14 @@ NUM_TRIAL_TOKENS = 8
 
 _aten = torch.ops.aten
 _OF_VALUES = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
-_INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
-_INDEXING += (_aten._index_put_impl_.default, _aten._unsafe_index.Tensor)
+_PICKING = (_aten.index.Tensor, _aten._unsafe_index.Tensor)
+_PUTTING = (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 _COPIES = (_aten._to_copy.default, _aten.copy_.default, _aten.copy.default)
 # Python takes their values without an operation of the device that could be seen.
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 _MASKS = (torch.bool, torch.uint8)
+# The same code has run without being watched.
+_OF_BEING_WATCHED = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
 _TORCH = Path(torch.__file__).parent
 
 Signature = tuple[Any, ...]
@@ -41,13 +44,15 @@ def capture_obstacle(
 ) -> str:
     """Why no graph can repeat run; "" where one can.
 
-    Both launch on inputs of the same shapes, on the device. What code makes once and keeps has to be there: it has
-    run before. Waits for the device where it reads from it.
+    Both launch on inputs of the same shapes, on the device. What their code makes once and keeps
+    has to be there: it has run before. Waits for the device where it reads from it.
     """
     try:
         first, second = _signatures(device, run), _signatures(device, run_of_other_values)
     except _NotCapturableError as error:
         return f"{error}{_place_of(error)}"
+    except _OF_BEING_WATCHED as error:
+        return f"it cannot be watched: {error}"
     for one, other in zip_longest(first, second):
         if one != other:
             name = (one or other or ("",))[0]
@@ -73,11 +78,11 @@ class _PythonReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation; raises at the first that cannot be captured."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Signature] = []
         self._device_type = device.type
 
@@ -105,7 +110,6 @@ class _Operations(TorchDispatchMode):
         self.seen.append((str(func), *map(_of, _flat((args, kwargs)))))
         return out
 
-
     def _comes_from_host(self, func: Any, args: Sequence[Any], out: Any) -> bool:
         """As does a tensor made from Python values, of which the copy itself is not seen."""
         if func is _aten.lift_fresh.default:
@@ -121,11 +125,10 @@ def _num_classes(tensor: torch.Tensor, num_classes: int = -1) -> int:
 
 
 def _reads_values(func: Any, args: Sequence[Any]) -> bool:
-    if func in _INDEXING:
+    if func in _PICKING or func in _PUTTING:
         by_mask = any(index is not None and index.dtype in _MASKS for index in args[1])
         # torch fills where a mask is true with one value, which needs no places.
-        is_fill = func is not _aten.index.Tensor and len(args) > 2 and args[2].numel() == 1
-        return by_mask and not is_fill
+        return by_mask and not (func in _PUTTING and args[2].numel() == 1)
     return bool(_OF_VALUES.intersection(func.tags))
 
 
@@ -161,7 +164,14 @@ def _waits_raise(device: torch.device) -> Iterator[None]:
         return
     before = torch.cuda.get_sync_debug_mode()
     try:
-        torch.cuda.set_sync_debug_mode("error")
+        _set_sync_mode("error")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _set_sync_mode(before)
+
+
+def _set_sync_mode(mode: int | str) -> None:
+    """torch warns once that this is a prototype."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)

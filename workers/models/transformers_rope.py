@@ -32,4 +32,4 @@ def fix_rope(body: nn.Module, config: Any, max_context_len: int) -> None:
                 module.get_buffer("inv_freq").copy_(inv_freq)
         if rope_type in ("dynamic", "longrope"):
             # From here on no pass looks at its positions.
-            module.rope_type = "default"
+            setattr(module, "rope_type", "default")  # noqa: B010 - a module's attributes are modules

@@ -129,8 +129,11 @@ class GraphedCpuRunner(ModelRunner):
             self.timings += self.graphs.drain_attention()
             return step if isinstance(step, GraphedStep) else LaunchedStep(step, ())
         launched = super()._launch(plan)
-        self.graphs.capture_after(plan)
+        self.capture_after(plan)
         return launched
+
+    def capture_after(self, plan):
+        self.graphs.capture_after(plan)
 
 
 @pytest.fixture(scope="module")

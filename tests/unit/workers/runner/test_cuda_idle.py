@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from workers.config import EngineConfig
+from workers.graphs.capture_attempts import CaptureAttempts
 from workers.runner.cuda_model_runner import CudaModelRunner
 
 
@@ -29,6 +30,7 @@ def test_graphs_come_before_what_the_model_has_left_to_do(has_graphs) -> None:
     runner._graphs = SimpleNamespace(capture_next=pieces("graph", 2, done)) if has_graphs else None
     runner._segments = SimpleNamespace(capture_next=pieces("segment", 1, done))
     runner._model = SimpleNamespace(prepare_while_idle=pieces("model", 2, done))
+    runner._captures = CaptureAttempts(is_alone=True, free_memory=lambda: None)
     while runner.prepare_while_idle():
         pass
     assert done == ["graph"] * (2 if has_graphs else 0) + ["segment", "model", "model"]

@@ -1,0 +1,54 @@
+"""Decode graphs of models in transformers' own code, on a CPU: a replay does what an eager step
+does, padding rows and all, and nothing in them keeps a host's decision."""
+
+from dataclasses import replace
+
+import pytest
+
+from attention.backends.torch_native import TorchNativeBackend
+from tests.fakes.tiny_models import (
+    LATENT,
+    SLIDING_WINDOW,
+    THROUGH_TRANSFORMERS,
+    TinyModel,
+    save_tiny_model,
+)
+from tests.unit.workers.graphs.test_decode_graphs import (
+    CPU,
+    GREEDY,
+    RANDOM,
+    GraphedCpuRunner,
+    config_of,
+    generate,
+    prompts_of,
+)
+from workers.parallel.group import SingleRank
+from workers.runner.model_runner import ModelRunner
+
+_GEMMA3 = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": SLIDING_WINDOW}
+CAPTURED = {
+    **{name: THROUGH_TRANSFORMERS[name] for name in ("gpt_oss", "olmo2", "qwen3_moe", "gpt2")},
+    "gemma3": TinyModel("gemma3_text", _GEMMA3),
+    "cohere2": TinyModel("cohere2", {"sliding_window": SLIDING_WINDOW}),
+    "deepseek_v2": LATENT["deepseek_v2"],
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_replayed_steps_give_the_tokens_of_eager_ones(name, tmp_path, monkeypatch) -> None:
+    """Three rows, of which the graph of four makes a fourth of padding."""
+    every_token = replace(TorchNativeBackend.capability, has_bounded_accounts=False)
+    monkeypatch.setattr(TorchNativeBackend, "capability", every_token)
+    folder = save_tiny_model(CAPTURED[name], tmp_path)
+    config, prompts = (
+        config_of(str(folder), max_step_tokens=48, model_impl="transformers"),
+        prompts_of(3),
+    )
+    sampling = [GREEDY, RANDOM, GREEDY]
+    eager = generate(config, ModelRunner(config, SingleRank(), CPU, print), prompts, sampling)
+    runner = GraphedCpuRunner(config, SingleRank(), CPU, print)
+    assert runner._model.capture_obstacle(256) == ""
+    runner.use_graphs([1, 4])
+    graphed = generate(config, runner, prompts, sampling)
+    assert [r.token_ids for r in graphed] == [r.token_ids for r in eager]
+    assert runner.capturer.num_replays > GREEDY.max_tokens // 2
