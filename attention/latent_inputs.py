@@ -20,20 +20,22 @@ class LatentTokens:
 
     q_nope: (n, tp_q_head_num, nope_dim); q_rope: (n, tp_q_head_num, rope_dim), rotated.
     latent: (n, latent_dim), normalised; k_rope: (n, rope_dim), rotated. Strides are free.
+    is_saved: whether the pool holds the latents already.
     """
 
     q_nope: torch.Tensor
     q_rope: torch.Tensor
     latent: torch.Tensor
     k_rope: torch.Tensor
+    is_saved: bool = False
 
     def split(self, first: int) -> tuple[LatentTokens, LatentTokens]:
         """The tokens before first and those from it on, as views."""
-        parts = (self.q_nope, self.q_rope, self.latent, self.k_rope)
-        return (
-            LatentTokens(*(part[:first] for part in parts)),
-            LatentTokens(*(part[first:] for part in parts)),
-        )
+        return self._part(slice(first)), self._part(slice(first, None))
+
+    def _part(self, own: slice) -> LatentTokens:
+        parts = self.q_nope[own], self.q_rope[own], self.latent[own], self.k_rope[own]
+        return LatentTokens(*parts, is_saved=self.is_saved)
 
 
 @dataclass(frozen=True, slots=True)

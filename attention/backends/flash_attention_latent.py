@@ -132,9 +132,10 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
     ) -> torch.Tensor:
         """Tokens of rows without any key (padding) come out as anything."""
         metadata, prompts = self._step_metadata(), self._prompt_rows
-        self._pool.set_latent(
-            layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
-        )
+        if not tokens.is_saved:
+            self._pool.set_latent(
+                layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
+            )
         if tokens.q_nope.shape[0] == 0:
             return tokens.q_nope.new_empty((0, layer.tp_q_head_num, layer.v_head_dim))
         if prompts is None:

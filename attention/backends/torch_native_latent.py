@@ -151,9 +151,10 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         """Tokens of rows without any key (padding) come out as zeros."""
         if self._metadata is None:
             raise RuntimeError("init_forward_metadata must run before the step's first layer")
-        self._pool.set_latent(
-            layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
-        )
+        if not tokens.is_saved:
+            self._pool.set_latent(
+                layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
+            )
         latents = self._pool.get_latent(layer.layer_id).flatten(0, 1)
         num_tokens, num_heads = tokens.q_nope.shape[:2]
         out = tokens.q_nope.new_zeros((num_tokens, num_heads, layer.v_head_dim))

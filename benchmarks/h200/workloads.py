@@ -15,7 +15,7 @@ Generate = Callable[[list[list[int]], list[int]], list[int]]
 
 LOWEST_TOKEN_ID = 10
 # Below the vocabulary of every model in models/.
-VOCAB_SIZE = 120_000
+VOCAB_SIZE = 100_000
 NUM_DECODED = 256
 
 

@@ -11,7 +11,11 @@ from attention.kernels import triton_kv_write
 from workers.layers.cuda import (
     activation,
     embedding,
+    expert_gemm,
+    expert_routing,
+    expert_tiles,
     greedy,
+    latent_projection,
     norm,
     peer_norm,
     rope,
@@ -35,6 +39,7 @@ SHARED_BYTES = MappingProxyType(
 """Of one program, by compute capability (CUDA programming guide, "Compute Capabilities")."""
 _INTEGERS = {"num_splits", "num_tokens", "num_rows", "num_blocks", "num_ring_slots", "width"}
 _INTEGERS |= {"out_features", "in_features", "k_per_split", "hidden_size", "first_row", "end_row"}
+_INTEGERS |= {"num_pairs", "max_blocks", "query_split", "query_row", "key_split", "key_row"}
 _INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset"}
 _ALIGNED = {"in_features", "k_per_split", "out_features", "width", "hidden_size"}
 
@@ -106,7 +111,51 @@ _MEETING = {"addresses": "*i64", "timeout_ns": "i64"}
 _RANKS = {"RANK": 0, "NUM_RANKS": 2, "BLOCK_RANKS": 2, "ROW_BYTES": 32, "FLAG": 4}
 _PARTS = ("*bf16", "*bf16")
 
+_CHOSEN = dict.fromkeys(("ids", "ranks", "counts", "pairs", "blocks", "num_blocks"), "*i32")
+_EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32"}
+_EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down"), "*bf16")
+_LATENTS = dict.fromkeys(("norm", "q_out", "latent_out", "pool"), "*bf16")
+_LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
+
+
+def expert_variants(capability):
+    """Both products of every entry of the table, as a GPU of that kind launches them."""
+    limits = DeviceLimits.within(capability, SHARED_BYTES[capability])
+    for most, _ in expert_tiles.BY_ROWS:
+        both = expert_tiles.tiles_for(64 * min(most, 1 << 16), 64, limits.shared_bytes)
+        for tiles, kernel, depth, width in (
+            (both[0], expert_gemm._activate_kernel, 2048, 1408),
+            (both[1], expert_gemm._project_kernel, 1408, 2048),
+        ):
+            constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8}
+            constants |= {"ROWS": tiles.block_rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
+            options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
+            yield Variant(kernel, _EXPERTS, constants, options)
+
+
 OTHERS = {
+    "choose_experts": Variant(
+        expert_routing._choose_kernel,
+        _EXPERTS,
+        {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64},
+        {"num_warps": 1},
+    ),
+    "count_experts": Variant(
+        expert_routing._count_kernel, _EXPERTS, {"PAIRS": 64}, {"num_warps": 2}
+    ),
+    "group_by_expert": Variant(
+        expert_routing._group_kernel,
+        _EXPERTS,
+        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16},
+        {"num_warps": 4},
+    ),
+    "project_latents": Variant(
+        latent_projection._project_latents_kernel,
+        _LATENTS | dict.fromkeys(("positions", "cache_loc"), "*i64"),
+        {"HEADS": 16, "NOPE": 128, "NOPE_BLOCK": 128, "LATENT": 512, "LATENT_BLOCK": 512}
+        | {"HALF": 32, "QUERY_SPLITS": 4, "KEY_SPLITS": 4, "IS_INTERLEAVED": True},
+        {"num_warps": 2},
+    ),
     "add_norm": Variant(
         norm._add_norm_kernel,
         {**_STREAM, "partials": "*fp32"},

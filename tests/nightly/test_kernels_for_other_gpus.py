@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
-from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, gemm_variant
+from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
 
 # Newer versions than the engine is tested with warn of a default that is to change.
@@ -33,6 +33,13 @@ def test_every_candidate_fits(capability) -> None:
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as processes:
         for case, taken in processes.map(partial(shared_bytes, capability), distinct.values()):
             assert taken <= SHARED_BYTES[capability], case
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+def test_products_of_experts_fit(capability) -> None:
+    for variant in expert_variants(capability):
+        taken = variant.compile_for(capability).metadata.shared
+        assert taken <= SHARED_BYTES[capability], variant.constants
 
 
 @pytest.mark.parametrize("name", OTHERS)

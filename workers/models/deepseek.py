@@ -7,6 +7,7 @@ whole on every rank. Knows no KV memory: attention goes through LatentAttention.
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class DeepseekAttention(nn.Module, ABC):
         self.o_proj = RowParallelLinear(spec.num_heads * spec.v_head_dim, hidden, bias, shard)
         self.attn = LatentAttention(self._num_heads, spec.v_head_dim, entry, spec.scaling, layer_id)
 
+    @property
+    @abstractmethod
+    def first_query_weight(self) -> nn.Parameter:
+        """What queries begin with: (its width, hidden_size)."""
+
     @abstractmethod
     def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """(n, hidden_size) -> (n, this rank's heads * qk_head_dim)."""
@@ -63,10 +69,11 @@ class DeepseekAttention(nn.Module, ABC):
         latent, k_rope = compressed.tensor_split((self.attn.entry.latent_dim,), dim=-1)
         q_rope, k_rope = self.rotary(positions, q_rope, k_rope.unsqueeze(1))
         tokens = LatentTokens(q_nope, q_rope, self.kv_a_layernorm(latent), k_rope.squeeze(1))
-        out: torch.Tensor = self.o_proj(self.attn(tokens, self._up_projections(), forward_batch))
+        out: torch.Tensor = self.o_proj(self.attn(tokens, self.up_projections(), forward_batch))
         return out
 
-    def _up_projections(self) -> UpProjections:
+    def up_projections(self) -> UpProjections:
+        """Views of kv_b_proj."""
         by_head = self.kv_b_proj.weight.view(self._num_heads, -1, self.attn.entry.latent_dim)
         return UpProjections(by_head[:, : self._nope_dim], by_head[:, self._nope_dim :])
 
@@ -80,6 +87,10 @@ class DirectQueryAttention(DeepseekAttention):
         super().__init__(spec, layer_id, rotary, shard)
         q_size = spec.num_heads * spec.qk_head_dim
         self.q_proj = ColumnParallelLinear(spec.hidden_size, q_size, False, shard)
+
+    @property
+    def first_query_weight(self) -> nn.Parameter:
+        return self.q_proj.weight
 
     def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
         q: torch.Tensor = self.q_proj(hidden)
@@ -103,6 +114,10 @@ class LowRankQueryAttention(DeepseekAttention):
         self.q_a_layernorm = RMSNorm(rank, spec.latent_norm_eps, shard)
         self.q_b_proj = ColumnParallelLinear(rank, q_size, False, shard)
 
+    @property
+    def first_query_weight(self) -> nn.Parameter:
+        return self.q_a_proj.weight
+
     def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
         q: torch.Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
         return q
@@ -116,15 +131,30 @@ def _attention(
     return LowRankQueryAttention(spec, spec.q_lora_rank, layer_id, rotary, shard)
 
 
+BuildExperts = Callable[[DeepseekSpec, ShardContext], nn.Module]
+"""A layer's mixture of experts: (n, hidden_size) -> (n, hidden_size), under checkpoints' names."""
+
+
+def transformers_experts(config: PreTrainedConfig) -> BuildExperts:
+    """In transformers' own code."""
+
+    def build(spec: DeepseekSpec, shard: ShardContext) -> nn.Module:
+        if spec.moe_block is None:
+            raise ValueError("the model has no mixtures of experts")
+        # Seconds of imports that other native models do without.
+        module, name = spec.moe_block
+        block: Any = getattr(importlib.import_module(module), name)
+        return TransformersBlock(block, config, shard)
+
+    return build
+
+
 def _feed_forward(
-    spec: DeepseekSpec, layer_id: int, config: PreTrainedConfig, shard: ShardContext
+    spec: DeepseekSpec, layer_id: int, experts: BuildExperts, shard: ShardContext
 ) -> nn.Module:
     if layer_id in spec.dense_layers or spec.moe_block is None:
         return GatedMLP(spec.hidden_size, spec.intermediate_size, spec.has_mlp_bias, shard)
-    # Seconds of imports that other native models do without.
-    module, name = spec.moe_block
-    build: Any = getattr(importlib.import_module(module), name)
-    return TransformersBlock(build, config, shard)
+    return experts(spec, shard)
 
 
 class DeepseekDecoderLayer(nn.Module):
@@ -134,13 +164,13 @@ class DeepseekDecoderLayer(nn.Module):
         self,
         spec: DeepseekSpec,
         layer_id: int,
-        config: PreTrainedConfig,
+        experts: BuildExperts,
         rotary: RotaryEmbedding,
         shard: ShardContext,
     ) -> None:
         super().__init__()
         self.self_attn = _attention(spec, layer_id, rotary, shard)
-        self.mlp = _feed_forward(spec, layer_id, config, shard)
+        self.mlp = _feed_forward(spec, layer_id, experts, shard)
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 
@@ -157,17 +187,21 @@ class DeepseekModel(nn.Module):
     """Embedding, layers and final norm: what checkpoints call `model`."""
 
     def __init__(
-        self, spec: DeepseekSpec, config: PreTrainedConfig, num_positions: int, shard: ShardContext
+        self, spec: DeepseekSpec, experts: BuildExperts, num_positions: int, shard: ShardContext
     ) -> None:
         super().__init__()
         rotary_class = InterleavedRotaryEmbedding if spec.is_interleaved else RotaryEmbedding
         rotary = rotary_class(spec.rope, num_positions, shard.device)
         self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, shard)
         self.layers = nn.ModuleList(
-            DeepseekDecoderLayer(spec, layer_id, config, rotary, shard)
+            DeepseekDecoderLayer(spec, layer_id, experts, rotary, shard)
             for layer_id in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
+
+    @property
+    def decoder_layers(self) -> list[DeepseekDecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DeepseekDecoderLayer)]
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
@@ -182,16 +216,16 @@ class DeepseekModel(nn.Module):
 class DeepseekForCausalLM(NativeCausalLM):
     """Any member of the family, with its language-model head.
 
-    config: what spec was read from, for the blocks that transformers' code runs. num_positions:
-    longest context the rotary table covers, in tokens.
+    experts: builds mixtures of experts. num_positions: longest context the rotary table covers, in
+    tokens.
     """
 
     def __init__(
-        self, spec: DeepseekSpec, config: PreTrainedConfig, num_positions: int, shard: ShardContext
+        self, spec: DeepseekSpec, experts: BuildExperts, num_positions: int, shard: ShardContext
     ) -> None:
         super().__init__()
         self.vocab_size = spec.vocab_size
-        self.model = DeepseekModel(spec, config, num_positions, shard)
+        self.model = DeepseekModel(spec, experts, num_positions, shard)
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
             if spec.has_tied_embeddings

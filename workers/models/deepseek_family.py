@@ -10,6 +10,7 @@ from typing import Any
 
 from attention import LatentEntry
 from workers.errors import ModelLoadError
+from workers.layers.experts_spec import ExpertsSpec, Routing
 from workers.layers.rope_frequencies import RopeSpec, yarn_magnitude
 from workers.models.llama_family import rope_spec
 
@@ -23,8 +24,8 @@ class DeepseekSpec:
     nope_dim: elements of a query or key head that are not rotated. q_lora_rank: of the compressed
     query, None where queries are projected at once. is_interleaved: whether neighbouring elements
     are rotated together. dense_layers: those without experts. moe_block: module and class of
-    transformers' code for the others. num_extra_layers: layers behind the last one in the
-    checkpoint, for multi-token prediction.
+    transformers' code for the others, experts what that computes. num_extra_layers: layers behind
+    the last one in the checkpoint, for multi-token prediction.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class DeepseekSpec:
     has_tied_embeddings: bool
     dense_layers: frozenset[int]
     moe_block: tuple[str, str] | None
+    experts: ExpertsSpec | None
     num_extra_layers: int
 
     @property
@@ -61,6 +63,7 @@ class _Traits:
     has_mlp_bias: bool
     dense_layers: frozenset[int]
     moe_block: tuple[str, str] | None
+    routing: Routing = "grouped_sigmoid"
 
 
 def _deepseek_v2(config: Any) -> _Traits:
@@ -69,6 +72,7 @@ def _deepseek_v2(config: Any) -> _Traits:
         has_mlp_bias=config.mlp_bias,
         dense_layers=_first(config.first_k_dense_replace, config),
         moe_block=("transformers.models.deepseek_v2.modeling_deepseek_v2", "DeepseekV2Moe"),
+        routing="softmax" if config.topk_method == "greedy" else "grouped_softmax",
     )
 
 
@@ -102,6 +106,22 @@ def _youtu(config: Any) -> _Traits:
 
 def _first(num_dense: int, config: Any) -> frozenset[int]:
     return frozenset(range(min(num_dense, config.num_hidden_layers)))
+
+
+def _experts(config: Any, traits: _Traits) -> ExpertsSpec | None:
+    if traits.moe_block is None:
+        return None
+    return ExpertsSpec(
+        num_routed=config.n_routed_experts,
+        num_chosen=config.num_experts_per_tok,
+        num_shared=config.n_shared_experts,
+        width=config.moe_intermediate_size,
+        routing=traits.routing,
+        num_groups=config.n_group or 1,
+        num_chosen_groups=config.topk_group or 1,
+        factor=config.routed_scaling_factor,
+        has_normed_weights=traits.routing == "grouped_sigmoid" and config.norm_topk_prob,
+    )
 
 
 _TRAITS: dict[str, Callable[[Any], _Traits]] = {
@@ -164,5 +184,6 @@ def deepseek_spec(config: Any) -> DeepseekSpec:
         has_tied_embeddings=config.tie_word_embeddings,
         dense_layers=traits.dense_layers,
         moe_block=traits.moe_block,
+        experts=_experts(config, traits),
         num_extra_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
     )

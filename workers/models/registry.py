@@ -13,7 +13,7 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
-from workers.models.deepseek import DeepseekForCausalLM
+from workers.models.deepseek import DeepseekForCausalLM, transformers_experts
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
 from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import llama_family_spec, native_obstacle
@@ -39,7 +39,14 @@ def _build_llama_family(
 def _build_deepseek_family(
     config: PreTrainedConfig, max_context_len: int, shard: ShardContext
 ) -> NativeCausalLM:
-    return DeepseekForCausalLM(deepseek_spec(config), config, max_context_len, shard)
+    spec = deepseek_spec(config)
+    if shard.device.type == "cuda":
+        # Triton comes with torch for CUDA only.
+        from workers.models.cuda_deepseek import CudaDeepseekForCausalLM, has_fused_layers
+
+        if has_fused_layers(spec, shard):
+            return CudaDeepseekForCausalLM(spec, max_context_len, shard)
+    return DeepseekForCausalLM(spec, transformers_experts(config), max_context_len, shard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""Kernels of mixtures of experts and latents by Triton's interpreter, against plain torch.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import torch
+from torch.nn import functional
+
+from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
+from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
+from workers.layers.cuda.latent_projection import LatentProjection
+from workers.layers.rope_frequencies import RopeSpec
+from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
+
+TOLERANCE = 1e-4
+
+
+def plain_experts(x, gate_up, down, chosen):
+    out = torch.zeros_like(x)
+    for token, choice in torch.cartesian_prod(*map(torch.arange, chosen.ids.shape)).tolist():
+        expert = chosen.ids[token, choice]
+        gate, up = (gate_up[expert] @ x[token]).chunk(2)
+        product = down[expert] @ (functional.silu(gate) * up)
+        out[token] += chosen.weights[token, choice] * product
+    return out
+
+
+def check_blocks(chosen, grouped):
+    """Every pair stands once, in a block of its own expert."""
+    ids, seen = chosen.ids.flatten(), []
+    num_blocks = int(grouped.num_blocks)
+    assert num_blocks <= grouped.max_blocks
+    for expert, first, num_rows in grouped.blocks[:, :num_blocks].t().tolist():
+        assert 1 <= num_rows <= grouped.block_rows
+        own = grouped.pairs[first : first + num_rows].tolist()
+        assert set(ids[own].tolist()) == {expert}
+        seen += own
+    assert sorted(seen) == list(range(len(ids)))
+
+
+def check_experts(num_tokens, num_routed, num_shared, num_chosen, hidden, width, block_rows):
+    logits, x = torch.randn(num_tokens, num_routed), torch.randn(num_tokens, hidden)
+    gate_up = torch.randn(num_routed + num_shared, 2 * width, hidden) * 0.2
+    down = torch.randn(num_routed + num_shared, hidden, width) * 0.2
+    chosen = choose_by_softmax(logits, num_chosen, num_shared, 1.5)
+    weights, ids = torch.topk(logits.softmax(-1), num_chosen)
+    assert torch.equal(chosen.ids[:, :num_chosen].long(), ids)
+    assert torch.allclose(chosen.weights[:, :num_chosen], weights * 1.5)
+    tiles = ExpertTiles(block_rows, 16, 16, 2, 4)
+    again = counted(chosen.weights, chosen.ids, num_routed + num_shared)
+    assert torch.equal(again.counts, chosen.counts)
+    for one in (chosen, again):
+        grouped = group(one, block_rows)
+        check_blocks(one, grouped)
+        activated = activate_experts(x, gate_up, grouped, num_chosen + num_shared, tiles)
+        out = project_experts(activated, down, one.weights, grouped, tiles).sum(0)
+        assert torch.allclose(out, plain_experts(x, gate_up, down, one), atol=TOLERANCE)
+
+
+def check_latents(rotary_class, num_tokens=5, heads=3, nope=24, latent=40, rope=16, positions=64):
+    spec = RopeSpec("default", 10000.0, rope, positions, {})
+    rotary = rotary_class(spec, positions, torch.device("cpu"))
+    pool, norm = torch.zeros(100, latent + rope), torch.randn(latent)
+    joined = torch.randn(2, num_tokens, heads * (nope + rope) + latent + rope)
+    queries, keys = joined.tensor_split((heads * (nope + rope),), dim=-1)
+    at, places = torch.randint(0, positions, (num_tokens,)), torch.randperm(100)[:num_tokens]
+    project = LatentProjection(
+        heads, nope, norm, 1e-6, rotary.cos_sin, rotary_class is InterleavedRotaryEmbedding, pool
+    )
+    tokens = project(queries, keys, at, places)
+    q, k = queries.sum(0).view(num_tokens, heads, -1), keys.sum(0)
+    q_rope, k_rope = rotary(at, q[..., nope:], k[:, None, latent:])
+    compressed = k[:, :latent]
+    rms = torch.rsqrt(compressed.square().mean(-1, keepdim=True) + 1e-6)
+    kept = torch.cat((compressed * rms * norm, k_rope[:, 0]), dim=-1)
+    pairs = [
+        (tokens.q_nope, q[..., :nope]),
+        (tokens.q_rope, q_rope),
+        (torch.cat((tokens.latent, tokens.k_rope), dim=-1), kept),
+        (pool[places], kept),
+    ]
+    assert tokens.is_saved
+    assert all(torch.allclose(ours, theirs, atol=TOLERANCE) for ours, theirs in pairs)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    check_experts(1, 8, 2, 3, 40, 24, 16)
+    check_experts(23, 8, 2, 3, 48, 24, 16)
+    check_experts(9, 6, 0, 2, 32, 16, 32)
+    check_latents(RotaryEmbedding)
+    check_latents(InterleavedRotaryEmbedding)
+    print("all equal")

@@ -1,0 +1,196 @@
+"""Products with the weights of chosen experts: rows gathered by expert, one launch a product.
+
+The scheme is that of grouped GEMMs over sorted tokens (MegaBlocks, arXiv:2211.15841; the fused MoE
+kernels of vLLM and SGLang work alike): a program takes a block of rows of one expert and a tile of
+its output. Knows no routing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.layers.cuda.expert_routing import ExpertBlocks
+from workers.layers.cuda.launch import begin_dependent, dependent_launch
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """block_rows: of a block of pairs. columns: of the output a program makes; depth: of the inner
+    dimension a turn; num_stages, num_warps: Triton's."""
+
+    block_rows: int
+    columns: int
+    depth: int
+    num_stages: int
+    num_warps: int
+
+
+def _activate(  # noqa: PLR0913
+    x: tl.tensor,
+    gate_up: tl.tensor,
+    pairs: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    out: tl.tensor,
+    max_blocks: tl.tensor,
+    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    DEPTH: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """silu(x @ gate.T) * (x @ up.T) for the block's rows, at their places by expert."""
+    begin_dependent(IS_DEPENDENT)
+    block = tl.program_id(0) % max_blocks
+    tile = tl.program_id(0) // max_blocks
+    if block < tl.load(num_blocks):
+        expert = tl.load(blocks + block).to(tl.int64)
+        first = tl.load(blocks + max_blocks + block)
+        rows = tl.arange(0, ROWS)
+        is_real = rows < tl.load(blocks + 2 * max_blocks + block)
+        token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
+        column = tile * COLUMNS + tl.arange(0, COLUMNS)
+        is_column = column < WIDTH
+        depth = tl.arange(0, DEPTH)
+        x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
+        weight = gate_up + expert * (2 * WIDTH * DEPTH_SIZE)
+        gate_at = weight + column[None, :] * DEPTH_SIZE + depth[:, None]
+        gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, DEPTH_SIZE, DEPTH):
+            is_inner = depth < DEPTH_SIZE - start
+            part = tl.load(x_at + start, mask=is_real[:, None] & is_inner[None, :], other=0.0)
+            is_weight = is_column[None, :] & is_inner[:, None]
+            gate_part = tl.load(gate_at + start, mask=is_weight, other=0.0)
+            up_part = tl.load(gate_at + WIDTH * DEPTH_SIZE + start, mask=is_weight, other=0.0)
+            gate = tl.dot(part, gate_part, gate)
+            up = tl.dot(part, up_part, up)
+        dtype: tl.constexpr = out.dtype.element_ty
+        activated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
+        target = out + (first + rows).to(tl.int64)[:, None] * WIDTH + column[None, :]
+        tl.store(target, activated.to(dtype), mask=is_real[:, None] & is_column[None, :])
+
+
+def _project(  # noqa: PLR0913
+    x: tl.tensor,
+    down: tl.tensor,
+    weights: tl.tensor,
+    pairs: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    out: tl.tensor,
+    max_blocks: tl.tensor,
+    num_tokens: tl.tensor,
+    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    DEPTH: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """weight * (x @ down.T) for the block's rows, at (choice, token)."""
+    begin_dependent(IS_DEPENDENT)
+    block = tl.program_id(0) % max_blocks
+    tile = tl.program_id(0) // max_blocks
+    if block < tl.load(num_blocks):
+        expert = tl.load(blocks + block).to(tl.int64)
+        first = tl.load(blocks + max_blocks + block)
+        rows = tl.arange(0, ROWS)
+        is_real = rows < tl.load(blocks + 2 * max_blocks + block)
+        pair = tl.load(pairs + first + rows, mask=is_real, other=0)
+        column = tile * COLUMNS + tl.arange(0, COLUMNS)
+        is_column = column < WIDTH
+        depth = tl.arange(0, DEPTH)
+        x_at = x + (first + rows).to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
+        weight_at = down + expert * (WIDTH * DEPTH_SIZE)
+        weight_at += column[None, :] * DEPTH_SIZE + depth[:, None]
+        product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, DEPTH_SIZE, DEPTH):
+            is_inner = depth < DEPTH_SIZE - start
+            part = tl.load(x_at + start, mask=is_real[:, None] & is_inner[None, :], other=0.0)
+            is_weight = is_column[None, :] & is_inner[:, None]
+            product = tl.dot(part, tl.load(weight_at + start, mask=is_weight, other=0.0), product)
+        product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
+        row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
+        target = out + row[:, None] * WIDTH + column[None, :]
+        tl.store(
+            target, product.to(out.dtype.element_ty), mask=is_real[:, None] & is_column[None, :]
+        )
+
+
+_activate_kernel = triton.jit(_activate)
+_project_kernel = triton.jit(_project)
+
+
+def activate_experts(
+    x: torch.Tensor, gate_up: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, to: ExpertTiles
+) -> torch.Tensor:
+    """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size), gate over up ->
+    (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
+    width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
+    out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
+    is_dependent = dependent_launch(x)
+    _activate_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
+        x,
+        gate_up,
+        grouped.pairs,
+        grouped.blocks,
+        grouped.num_blocks,
+        out,
+        grouped.max_blocks,
+        DEPTH_SIZE=depth,
+        WIDTH=width,
+        NUM_CHOSEN=num_chosen,
+        ROWS=grouped.block_rows,
+        COLUMNS=to.columns,
+        DEPTH=to.depth,
+        IS_DEPENDENT=is_dependent,
+        num_stages=to.num_stages,
+        num_warps=to.num_warps,
+        launch_pdl=is_dependent,
+    )
+    return out
+
+
+def project_experts(
+    x: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    grouped: ExpertBlocks,
+    to: ExpertTiles,
+) -> torch.Tensor:
+    """x: of activate_experts; down (experts, hidden_size, width); weights float32 (n, num_chosen)
+    -> (num_chosen, n, hidden_size), whose sum over choices is the layer's output."""
+    num_tokens, num_chosen = weights.shape
+    _, width, depth = down.shape
+    out = torch.empty((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
+    is_dependent = dependent_launch(x)
+    _project_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
+        x,
+        down,
+        weights,
+        grouped.pairs,
+        grouped.blocks,
+        grouped.num_blocks,
+        out,
+        grouped.max_blocks,
+        num_tokens,
+        DEPTH_SIZE=depth,
+        WIDTH=width,
+        NUM_CHOSEN=num_chosen,
+        ROWS=grouped.block_rows,
+        COLUMNS=to.columns,
+        DEPTH=to.depth,
+        IS_DEPENDENT=is_dependent,
+        num_stages=to.num_stages,
+        num_warps=to.num_warps,
+        launch_pdl=is_dependent,
+    )
+    return out

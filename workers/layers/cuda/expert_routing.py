@@ -1,0 +1,221 @@
+"""Which experts a step's tokens go to, and the blocks of rows that share one.
+
+choose scores every token; group sorts (token, expert) pairs by expert without sorting: a pair's
+rank among those of its expert comes from an atomic counter, so that the order within an expert may
+differ from run to run, which no row's product depends on. Knows no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
+
+_PAIRS_PER_PROGRAM = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Experts of n tokens, k each. weights: float32 (n, k), ids: int32 (n, k). ranks: int32 (n, k),
+    a pair's place among those of its expert; counts: int32 (num_experts,), pairs of each."""
+
+    weights: torch.Tensor
+    ids: torch.Tensor
+    ranks: torch.Tensor
+    counts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlocks:
+    """Pairs by expert, in blocks of at most block_rows pairs of one expert each.
+
+    pairs: int32 (n * k,), token * k + choice. blocks: int32 (3, max_blocks): expert, first place in
+    pairs, number of pairs. num_blocks: int32 (1,), how many of them mean something.
+    """
+
+    pairs: torch.Tensor
+    blocks: torch.Tensor
+    num_blocks: torch.Tensor
+    block_rows: int
+
+    @property
+    def max_blocks(self) -> int:
+        return self.blocks.shape[1]
+
+
+def _choose(  # noqa: PLR0913
+    logits: tl.tensor,
+    weights: tl.tensor,
+    ids: tl.tensor,
+    ranks: tl.tensor,
+    counts: tl.tensor,
+    num_tokens: tl.tensor,
+    factor: tl.tensor,
+    NUM_ROUTED: tl.constexpr,  # noqa: N803
+    NUM_SHARED: tl.constexpr,  # noqa: N803
+    NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """One token a program."""
+    begin_dependent(IS_DEPENDENT)
+    token = tl.program_id(0)
+    experts = tl.arange(0, BLOCK)
+    row = logits + token.to(tl.int64) * NUM_ROUTED + experts
+    scores = tl.load(row, mask=experts < NUM_ROUTED, other=float("-inf"))
+    odds = tl.exp(scores - tl.max(scores, axis=0))
+    odds = odds / tl.sum(odds, axis=0)
+    at = token * (NUM_CHOSEN + NUM_SHARED)
+    for choice in tl.static_range(NUM_CHOSEN):
+        expert = tl.argmax(odds, axis=0)
+        tl.store(weights + at + choice, tl.max(odds, axis=0) * factor)
+        tl.store(ids + at + choice, expert)
+        tl.store(ranks + at + choice, tl.atomic_add(counts + expert, 1))
+        odds = tl.where(experts == expert, -1.0, odds)
+    for shared in tl.static_range(NUM_SHARED):
+        tl.store(weights + at + NUM_CHOSEN + shared, 1.0)
+        tl.store(ids + at + NUM_CHOSEN + shared, NUM_ROUTED + shared)
+        tl.store(ranks + at + NUM_CHOSEN + shared, token)
+        if token == 0:
+            tl.store(counts + NUM_ROUTED + shared, num_tokens)
+
+
+_choose_kernel = triton.jit(_choose)
+
+
+def choose_by_softmax(
+    logits: torch.Tensor, num_chosen: int, num_shared: int, factor: float
+) -> Chosen:
+    """logits: float32 (n, num_routed), contiguous. The likeliest num_chosen of each token, the
+    lowest id among equals, weighted by factor times their probability; after them num_shared
+    experts that every token goes to with weight 1."""
+    num_tokens, num_routed = logits.shape
+    width = num_chosen + num_shared
+    weights = torch.empty((num_tokens, width), dtype=torch.float32, device=logits.device)
+    ids, ranks = torch.empty((2, num_tokens, width), dtype=torch.int32, device=logits.device)
+    counts = torch.zeros(num_routed + num_shared, dtype=torch.int32, device=logits.device)
+    is_dependent = dependent_launch(logits)
+    _choose_kernel[(num_tokens,)](
+        logits,
+        weights,
+        ids,
+        ranks,
+        counts,
+        num_tokens,
+        factor,
+        NUM_ROUTED=num_routed,
+        NUM_SHARED=num_shared,
+        NUM_CHOSEN=num_chosen,
+        BLOCK=next_power_of_2(num_routed),
+        IS_DEPENDENT=is_dependent,
+        num_warps=1,
+        launch_pdl=is_dependent,
+    )
+    return Chosen(weights, ids, ranks, counts)
+
+
+def _count(
+    ids: tl.tensor,
+    ranks: tl.tensor,
+    counts: tl.tensor,
+    num_pairs: tl.tensor,
+    PAIRS: tl.constexpr,  # noqa: N803
+) -> None:
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    is_real = pair < num_pairs
+    expert = tl.load(ids + pair, mask=is_real, other=0)
+    tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=is_real), mask=is_real)
+
+
+_count_kernel = triton.jit(_count)
+
+
+def counted(weights: torch.Tensor, ids: torch.Tensor, num_experts: int) -> Chosen:
+    """What somebody else chose: weights float32, ids int32 (n, k), both contiguous."""
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=ids.device)
+    ranks = torch.empty_like(ids)
+    num_pairs = ids.numel()
+    grid = (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM),)
+    _count_kernel[grid](ids, ranks, counts, num_pairs, PAIRS=_PAIRS_PER_PROGRAM, num_warps=2)
+    return Chosen(weights, ids, ranks, counts)
+
+
+def _group(  # noqa: PLR0913
+    ids: tl.tensor,
+    ranks: tl.tensor,
+    counts: tl.tensor,
+    pairs: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    num_pairs: tl.tensor,
+    max_blocks: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    EXPERTS: tl.constexpr,  # noqa: N803
+    PAIRS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """PAIRS pairs a program; the first one writes the blocks too."""
+    begin_dependent(IS_DEPENDENT)
+    experts = tl.arange(0, EXPERTS)
+    count = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
+    first = tl.cumsum(count, axis=0) - count
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    is_real = pair < num_pairs
+    expert = tl.load(ids + pair, mask=is_real, other=0)
+    is_own = expert[:, None] == experts[None, :]
+    place = tl.sum(tl.where(is_own, first[None, :], 0), axis=1)
+    place += tl.load(ranks + pair, mask=is_real, other=0)
+    tl.store(pairs + place, pair, mask=is_real)
+    if tl.program_id(0) == 0:
+        own_blocks = (count + ROWS - 1) // ROWS
+        block = tl.cumsum(own_blocks, axis=0) - own_blocks
+        tl.store(num_blocks, tl.sum(own_blocks, axis=0))
+        for turn in range(tl.max(own_blocks, axis=0)):
+            is_there = turn < own_blocks
+            at = blocks + block + turn
+            tl.store(at, experts, mask=is_there)
+            tl.store(at + max_blocks, first + turn * ROWS, mask=is_there)
+            rows = tl.minimum(count - turn * ROWS, ROWS)
+            tl.store(at + 2 * max_blocks, rows, mask=is_there)
+
+
+_group_kernel = triton.jit(_group)
+
+
+def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:
+    """How many blocks any choice may need."""
+    return min(num_pairs, num_pairs // block_rows + num_experts)
+
+
+def group(chosen: Chosen, block_rows: int) -> ExpertBlocks:
+    """The pairs by expert."""
+    ids, num_experts = chosen.ids, chosen.counts.shape[0]
+    num_pairs, device = ids.numel(), ids.device
+    max_blocks = max_blocks_of(num_pairs, num_experts, block_rows)
+    pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    blocks = torch.empty((3, max_blocks), dtype=torch.int32, device=device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    is_dependent = dependent_launch(ids)
+    _group_kernel[(triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM),)](
+        ids,
+        chosen.ranks,
+        chosen.counts,
+        pairs,
+        blocks,
+        num_blocks,
+        num_pairs,
+        max_blocks,
+        NUM_EXPERTS=num_experts,
+        EXPERTS=next_power_of_2(num_experts),
+        PAIRS=_PAIRS_PER_PROGRAM,
+        ROWS=block_rows,
+        IS_DEPENDENT=is_dependent,
+        num_warps=4,
+        launch_pdl=is_dependent,
+    )
+    return ExpertBlocks(pairs, blocks, num_blocks, block_rows)

@@ -1,0 +1,237 @@
+"""The DeepSeek family on one NVIDIA GPU: the parameters of DeepseekForCausalLM, fused kernels.
+
+A layer is one product for queries and latents together, one kernel from there to what attention
+takes, attention, and residual additions with their norms, which sum up partial products: those of
+the output projection, of a dense layer's MLP and of the experts alike. Needs Triton.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from attention import ForwardBatch, LatentAttention, UpProjections
+from attention.memory.latent_kv_pool import LatentTokenToKVPool
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.layers.cuda.experts import FusedExperts
+from workers.layers.cuda.latent_projection import LatentProjection
+from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.embedding import TiedLMHead
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.norm import RMSNorm
+from workers.layers.sharding import ShardContext
+from workers.models.deepseek import (
+    DeepseekAttention,
+    DeepseekForCausalLM,
+    LowRankQueryAttention,
+)
+from workers.models.deepseek_family import DeepseekSpec
+
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def has_fused_layers(spec: DeepseekSpec, shard: ShardContext) -> bool:
+    """Whether the kernels cover a member: one rank, 16-bit weights, no biases, a rotated part of
+    2**n elements."""
+    rope_dim = spec.entry.rope_dim
+    has_bias = spec.has_attention_bias or spec.has_mlp_bias
+    is_power = rope_dim & (rope_dim - 1) == 0
+    return shard.tp.size == 1 and shard.dtype in _KERNEL_DTYPES and not has_bias and is_power
+
+
+class Partials(Protocol):
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(n, hidden_size) -> (parts, n, hidden_size), whose sum is what a block adds."""
+
+
+class Queries(Protocol):
+    def __call__(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the joined projection gives (splits, n, width) -> partial products of queries and
+        of latents with rotated key parts, each (splits, n, its width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectQueries:
+    width: int
+
+    def __call__(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys = joined.tensor_split((self.width,), dim=-1)
+        return queries, keys
+
+
+@dataclass(frozen=True, slots=True)
+class _LowRankQueries:
+    """The joined projection is not split: what it gives of queries is normalised and projected."""
+
+    width: int
+    norm: RMSNorm
+    up: PartialGemm
+
+    def __call__(self, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        compressed, keys = joined.tensor_split((self.width,), dim=-1)
+        normed = rms_norm(compressed[0].contiguous(), self.norm.weight, self.norm.eps)
+        return self.up(normed), keys
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseMlp:
+    gate_up: GatedGemm
+    down: PartialGemm
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down(self.gate_up(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedLayer:
+    joined: PartialGemm
+    queries: Queries
+    projection: LatentProjection
+    attention: LatentAttention
+    up: UpProjections
+    o: PartialGemm
+    mlp: Partials
+    mlp_norm: RMSNorm
+    next_norm: RMSNorm
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """hidden: normalised input; residual: the stream, in place -> the next layer's input."""
+        queries, keys = self.queries(self.joined(hidden))
+        tokens = self.projection(queries, keys, positions, batch.out_cache_loc)
+        attended = self.attention(tokens, self.up, batch)
+        norm = self.mlp_norm
+        hidden = add_rms_norm_(self.o(attended), residual, norm.weight, norm.eps)
+        norm = self.next_norm
+        return add_rms_norm_(self.mlp(hidden), residual, norm.weight, norm.eps)
+
+
+def _fused_experts(spec: DeepseekSpec, shard: ShardContext) -> nn.Module:
+    if spec.experts is None:
+        raise ValueError("the model has no mixtures of experts")
+    return FusedExperts(spec.experts, spec.hidden_size, shard)
+
+
+class CudaDeepseekForCausalLM(DeepseekForCausalLM):
+    """DeepseekForCausalLM over fused kernels. prepare must run before the first step."""
+
+    def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
+        super().__init__(spec, _fused_experts, num_positions, shard)
+        self._spec = spec
+        self._shard = shard
+        self._layers: list[_FusedLayer] = []
+        self._head: PartialGemm | None = None
+        self._chooser: GemmChooser | None = None
+        self.can_be_captured = True
+
+    def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
+        if not isinstance(token_to_kv_pool, LatentTokenToKVPool):
+            raise ValueError(f"latents do not go to a {type(token_to_kv_pool).__name__}")
+        self._chooser = chooser = GemmChooser.for_device(self._shard.device)
+        layers = self.model.decoder_layers
+        attentions = [layer.self_attn for layer in layers]
+        joined = partial_gemms(
+            chooser,
+            [_join_projections(attention) for attention in attentions],
+            can_split=self._spec.q_lora_rank is None,
+        )
+        queries = self._queries(chooser, attentions)
+        o = partial_gemms(chooser, [x.o_proj.weight for x in attentions], True)
+        mlps = self._mlps(chooser, [layer.mlp for layer in layers])
+        norms = [layer.post_attention_layernorm for layer in layers]
+        nexts = [*(layer.input_layernorm for layer in layers[1:]), self.model.norm]
+        self._layers = [
+            _FusedLayer(
+                joined=joined[index],
+                queries=queries[index],
+                projection=self._projection(attention, token_to_kv_pool),
+                attention=attention.attn,
+                up=attention.up_projections(),
+                o=o[index],
+                mlp=mlps[index],
+                mlp_norm=norms[index],
+                next_norm=nexts[index],
+            )
+            for index, attention in enumerate(attentions)
+        ]
+        embedding = self.model.embed_tokens
+        owner = embedding if isinstance(self.lm_head, TiedLMHead) else self.lm_head
+        (self._head,) = partial_gemms(chooser, [owner.get_parameter("weight")], False)
+
+    def _projection(
+        self, attention: DeepseekAttention, pool: LatentTokenToKVPool
+    ) -> LatentProjection:
+        spec = self._spec
+        return LatentProjection(
+            num_heads=spec.num_heads,
+            nope_dim=spec.nope_dim,
+            norm_weight=attention.kv_a_layernorm.weight,
+            eps=attention.kv_a_layernorm.eps,
+            cos_sin=attention.rotary.cos_sin,
+            is_interleaved=spec.is_interleaved,
+            pool=pool.get_latent(attention.attn.layer_id).flatten(0, 1),
+        )
+
+    def _queries(
+        self, chooser: GemmChooser, attentions: Sequence[DeepseekAttention]
+    ) -> list[Queries]:
+        low_rank = [x for x in attentions if isinstance(x, LowRankQueryAttention)]
+        if not low_rank:
+            width = self._spec.num_heads * self._spec.qk_head_dim
+            return [_DirectQueries(width)] * len(attentions)
+        ups = partial_gemms(chooser, [x.q_b_proj.weight for x in low_rank], True)
+        return [
+            _LowRankQueries(x.q_a_proj.weight.shape[0], x.q_a_layernorm, up)
+            for x, up in zip(low_rank, ups, strict=True)
+        ]
+
+    def _mlps(self, chooser: GemmChooser, mlps: Sequence[nn.Module]) -> list[Partials]:
+        dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
+        if not dense:
+            return list(mlps)
+        gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense])
+        down = partial_gemms(chooser, [mlp.down_proj.weight for mlp in dense], True)
+        products = dict(zip(dense, zip(gate_up, down, strict=True), strict=True))
+        return [_DenseMlp(*products[mlp]) if isinstance(mlp, GatedMLP) else mlp for mlp in mlps]
+
+    def prepare_while_idle(self) -> bool:
+        """GEMMs that there was no time to measure, one timing at a time."""
+        return self._chooser is not None and self._chooser.measure_next()
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        if not self._layers:
+            raise RuntimeError("prepare must run before the first step")
+        residual: torch.Tensor = self.model.embed_tokens(input_ids)
+        norm = self.model.decoder_layers[0].input_layernorm
+        hidden = rms_norm(residual, norm.weight, norm.eps)
+        for layer in self._layers:
+            hidden = layer.run(hidden, residual, positions, forward_batch)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In the model's dtype: whoever needs float32 converts the rows that need it."""
+        if self._head is None:
+            raise RuntimeError("prepare must run before the first step")
+        return self._head(hidden)[0][:, : self.vocab_size]
+
+
+def _join_projections(attention: DeepseekAttention) -> torch.Tensor:
+    """Queries' projection, or their compression, over that of latents, as one matrix, which both
+    parameters become parts of."""
+    parameters = attention.first_query_weight, attention.kv_a_proj_with_mqa.weight
+    joined = torch.cat([parameter.data for parameter in parameters])
+    num_query_rows = parameters[0].shape[0]
+    parameters[0].data, parameters[1].data = joined[:num_query_rows], joined[num_query_rows:]
+    return joined
