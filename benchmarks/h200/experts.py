@@ -1,0 +1,97 @@
+"""Products of a mixture of experts alone on one H200: tiles by number of tokens, against memory.
+
+    python3 -m benchmarks.h200.experts [--tokens 1 16 64] [--sweep]
+
+DeepSeek-V2-Lite's sizes. Without --sweep the layer as the model calls it, routing included; with it
+both products for every candidate, the three fastest of each. TB/s: of the weights that are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import torch
+import triton
+
+from benchmarks.h200.attention_steps import graphed_seconds
+from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
+from workers.layers.cuda.expert_routing import choose_by_softmax, group
+from workers.layers.cuda.experts import FusedExperts
+from workers.layers.experts_spec import ExpertsSpec
+from workers.layers.sharding import ShardContext
+from workers.parallel.group import SingleRank
+
+SPEC = ExpertsSpec(64, 6, 2, 1408, "softmax", 1, 1, 1.0, False)
+HIDDEN_SIZE = 2048
+NUM_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
+REPEATS = 20
+KEPT = 3
+
+
+def candidates(num_tokens: int) -> list[ExpertTiles]:
+    """What may be worth a try for so many tokens."""
+    rows = num_tokens * SPEC.num_chosen // SPEC.num_routed
+    if rows <= 16:
+        shapes = product((16,), (32, 64, 128), (64, 128, 256), (3, 4, 5), (4,))
+    elif rows <= 64:
+        shapes = product((32, 64), (64, 128), (64, 128), (3, 4), (4, 8))
+    else:
+        shapes = product((64, 128), (64, 128), (64,), (3, 4), (4, 8))
+    return [ExpertTiles(*shape) for shape in shapes]
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Of one call; infinite where the GPU has too little shared memory for it."""
+    try:
+        return graphed_seconds(run, REPEATS)
+    except triton.runtime.errors.OutOfResources:
+        return float("inf")
+
+
+def sweep(layer: FusedExperts, x: torch.Tensor) -> None:
+    logits = torch.randn(x.shape[0], SPEC.num_routed, device=x.device)
+    chosen = choose_by_softmax(logits, SPEC.num_chosen, SPEC.num_shared, SPEC.factor)
+    num_read = int((chosen.counts > 0).sum())
+    width = SPEC.num_chosen + SPEC.num_shared
+    found: dict[str, list[tuple[float, ExpertTiles]]] = {"activate": [], "project": []}
+    for tiles in candidates(x.shape[0]):
+        grouped = group(chosen, tiles.block_rows)
+        activated = torch.empty(
+            (x.shape[0] * width, SPEC.width), dtype=x.dtype, device=x.device
+        ).normal_()
+
+        activate = partial(activate_experts, x, layer.gate_up, grouped, width, tiles)
+        project = partial(project_experts, activated, layer.down, chosen.weights, grouped, tiles)
+        found["activate"].append((seconds(activate), tiles))
+        found["project"].append((seconds(project), tiles))
+    for name, weight in (("activate", layer.gate_up), ("project", layer.down)):
+        num_bytes = num_read * weight[0].numel() * weight.itemsize
+        for one, tiles in sorted(found[name], key=lambda pair: pair[0])[:KEPT]:
+            rate = num_bytes / one / 1e12
+            print(f"{x.shape[0]:5} {name:8} {one * 1e6:8.1f} us {rate:5.2f} TB/s {tiles}")
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(NUM_TOKENS))
+    parser.add_argument("--sweep", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    layer = FusedExperts(SPEC, HIDDEN_SIZE, ShardContext(SingleRank(), torch.bfloat16, device))
+    for parameter in layer.parameters():
+        parameter.data.normal_(std=0.02)
+    for num_tokens in arguments.tokens:
+        x = torch.randn((num_tokens, HIDDEN_SIZE), dtype=torch.bfloat16, device=device)
+        if arguments.sweep:
+            sweep(layer, x)
+        else:
+            one = seconds(partial(layer, x))
+            print(f"{num_tokens:5} layer {one * 1e6:8.1f} us", flush=True)
+
+
+if __name__ == "__main__":
+    main()
