@@ -35,11 +35,11 @@ def candidates(num_tokens: int) -> list[ExpertTiles]:
     """What may be worth a try for so many tokens."""
     rows = num_tokens * SPEC.num_chosen // SPEC.num_routed
     if rows <= 16:
-        shapes = product((16,), (32, 64, 128), (64, 128, 256), (3, 4, 5), (4,))
+        shapes = product((16,), (32, 64), (128, 256), (3, 5), (4,))
     elif rows <= 64:
-        shapes = product((32, 64), (64, 128), (64, 128), (3, 4), (4, 8))
+        shapes = product((32, 64), (64, 128), (64, 128), (4,), (4,))
     else:
-        shapes = product((64, 128), (64, 128), (64,), (3, 4), (4, 8))
+        shapes = product((64, 128), (64, 128), (64,), (4,), (4, 8))
     return [ExpertTiles(*shape) for shape in shapes]
 
 
