@@ -37,12 +37,24 @@ class PromptRows:
     pieces: tuple[PrefixPiece, ...]
 
 
+def kernel_has_heads(qk_head_dim: int, v_head_dim: int) -> bool:
+    """Whether FlashAttention-3 was built for K and V heads of these sizes."""
+    return (
+        qk_head_dim == v_head_dim
+        or (128 < qk_head_dim <= 192 and 96 < v_head_dim <= 128)
+        or (qk_head_dim <= 64 and v_head_dim <= 512)
+    )
+
+
 def heads_pay(config: AttentionConfig, batch: ForwardBatch, first_row: int) -> bool:
     """Whether the rows from first_row on take fewer multiply-adds over K and V of heads than over
-    latents. Absorbing a query costs what making a token's K and V does."""
+    latents, where the kernel has their heads. Absorbing a query costs what making a token's K and V
+    does."""
     latent = config.latent
     if latent is None:
         raise ValueError("only models that keep latents have two forms of attention")
+    if not kernel_has_heads(config.head_dim, config.v_head_dim):
+        return False
     num_new = batch.extend_seq_lens_cpu[first_row:].astype(np.float64)
     prefix = batch.extend_prefix_lens_cpu[first_row:].astype(np.float64)
     pairs = float((num_new * (prefix + (num_new + 1) / 2)).sum())

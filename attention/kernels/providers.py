@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -175,10 +174,17 @@ def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention
 
 
 def _with_lse(attend_flat: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """By the flag that the package's build has for it; builds without one return both."""
+    """By the flag that the package's build has for it; builds without one return both. What they
+    return beside is the kernel's own."""
     parameters = inspect.signature(attend_flat).parameters
     flags = [flag for flag in ("return_softmax_lse", "return_attn_probs") if flag in parameters]
-    return partial(attend_flat, **dict.fromkeys(flags[:1], True))
+    asked = dict.fromkeys(flags[:1], True)
+
+    def attend(*args: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse, *_ = attend_flat(*args, **named, **asked)
+        return out, lse
+
+    return attend
 
 
 def _import(module: str, install: str) -> ModuleType:

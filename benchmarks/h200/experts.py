@@ -39,7 +39,7 @@ def candidates(num_tokens: int) -> list[ExpertTiles]:
     elif rows <= 64:
         shapes = product((32, 64), (64, 128), (64, 128), (4,), (4,))
     else:
-        shapes = product((64, 128), (64, 128), (64,), (4,), (4, 8))
+        shapes = product((64, 128), (128, 256), (64,), (3, 4), (8,))
     return [ExpertTiles(*shape) for shape in shapes]
 
 

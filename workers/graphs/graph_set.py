@@ -77,6 +77,8 @@ class CudaGraphCapturer:
             generator.graphsafe_set_state(generator.clone_state())
             with suppress(RuntimeError):  # of a torch that has done it
                 torch._C._cuda_endAllocateToPool(self._device_index, self._pool)
+            # What has been recorded for may not be recorded for again.
+            self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ architecture.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -182,8 +183,14 @@ class StepStates:
 
     def __init__(self, states: SlotStates, batch: ForwardBatch) -> None:
         self._states = states
-        self._groups = state_rows(batch, states.wanted_snapshots)
+        self._batch = batch
         self._num_tokens = batch.num_tokens
+
+    @cached_property
+    def _groups(self) -> list[StateRows]:
+        """Made for the first module that asks: a captured step has none, and this copies to the
+        device."""
+        return state_rows(self._batch, self._states.wanted_snapshots)
 
     def run(self, module: StateModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = FlatCall(args, kwargs, self._num_tokens)

@@ -54,9 +54,10 @@ def _activate(  # noqa: PLR0913
         first = tl.load(blocks + max_blocks + block)
         rows = tl.arange(0, ROWS)
         is_real = rows < tl.load(blocks + 2 * max_blocks + block)
+        # Rows that are none are computed from row 0 and not stored.
         token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = column < WIDTH
+        is_column = column < (WIDTH if WIDTH % COLUMNS else tile * COLUMNS + COLUMNS)
         depth = tl.arange(0, DEPTH)
         x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
         weight = gate_up + expert * (2 * WIDTH * DEPTH_SIZE)
@@ -64,8 +65,8 @@ def _activate(  # noqa: PLR0913
         gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, DEPTH_SIZE, DEPTH):
-            is_inner = depth < DEPTH_SIZE - start
-            part = tl.load(x_at + start, mask=is_real[:, None] & is_inner[None, :], other=0.0)
+            is_inner = depth < (DEPTH_SIZE - start if DEPTH_SIZE % DEPTH else DEPTH)
+            part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
             is_weight = is_column[None, :] & is_inner[:, None]
             gate_part = tl.load(gate_at + start, mask=is_weight, other=0.0)
             up_part = tl.load(gate_at + WIDTH * DEPTH_SIZE + start, mask=is_weight, other=0.0)
@@ -106,15 +107,19 @@ def _project(  # noqa: PLR0913
         is_real = rows < tl.load(blocks + 2 * max_blocks + block)
         pair = tl.load(pairs + first + rows, mask=is_real, other=0)
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = column < WIDTH
+        is_column = column < (WIDTH if WIDTH % COLUMNS else tile * COLUMNS + COLUMNS)
         depth = tl.arange(0, DEPTH)
-        x_at = x + (first + rows).to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
+        x_at = (
+            x
+            + tl.where(is_real, first + rows, 0).to(tl.int64)[:, None] * DEPTH_SIZE
+            + depth[None, :]
+        )
         weight_at = down + expert * (WIDTH * DEPTH_SIZE)
         weight_at += column[None, :] * DEPTH_SIZE + depth[:, None]
         product = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, DEPTH_SIZE, DEPTH):
-            is_inner = depth < DEPTH_SIZE - start
-            part = tl.load(x_at + start, mask=is_real[:, None] & is_inner[None, :], other=0.0)
+            is_inner = depth < (DEPTH_SIZE - start if DEPTH_SIZE % DEPTH else DEPTH)
+            part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
             is_weight = is_column[None, :] & is_inner[:, None]
             product = tl.dot(part, tl.load(weight_at + start, mask=is_weight, other=0.0), product)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]

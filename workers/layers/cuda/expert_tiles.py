@@ -14,10 +14,11 @@ Tiles = tuple[ExpertTiles, ExpertTiles]
 """Of activate_experts and of project_experts; both with the same block_rows."""
 
 BY_ROWS: tuple[tuple[int, Tiles], ...] = (
-    (16, (ExpertTiles(16, 32, 128, 4, 4), ExpertTiles(16, 64, 128, 4, 4))),
-    (32, (ExpertTiles(32, 64, 128, 3, 4), ExpertTiles(32, 64, 128, 4, 4))),
+    (1, (ExpertTiles(16, 64, 128, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
+    (16, (ExpertTiles(16, 32, 256, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
+    (32, (ExpertTiles(32, 64, 64, 4, 4), ExpertTiles(32, 128, 64, 4, 4))),
     (64, (ExpertTiles(64, 64, 64, 4, 4), ExpertTiles(64, 128, 64, 4, 4))),
-    (1 << 30, (ExpertTiles(128, 64, 64, 4, 8), ExpertTiles(128, 128, 64, 4, 8))),
+    (1 << 30, (ExpertTiles(128, 128, 64, 4, 8), ExpertTiles(128, 128, 64, 4, 8))),
 )
 """By the most rows that each is for."""
 
