@@ -56,8 +56,9 @@ def _activate(  # noqa: PLR0913
         is_real = rows < tl.load(blocks + 2 * max_blocks + block)
         # Rows that are none are computed from row 0 and not stored.
         token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
-        column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = column < (WIDTH if WIDTH % COLUMNS else tile * COLUMNS + COLUMNS)
+        lane = tl.arange(0, COLUMNS)
+        column = tile * COLUMNS + lane
+        is_column = lane < (WIDTH - tile * COLUMNS if WIDTH % COLUMNS else COLUMNS)
         depth = tl.arange(0, DEPTH)
         x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
         weight = gate_up + expert * (2 * WIDTH * DEPTH_SIZE)
@@ -106,8 +107,9 @@ def _project(  # noqa: PLR0913
         rows = tl.arange(0, ROWS)
         is_real = rows < tl.load(blocks + 2 * max_blocks + block)
         pair = tl.load(pairs + first + rows, mask=is_real, other=0)
-        column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        is_column = column < (WIDTH if WIDTH % COLUMNS else tile * COLUMNS + COLUMNS)
+        lane = tl.arange(0, COLUMNS)
+        column = tile * COLUMNS + lane
+        is_column = lane < (WIDTH - tile * COLUMNS if WIDTH % COLUMNS else COLUMNS)
         depth = tl.arange(0, DEPTH)
         x_at = (
             x
