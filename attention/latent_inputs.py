@@ -29,6 +29,18 @@ class LatentTokens:
     k_rope: torch.Tensor
     is_saved: bool = False
 
+    @property
+    def q(self) -> torch.Tensor:
+        """(n, tp_q_head_num, nope_dim + rope_dim): without a copy where the two parts are parts of
+        such a tensor."""
+        nope, rope = self.q_nope, self.q_rope
+        nope_bytes = nope.shape[-1] * nope.itemsize
+        is_joined = nope.data_ptr() + nope_bytes == rope.data_ptr()
+        if is_joined and nope.stride() == rope.stride() and nope.stride(-1) == 1:
+            size = (*nope.shape[:-1], nope.shape[-1] + rope.shape[-1])
+            return nope.as_strided(size, nope.stride())
+        return torch.cat((nope, rope), dim=-1)
+
     def split(self, first: int) -> tuple[LatentTokens, LatentTokens]:
         """The tokens before first and those from it on, as views."""
         return self._part(slice(first)), self._part(slice(first, None))

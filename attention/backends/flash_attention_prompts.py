@@ -103,7 +103,7 @@ class PromptAttention:
         latents: torch.Tensor,
     ) -> torch.Tensor:
         """tokens: the rows' own -> (n, tp_q_head_num, v_head_dim) in their dtype."""
-        q = torch.cat((tokens.q_nope, tokens.q_rope), dim=-1)
+        q = tokens.q
         own = (rows.cu_seqlens_q, rows.max_new_tokens)
         new_keys = _keys_of(tokens.latent, tokens.k_rope, up)
         if not rows.pieces:

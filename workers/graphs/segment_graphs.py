@@ -12,6 +12,7 @@ a graph is captured is handed in.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -153,9 +154,9 @@ class SegmentGraphs:
         self._tokens[:, :size].zero_()
         _, residual = self._capturer.try_out(lambda: self._begin(size))
         num_advances = self._model.geometry.num_layers - 1
-        if num_advances:
-            # The others launch the same kernels over the same shapes.
-            self._capturer.try_out(lambda: self._advance(0, size, residual))
+        # Between them they launch what the others do: where layers differ, the first ones do.
+        for layer in {0, num_advances - 1} if num_advances else ():
+            self._capturer.try_out(partial(self._advance, layer, size, residual))
         first, (inputs, residual) = self._capturer.record(lambda: self._begin(size))
         others = [self._record_advance(layer, size, residual) for layer in range(num_advances)]
         self._graphs[size] = _StepGraphs((first, *others), inputs, residual)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from attention import ForwardBatch, LatentAttention, UpProjections
+from attention import ForwardBatch, LatentAttention, LatentTokens, UpProjections
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
@@ -23,6 +23,7 @@ from workers.layers.embedding import TiedLMHead
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
 from workers.models.deepseek import (
@@ -31,6 +32,7 @@ from workers.models.deepseek import (
     LowRankQueryAttention,
 )
 from workers.models.deepseek_family import DeepseekSpec
+from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -99,17 +101,23 @@ class _FusedLayer:
     mlp_norm: RMSNorm
     next_norm: RMSNorm
 
-    def run(
-        self,
-        hidden: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
-        """hidden: normalised input; residual: the stream, in place -> the next layer's input."""
+    def attention_inputs(
+        self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> AttentionInputs:
+        """hidden: normalised input -> queries and what the pool keeps, which has it by then."""
         queries, keys = self.queries(self.joined(hidden))
-        tokens = self.projection(queries, keys, positions, batch.out_cache_loc)
-        attended = self.attention(tokens, self.up, batch)
+        return self.projection(queries, keys, places.positions, places.cache_loc, new)
+
+    def attend(self, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
+        q, kept = inputs
+        q_nope, q_rope = q.tensor_split((self.projection.nope_dim,), dim=-1)
+        latent, k_rope = kept.tensor_split((self.attention.entry.latent_dim,), dim=-1)
+        tokens = LatentTokens(q_nope, q_rope, latent, k_rope, is_saved=True)
+        attended: torch.Tensor = self.attention(tokens, self.up, batch)
+        return attended
+
+    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual: the stream, in place -> the next layer's normalised input."""
         norm = self.mlp_norm
         hidden = add_rms_norm_(self.o(attended), residual, norm.weight, norm.eps)
         norm = self.next_norm
@@ -122,7 +130,7 @@ def _fused_experts(spec: DeepseekSpec, shard: ShardContext) -> nn.Module:
     return FusedExperts(spec.experts, spec.hidden_size, shard)
 
 
-class CudaDeepseekForCausalLM(DeepseekForCausalLM):
+class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
     """DeepseekForCausalLM over fused kernels. prepare must run before the first step."""
 
     def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
@@ -132,7 +140,6 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM):
         self._layers: list[_FusedLayer] = []
         self._head: PartialGemm | None = None
         self._chooser: GemmChooser | None = None
-        self.can_be_captured = True
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         if not isinstance(token_to_kv_pool, LatentTokenToKVPool):
@@ -211,14 +218,57 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self._layers[-1].finish(attended, residual)
+
+    def forward_rows(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """The last layer's latents are for everybody, the rest of it is for rows only."""
+        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
+        return self.finish_rows(attended, residual, rows)
+
+    def _up_to_last(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last layer's attention output and the stream that it joins."""
+        places = TokenPlaces(positions, batch.out_cache_loc)
+        residual, hidden = self.begin(input_ids)
+        for index, layer in enumerate(self._layers):
+            attended = layer.attend(layer.attention_inputs(hidden, places, torch.empty), batch)
+            if index < len(self._layers) - 1:
+                hidden = layer.finish(attended, residual)
+        return attended, residual
+
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._layers:
             raise RuntimeError("prepare must run before the first step")
         residual: torch.Tensor = self.model.embed_tokens(input_ids)
         norm = self.model.decoder_layers[0].input_layernorm
-        hidden = rms_norm(residual, norm.weight, norm.eps)
-        for layer in self._layers:
-            hidden = layer.run(hidden, residual, positions, forward_batch)
-        return hidden
+        return residual, rms_norm(residual, norm.weight, norm.eps)
+
+    def attention_inputs(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
+    ) -> AttentionInputs:
+        return self._layers[layer].attention_inputs(hidden, places, new)
+
+    def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
+        return self._layers[layer].attend(inputs, batch)
+
+    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._layers[layer].finish(attended, residual)
+
+    def finish_rows(
+        self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        if rows.shape[0] == 0:
+            return residual[:0]
+        chosen = residual.index_select(0, rows)
+        return self._layers[-1].finish(attended.index_select(0, rows), chosen)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""

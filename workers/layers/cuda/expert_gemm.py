@@ -132,8 +132,9 @@ def _project(  # noqa: PLR0913
         )
 
 
-_activate_kernel = triton.jit(_activate)
-_project_kernel = triton.jit(_project)
+# Numbers that differ from step to step make no kernels of their own.
+_activate_kernel = triton.jit(_activate, do_not_specialize=["max_blocks"])
+_project_kernel = triton.jit(_project, do_not_specialize=["max_blocks", "num_tokens"])
 
 
 def activate_experts(

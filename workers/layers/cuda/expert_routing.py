@@ -84,7 +84,8 @@ def _choose(  # noqa: PLR0913
             tl.store(counts + NUM_ROUTED + shared, num_tokens)
 
 
-_choose_kernel = triton.jit(_choose)
+# Numbers that differ from step to step make no kernels of their own.
+_choose_kernel = triton.jit(_choose, do_not_specialize=["num_tokens"])
 
 
 def choose_by_softmax(
@@ -131,7 +132,7 @@ def _count(
     tl.store(ranks + pair, tl.atomic_add(counts + expert, 1, mask=is_real), mask=is_real)
 
 
-_count_kernel = triton.jit(_count)
+_count_kernel = triton.jit(_count, do_not_specialize=["num_pairs"])
 
 
 def counted(weights: torch.Tensor, ids: torch.Tensor, num_experts: int) -> Chosen:
@@ -184,7 +185,7 @@ def _group(  # noqa: PLR0913
             tl.store(at + 2 * max_blocks, rows, mask=is_there)
 
 
-_group_kernel = triton.jit(_group)
+_group_kernel = triton.jit(_group, do_not_specialize=["num_pairs", "max_blocks"])
 
 
 def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:

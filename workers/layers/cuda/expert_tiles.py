@@ -18,7 +18,7 @@ BY_ROWS: tuple[tuple[int, Tiles], ...] = (
     (16, (ExpertTiles(16, 32, 256, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
     (32, (ExpertTiles(32, 64, 64, 4, 4), ExpertTiles(32, 128, 64, 4, 4))),
     (64, (ExpertTiles(64, 64, 64, 4, 4), ExpertTiles(64, 128, 64, 4, 4))),
-    (1 << 30, (ExpertTiles(128, 128, 64, 4, 8), ExpertTiles(128, 128, 64, 4, 8))),
+    (1 << 30, (ExpertTiles(128, 128, 64, 4, 8), ExpertTiles(128, 256, 64, 4, 8))),
 )
 """By the most rows that each is for."""
 

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from attention import LatentTokens
 from attention.kernels.triton_projection import rotated, summed_parts
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
+from workers.layers.new_tensor import NewTensor
 
 _NUM_WARPS = 2
 
@@ -143,14 +143,19 @@ class LatentProjection:
         keys: torch.Tensor,
         positions: torch.Tensor,
         cache_loc: torch.Tensor,
-    ) -> LatentTokens:
-        """queries: partial products (splits, n, num_heads * qk_head_dim), keys: (splits, n,
-        latent_dim + rope_dim); both with contiguous rows. positions, cache_loc: int64 (n,)."""
+        new: NewTensor = torch.empty,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries (n, num_heads, qk_head_dim), rotated parts last, and what the pool keeps
+        (n, latent_dim + rope_dim), in tensors that new makes.
+
+        queries: partial products (splits, n, num_heads * qk_head_dim), keys: (splits, n,
+        latent_dim + rope_dim); both with contiguous rows. positions, cache_loc: int64 (n,).
+        """
         num_tokens, latent_dim = keys.shape[1], self.norm_weight.shape[0]
         rope_dim = self.cos_sin.shape[1]
         q_shape = (num_tokens, self.num_heads, self.nope_dim + rope_dim)
-        q = torch.empty(q_shape, dtype=self.pool.dtype, device=keys.device)
-        kept = torch.empty((num_tokens, latent_dim + rope_dim), dtype=q.dtype, device=q.device)
+        q = new(q_shape, dtype=self.pool.dtype, device=keys.device)
+        kept = new((num_tokens, latent_dim + rope_dim), dtype=q.dtype, device=q.device)
         is_dependent = dependent_launch(keys)
         _project_latents_kernel[(num_tokens, 1 + self.num_heads)](
             queries,
@@ -180,6 +185,4 @@ class LatentProjection:
             num_warps=_NUM_WARPS,
             launch_pdl=is_dependent,
         )
-        q_nope, q_rope = q.tensor_split((self.nope_dim,), dim=-1)
-        latent, k_rope = kept.tensor_split((latent_dim,), dim=-1)
-        return LatentTokens(q_nope, q_rope, latent, k_rope, is_saved=True)
+        return q, kept
