@@ -20,7 +20,8 @@ class ChatParser:
 
     @property
     def has_calls(self) -> bool:
-        return self._tools is not None and self._tools.num_calls > 0
+        """Whether there are any, and the last one is not cut."""
+        return self._tools is not None and self._tools.num_calls > 0 and self._tools.is_whole
 
     def push(self, text: str) -> ParsedText:
         if self._reasoning is None:

@@ -44,6 +44,7 @@ class ReasoningParser:
         self._end = StopStrings((style.end,))
         self._state = ROOT
         self._held = ""
+        self._is_held_blank = True
         self._has_begun = is_open
         self._has_ended = False
         self._is_blank = True
@@ -90,8 +91,13 @@ class ReasoningParser:
             self._held = ""
             self._has_ended = self._is_behind = True
             return
-        sure = self._held[: len(self._held) - self._end.depth(self._state)]
-        if len(self._held) <= MAX_HELD_SPACE_CHARS:
+        may_hold_more = len(self._held) <= MAX_HELD_SPACE_CHARS
+        if self._is_held_blank and char in SPACE and may_hold_more:
+            return
+        depth = self._end.depth(self._state)
+        self._is_held_blank = not depth
+        sure = self._held[: len(self._held) - depth]
+        if may_hold_more:
             sure = sure.rstrip(SPACE)
         parsed.reasoning += sure
         self._held = self._held[len(sure) :]

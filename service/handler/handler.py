@@ -20,6 +20,7 @@ from service.handler.checks import (
     fit_prompts,
 )
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
+from service.handler.constraints import check_constraint
 from service.handler.echo import PromptEcho
 from service.handler.embedding import VectorAssembler, pooling_of
 from service.handler.encoding import (
@@ -94,6 +95,8 @@ class Handler:
         arrival_s = self._clock()
         context = context.in_session(request.session_id)
         try:
+            # What a constraint is made of is read only where it is no larger than it may be.
+            check_constraint(request, self.limits, self.model_info)
             check_request(self._chats.check(request), self.limits, self.model_info)
             check_rights(request, context, self.limits)
             self._backend.check_admission()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import INT32_MAX, StrictModel
@@ -115,7 +115,15 @@ class ChatMessage(StrictModel):
         return message
 
 
-Messages = Annotated[list[ChatMessage], Field(max_length=MAX_ITEMS, fail_fast=True)]
+def _check_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Here and not later, so that those of large bodies are measured where these are parsed."""
+    check_calls([call for message in messages for call in message.tool_calls or ()])
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage], Field(max_length=MAX_ITEMS, fail_fast=True), AfterValidator(_check_calls)
+]
 
 
 class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
@@ -210,10 +218,8 @@ def make_chat_prompt(
                 f"a message may have at most {limits.max_content_parts} content parts",
                 "messages",
             )
-    calls = [call for message in messages for call in message.tool_calls or ()]
-    check_calls(calls)
     shown = [message.to_template() for message in messages]
-    if calls:
+    if any(message.tool_calls for message in messages):
         check_sendable(shown, "messages")
     shown_tools = [tool.to_template() for tool in tools]
     check_sendable(shown_tools, "tools")

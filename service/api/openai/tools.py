@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from service.api.json_shape import measure
 from service.api.openai.constraints import schema_bytes
 from service.api.openai.parameters import StrictModel
 from service.chat.options import ChatOptions, Tool
@@ -16,7 +17,7 @@ from service.limits import MAX_ITEMS, MAX_TOOLS, Limits
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_DEPTH = 64
-_MAX_ARGUMENT_PARTS = 1 << 18
+_MAX_ARGUMENT_PARTS = 1 << 15
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -108,7 +109,7 @@ def _arguments(text: str) -> dict[str, Any]:
         raise _invalid(f"{param} must be the JSON text of an object", param) from error
     if not isinstance(value, dict):
         raise _invalid(f"{param} must be the JSON text of an object", param)
-    if _is_deep(value):
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_deep(value):
         raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, f"{param} are nested too deeply", param)
     return value
 
@@ -193,8 +194,12 @@ def _check_size(tools: Sequence[Tool], limits: Limits) -> None:
 
 def check_calls(calls: Sequence[ToolCall]) -> None:
     """Raise ApiError where reading their arguments would take long. calls: of all messages."""
-    size = sum(call.function.arguments.count(c) for call in calls for c in ",:[{")
-    if size > _MAX_ARGUMENT_PARTS:
+    texts = [call.function.arguments for call in calls]
+    # No fewer than there are outside of strings, and quick to count.
+    if sum(text.count(c) for text in texts for c in ",:[{") <= _MAX_ARGUMENT_PARTS:
+        return
+    shapes = [measure(text.encode("utf-8")) for text in texts]
+    if sum(shape.num_items + shape.num_nodes for shape in shapes) > _MAX_ARGUMENT_PARTS:
         param = "messages.tool_calls.function.arguments"
         message = f"{param} have too many values"
         raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)

@@ -46,7 +46,7 @@ class CallObjectParser(ToolParser):
             call.name = yield from read_string(char)
             if call.early:
                 self._tell(call)
-                self._argue(call.early)
+                self._conclude(call.early)
         elif key in _ARGUMENTS and not call.is_told and not call.early:
             yield from self._read_arguments(char, call)
         else:
@@ -58,7 +58,7 @@ class CallObjectParser(ToolParser):
             raise NotACallError
         if call.name:
             self._tell(call)
-            yield from read_json(char, self._argue)
+            yield from self._argue_json(char)
         else:
             call.early = yield from _read_text(char)
 

@@ -5,7 +5,6 @@ from service.chat.reading import (
     NotACallError,
     Reading,
     expect,
-    read_json,
     read_until,
     skip_space,
 )
@@ -48,6 +47,6 @@ class DeepSeekParser(ToolParser):
         if char != "{":
             raise NotACallError
         self._announce(name.strip())
-        yield from read_json(char, self._argue)
+        yield from self._argue_json(char)
         if is_fenced:
             yield from expect(_FENCE, (yield from skip_space()))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.chat.options import Tool
+from service.limits import MAX_GRAMMAR_BYTES
 from service.tokenizer.constraints import Mark, Marked
 
 ANY_TEXT = r"/(.|\n)+/"
@@ -23,11 +24,18 @@ class LarkRules:
 
     token_ids: Mapping[str, int]
     rules: list[str] = field(default_factory=list)
+    num_bytes: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
 
     def add(self, expression: str) -> str:
-        """The name of a new rule."""
+        """The name of a new rule. Raises UnwritableSchemaError where that makes them too many, as
+        definitions do that stand once for every argument."""
         name = f"rule_{len(self.rules)}"
+        self.num_bytes += _utf8_bytes(expression)
+        if self.num_bytes > MAX_GRAMMAR_BYTES:
+            raise UnwritableSchemaError(
+                f"it makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes"
+            )
         self.rules.append(f"{name}: {expression}")
         return name
 
@@ -65,6 +73,13 @@ class LarkRules:
 
     def _part(self, part: str) -> str:
         return self.mark(part) if part in self.token_ids else json.dumps(part)
+
+
+def _utf8_bytes(text: str) -> int:
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise UnwritableSchemaError("half of a surrogate pair is no text") from error
 
 
 ArgumentRule = Callable[[Mapping[str, Any], LarkRules], str]

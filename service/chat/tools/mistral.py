@@ -5,7 +5,6 @@ from service.chat.reading import (
     MAX_HEAD_CHARS,
     NotACallError,
     Reading,
-    read_json,
     read_until,
     skip_space,
 )
@@ -44,4 +43,4 @@ class MistralParser(CallObjectParser):
         if char != "{":
             raise NotACallError
         self._announce(name.strip(), call_id.strip())
-        yield from read_json(char, self._argue)
+        yield from self._argue_json(char)

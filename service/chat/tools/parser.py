@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from service.chat.options import Tool
 from service.chat.parsed import ParsedText
-from service.chat.reading import SPACE, NotACallError, Reading
+from service.chat.reading import SPACE, NotACallError, Reading, read_json
 from service.chat.tools.grammar import CallSyntax
 from service.tokenizer.stop_strings import ROOT, StopStrings
 
@@ -45,7 +45,9 @@ class ToolParser(ABC):
         self._reading: Reading[str | None] | None = None
         self._is_first = True
         self._is_behind_call = False
+        self._is_held_blank = True
         self._num_calls = 0
+        self._is_whole = True
         self._parsed = ParsedText()
 
     @classmethod
@@ -61,6 +63,11 @@ class ToolParser(ABC):
     @property
     def num_calls(self) -> int:
         return self._num_calls if self._is_parallel else min(self._num_calls, 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments of the last call are a whole JSON text."""
+        return self._is_whole
 
     def push(self, text: str) -> ParsedText:
         self._parsed = ParsedText()
@@ -84,6 +91,7 @@ class ToolParser(ABC):
         self._held.clear()
         self._is_behind_call = True
         if self._is_shown:
+            self._is_whole = False
             self._parsed.add_call(self._num_calls - 1, call_id or self._make_id(), name)
 
     def _argue(self, piece: str) -> None:
@@ -91,6 +99,16 @@ class ToolParser(ABC):
         self._held.clear()
         if self._is_shown:
             self._parsed.add_arguments(self._num_calls - 1, piece)
+
+    def _argue_json(self, char: str) -> Reading[None]:
+        """All arguments of that call as they come, from their first character."""
+        yield from read_json(char, self._argue)
+        self._is_whole = True
+
+    def _conclude(self, piece: str) -> None:
+        """The last piece of the arguments of that call."""
+        self._argue(piece)
+        self._is_whole = True
 
     def _forget(self) -> None:
         """What was read since means nothing by itself."""
@@ -112,8 +130,12 @@ class ToolParser(ABC):
             self._start("")
             self._held.pop()
             self._take(char)
-        else:
+        elif not (self._is_held_blank and char in SPACE and self._may_hold_more):
             self._give_certain()
+
+    @property
+    def _may_hold_more(self) -> bool:
+        return len(self._held) <= MAX_HELD_SPACE_CHARS
 
     def _meet(self, mark: str) -> None:
         self._state = ROOT
@@ -126,7 +148,9 @@ class ToolParser(ABC):
 
     def _give_certain(self) -> None:
         """All but what may become a mark, and the spaces before that."""
-        end = len(self._held) - self._marks.depth(self._state)
+        depth = self._marks.depth(self._state)
+        self._is_held_blank = not depth
+        end = len(self._held) - depth
         start = end
         while start and self._held[start - 1] in SPACE:
             start -= 1

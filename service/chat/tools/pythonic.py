@@ -57,7 +57,7 @@ class PythonicParser(ToolParser):
             lead = ", "
             if char == ",":
                 char = yield from skip_space()
-        self._argue("{}" if lead == "{" else "}")
+        self._conclude("{}" if lead == "{" else "}")
 
 
 def _as_json(text: str) -> str:

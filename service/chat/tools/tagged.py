@@ -29,7 +29,7 @@ class TaggedParser(ToolParser):
         self._argue(f"{lead}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def _end_call(self) -> None:
-        self._argue("}" if self._num_arguments else "{}")
+        self._conclude("}" if self._num_arguments else "{}")
 
 
 def read_name(char: str, ends: str, max_chars: int) -> Reading[tuple[str, str]]:

@@ -53,6 +53,7 @@ REFUSED = {
         "response_format",
     ),
     "a pattern": ({"guided_regex": "a"}, "guided_regex"),
+    "half of a character": ({"guided_json": '{"title": "\\ud800"}'}, "guided_json"),
     "effort": ({"reasoning_effort": "huge"}, "reasoning_effort"),
 }
 

@@ -113,6 +113,21 @@ async def test_a_call_that_max_tokens_cuts_ends_with_length(openai_client, bench
     assert choice.message.tool_calls[0].function.arguments.startswith('{"city": "a b')
 
 
+@pytest.mark.parametrize("stop", ["ln", '"}}'])
+async def test_a_call_that_a_stop_string_cuts_is_none_to_be_made(openai_client, stop):
+    answer = await openai_client.chat.completions.create(**ASKED, stop=[stop])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert '{"city": "Kö' in choice.message.tool_calls[0].function.arguments
+
+
+async def test_a_stop_string_behind_a_call_leaves_it_whole(openai_client):
+    answer = await openai_client.chat.completions.create(**ASKED, stop=["</tool_call>"])
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Köln"}'
+
+
 async def test_one_call_at_most_where_that_is_asked_for(openai_client):
     answer = await openai_client.chat.completions.create(**ASKED, parallel_tool_calls=False)
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["weather"]

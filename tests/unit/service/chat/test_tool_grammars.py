@@ -171,6 +171,9 @@ def test_marks_that_are_tokens_are_asked_for_as_tokens():
         {"type": "object", "properties": {f"a{i}": {} for i in range(100)}},
         {"type": "object", "properties": {"a": {"type": "string", "enum": [1]}}},
         {"type": "object", "properties": {"a": {"x-guidance": 1}}},
+        {"type": "object", "properties": {"a": {"title": "\ud800"}}},
+        # Its definitions would stand 64 times.
+        {"$defs": {"a": {"const": "x" * 20_000}}, "properties": {f"a{i}": {} for i in range(64)}},
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(schema):

@@ -9,6 +9,7 @@ import pytest
 from service.chat.options import Tool
 from service.chat.parsed import ParsedText
 from service.chat.tools.families import FAMILIES, family_of
+from service.chat.tools.values import argument_json
 
 WEATHER = Tool(
     "get_weather",
@@ -274,6 +275,26 @@ def test_half_of_a_surrogate_pair_is_no_value():
     content, ((_, _, found),) = read("pythonic", [r"[now(a='\ud800')]"])
     assert found + content
     (found + content).encode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "raw", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "01234", "01234"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12345", "12345"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "integer"]}, "12", 12),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"type": ["string", "number"]}, "-1", -1),
+        ({"type": ["string", "boolean"]}, "True", True),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#/a"}]}, "[1]", [1]),
+        ({"anyOf": "x", "type": [5]}, "[1]", [1]),
+        ({"type": "integer"}, "many", "many"),
+        ({}, "{'a': (1, None)}", {"a": [1, None]}),
+    ],
+)
+def test_a_value_is_what_the_schema_allows(schema, raw, value):
+    assert json.loads(argument_json(raw, schema)) == value
 
 
 def test_of_several_calls_only_the_first_is_told_to_who_wants_one():

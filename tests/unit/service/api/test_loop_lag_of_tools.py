@@ -1,0 +1,109 @@
+"""Tools, calls and answers made to be slow: none keeps an ingress's other streams waiting.
+
+Judged as in test_loop_lag.py.
+"""
+
+import json
+
+import pytest
+
+from service.api.auth import OpenAuthenticator
+from service.api.http import build_http_app
+from service.api.services import ApiServices
+from service.chat.options import Tool
+from service.chat.reasoning import STYLES, ReasoningParser
+from service.chat.tools.families import FAMILIES
+from service.chat.tools.values import argument_json
+from service.limits import MAX_OTHER_ITEMS
+from tests.fakes.called import Called
+from tests.fakes.chats import ASKED, TOOL, Told, call_of, make_told_bench, tool
+from tests.fakes.loop_probe import MAX_UNITS, held_units
+from workers.builtin.tokenizer import CHAT_TEMPLATE
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch):
+    bench = make_told_bench(tmp_path, Told(""), CHAT_TEMPLATE)
+
+    async def encode(job, flow):
+        return [5] * 8
+
+    monkeypatch.setattr(bench.tokenizer, "encode_chat", encode)
+    services = ApiServices(
+        models=bench.models,
+        authenticator=OpenAuthenticator(),
+        is_ready=lambda: True,
+        version="0",
+        started_s=0,
+    )
+    return Called(build_http_app(services))
+
+
+def deep(values, depth):
+    for _ in range(depth):
+        values = [values]
+    return values
+
+
+def calling(arguments):
+    return {"messages": [call_of(json.dumps(arguments))]}
+
+
+CASES = {
+    "values of a call": (200, calling({"a": ["x"] * 30_000})),
+    "deep values of a call": (200, calling({"a": deep(["x"] * 30_000, 55)})),
+    "code in a call": (200, calling({"a": "f(x, [y: {z}])," * 50_000})),
+    "too many values of calls": (400, calling({"a": deep(["x"] * 250_000, 55)})),
+    "deep values of a tool": (
+        200,
+        {"tools": [tool(parameters={"enum": deep(["x"] * (MAX_OTHER_ITEMS - 500), 120)})]},
+    ),
+    "the text of a schema": (
+        400,
+        {"tools": [TOOL], "guided_json": '{"enum":[' + "1," * 3_000_000 + "1]}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_requests_do_not_hold_the_loop(called, name):
+    expected, fields = CASES[name]
+    data = json.dumps({**ASKED, **fields}).encode()
+    (status, answer), held = await held_units(lambda: called.post("/v1/chat/completions", data))
+    assert status == expected, answer[:200]
+    assert held < MAX_UNITS
+
+
+def tool_parser(family, text):
+    def read():
+        parser = FAMILIES[family]({"f": Tool("f", {})}, lambda: "id", is_parallel=True)
+        parser.push(text)
+        parser.flush()
+
+    return read
+
+
+def thinking(text):
+    return lambda: ReasoningParser(STYLES["think"], is_open=True).push(text)
+
+
+# Such as the most tokens that are read in one go, each of the most blanks that tokens have.
+BLANKS = "x" + " " * 9_000
+NUMBERS = "[" + "1," * 32_000 + "'']"
+READINGS = {
+    "blanks": tool_parser("hermes", BLANKS),
+    "blanks of thinking": thinking(BLANKS),
+    "a list of Python's": lambda: argument_json(NUMBERS, {}),
+    "strings without an end": lambda: argument_json("'\\'" * 32_000, {}),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+async def test_reading_an_answer_does_not_hold_the_loop(name):
+    async def read():
+        READINGS[name]()
+
+    _, held = await held_units(read)
+    assert held < MAX_UNITS
