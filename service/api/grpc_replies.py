@@ -10,6 +10,7 @@ _FINISH_REASONS = {
     None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -64,7 +65,14 @@ def model_message(model: ServedModel) -> pb.Model:
 def choice_message(part: ChoiceResult | ChoiceDelta, text: str) -> pb.Choice:
     """Without what may be millions of values: see choice_chunk and service.api.grpc_bytes."""
     choice = pb.Choice(
-        index=part.index, text=text, finish_reason=_FINISH_REASONS[part.finish_reason]
+        index=part.index,
+        text=text,
+        finish_reason=_FINISH_REASONS[part.finish_reason],
+        reasoning=part.reasoning,
+        tool_calls=[
+            pb.ToolCall(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+            for call in part.tool_calls
+        ],
     )
     if isinstance(part.stop_reason, str):
         choice.stop_string = part.stop_reason

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import msgspec
 from google.protobuf.message import Message
 
-from service.api.openai.chat import check_template_kwargs
+from service.api.grpc_chats import to_chat_options, to_chat_prompt
 from service.errors import ApiError, ApiErrorCode
 from service.handler.embedding import embedding_request
 from service.handler.requests import (
@@ -26,10 +25,9 @@ from service.tokenizer.constraints import (
     Lark,
     Regex,
 )
-from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.jobs import EncodeText
 from workers.sampling.params import MAX_SEED, SamplingParams
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _PLAIN_FIELDS = (
     "temperature",
     "top_k",
@@ -78,6 +76,7 @@ def to_generation_request(
         cache_salt=request.cache_salt,
         request_id=request.request_id,
         constraint=_to_constraint(request),
+        chat=to_chat_options(request.chat, limits) if request.HasField("chat") else None,
     )
 
 
@@ -141,51 +140,10 @@ def to_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, limits: Limits) 
     if kind == "text":
         return _to_text(request.text)
     if kind == "chat":
-        return _to_chat(request.chat, limits)
+        return to_chat_prompt(request.chat, limits)
     if isinstance(request, pb.GenerateRequest) and kind == "token_ids":
         return TokenPrompt(request.token_ids.ids)
     raise _invalid("a prompt is required", "prompt")
-
-
-def _to_chat(chat: pb.Chat, limits: Limits) -> EncodeChat:
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise _invalid(
-            "continue_final_message excludes add_generation_prompt", "continue_final_message"
-        )
-    return EncodeChat(
-        [_to_message(message) for message in chat.messages],
-        add_generation_prompt=(
-            not chat.continue_final_message and _or_true(chat, "add_generation_prompt")
-        ),
-        continue_final_message=chat.continue_final_message,
-        add_special_tokens=chat.add_special_tokens,
-        template_kwargs=_to_template_kwargs(chat, limits),
-    )
-
-
-def _to_message(message: pb.Message) -> dict[str, Any]:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise _invalid(f"a role is one of {', '.join(_ROLES)}", "messages.role")
-    result = {"role": role, "content": message.content}
-    for name in ("name", "reasoning_content"):
-        if message.HasField(name):
-            result[name] = getattr(message, name)
-    return result
-
-
-def _to_template_kwargs(chat: pb.Chat, limits: Limits) -> dict[str, Any]:
-    if not chat.HasField("template_kwargs_json"):
-        return {}
-    param = "template_kwargs_json"
-    if len(chat.template_kwargs_json) > limits.max_template_kwargs_bytes:
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "template_kwargs_json is too large", param)
-    try:
-        kwargs = msgspec.json.decode(chat.template_kwargs_json, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _invalid("template_kwargs_json must be a JSON object", param) from error
-    check_template_kwargs(kwargs, limits)
-    return kwargs
 
 
 def _to_sampling(request: pb.GenerateRequest, *, is_scoring_only: bool) -> SamplingParams:

@@ -11,6 +11,7 @@ from service.handler.generation import Generation
 class CollectedCall:
     """pieces: of the arguments."""
 
+    index: int
     id: str
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -66,7 +67,7 @@ class ChoiceResult:
             self.reasoning_parts.append(delta.reasoning)
         for call in delta.tool_calls:
             if call.index == len(self.tool_calls):
-                self.tool_calls.append(CollectedCall(call.id, call.name))
+                self.tool_calls.append(CollectedCall(call.index, call.id, call.name))
             self.tool_calls[call.index].pieces.append(call.arguments)
 
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import BaseModel, Field
 
-from service.proto import inference_pb2_grpc
+from service.proto import inference_pb2, inference_pb2_grpc
 from tests.integration.services import grpc_request, running_service
 
 KEY = {"authorization": "Bearer right"}
@@ -201,6 +201,25 @@ def test_grpc_streams_what_was_asked_for(service) -> None:
         stub = inference_pb2_grpc.InferenceStub(channel)
         chunks = list(stub.GenerateStream(request, timeout=30, metadata=tuple(KEY.items())))
     assert "".join(chunk.choice.text for chunk in chunks) in ("left", "right")
+
+
+def test_a_stock_grpc_client_gets_the_same_call_whole_and_in_parts(service) -> None:
+    request = inference_pb2.GenerateRequest(sampling={"max_tokens": 400, "seed": 1})
+    request.chat.messages.add(role="user", content="Plan it.")
+    for name, schema in (("plan", Plan.model_json_schema()), ("step", Step.model_json_schema())):
+        request.chat.tools.add(name=name, parameters_json=json.dumps(schema))
+    request.chat.tool_choice_function = "plan"
+    key = tuple(KEY.items())
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        (whole,) = stub.Generate(request, timeout=60, metadata=key).choices
+        chunks = list(stub.GenerateStream(request, timeout=60, metadata=key))
+    assert whole.finish_reason == inference_pb2.FINISH_REASON_TOOL_CALLS
+    (call,) = whole.tool_calls
+    Plan.model_validate_json(call.arguments)
+    parts = [part for chunk in chunks for part in chunk.choice.tool_calls]
+    assert [part.name for part in parts if part.id] == [call.name] == ["plan"]
+    assert "".join(part.arguments for part in parts) == call.arguments
 
 
 def test_a_hostile_schema_is_refused_by_name_while_others_are_answered(client) -> None:

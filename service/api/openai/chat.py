@@ -5,7 +5,7 @@ Content is text. Parts of other kinds are refused by name.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import msgspec
 from pydantic import AfterValidator, Field, model_validator
@@ -33,6 +33,7 @@ _MESSAGE_HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 _UNBUILT_ROLES = ("function",)
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+_EFFORTS: tuple[str, ...] = get_args(ReasoningEffort)
 _KWARG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -194,10 +195,7 @@ class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
         )
 
     def _effort(self) -> dict[str, Any]:
-        if self.reasoning_effort is None:
-            return {}
-        effort: dict[str, Any] = {"reasoning_effort": self.reasoning_effort}
-        return {**effort, "enable_thinking": False} if self.reasoning_effort == "none" else effort
+        return {} if self.reasoning_effort is None else effort_kwargs(self.reasoning_effort)
 
 
 def make_chat_prompt(
@@ -233,6 +231,14 @@ def make_chat_prompt(
         add_special_tokens=bool(add_special_tokens),
         template_kwargs=kwargs,
     )
+
+
+def effort_kwargs(effort: str) -> dict[str, Any]:
+    """Variables of the template that say so. Raises ApiError if there is no such effort."""
+    if effort not in _EFFORTS:
+        raise _invalid(f"an effort is one of {', '.join(_EFFORTS)}", "reasoning_effort")
+    kwargs: dict[str, Any] = {"reasoning_effort": effort}
+    return {**kwargs, "enable_thinking": False} if effort == "none" else kwargs
 
 
 def check_template_kwargs(kwargs: dict[str, Any], limits: Limits) -> None:

@@ -34,14 +34,7 @@ NOT_IN_GRPC = {
     "session_id": "changes nothing in the body; metadata can carry what routing reads",
     "metadata": "changes nothing; gRPC has metadata of its own",
     "service_tier": "there is only one",
-    **dict.fromkeys(
-        ("tools", "tool_choice", "parallel_tool_calls", "tool_calls", "tool_call_id"),
-        "gRPC has no tools yet: its text is what the model wrote",
-    ),
-    **dict.fromkeys(
-        ("reasoning", "include_reasoning"), "gRPC's text has the thinking where it stands"
-    ),
-    "reasoning_effort": "a variable of the template: template_kwargs_json",
+    "reasoning": "another name of reasoning_content",
     "spaces_between_special_tokens": "changes nothing",
     "encoding_format": "floats are binary",
     "embed_dtype": "there is only one",

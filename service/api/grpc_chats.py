@@ -1,0 +1,155 @@
+"""Chats of the gRPC API to the handler's values: messages, tools, and what may be called.
+
+What holds for tools is said once, in service.api.openai.tools. Knows no server.
+"""
+
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from service.api.openai.chat import check_template_kwargs, effort_kwargs
+from service.api.openai.parameters import from_validation_error
+from service.api.openai.tools import (
+    FunctionCall,
+    ToolCall,
+    ToolParameters,
+    check_calls,
+    check_sendable,
+)
+from service.chat.options import ChatOptions
+from service.errors import ApiError, ApiErrorCode
+from service.limits import Limits
+from service.proto import inference_pb2 as pb
+from service.tokenizer.jobs import EncodeChat
+
+# They are parsed on the event loop, in a few milliseconds.
+_MAX_SCHEMA_CHARS = 256 << 10
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_TOOL_CHOICES = {
+    pb.TOOL_CHOICE_UNSPECIFIED: None,
+    pb.TOOL_CHOICE_AUTO: "auto",
+    pb.TOOL_CHOICE_NONE: "none",
+    pb.TOOL_CHOICE_REQUIRED: "required",
+}
+
+
+def to_chat_options(chat: pb.Chat, limits: Limits) -> ChatOptions:
+    """Raises ApiError."""
+    return _to_tool_parameters(chat).to_chat_options(limits)
+
+
+def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
+    """Raises ApiError."""
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise _invalid(
+            "continue_final_message excludes add_generation_prompt", "continue_final_message"
+        )
+    calls = [_to_call(call) for message in chat.messages for call in message.tool_calls]
+    check_calls(calls)
+    messages = [_to_message(message) for message in chat.messages]
+    if calls:
+        check_sendable(messages, "messages")
+    tools = [tool.to_template() for tool in _to_tool_parameters(chat).shown_tools]
+    check_sendable(tools, "tools")
+    add_generation_prompt = chat.add_generation_prompt or not chat.HasField("add_generation_prompt")
+    return EncodeChat(
+        messages,
+        tools=tools,
+        add_generation_prompt=not chat.continue_final_message and add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        add_special_tokens=chat.add_special_tokens,
+        template_kwargs={**_to_effort(chat), **_to_template_kwargs(chat, limits)},
+    )
+
+
+def _to_tool_parameters(chat: pb.Chat) -> ToolParameters:
+    if sum(len(tool.parameters_json) for tool in chat.tools) > _MAX_SCHEMA_CHARS:
+        message = f"parameters_json may have at most {_MAX_SCHEMA_CHARS} characters in all"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
+    given: dict[str, Any] = {
+        name: getattr(chat, name)
+        for name in ("parallel_tool_calls", "include_reasoning")
+        if chat.HasField(name)
+    }
+    try:
+        return ToolParameters.model_validate(
+            {
+                **given,
+                "tools": [{"type": "function", "function": _to_function(t)} for t in chat.tools],
+                "tool_choice": _to_tool_choice(chat),
+            }
+        )
+    except ValidationError as error:
+        raise from_validation_error(error) from error
+
+
+def _to_function(tool: pb.Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "strict": tool.strict}
+    if tool.HasField("description"):
+        function["description"] = tool.description
+    if tool.HasField("parameters_json"):
+        function["parameters"] = _to_object(tool.parameters_json, "tools.parameters_json")
+    return function
+
+
+def _to_tool_choice(chat: pb.Chat) -> Any:
+    if chat.WhichOneof("choice") == "tool_choice_function":
+        return {"type": "function", "function": {"name": chat.tool_choice_function}}
+    if chat.tool_choice not in _TOOL_CHOICES:
+        raise _invalid(f"there is no tool_choice {chat.tool_choice}", "tool_choice")
+    return _TOOL_CHOICES[chat.tool_choice]
+
+
+def _to_call(call: pb.ToolCall) -> ToolCall:
+    return ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+
+
+def _to_message(message: pb.Message) -> dict[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise _invalid(f"a role is one of {', '.join(_ROLES)}", "messages.role")
+    if message.tool_calls and role != "assistant":
+        raise _invalid("only an assistant calls tools", "messages.tool_calls")
+    if (role == "tool") != message.HasField("tool_call_id"):
+        text = "a message of role tool has a tool_call_id, and no other has"
+        raise _invalid(text, "messages.tool_call_id")
+    result: dict[str, Any] = {"role": role, "content": message.content}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if message.HasField(name):
+            result[name] = getattr(message, name)
+    if message.tool_calls:
+        result["tool_calls"] = [_to_call(call).to_template() for call in message.tool_calls]
+    return result
+
+
+def _to_effort(chat: pb.Chat) -> dict[str, Any]:
+    return effort_kwargs(chat.reasoning_effort) if chat.HasField("reasoning_effort") else {}
+
+
+def _to_template_kwargs(chat: pb.Chat, limits: Limits) -> dict[str, Any]:
+    if not chat.HasField("template_kwargs_json"):
+        return {}
+    param = "template_kwargs_json"
+    if len(chat.template_kwargs_json) > limits.max_template_kwargs_bytes:
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "template_kwargs_json is too large", param)
+    kwargs = _to_object(chat.template_kwargs_json, param)
+    check_template_kwargs(kwargs, limits)
+    return kwargs
+
+
+def _to_object(text: str, param: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _invalid(f"{param} must be a JSON object", param) from error
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)
