@@ -1,5 +1,5 @@
 """Chats with tools and thinking over gRPC: what goes to the template and the engine, what comes
-back whole and in parts, and every refusal by its name. What parsers read is HTTP's tests' matter."""
+back whole and in parts, and every refusal by its name. What parsers read is tested over HTTP."""
 
 import json
 
