@@ -1,5 +1,7 @@
 """The engine on an NVIDIA GPU: graphs against eager steps and transformers; launches never wait."""
 
+import statistics
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -206,7 +208,9 @@ def test_timed_replays_give_the_same_tokens_and_plausible_times(backend) -> None
     timed = observer.decode
     assert len(timed) >= 2 * (NUM_TOKENS - 2) // 4
     assert {record.backend for record in timed} == {backend}
-    assert all(1e-6 < record.seconds < 5e-3 for record in timed)
+    # Another process may have the GPU in between: some take longer.
+    assert all(record.seconds > 1e-6 for record in timed)
+    assert statistics.median(record.seconds for record in timed) < 5e-3
     assert share_equal(*([r.token_ids for r in result] for result in results[1:])) > 0.95
 
 
