@@ -52,6 +52,21 @@ def test_experts_are_those_of_plain_torch(num_tokens, width) -> None:
     assert (out - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+def test_a_token_of_no_numbers_spoils_no_other_token() -> None:
+    torch.manual_seed(0)
+    spec = ExpertsSpec(6, 3, 1, 96, "softmax", 1, 1, 1.0, False)
+    layer = FusedExperts(spec, 192, ShardContext(SingleRank(), torch.bfloat16, CUDA))
+    for parameter in layer.parameters():
+        parameter.data.normal_(std=0.1)
+    x = torch.randn(40, 192, dtype=torch.bfloat16, device=CUDA)
+    spoilt = x.clone()
+    spoilt[::7] = torch.nan
+    is_sound = spoilt.isfinite().all(dim=-1)
+    out = layer(spoilt).sum(0)
+    assert torch.equal(out[is_sound], layer(x).sum(0)[is_sound])
+    assert out[~is_sound].isnan().all()
+
+
 def model_of(name, tmp_path):
     tiny = LATENT[name]
     return save_tiny_model(TinyModel(tiny.model_type, {**tiny.changes, **WIDE}), tmp_path)

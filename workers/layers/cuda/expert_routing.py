@@ -71,7 +71,8 @@ def _choose(  # noqa: PLR0913
     odds = odds / tl.sum(odds, axis=0)
     at = token * (NUM_CHOSEN + NUM_SHARED)
     for choice in tl.static_range(NUM_CHOSEN):
-        expert = tl.argmax(odds, axis=0)
+        # Of scores that are no numbers any lane may be the largest: no expert is beyond the last.
+        expert = tl.minimum(tl.argmax(odds, axis=0), NUM_ROUTED - 1)
         tl.store(weights + at + choice, tl.max(odds, axis=0) * factor)
         tl.store(ids + at + choice, expert)
         tl.store(ranks + at + choice, tl.atomic_add(counts + expert, 1))
