@@ -50,6 +50,6 @@ class GivenHiddenStates(nn.Module):
 
 def logits_of(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """hidden (n, hidden), final states of the body that a GivenHiddenStates stands for in head
-    -> logits (n, vocab_size), float32."""
+    -> logits (n, vocab_size), in the dtype that the head computes them in."""
     logits: torch.Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-    return logits.squeeze(0).float()
+    return logits.squeeze(0)

@@ -119,7 +119,7 @@ class TransformersCausalLM(CausalLM):
 
         def run(tokens: torch.Tensor, positions: torch.Tensor) -> None:
             hidden = self._flat.run(tokens, positions, NoAttention(), FreshTokens(len(tokens)))
-            self.compute_logits(hidden)
+            self.local_logits(hidden)
 
         run(tokens, ends)
         others = partial(run, tokens.flip(0), ends)
@@ -135,6 +135,10 @@ class TransformersCausalLM(CausalLM):
         return self._flat.run(input_ids, positions, attention_call, state_call)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return logits_of(self.head, hidden).float()
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Each decode graph keeps its own: not in float32."""
         return logits_of(self.head, hidden)
 
 

@@ -88,7 +88,7 @@ class RowByRowCausalLM(CausalLM):
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return logits_of(self.head, hidden)
+        return logits_of(self.head, hidden).float()
 
 
 class PagedRows:
