@@ -14,8 +14,8 @@ import pytest
 from tests.integration.services import replica_processes, running_service, wait_until
 
 NAME = "chaos"
-NUM_STREAMS = 24
-NUM_TOKENS = 120
+NUM_STREAMS = 16
+NUM_TOKENS = 80
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -11,20 +11,26 @@ from tests.integration.chaos.departures import SCALED, UPGRADED, delete, scale_d
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-STREAM_S = 30.0
-"""Replicas take some seconds to start, more on a busy machine; streams are to run all the while."""
+# An upgrade's replicas take some seconds to start, more on a busy machine; streams are to run all the
+# while. A scale-down starts none.
+UPGRADE_STREAM_S = 30.0
+SCALE_DOWN_STREAM_S = 15.0
 
 
 @pytest.mark.parametrize(
-    ("application", "leave"),
+    ("application", "leave", "stream_s"),
     [
-        pytest.param(UPGRADED, upgrade, id="rolling upgrade", marks=pytest.mark.nightly),
-        pytest.param(SCALED, scale_down, id="scale-down"),
+        pytest.param(
+            UPGRADED, upgrade, UPGRADE_STREAM_S, id="rolling upgrade", marks=pytest.mark.nightly
+        ),
+        pytest.param(SCALED, scale_down, SCALE_DOWN_STREAM_S, id="scale-down"),
     ],
 )
-def test_replicas_leave_before_their_streams_would_have_ended(ray_session, application, leave):
+def test_replicas_leave_before_their_streams_would_have_ended(
+    ray_session, application, leave, stream_s
+):
     try:
-        departed = leave(STREAM_S)
+        departed = leave(stream_s)
     finally:
         delete(application)
     print(departed.describe())

@@ -18,7 +18,6 @@ from tests.integration.services import running_service
 
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 VALID = {"model": "builtin", "prompt": "def ", "max_tokens": 2, "temperature": 0}
-FUZZ_S = 15
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,8 +28,9 @@ def service(ray_session):
         yield running
 
 
-def test_nonsense_of_every_kind_breaks_and_leaves_nothing(service, tmp_path):
-    tally = fuzz(service, FUZZ_S, seed=1, folder=tmp_path)
+@pytest.mark.parametrize("fuzz_s", [8, pytest.param(30, marks=pytest.mark.nightly)])
+def test_nonsense_of_every_kind_breaks_and_leaves_nothing(service, tmp_path, fuzz_s):
+    tally = fuzz(service, fuzz_s, seed=1, folder=tmp_path)
     print(tally.report())
     assert tally.num_failures == 0, tally.report()
     for source in (http_schema.SOURCE, grpc_calls.SOURCE, raw_sockets.HTTP):
