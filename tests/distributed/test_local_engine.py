@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from workers.config import EngineConfig, Speculative
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason, GenerateRequest
-from workers.engine.results import ResultCollector
+from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
@@ -59,18 +59,27 @@ def engine_of_two(
         engine.close()
 
 
-def test_text_is_that_of_one_rank_and_children_end_with_the_engine():
+def test_text_and_vectors_are_those_of_one_rank_and_children_end_with_the_engine():
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = Engine.from_config(config_for(1))
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
+    vectors = [alone.embed(PROMPTS, PoolingParams(method)) for method in Pooling]
     alone.close()
     starter, lost = Starter(), threading.Event()
     with engine_of_two(starter, lost) as engine:
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
+        check_vectors(engine, vectors)
         assert not starter.followers[0].wait_for_end(0.0)
     assert starter.followers[0].wait_for_end(END_S)
     assert not lost.is_set()
     assert not dist.is_initialized(), "a process that ends within a group of ranks may hang"
+
+
+def check_vectors(engine: Engine, expected: list[list[GenerateResult]]) -> None:
+    for method, of_method in zip(Pooling, expected, strict=True):
+        results = engine.embed(PROMPTS, PoolingParams(method))
+        for result, one in zip(results, of_method, strict=True):
+            np.testing.assert_allclose(result.embedding, one.embedding, atol=1e-5)
 
 
 def answer_of(engine: Engine) -> list[int]:
@@ -101,17 +110,6 @@ def test_ranks_propose_verify_and_mask_alike():
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         assert engine.stats().num_draft_tokens > 0
         assert answer_of(engine) == answer
-
-
-def test_two_ranks_pool_what_one_does():
-    alone = Engine.from_config(config_for(1))
-    expected = [alone.embed(PROMPTS, PoolingParams(method)) for method in Pooling]
-    alone.close()
-    with engine_of_two(Starter(), threading.Event()) as engine:
-        for method, of_method in zip(Pooling, expected, strict=True):
-            results = engine.embed(PROMPTS, PoolingParams(method))
-            for result, one in zip(results, of_method, strict=True):
-                np.testing.assert_allclose(result.embedding, one.embedding, atol=1e-5)
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

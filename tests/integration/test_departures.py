@@ -11,8 +11,8 @@ from tests.integration.chaos.departures import SCALED, UPGRADED, delete, scale_d
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-# An upgrade's replicas take some seconds to start, more on a busy machine; streams are to run all the
-# while. A scale-down starts none.
+# An upgrade's replicas take some seconds to start, more on a busy machine; streams are to run all
+# the while. A scale-down starts none.
 UPGRADE_STREAM_S = 30.0
 SCALE_DOWN_STREAM_S = 15.0
 

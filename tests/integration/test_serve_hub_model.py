@@ -63,8 +63,8 @@ def test_a_model_of_the_hub_is_served_under_its_id(hub, environment):
     assert "model.safetensors" in hub.fetched()
 
 
-# Each half is tested where it is cheap: what costs no weights in tests/unit/service/hub, what ends a
-# start in test_serve_command.py.
+# Each half is tested where it is cheap: what costs no weights in tests/unit/service/hub, what ends
+# a start in test_serve_command.py.
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_an_unsupported_model_ends_the_start_before_its_weights(hub, environment):

@@ -81,7 +81,7 @@ def test_training_lowers_the_held_out_loss() -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not() -> None:
-    first, second, other = _fit()[0], _fit()[0], _fit(seed=1)[0]
+    first, second, other = (_fit(steps=2, seed=seed)[0] for seed in (0, 0, 1))
     weights = first.state_dict()
     assert all(torch.equal(weights[k], v) for k, v in second.state_dict().items())
     assert any(not torch.equal(weights[k], v) for k, v in other.state_dict().items())
@@ -95,7 +95,7 @@ def test_dropout_leaves_no_trace_in_the_fitted_model() -> None:
 
 
 def test_a_run_that_lags_ends_annealed_within_its_budget() -> None:
-    _, result = _fit(steps=10**9, budget_s=2.0, eval_every_steps=10**9)
+    _, result = _fit(steps=10**9, budget_s=0.8, eval_every_steps=10**9)
     assert result.wall_s < 10.0
     assert len(result.curve) == 1
 
@@ -147,7 +147,7 @@ def test_the_whole_command_runs_on_a_few_modules(
     monkeypatch.setattr(train, "DRAFT_SHAPE", _TINY)
     library = tmp_path / "Lib"
     library.mkdir()
-    for module in ("argparse", "codecs", "inspect", "tempfile", "turtle", "typing"):
+    for module in ("argparse", "codecs", "inspect", "tempfile"):
         source = Path(__import__("sysconfig").get_paths()["stdlib"]) / f"{module}.py"
         (library / source.name).write_bytes(source.read_bytes())
     train.main(
