@@ -24,7 +24,7 @@ from workers.engine.protocol import EngineStats
 from workers.engine.results import GenerateResult
 from workers.sampling.params import SamplingParams
 
-NUM_OUTPUT_TOKENS = 40
+NUM_OUTPUT_TOKENS = 64
 # Past windows and chunks, across pages: what differs between ways to run shows within these.
 NUM_FIRST_TOKENS = 24
 MAX_LOGPROB_ERROR = 1e-4

@@ -18,7 +18,7 @@ from workers.runner.sizing import resolve_device
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import StepPlan
 
-NUM_TOKENS = 40
+NUM_TOKENS = 64
 PENALTY = 4.0
 GREEDY = SamplingParams(
     temperature=0.0,
