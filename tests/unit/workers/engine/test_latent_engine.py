@@ -15,7 +15,7 @@ from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 PROMPT_LENGTHS = (3, 88, 17, 60)
-NUM_OUTPUT_TOKENS = 40
+NUM_OUTPUT_TOKENS = 64
 # What differs between ways to run shows within these.
 NUM_FIRST_TOKENS = 24
 MAX_LOGPROB_ERROR = 1e-4
