@@ -19,6 +19,7 @@ from service.api.openai.tools import (
 )
 from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
+from service.handler.checks import check_num_messages
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.jobs import EncodeChat
@@ -47,6 +48,8 @@ def to_chat_options(chat: pb.Chat, limits: Limits) -> ChatOptions:
 
 def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
     """Raises ApiError."""
+    # Before each of them is looked at: a request may hold millions.
+    check_num_messages(len(chat.messages), limits)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise _invalid(
             "continue_final_message excludes add_generation_prompt", "continue_final_message"

@@ -180,12 +180,17 @@ def _check_stops(stops: tuple[str, ...], limits: Limits) -> None:
         _check_bytes(stop, limits.max_stop_string_bytes, "stop")
 
 
-def _check_chat(prompt: EncodeChat, limits: Limits) -> None:
+def check_num_messages(num_messages: int, limits: Limits) -> None:
+    """Raises ApiError."""
     _require(
-        1 <= len(prompt.messages) <= limits.max_messages,
+        1 <= num_messages <= limits.max_messages,
         f"between 1 and {limits.max_messages} messages are allowed",
         "messages",
     )
+
+
+def _check_chat(prompt: EncodeChat, limits: Limits) -> None:
+    check_num_messages(len(prompt.messages), limits)
     values = [value for message in prompt.messages for value in message.values()]
     size = sum(len(text.encode("utf-8")) for text in strings_in([values, prompt.tools]))
     _require(

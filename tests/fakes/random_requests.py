@@ -22,6 +22,8 @@ def value_of(field):
     if field.cpp_type == field.CPPTYPE_STRING:
         roles = st.sampled_from(["user", "assistant", "system", "tiny", "{}", '{"a": [1]}'])
         return roles | st.text(max_size=12)
+    if field.cpp_type == field.CPPTYPE_ENUM:
+        return st.sampled_from([*field.enum_type.values_by_number, 99, -1])
     return numbers[field.cpp_type]
 
 

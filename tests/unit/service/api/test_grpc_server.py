@@ -214,7 +214,7 @@ async def test_models(stub):
         (_request(sampling=pb.SamplingParams(stop=[""])), "invalid_request", "stop"),
         (_request(sampling=pb.SamplingParams(logprobs=21)), "limit_exceeded", "logprobs"),
         (
-            pb.GenerateRequest(chat=pb.Chat(messages=[pb.Message(role="tool", content="x")])),
+            pb.GenerateRequest(chat=pb.Chat(messages=[pb.Message(role="robot", content="x")])),
             "invalid_request",
             "messages.role",
         ),

@@ -133,7 +133,7 @@ def test_backends_over_heads_refuse_a_model_of_latents(backend):
     with pytest.raises(AttentionBackendError, match=f"'{backend}' was .* has no multi-head latent"):
         plan_attention(config, latent_model())
     chosen = plan_attention(EngineConfig(model="m", num_pages=4), latent_model())
-    assert (chosen.backend_name, chosen.config.latent) == ("torch_native", LatentEntry(512, 64))
+    assert (chosen.backend_name, chosen.config.latent) == ("fa3", LatentEntry(512, 64))
 
 
 def test_fa3_takes_latents_that_it_has_kernels_for():
