@@ -12,6 +12,7 @@ from attention.forward_batch import AttentionDispatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.registry import create_attention_backend
 from workers.loading.loader import LoadedModel
+from workers.models.token_inputs import TokenInputs
 from workers.runner.kv_memory import create_kv_pool
 
 MAX_ROWS = 8
@@ -78,8 +79,8 @@ class ModelRows:
         prefix_lens = {row: self.lengths.get(row, 0) for row in new_tokens}
         batch = make_batch(new_tokens, prefix_lens, self.attention)
         self.attention.init_forward_metadata(batch)
-        hidden = self.model(batch.input_ids, batch.positions, batch)
-        logits = self.model.compute_logits(hidden)
+        tokens = TokenInputs(batch.input_ids, batch.positions)
+        logits = self.model.compute_logits(self.model(tokens, batch).hidden)
         for row, tokens in new_tokens.items():
             self.lengths[row] = prefix_lens[row] + len(tokens)
         sizes = [len(tokens) for tokens in new_tokens.values()]

@@ -23,6 +23,7 @@ from workers.graphs.decode_step import DecodeStepKernels, StepRows
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing, StagingSlot
 from workers.models.base import CausalLM
+from workers.models.token_inputs import TokenInputs
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.scheduler.plan import StepPlan, StepResult
 
@@ -213,8 +214,8 @@ class DecodeGraphs:
             # as a dependent: the embedding lookup in between is an ordinary launch, which waits
             # for all before it. Layers may therefore read them before they wait for anything.
             self._backend.record_step_tables(batch)
-            hidden = self._model(batch.input_ids, batch.positions, batch)
-            logits = self._model.local_logits(hidden)
+            tokens = TokenInputs(batch.input_ids, batch.positions)
+            logits = self._model.local_logits(self._model(tokens, batch).hidden)
             self._kernels.end(logits, rows.slots, self._staging.ring)
             return logits
 

@@ -117,7 +117,7 @@ class SegmentGraphs:
         return 0 < num_tokens <= self._sizes[-1] and self._size_for(num_tokens) in self._graphs
 
     def run(self, batch: ForwardBatch, rows: torch.Tensor) -> torch.Tensor:
-        """As the model's forward_rows, for a batch that is covered."""
+        """The hidden of the model's forward_rows, for a batch that is covered."""
         size = self._size_for(batch.num_tokens)
         graphs, last = self._graphs[size], self._model.geometry.num_layers - 1
         self._fill_in(batch, size)

@@ -5,7 +5,7 @@ Knows no architecture and no checkpoint format.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -14,8 +14,10 @@ from attention import AttentionConfig, ForwardBatch, LatentEntry, LayerAttention
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.errors import ConfigError
 from workers.layers.embedding import VocabShard
 from workers.models.request_encoder import RequestEncoder
+from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +89,21 @@ class CausalLM(nn.Module, ABC):
     continues_states: bool = True
 
     @abstractmethod
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        """input_ids, positions int64 (num_tokens,) -> final hidden states (num_tokens, hidden).
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        """Final states of all tokens.
 
         Rows are laid out as forward_batch says; keys and values go to the pool through its backend.
         """
 
     def forward_rows(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """As forward, but only the final states at rows, int64 (m,): (m, hidden).
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, rows: torch.Tensor
+    ) -> ModelOutput:
+        """As forward, but only the final states at rows, int64 (m,).
 
         A model may leave out what no other token needs of the last layer.
         """
-        hidden: torch.Tensor = self(input_ids, positions, forward_batch)
-        return hidden.index_select(0, rows)
+        output: ModelOutput = self(tokens, forward_batch)
+        return replace(output, hidden=output.hidden.index_select(0, rows))
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -124,6 +120,14 @@ class CausalLM(nn.Module, ABC):
     def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
         """What compute_logits gives, from what local_logits gave on every rank."""
         return local
+
+    def tap_layers(self, layer_ids: Sequence[int]) -> None:
+        """From here on every pass hands over the stream behind these layers, for a drafter; the
+        last layer's is what hidden is made of. Called once, before the first step.
+
+        Raises ConfigError where the model hands over none, ValueError where it has no such layer.
+        """
+        raise ConfigError(f"{type(self).__name__} hands over no states of its layers")
 
     def capture_obstacle(self, max_context_len: int) -> str:
         """What a decode step does that a CUDA graph would not repeat; "" where a graph repeats all.
@@ -157,6 +161,14 @@ class NativeCausalLM(CausalLM):
     """
 
     tied_weights: dict[str, str]
+
+    def tap_layers(self, layer_ids: Sequence[int]) -> None:
+        """From here on every pass hands over the stream behind these layers, for a drafter; the
+        last layer's is what hidden is made of. Called once, before the first step.
+
+        Raises ConfigError where the model hands over none, ValueError where it has no such layer.
+        """
+        raise ConfigError(f"{type(self).__name__} hands over no states of its layers")
 
     def capture_obstacle(self, max_context_len: int) -> str:
         return ""

@@ -33,6 +33,7 @@ from workers.models.deepseek import (
 )
 from workers.models.deepseek_family import DeepseekSpec
 from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
+from workers.models.token_inputs import ModelOutput, TokenInputs
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -215,29 +216,23 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
         """GEMMs that there was no time to measure, one timing at a time."""
         return self._chooser is not None and self._chooser.measure_next()
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self._layers[-1].finish(attended, residual)
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        attended, residual = self._up_to_last(tokens, forward_batch)
+        return ModelOutput(self._layers[-1].finish(attended, residual))
 
     def forward_rows(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        rows: torch.Tensor,
-    ) -> torch.Tensor:
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, rows: torch.Tensor
+    ) -> ModelOutput:
         """The last layer's latents are for everybody, the rest of it is for rows only."""
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self.finish_rows(attended, residual, rows)
+        attended, residual = self._up_to_last(tokens, forward_batch)
+        return ModelOutput(self.finish_rows(attended, residual, rows))
 
     def _up_to_last(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch
+        self, tokens: TokenInputs, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins."""
-        places = TokenPlaces(positions, batch.out_cache_loc)
-        residual, hidden = self.begin(input_ids)
+        places = TokenPlaces(tokens.positions, batch.out_cache_loc)
+        residual, hidden = self.begin(tokens.ids)
         for index, layer in enumerate(self._layers):
             attended = layer.attend(layer.attention_inputs(hidden, places, torch.empty), batch)
             if index < len(self._layers) - 1:

@@ -15,6 +15,7 @@ from torch import nn
 from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.errors import ConfigError
 from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
 from workers.layers.embedding import TiedLMHead
 from workers.layers.gemm.choice import GemmChooser
@@ -116,6 +117,11 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
         ]
         head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
         (self._head,) = partial_gemms(chooser, [head_weight], False)
+
+    def tap_layers(self, layer_ids: Sequence[int]) -> None:
+        if self._shard.tp.size > 1:
+            raise ConfigError("ranks keep parts of the stream each, which no drafter can read")
+        super().tap_layers(layer_ids)
 
     def prepare_while_idle(self) -> bool:
         """GEMMs that there was no time to measure, one timing at a time."""

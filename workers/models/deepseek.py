@@ -30,6 +30,7 @@ from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.sharding import ShardContext, divide
 from workers.models.base import AttentionGeometry, NativeCausalLM
 from workers.models.deepseek_family import DeepseekSpec
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.models.transformers_block import TransformersBlock
 
 
@@ -247,11 +248,8 @@ class DeepseekForCausalLM(NativeCausalLM):
             f"model.layers.{spec.num_layers + index}." for index in range(spec.num_extra_layers)
         )
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        hidden: torch.Tensor = self.model(input_ids, positions, forward_batch)
-        return hidden
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        return ModelOutput(self.model(tokens.ids, tokens.positions, forward_batch))
 
     def capture_obstacle(self, max_context_len: int) -> str:
         blocks = [module for module in self.modules() if isinstance(module, TransformersBlock)]

@@ -5,6 +5,8 @@ differences are in LlamaFamilySpec; forward knows none of them. Knows no KV memo
 through RadixAttention.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -18,6 +20,7 @@ from workers.layers.sharding import KVHeadShard, ShardContext, divide
 from workers.models.base import AttentionGeometry, NativeCausalLM
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.segmented import TokenPlaces
+from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
 class LlamaAttention(nn.Module):
@@ -151,6 +154,7 @@ class LlamaForCausalLM(NativeCausalLM):
         self.vocab_size = spec.vocab_size
         self.model = LlamaModel(spec, num_positions, shard)
         self._last = len(spec.layers) - 1
+        self._tapped_layers: frozenset[int] = frozenset()
         self._decoder_layers, self._norms = self.model.decoder_layers, self.model.norms
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
@@ -170,35 +174,39 @@ class LlamaForCausalLM(NativeCausalLM):
             layers=spec.layers,
         )
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self.finish(self._last, attended, residual)
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        taps: list[torch.Tensor] = []
+        attended, residual = self._up_to_last(tokens, forward_batch, taps)
+        return ModelOutput(self.finish(self._last, attended, residual), tuple(taps))
 
     def forward_rows(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        rows: torch.Tensor,
-    ) -> torch.Tensor:
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, rows: torch.Tensor
+    ) -> ModelOutput:
         """The last layer's keys and values are for everybody, the rest of it is for rows only."""
-        attended, residual = self._up_to_last(input_ids, positions, forward_batch)
-        return self.finish_rows(attended, residual, rows)
+        taps: list[torch.Tensor] = []
+        attended, residual = self._up_to_last(tokens, forward_batch, taps)
+        return ModelOutput(self.finish_rows(attended, residual, rows), tuple(taps))
 
     def _up_to_last(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, taps: list[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last layer's attention output and the stream that it joins."""
-        places = TokenPlaces(positions, forward_batch.out_cache_loc)
-        residual, hidden = self.begin(input_ids)
+        """The last layer's attention output and the stream that it joins. taps: filled."""
+        places = TokenPlaces(tokens.positions, forward_batch.out_cache_loc)
+        residual, hidden = self.begin(tokens.ids)
         for layer in range(self._last):
             # In one expression: no name keeps the attention's output while the next one runs.
             hidden = self.finish(
                 layer, self.attended(layer, hidden, places, forward_batch), residual
             )
+            if layer in self._tapped_layers:
+                taps.append(residual.clone())
         return self.attended(self._last, hidden, places, forward_batch), residual
+
+    def tap_layers(self, layer_ids: Sequence[int]) -> None:
+        unknown = sorted(set(layer_ids) - set(range(self._last)))
+        if unknown:
+            raise ValueError(f"layers {unknown} are not in [0, {self._last})")
+        self._tapped_layers = frozenset(layer_ids)
 
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream and the first layer's normalised input, both (n, hidden_size)."""

@@ -22,6 +22,7 @@ from workers.layers.sharding import ShardContext
 from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.capture_trial import NUM_TRIAL_TOKENS, capture_obstacle
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.models.transformers_attention import (
     ATTENTION_NAME,
     OWN_ATTENTION_NAME,
@@ -125,14 +126,13 @@ class TransformersCausalLM(CausalLM):
         others = partial(run, tokens.flip(0), ends)
         return capture_obstacle(device, partial(run, tokens, starts), others)
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
         attention_call = PagedAttentionCall(
             self._attention_by_call, self._temperatures, forward_batch
         )
         state_call = StepStates(self._states, forward_batch)
-        return self._flat.run(input_ids, positions, attention_call, state_call)
+        hidden = self._flat.run(tokens.ids, tokens.positions, attention_call, state_call)
+        return ModelOutput(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return logits_of(self.head, hidden).float()

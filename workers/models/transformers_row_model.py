@@ -17,6 +17,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.errors import ConfigError
 from workers.loading.model_folder import text_config_of
 from workers.models.base import AttentionGeometry, CausalLM
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.models.transformers_attention import LayerCall, geometry_of
 from workers.models.transformers_head import logits_of
 from workers.models.transformers_parts import BodyAndHead
@@ -71,21 +72,19 @@ class RowByRowCausalLM(CausalLM):
             raise ConfigError("an FP8 KV cache is not for models that run row by row")
         self._pools = req_to_token_pool, token_to_kv_pool
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
         if self._pools is None:
             raise RuntimeError("prepare must run before the first step")
         hidden = None
         for group in calls_of(forward_batch, self._continues_many):
             kept = PagedRows(self._layer_ids, *self._pools, forward_batch, group)
-            of_rows = self._rows.run(input_ids[group.tokens], group.kind, kept)
+            of_rows = self._rows.run(tokens.ids[group.tokens], group.kind, kept)
             if hidden is None:
-                hidden = of_rows.new_empty(len(input_ids), of_rows.shape[-1])
+                hidden = of_rows.new_empty(len(tokens.ids), of_rows.shape[-1])
             hidden[group.tokens] = of_rows
         if hidden is None:
             raise ValueError("a step has no row")
-        return hidden
+        return ModelOutput(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return logits_of(self.head, hidden).float()

@@ -25,6 +25,7 @@ from workers.engine.encoder_input import (
 from workers.errors import ModelLoadError
 from workers.models.base import CausalLM
 from workers.models.request_encoder import EncoderKV
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.models.transformers_attention import (
     CALL_ARGUMENT,
     AttentionCall,
@@ -93,10 +94,9 @@ class TransformersSeq2Seq(CausalLM):
             raise ModelLoadError(f"{name} does not count positions from 0")
         return probe.calls
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        return self._run(input_ids, positions, DecoderStep(self._layer_by_module, forward_batch))
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        call = DecoderStep(self._layer_by_module, forward_batch)
+        return ModelOutput(self._run(tokens.ids, tokens.positions, call))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         outputs = self.head(decoder_inputs_embeds=hidden.unsqueeze(0), use_cache=False)

@@ -25,6 +25,7 @@ from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
 from workers.pooling.states import PooledStates, needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
@@ -335,13 +336,13 @@ class ModelRunner:
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         batch = inputs.batch
-        tokens = batch.input_ids, batch.positions, batch
-        hidden: torch.Tensor = (
-            self._model(*tokens)
+        tokens = TokenInputs(batch.input_ids, batch.positions)
+        output: ModelOutput = (
+            self._model(tokens, batch)
             if wants_all
-            else self._model.forward_rows(*tokens, inputs.state_indices)
+            else self._model.forward_rows(tokens, batch, inputs.state_indices)
         )
-        return hidden
+        return output.hidden
 
     def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:
         """hidden: one row for each token to be sampled."""

@@ -17,6 +17,7 @@ from workers.graphs.segment_graphs import SegmentGraphs
 from workers.layers.sharding import ShardContext
 from workers.models import cuda_llama
 from workers.models.llama_family import llama_family_spec
+from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")
@@ -169,7 +170,7 @@ def batch_of(num_tokens=NUM_TOKENS):
 
 
 def arguments(batch):
-    return batch.input_ids, batch.positions, batch
+    return TokenInputs(batch.input_ids, batch.positions), batch
 
 
 PLACES = "at [0, 1, 2, 3, 4]"
@@ -225,7 +226,7 @@ def test_the_last_layer_is_finished_for_the_wanted_rows_only(monkeypatch, is_fus
 def test_no_wanted_row_finishes_nothing(monkeypatch):
     launches = Launches()
     model = fused_llama(monkeypatch, launches)
-    assert model.forward_rows(*arguments(batch_of()), ROWS[:0]).shape == (0, HIDDEN)
+    assert model.forward_rows(*arguments(batch_of()), ROWS[:0]).hidden.shape == (0, HIDDEN)
     assert launches.log[-1] == "attend1 rotated1x5"
 
 
