@@ -16,6 +16,7 @@ from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.errors import ConfigError
 from workers.layers.embedding import VocabShard
+from workers.models.media_encoder import MediaEncoder
 from workers.models.request_encoder import RequestEncoder
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
@@ -79,6 +80,7 @@ class CausalLM(nn.Module, ABC):
     state_entries: what its modules keep of a request as a whole, in an order of its own.
     continues_states: whether these take many tokens on top of a state as fast as without one.
     encoder: of an encoder-decoder, whose other methods are its decoder's.
+    media: of a model that takes images in place of placeholder tokens.
     """
 
     geometry: AttentionGeometry
@@ -86,6 +88,7 @@ class CausalLM(nn.Module, ABC):
     vocab_shard: VocabShard | None = None
     state_entries: tuple[StateEntry, ...] = ()
     encoder: RequestEncoder | None = None
+    media: MediaEncoder | None = None
     continues_states: bool = True
 
     @abstractmethod

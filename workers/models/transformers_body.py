@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.errors import ModelLoadError
+from workers.models.token_inputs import PlacedEmbeddings
 from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall, CallInPlace
 from workers.models.transformers_state_probe import install_state_modules
 from workers.models.transformers_states import SlotCache, StateCall, StateModule
@@ -42,11 +43,11 @@ class FlatBody:
         """Let modules that keep a state run as StateModules from here on. token: int64 (1,)."""
         if self._cache is None:
             return []
-        zero = torch.zeros_like(token)
+        tokens, zero = {"input_ids": token.unsqueeze(0)}, torch.zeros_like(token)
         return install_state_modules(
             self._body,
             self._config,
-            lambda cache: self._run(token, zero, attention_call, cache),
+            lambda cache: self._run(tokens, zero, attention_call, cache),
         )
 
     def run(
@@ -55,29 +56,39 @@ class FlatBody:
         positions: torch.Tensor | None,
         attention_call: AttentionCall,
         state_call: StateCall,
+        embeddings: PlacedEmbeddings | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions int64 (n,) -> final states (n, hidden). positions None: the body
-        counts them."""
+        """input_ids int64 (n,), positions int64 (n,) or (3, n) -> final states (n, hidden).
+        positions None: the body counts them. embeddings: in place of those of input_ids."""
         cache = copy.copy(self._cache)
         if cache is not None:
             cache.state_call = state_call
-        return self._run(input_ids, positions, attention_call, cache)
+        tokens: dict[str, Any] = {"input_ids": input_ids.unsqueeze(0)}
+        if embeddings is not None:
+            tokens = {"inputs_embeds": self._embedded(input_ids, embeddings).unsqueeze(0)}
+        return self._run(tokens, positions, attention_call, cache)
+
+    def _embedded(self, input_ids: torch.Tensor, placed: PlacedEmbeddings) -> torch.Tensor:
+        """As the body embeds them, (n, hidden), but for those that are given."""
+        body: Any = self._body
+        own: torch.Tensor = body.get_input_embeddings()(input_ids)
+        return own.index_copy(0, placed.places, placed.states)
 
     def _run(
         self,
-        input_ids: torch.Tensor,
+        tokens: dict[str, Any],
         positions: torch.Tensor | None,
         attention_call: AttentionCall,
         cache: SlotCache | None,
     ) -> torch.Tensor:
         given: dict[str, Any] = {"use_cache": False, CALL_ARGUMENT: attention_call}
         if positions is not None:
-            given["position_ids"] = positions.unsqueeze(0)
+            given["position_ids"] = positions.unsqueeze(-2)
         if cache is not None:
             given = {name: value for name, value in given.items() if self._takes(name)}
             given[self._cache_name] = cache
         with self._in_place.during(attention_call):
-            outputs = self._body(input_ids=input_ids.unsqueeze(0), **given)
+            outputs = self._body(**tokens, **given)
         hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
         return hidden
 

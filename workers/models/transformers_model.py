@@ -48,6 +48,7 @@ from workers.models.transformers_seq2seq_class import served_class
 from workers.models.transformers_state_probe import FreshTokens, StateProbe
 from workers.models.transformers_states import StateModule, StepStates
 from workers.models.transformers_temperature import take_over_temperatures
+from workers.models.transformers_vision import media_encoder_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class TransformersCausalLM(CausalLM):
         self.body, self.head = body, head = parts.body, parts.head
         text_config = text_config_of(head.config)
         self._states = SlotStates((), 0, head.device)
+        self.media = media_encoder_of(body)
 
         state_probe, token_id = StateProbe(), _token_to_probe(text_config)
         with probing(f"{type(head).__name__} cannot run as a flat decoder"):
@@ -131,7 +133,9 @@ class TransformersCausalLM(CausalLM):
             self._attention_by_call, self._temperatures, forward_batch
         )
         state_call = StepStates(self._states, forward_batch)
-        hidden = self._flat.run(tokens.ids, tokens.positions, attention_call, state_call)
+        hidden = self._flat.run(
+            tokens.ids, tokens.positions, attention_call, state_call, tokens.embeddings
+        )
         return ModelOutput(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
