@@ -53,7 +53,6 @@ class BackendCapability:
     has_sinks: bool
     has_unequal_head_dims: bool
     has_mixed_batches: bool
-    has_cuda_graphs: bool
     has_mla: bool
     install_hint: str
     has_chunked_attention: bool = False

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.roofline import AttentionCost
-from attention.timing import AttentionPhase, AttentionTimer, AttentionTiming
+from attention.timing import AttentionTimer, AttentionTiming, MeasuredStep
 
 
 class TimingEvent(Protocol):
@@ -41,7 +40,7 @@ class CudaEventAttentionTimer(AttentionTimer):
         self._new_event = new_event
         self._spare: list[EventPair] = []
         self._recorded: list[EventPair] = []
-        self._pending: deque[tuple[tuple[AttentionPhase, AttentionCost], list[EventPair]]] = deque()
+        self._pending: deque[tuple[MeasuredStep, list[EventPair]]] = deque()
 
     def _measured(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self._step is None:

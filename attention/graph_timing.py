@@ -14,6 +14,7 @@ import torch
 
 from attention.backends.base import AttentionBackend
 from attention.cuda_timing import EventPair, TimingEvent
+from attention.forward_batch import ForwardMode
 from attention.roofline import AttentionCost, Lengths, attention_step_cost
 from attention.timing import AttentionPhase, AttentionTiming, MeasuredAttention
 
@@ -79,7 +80,7 @@ class GraphAttentionTimer(MeasuredAttention):
         self._pending = None
         recorded = self._events[: self._num_recorded]
         milliseconds = sum(start.elapsed_time(stop) for start, stop in recorded)
-        name = self.backend.capability.name
+        name = self.backend.name_in(ForwardMode.DECODE)
         return AttentionTiming(
             AttentionPhase.DECODE, name, milliseconds / 1e3, cost.bytes_read, cost.flops
         )

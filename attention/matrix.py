@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from attention.capability import BackendCapability, ComputeCapability
-from attention.registry import registered_capabilities
+from attention.backends.base import AttentionBackend, GraphAttentionBackend
+from attention.capability import ComputeCapability
+from attention.registry import registered_backends
 from attention.selection import PREFERENCES
 
 _INTRODUCTION = """\
@@ -28,14 +29,16 @@ _CHOICE = """\
 ## How one is chosen
 
 A backend asked for by name is taken, or fails with what is missing. Without a name, the first of
-these that loads and that can do what the model needs is taken and logged.
+these that loads and that can do what is needed is taken and logged: for each phase and for each
+kind of layers, so that layers that only one backend knows do not take the others along.
+`prefill_attention_backend` and `decode_attention_backend` name one for a phase.
 """
 
 
-def render_matrix(capabilities: Iterable[BackendCapability]) -> str:
+def render_matrix(backends: Iterable[type[AttentionBackend]]) -> str:
     """The whole document as Markdown."""
-    entries = tuple(capabilities)
-    columns = ["", *(f"`{entry.name}`" for entry in entries)]
+    entries = tuple(backends)
+    columns = ["", *(f"`{entry.capability.name}`" for entry in entries)]
     lines = [_INTRODUCTION, _row(columns), _row(["---"] * len(columns))]
     rows = [_describe(entry) for entry in entries]
     for label in rows[0] if rows else ():
@@ -46,8 +49,9 @@ def render_matrix(capabilities: Iterable[BackendCapability]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _describe(capability: BackendCapability) -> dict[str, str]:
+def _describe(backend: type[AttentionBackend]) -> dict[str, str]:
     """Label to text, in the order of the table's rows."""
+    capability = backend.capability
     return {
         "Devices": ", ".join(capability.device_types),
         "GPU generations": _generations(
@@ -67,7 +71,7 @@ def _describe(capability: BackendCapability) -> dict[str, str]:
         "Windows and chunks in memory of their own": _yes(capability.has_bounded_accounts),
         "Cross-attention": _yes(capability.has_cross_attention),
         "Prefill and decode in one step": _yes(capability.has_mixed_batches),
-        "CUDA graphs": _yes(capability.has_cuda_graphs),
+        "CUDA graphs": _yes(issubclass(backend, GraphAttentionBackend)),
         "MHA and GQA": _yes(capability.has_heads),
         "MLA": _yes(capability.has_mla),
         "Install": capability.install_hint,
@@ -100,7 +104,7 @@ def _page_sizes(sizes: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    text = render_matrix(registered_capabilities())
+    text = render_matrix(registered_backends())
     if arguments:
         Path(arguments[0]).write_text(text, encoding="utf-8")
     else:

@@ -6,8 +6,6 @@ with it. Knows no kernel package and no device trick.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from attention.backends.base import AttentionBackend
@@ -57,7 +55,7 @@ def attend_one_head(
 class OracleBackend(AttentionBackend):
     """A backend in float64. Its output is float64 too, whatever q's dtype; padding rows give 0."""
 
-    capability: ClassVar[BackendCapability] = BackendCapability(
+    capability: BackendCapability = BackendCapability(
         name="oracle",
         device_types=("cpu", "cuda"),
         min_compute_capability=None,
@@ -71,7 +69,6 @@ class OracleBackend(AttentionBackend):
         has_sinks=True,
         has_unequal_head_dims=True,
         has_mixed_batches=True,
-        has_cuda_graphs=False,
         has_mla=False,
         has_chunked_attention=True,
         has_unlike_layers=True,

@@ -11,7 +11,7 @@ from attention.backends import (
     torch_native_latent,
 )
 from attention.backends.base import AttentionBackend
-from attention.capability import AttentionBackendError, BackendCapability
+from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
@@ -40,14 +40,13 @@ __all__ = [
     "BackendRegistry",
     "create_attention_backend",
     "register_attention_backend",
-    "registered_capabilities",
+    "registered_backends",
 ]
 
 
-def registered_capabilities() -> tuple[BackendCapability, ...]:
+def registered_backends() -> tuple[type[AttentionBackend], ...]:
     """By name: which module was imported first says nothing."""
-    capabilities = (backend.capability for backend in ATTENTION_BACKENDS)
-    return tuple(sorted(capabilities, key=lambda capability: capability.name))
+    return tuple(sorted(ATTENTION_BACKENDS, key=lambda backend: backend.capability.name))
 
 
 def create_attention_backend(

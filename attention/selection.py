@@ -107,6 +107,7 @@ class AttentionNeeds:
     needs_unlike_layers: bool = False
     needs_shared_kv: bool = False
     needs_cross_attention: bool = False
+    needs_mixed_batches: bool = False
     latent: LatentEntry | None = None
 
 
@@ -258,6 +259,11 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             "cross-attention",
             needs.needs_cross_attention,
             capability.has_cross_attention,
+        ),
+        (
+            "prefill and decode in one step",
+            needs.needs_mixed_batches,
+            capability.has_mixed_batches,
         ),
     )
     for feature, is_needed, is_there in features:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,14 @@ class AttentionTiming:
     seconds: float
     bytes_read: int
     flops: int
+
+
+class MeasuredStep(NamedTuple):
+    """A step as it began. backend: the name of what attends in it."""
+
+    phase: AttentionPhase
+    backend: str
+    cost: AttentionCost
 
 
 class MeasuredAttention(AttentionDispatch):
@@ -123,7 +132,8 @@ class AttentionTimer(MeasuredAttention):
     def __init__(self, backend: AttentionBackend) -> None:
         super().__init__(backend)
         self._timings: deque[AttentionTiming] = deque(maxlen=self.MAX_KEPT_STEPS)
-        self._step: tuple[AttentionPhase, AttentionCost] | None = None
+        self._step: MeasuredStep | None = None
+        self._names = backend.name_in(ForwardMode.EXTEND), backend.name_in(ForwardMode.DECODE)
 
     def begin_step(self, forward_batch: ForwardBatch) -> None:
         """Start a step of the batch's phase. RuntimeError when one is open."""
@@ -135,7 +145,8 @@ class AttentionTimer(MeasuredAttention):
             forward_batch.extend_seq_lens_cpu,
             forward_batch.encoder_lens_cpu,
         )
-        self._step = phase_of(forward_batch.forward_mode), cost
+        mode = forward_batch.forward_mode
+        self._step = MeasuredStep(phase_of(mode), self._names[mode.is_decode], cost)
 
     @abstractmethod
     def end_step(self) -> AttentionTiming | None:
@@ -150,16 +161,15 @@ class AttentionTimer(MeasuredAttention):
         self._timings.clear()
         return timings
 
-    def _close_step(self) -> tuple[AttentionPhase, AttentionCost]:
+    def _close_step(self) -> MeasuredStep:
         if self._step is None:
             raise RuntimeError("end_step without begin_step")
         step, self._step = self._step, None
         return step
 
-    def _keep(self, step: tuple[AttentionPhase, AttentionCost], seconds: float) -> AttentionTiming:
-        phase, cost = step
-        name = self._backend.capability.name
-        timing = AttentionTiming(phase, name, seconds, cost.bytes_read, cost.flops)
+    def _keep(self, step: MeasuredStep, seconds: float) -> AttentionTiming:
+        cost = step.cost
+        timing = AttentionTiming(step.phase, step.backend, seconds, cost.bytes_read, cost.flops)
         self._timings.append(timing)
         return timing
 

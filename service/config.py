@@ -72,6 +72,8 @@ class EngineSettings(_Settings):
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
     attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_bytes: int = 1 << 30

@@ -27,6 +27,8 @@ class EngineConfig:
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
     the weights and from which all processes here read them; None reads the model folder itself.
     weights_cache_bytes: of all models in there together.
+    attention_backend: None takes what is best here. prefill_attention_backend,
+    decode_attention_backend: another one for steps of that phase, over the same pages.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.
     num_state_snapshots: of models that keep states, how many of these are kept for prefixes in the
@@ -63,6 +65,8 @@ class EngineConfig:
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
     attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
     page_size: int | None = None
     num_pages: int | None = None
     kv_cache_bytes: int = 1 << 30
@@ -86,6 +90,15 @@ class EngineConfig:
     check_integrity_when_idle: bool = False
     seed: int | None = None
     dummy_weights_seed: int = 0
+
+    @property
+    def prefill_backend(self) -> str | None:
+        """What was asked for, for steps in which some row has several new tokens."""
+        return self.prefill_attention_backend or self.attention_backend
+
+    @property
+    def decode_backend(self) -> str | None:
+        return self.decode_attention_backend or self.attention_backend
 
     def __post_init__(self) -> None:
         positive = (

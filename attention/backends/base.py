@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
-from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.forward_batch import AttentionLayer, ForwardBatch, ForwardMode
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
@@ -22,10 +21,11 @@ class AttentionBackend(ABC):
     init_forward_metadata runs once per step and derives everything the layers share (lengths, page
     tables, maxima from host copies); forward runs once per layer and only launches kernels.
     A backend never sees the model runner, a request or a scheduler. Its module imports without
-    its kernel package; probe says whether the package is there.
+    its kernel package; probe says whether the package is there. capability: of its class, and of an
+    instance where that is made of others.
     """
 
-    capability: ClassVar[BackendCapability]
+    capability: BackendCapability
 
     @classmethod
     @abstractmethod
@@ -41,6 +41,10 @@ class AttentionBackend(ABC):
         self.config = config
         self.req_to_token_pool = req_to_token_pool
         self.token_to_kv_pool = token_to_kv_pool
+
+    def name_in(self, mode: ForwardMode) -> str:
+        """Of what attends in such a step."""
+        return self.capability.name
 
     @abstractmethod
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:

@@ -67,7 +67,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
     min_decode_rows: ClassVar[int] = MIN_DECODE_ROWS
     max_prompt_tokens_per_decode_row: ClassVar[int] = MAX_PROMPT_TOKENS_PER_DECODE_ROW
 
-    capability: ClassVar[BackendCapability] = BackendCapability(
+    capability: BackendCapability = BackendCapability(
         name="fa3",
         device_types=("cuda",),
         min_compute_capability=(9, 0),
@@ -81,7 +81,6 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         has_sinks=True,
         has_unequal_head_dims=True,
         has_mixed_batches=True,
-        has_cuda_graphs=True,
         has_mla=True,
         install_hint=FLASH_ATTENTION_3_INSTALL,
         # Those of `qv`: flash_api.cpp in the hopper folder of the flash-attention project.
@@ -329,7 +328,7 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     min_decode_rows: ClassVar[int] = 1
     max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
 
-    capability: ClassVar[BackendCapability] = replace(
+    capability: BackendCapability = replace(
         FlashAttentionBackend.capability, name="fa3_deterministic", has_mla=False
     )
 

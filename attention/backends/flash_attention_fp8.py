@@ -6,7 +6,7 @@ The kernel computes both products in e4m3 and returns bfloat16; queries are roun
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -27,7 +27,7 @@ _HEAD_DIM_MULTIPLE = 16  # 16 bytes of e4m3
 class Fp8FlashAttentionBackend(FlashAttentionBackend):
     """FlashAttention-3 on Fp8MHATokenToKVPool. Half the bytes to read, errors near 3 %."""
 
-    capability: ClassVar[BackendCapability] = replace(
+    capability: BackendCapability = replace(
         FlashAttentionBackend.capability,
         name="fa3_fp8",
         dtypes=(torch.bfloat16,),

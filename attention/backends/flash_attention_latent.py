@@ -9,8 +9,6 @@ pools, no request.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from attention.backends.base import LatentAttentionBackend
@@ -57,7 +55,7 @@ _KERNEL_CHOOSES_SPLITS = 0
 class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
     """fa3 for models that keep latents."""
 
-    capability: ClassVar[BackendCapability] = FlashAttentionBackend.capability
+    capability: BackendCapability = FlashAttentionBackend.capability
 
     @classmethod
     def probe(cls) -> BackendProbe:

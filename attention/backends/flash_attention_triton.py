@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 
@@ -109,7 +108,7 @@ class TritonDecoder:
 class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
     """FlashAttention-3 with Triton decode over a pool of the model's dtype."""
 
-    capability: ClassVar[BackendCapability] = replace(
+    capability: BackendCapability = replace(
         FlashAttentionBackend.capability,
         name="fa3_triton",
         has_unequal_head_dims=False,

@@ -7,7 +7,6 @@ multiprocessors by a plan that a step's first layer makes on the device. Knows n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
@@ -47,7 +46,7 @@ class FlashMLABackend(FlashAttentionLatentBackend):
     replay's lengths.
     """
 
-    capability: ClassVar[BackendCapability] = replace(
+    capability: BackendCapability = replace(
         FlashAttentionBackend.capability,
         name="flashmla",
         page_sizes=(PAGE_SIZE,),

@@ -7,8 +7,6 @@ Knows its geometry and two pools, no request.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from attention.backends.base import AttentionBackend
@@ -35,7 +33,7 @@ class TorchNativeBackend(AttentionBackend):
     rest of the batch and on chunking only by rounding (about 1e-7).
     """
 
-    capability: ClassVar[BackendCapability] = BackendCapability(
+    capability: BackendCapability = BackendCapability(
         name="torch_native",
         device_types=("cpu", "cuda"),
         min_compute_capability=None,
@@ -49,7 +47,6 @@ class TorchNativeBackend(AttentionBackend):
         has_sinks=True,
         has_unequal_head_dims=True,
         has_mixed_batches=True,
-        has_cuda_graphs=False,
         has_mla=True,
         has_chunked_attention=True,
         has_unlike_layers=True,

@@ -6,7 +6,6 @@ Exact but for the cache's own rounding, and slow: for CPUs, tests and GPUs witho
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 
@@ -26,7 +25,7 @@ from attention.registration import register_attention_backend
 class Fp8TorchNativeBackend(TorchNativeBackend):
     """Attention in plain torch on Fp8MHATokenToKVPool."""
 
-    capability: ClassVar[BackendCapability] = replace(
+    capability: BackendCapability = replace(
         TorchNativeBackend.capability,
         name="torch_native_fp8",
         kv_dtypes=(torch.float8_e4m3fn,),

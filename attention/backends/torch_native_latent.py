@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -87,7 +86,7 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
     rest of the batch and on chunking only by rounding.
     """
 
-    capability: ClassVar[BackendCapability] = TorchNativeBackend.capability
+    capability: BackendCapability = TorchNativeBackend.capability
 
     @classmethod
     def probe(cls) -> BackendProbe:

@@ -132,8 +132,9 @@ def _latent_obstacle(engine: EngineConfig) -> str | None:
     if engine.kv_cache_dtype != "auto":
         return f"latents are not kept as {engine.kv_cache_dtype}"
     names = [backend.capability.name for backend in LATENT_BACKENDS]
-    if engine.attention_backend not in (None, *names):
-        return f"{engine.attention_backend} has no multi-head latent attention"
+    for asked in (engine.prefill_backend, engine.decode_backend):
+        if asked not in (None, *names):
+            return f"{asked} has no multi-head latent attention"
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates
-from attention.registry import create_attention_backend
+from attention.router import build_attention
 from attention.timing import AttentionTiming
 from workers.config import EngineConfig
 from workers.constraints.desk import CompilingDesk, GrammarDesk, NoGrammars
@@ -97,7 +97,6 @@ class ModelRunner:
         attention = plan_attention(config, loaded)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
-        self.backend_name = attention.backend_name
         self.page_size = attention.config.page_size
         self._retentions = attention.config.bounded_retentions
         self.pages_by_account = tuple(map(tp.all_reduce_min, attention.pages_by_account))
@@ -113,8 +112,8 @@ class ModelRunner:
             encoder_table_width(attention.config),
         )
         token_to_kv_pool = create_kv_pool(attention.config, self.pages_by_account, loaded.kv_scales)
-        self._backend = create_attention_backend(
-            attention.backend_name,
+        self._backend = build_attention(
+            attention.routes,
             attention.config,
             req_to_token_pool,
             token_to_kv_pool,
@@ -169,7 +168,7 @@ class ModelRunner:
             vocab_size=self.facts.vocab_size,
             max_context_len=self.facts.max_context_len,
             eos_token_ids=self.facts.eos_token_ids,
-            attention_backend=self.backend_name,
+            attention_backend=self._backend.capability.name,
             page_size=self.page_size,
             num_pages=self.num_pages,
             tp_size=config.tp_size,

@@ -10,7 +10,8 @@ import torch
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
-from attention.selection import AttentionNeeds, detect_device, select_attention_backend
+from attention.routes import AskedBackends, AttentionRoutes, choose_routes
+from attention.selection import AttentionNeeds, detect_device
 from attention.timing import AttentionTimer, CpuAttentionTimer
 from workers.config import EngineConfig
 from workers.errors import ConfigError
@@ -22,14 +23,14 @@ from workers.runner.state_sizing import bytes_per_slot, num_snapshots_of, state_
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The backend by name, the geometry its pools are made for, and this rank's page counts.
+    """Who attends, the geometry that the pools are made for, and this rank's page counts.
 
     pages_by_account: of account 0, then of each of config.bounded_retentions, then the encoder's;
     they count the reserved page. num_snapshots: of the states that a model keeps. The engine uses
     the smallest of its ranks.
     """
 
-    backend_name: str
+    routes: AttentionRoutes
     config: AttentionConfig
     pages_by_account: tuple[int, ...]
     num_snapshots: int
@@ -54,7 +55,7 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
-    """Choose backend, page size and number of pages for a loaded model.
+    """Choose backends, page size and number of pages for a loaded model.
 
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
@@ -65,18 +66,15 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         dtype=loaded.dtype,
         kv_dtype=kv_dtype,
         page_size=config.page_size,
-        needs_sliding_window=any(layer.sliding_window_size > 0 for layer in layers),
-        needs_logit_cap=any(layer.logit_cap > 0.0 for layer in layers),
-        needs_sinks=any(layer.has_sinks for layer in layers),
         needs_unequal_head_dims=geometry.has_unequal_head_dims,
         needs_mla=geometry.latent is not None,
-        needs_chunked_attention=any(layer.chunk_size > 0 for layer in layers),
         needs_unlike_layers=any(layer.heads is not None for layer in layers),
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
-        needs_cross_attention=any(layer.max_encoder_tokens > 0 for layer in layers),
+        needs_mixed_batches=config.enable_mixed_batches,
         latent=geometry.latent,
     )
-    choice = select_attention_backend(config.attention_backend, detect_device(loaded.device), needs)
+    asked = AskedBackends(config.prefill_backend, config.decode_backend)
+    choice = choose_routes(asked, detect_device(loaded.device), needs, layers)
     attention_config = replace(
         loaded.attention_config(choice.page_size, kv_dtype),
         # Graphs have one table of requests so far.
@@ -88,7 +86,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
     num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
     state_bytes += num_snapshots * bytes_per_slot(entries)
     pages = pages_by_account(config, attention_config, kv_bytes - state_bytes, state_bytes)
-    return AttentionPlan(choice.name, attention_config, pages, num_snapshots)
+    return AttentionPlan(choice.routes, attention_config, pages, num_snapshots)
 
 
 def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:

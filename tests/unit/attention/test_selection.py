@@ -14,7 +14,7 @@ from attention.registration import BackendRegistry
 from attention.registry import (
     ATTENTION_BACKENDS,
     create_attention_backend,
-    registered_capabilities,
+    registered_backends,
 )
 from attention.selection import (
     PREFERENCES,
@@ -155,7 +155,7 @@ def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(capl
 
 
 def test_the_order_of_preference_names_backends_that_there_are_and_no_others():
-    registered = {capability.name for capability in registered_capabilities()}
+    registered = {backend.capability.name for backend in registered_backends()}
     named = {
         name for preference in PREFERENCES.values() for name in preference.mha + preference.mla
     }
@@ -228,7 +228,7 @@ def test_cpu_facts_are_detected():
 
 
 def test_registered_names_match_their_capabilities():
-    names = [capability.name for capability in registered_capabilities()]
+    names = [backend.capability.name for backend in registered_backends()]
     assert "torch_native" in names
     assert all(ATTENTION_BACKENDS.get(name).capability.name == name for name in names)
 

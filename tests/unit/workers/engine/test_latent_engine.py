@@ -152,7 +152,7 @@ def test_the_pool_holds_latents_natively_and_every_head_through_transformers(mod
 
 def test_what_has_no_latent_attention_runs_through_transformers_as_before(model, caplog) -> None:
     runner = runner_of(model[0], kv_cache_dtype="fp8_e4m3")
-    assert runner.backend_name == "torch_native_fp8"
+    assert runner._backend.capability.name == "torch_native_fp8"
     assert "latents are not kept as fp8_e4m3" in caplog.text
     assert "it runs through transformers" in caplog.text
     with pytest.raises(AttentionBackendError, match="no attention backend named 'nothing'"):

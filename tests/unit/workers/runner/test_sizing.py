@@ -54,11 +54,11 @@ def plan(v_head_dim, **changes):
 
 @pytest.mark.parametrize(("v_head_dim", "expected"), [(64, "fa3_triton"), (32, "fa3")])
 def test_hopper_decodes_by_triton_where_k_and_v_heads_are_of_one_size(v_head_dim, expected):
-    assert plan(v_head_dim).backend_name == expected
+    assert str(plan(v_head_dim).routes) == expected
 
 
 def test_an_fp8_cache_gets_its_own_backend():
-    assert plan(64, kv_cache_dtype="fp8_e4m3").backend_name == "fa3_fp8"
+    assert str(plan(64, kv_cache_dtype="fp8_e4m3").routes) == "fa3_fp8"
 
 
 def test_triton_decode_asked_for_with_unequal_heads_is_an_error_before_anything_is_allocated():
@@ -79,8 +79,9 @@ ONLY_TORCH = {
 @pytest.mark.parametrize(("feature", "layer"), ONLY_TORCH.items())
 def test_what_only_torch_native_can_do_is_refused_by_the_others(feature, layer):
     loaded = loaded_model(64, PLAIN, layer)
-    config = EngineConfig(model="m", num_pages=4)
-    assert plan_attention(config, loaded).backend_name == "torch_native"
+    chosen = plan_attention(EngineConfig(model="m", num_pages=4), loaded).routes
+    expected = ("fa3_triton" if layer.chunk_size > 0 else "torch_native", "torch_native")
+    assert (chosen.decode, chosen.extend) == (expected, expected)
     for backend in ("fa3", "fa3_triton"):
         asked = EngineConfig(model="m", num_pages=4, attention_backend=backend)
         with pytest.raises(AttentionBackendError, match=f"has no {feature}, which this model"):
@@ -133,12 +134,12 @@ def test_backends_over_heads_refuse_a_model_of_latents(backend):
     with pytest.raises(AttentionBackendError, match=f"'{backend}' was .* has no multi-head latent"):
         plan_attention(config, latent_model())
     chosen = plan_attention(EngineConfig(model="m", num_pages=4), latent_model())
-    assert (chosen.backend_name, chosen.config.latent) == ("fa3", LatentEntry(512, 64))
+    assert (str(chosen.routes), chosen.config.latent) == ("fa3", LatentEntry(512, 64))
 
 
 def test_fa3_takes_latents_that_it_has_kernels_for():
     config = EngineConfig(model="m", num_pages=4, attention_backend="fa3")
-    assert plan_attention(config, latent_model()).backend_name == "fa3"
+    assert str(plan_attention(config, latent_model()).routes) == "fa3"
     with pytest.raises(AttentionBackendError, match="'fa3' was .* this model has 40"):
         plan_attention(config, latent_model(latent_dim=40))
 
