@@ -4,9 +4,9 @@ Built from injected collaborators; knows no Ray and no replica.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +34,10 @@ from service.security.tls import GrpcTls
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _HEALTH_POLL_S = 1.0
+# A chat up to here is read in a few milliseconds, whatever it holds.
+_MAX_INLINE_CHAT_BYTES = 4 << 10
+
+T = TypeVar("T")
 
 
 class GrpcOptions(BaseModel):
@@ -146,7 +150,7 @@ class InferenceServicer:
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> None:
         handler = self._models.pick(request.model, call.context.record)
-        prompt = to_prompt(request, self._models.limits)
+        prompt = await _read(request, lambda: to_prompt(request, self._models.limits))
         token_ids = await handler.tokenise(prompt, call.context)
         token_bytes = handler.token_bytes if request.return_tokens else None
         max_context_tokens = handler.model_info.max_request_len
@@ -170,9 +174,19 @@ class InferenceServicer:
     async def _start(
         self, request: pb.GenerateRequest, call: Call, *, is_stream: bool
     ) -> Generation:
-        neutral = to_generation_request(request, self._models.limits, is_stream=is_stream)
+        limits = self._models.limits
+        neutral = await _read(
+            request, lambda: to_generation_request(request, limits, is_stream=is_stream)
+        )
         handler = self._models.pick(neutral.model, call.context.record)
         return await handler.start(neutral, call.context, call.lease)
+
+
+async def _read(request: pb.GenerateRequest | pb.TokenizeRequest, read: Callable[[], T]) -> T:
+    """What read makes of the request; of a large chat beside the loop, which others wait for."""
+    if request.chat.ByteSize() <= _MAX_INLINE_CHAT_BYTES:
+        return read()
+    return await asyncio.to_thread(read)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -3,11 +3,14 @@
 What holds for tools is said once, in service.api.openai.tools. Knows no server.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
+from service.api.body import MAX_INLINE_BYTES
+from service.api.json_shape import measure
 from service.api.openai.chat import check_template_kwargs, effort_kwargs
 from service.api.openai.parameters import from_validation_error
 from service.api.openai.tools import (
@@ -20,11 +23,11 @@ from service.api.openai.tools import (
 from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import check_num_messages
-from service.limits import Limits
+from service.limits import MAX_OTHER_ITEMS, Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.jobs import EncodeChat
 
-# They are parsed on the event loop, in a few milliseconds.
+# Parsed in a few milliseconds, in which no other thread runs.
 _MAX_SCHEMA_CHARS = 256 << 10
 _ROLES = {
     "system": "system",
@@ -43,7 +46,7 @@ _TOOL_CHOICES = {
 
 def to_chat_options(chat: pb.Chat, limits: Limits) -> ChatOptions:
     """Raises ApiError."""
-    return _to_tool_parameters(chat).to_chat_options(limits)
+    return _to_tool_parameters(chat, limits).to_chat_options(limits)
 
 
 def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
@@ -55,11 +58,12 @@ def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
             "continue_final_message excludes add_generation_prompt", "continue_final_message"
         )
     calls = [_to_call(call) for message in chat.messages for call in message.tool_calls]
+    _check_escapes(calls, limits)
     check_calls(calls)
     messages = [_to_message(message) for message in chat.messages]
     if calls:
         check_sendable(messages, "messages")
-    tools = [tool.to_template() for tool in _to_tool_parameters(chat).shown_tools]
+    tools = [tool.to_template() for tool in _to_tool_parameters(chat, limits).shown_tools]
     check_sendable(tools, "tools")
     add_generation_prompt = chat.add_generation_prompt or not chat.HasField("add_generation_prompt")
     return EncodeChat(
@@ -72,10 +76,16 @@ def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
     )
 
 
-def _to_tool_parameters(chat: pb.Chat) -> ToolParameters:
-    if sum(len(tool.parameters_json) for tool in chat.tools) > _MAX_SCHEMA_CHARS:
-        message = f"parameters_json may have at most {_MAX_SCHEMA_CHARS} characters in all"
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
+def _check_escapes(calls: Sequence[ToolCall], limits: Limits) -> None:
+    """A parser takes them one by one, and no other thread runs while it does."""
+    if sum(call.function.arguments.count("\\") for call in calls) > limits.max_body_escapes:
+        param = "messages.tool_calls.function.arguments"
+        message = f"{param} may have at most {limits.max_body_escapes} escaped characters in all"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)
+
+
+def _to_tool_parameters(chat: pb.Chat, limits: Limits) -> ToolParameters:
+    _check_schemas([tool.parameters_json for tool in chat.tools], limits)
     given: dict[str, Any] = {
         name: getattr(chat, name)
         for name in ("parallel_tool_calls", "include_reasoning")
@@ -91,6 +101,24 @@ def _to_tool_parameters(chat: pb.Chat) -> ToolParameters:
         )
     except ValidationError as error:
         raise from_validation_error(error) from error
+
+
+def _check_schemas(texts: Sequence[str], limits: Limits) -> None:
+    """As bodies over HTTP are judged, by their shape if they are large. Raises ApiError."""
+    num_chars = sum(map(len, texts))
+    _require_at_most(_MAX_SCHEMA_CHARS, num_chars, "characters")
+    if num_chars <= MAX_INLINE_BYTES:
+        return
+    shapes = [measure(text.encode("utf-8")) for text in texts]
+    _require_at_most(MAX_OTHER_ITEMS, sum(shape.num_items for shape in shapes), "values in lists")
+    num_nodes = sum(shape.num_nodes for shape in shapes)
+    _require_at_most(limits.max_body_nodes, num_nodes, "lists, objects and named fields")
+
+
+def _require_at_most(most: int, found: int, what: str) -> None:
+    if found > most:
+        message = f"parameters_json of all tools may have at most {most} {what}"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
 
 
 def _to_function(tool: pb.Tool) -> dict[str, Any]:
