@@ -26,6 +26,8 @@ MAX_GRAMMAR_BYTES = 1 << 20
 class Limits(BaseModel):
     """Ceilings per request unless the name says otherwise. Bytes are UTF-8.
 
+    max_prompts: of a generation. max_inputs: of a request for embeddings; max_inputs_at_once of
+    them are with engines at a time. max_embedding_values: numbers of all of its vectors.
     max_prompt_bytes counts one text prompt, or all message contents and tools of one chat.
     max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
     max_body_items: values that a JSON body has in lists, all together. max_body_nodes: its lists,
@@ -46,6 +48,9 @@ class Limits(BaseModel):
     max_grpc_message_bytes: int = Field(default=8 << 20, ge=1024)
 
     max_prompts: int = Field(default=64, ge=1)
+    max_inputs: int = Field(default=2048, ge=1)
+    max_inputs_at_once: int = Field(default=256, ge=1)
+    max_embedding_values: int = Field(default=1 << 22, ge=1)
     max_prompt_bytes: int = Field(default=4 << 20, ge=1)
     max_prompt_tokens: int = Field(default=1 << 20, ge=1)
     max_messages: int = Field(default=1024, ge=1, le=MAX_ITEMS)

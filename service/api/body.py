@@ -11,7 +11,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from service.api.json_shape import measure
-from service.api.lifted_lists import BrokenListError, LiftedLists, lift_lists
+from service.api.lifted_lists import (
+    LONG_BYTES,
+    SHORT_BYTES,
+    BrokenListError,
+    LiftedLists,
+    lift_lists,
+)
 from service.api.openai.parameters import from_validation_error
 from service.errors import ApiError, ApiErrorCode
 from service.limits import MAX_OTHER_ITEMS, Limits
@@ -64,19 +70,26 @@ def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
         raise _over_limit("lists, objects and named fields", limits.max_body_nodes)
     if shape.num_items <= MAX_OTHER_ITEMS:
         return parse_body(body, model)
-    try:
-        rest, lifted = lift_lists(body)
-    except BrokenListError as error:
-        raise ApiError(ApiErrorCode.INVALID_JSON, "the body is not JSON: a list is broken") from (
-            error
-        )
-    if shape.num_items - lifted.num_items > MAX_OTHER_ITEMS:
-        raise _over_limit("values in lists besides long lists of integers", MAX_OTHER_ITEMS)
+    rest, lifted = _without_lists(body, shape.num_items)
     parsed = parse_body(rest, model, lifted)
     if lifted.is_any_left:
         message = "a list of numbers stands where the request has no such list"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, message)
     return parsed
+
+
+def _without_lists(body: bytes, num_items: int) -> tuple[bytes, LiftedLists]:
+    """num_items: of all of its lists. Only bodies of thousands of lists lose short ones too: where
+    few values stand in a list that is no prompt, it stays."""
+    for min_bytes in (LONG_BYTES, SHORT_BYTES):
+        try:
+            rest, lifted = lift_lists(body, min_bytes)
+        except BrokenListError as error:
+            message = "the body is not JSON: a list is broken"
+            raise ApiError(ApiErrorCode.INVALID_JSON, message) from error
+        if num_items - lifted.num_items <= MAX_OTHER_ITEMS:
+            return rest, lifted
+    raise _over_limit("values in lists besides long lists of integers", MAX_OTHER_ITEMS)
 
 
 def _over_limit(what: str, ceiling: int) -> ApiError:

@@ -146,7 +146,7 @@ class InferenceServicer:
         async with started as generation:
             results = await collect(generation)
             info, usage = generation.info, generation.usage
-            await call.write_bytes(embed_bytes(info, results, usage))
+            await call.write_bytes(await embed_bytes(info, results, usage))
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> None:
         handler = self._models.pick(request.model, call.context.record)

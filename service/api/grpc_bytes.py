@@ -19,6 +19,7 @@ from service.proto import inference_pb2 as pb
 MAX_VALUES = 4096
 """Log probabilities in one slice."""
 MAX_IDS = 1 << 14
+_MAX_VECTORS = 64
 _CHOICES = pb.GenerateResponse.DESCRIPTOR.fields_by_name["choices"].number
 _EMBEDDINGS = pb.EmbedResponse.DESCRIPTOR.fields_by_name["embeddings"].number
 _VALUES = pb.Embedding.DESCRIPTOR.fields_by_name["values"].number
@@ -59,18 +60,23 @@ async def response_bytes(
     return b"".join(made)
 
 
-def embed_bytes(info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
+async def embed_bytes(info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
     """An EmbedResponse. Packed floats are what engines send: little-endian float32."""
-    made = [
-        pb.EmbedResponse(
+
+    def slices() -> Iterator[bytes]:
+        yield pb.EmbedResponse(
             id=info.request_id, model=info.model, created=info.created_s, usage=usage_message(usage)
         ).SerializeToString()
-    ]
-    for result in results:
-        values = result.embedding
-        head = _serialized(pb.Embedding(index=result.index)) + _header(_VALUES, len(values))
-        made += [_header(_EMBEDDINGS, len(head) + len(values)), head, values]
-    return b"".join(made)
+        for start in range(0, len(results), _MAX_VECTORS):
+            yield b"".join(map(_embedding, results[start : start + _MAX_VECTORS]))
+
+    return b"".join(await _made(slices()))
+
+
+def _embedding(result: ChoiceResult) -> bytes:
+    values = result.embedding
+    head = _serialized(pb.Embedding(index=result.index)) + _header(_VALUES, len(values))
+    return _header(_EMBEDDINGS, len(head) + len(values)) + head + values
 
 
 async def tokenize_bytes(

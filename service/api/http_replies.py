@@ -1,6 +1,7 @@
 """HTTP responses: JSON, errors and event streams that end what they stand for."""
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -19,6 +20,8 @@ from service.handler.generation import Generation
 from service.observability.request_log.record import RequestRecord
 
 T = TypeVar("T")
+_MAX_MADE_BYTES = 1 << 20
+"""Of a body before its client has taken any of it."""
 _log = logging.getLogger(__name__)
 
 
@@ -27,31 +30,50 @@ def json_response(content: Any, status_code: int = 200) -> Response:
 
 
 async def response_in_pieces(pieces: Iterator[bytes]) -> Response:
-    """A JSON body that is made and sent piece by piece; other tasks run between two of them."""
-    made = []
+    """A JSON body that is made piece by piece; other tasks run between two of them. Of a large one
+    the rest is made as the client takes it, so that nobody who does not read fills our memory."""
+    made, num_bytes = [], 0
     for piece in pieces:
-        if piece:
-            made.append(piece)
+        made.append(piece)
+        num_bytes += len(piece)
         await asyncio.sleep(0)
-    if len(made) == 1:
-        return Response(made[0], media_type="application/json")
-    return _PiecesResponse(made)
+        if num_bytes > _MAX_MADE_BYTES:
+            return _PiecesResponse(itertools.chain(made, pieces))
+    return Response(b"".join(made), media_type="application/json")
 
 
 class _PiecesResponse(Response):
-    """The server's buffer never gets more than a piece at a time."""
+    """Of a length that is not known. A client that leaves ends it."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__(media_type="application/json")
-        self.headers["content-length"] = str(sum(map(len, pieces)))
+        del self.headers["content-length"]
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_until_left(self._send_pieces(send), receive)
+
+    async def _send_pieces(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_until_left(sending: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Raises what the sending raises. A client that leaves ends it."""
+    task = asyncio.create_task(sending)
+    leaving = asyncio.create_task(_wait_until_left(receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        task.cancel()  # harmless if it is done
+        await asyncio.gather(task, leaving, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
@@ -161,17 +183,10 @@ class EventStreamResponse(Response):
         self._renderer = renderer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_events(send))
-        leaving = asyncio.create_task(_wait_until_left(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await _send_until_left(self._send_events(send), receive)
         finally:
-            leaving.cancel()
-            sending.cancel()  # harmless if it is done
-            await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._stream.aclose()
-        if not sending.cancelled():
-            sending.result()
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 _PIECE_BYTES = 64 << 10
-_MIN_BYTES = 1024
+LONG_BYTES = 1024
 """Of a list that is worth it. 64 prompts of less are parsed in a few milliseconds."""
+SHORT_BYTES = 64
+"""Of thousands of lists, each of them: what less could hold is little."""
 _QUOTE = ord('"')
 _SIGNIFICANT = np.zeros(256, np.bool_)
 _SIGNIFICANT[list(b'[]{}:"')] = True
@@ -61,17 +63,17 @@ class LiftedLists:
         return len(self._taken) < len(self.lists)
 
 
-def lift_lists(text: bytes) -> tuple[bytes, LiftedLists]:
-    """The body with names for its long lists, and the lists. Raises BrokenListError."""
+def lift_lists(text: bytes, min_bytes: int) -> tuple[bytes, LiftedLists]:
+    """The body with names for its lists that are longer, and the lists. Raises BrokenListError."""
     lifted = LiftedLists()
     kept, end = [], 0
-    for start, stop in _flat_lists(text):
+    for start, stop in _flat_lists(text, min_bytes):
         kept += [text[end:start], lifted.add(_parse(text, start + 1, stop))]
         end = stop + 1
     return b"".join((*kept, text[end:])), lifted
 
 
-def _flat_lists(text: bytes) -> Iterator[tuple[int, int]]:
+def _flat_lists(text: bytes, min_bytes: int) -> Iterator[tuple[int, int]]:
     """Where long lists that hold no string, list or object begin and end, brackets included."""
     is_inside, is_escaped = False, False
     last_position, last_code = 0, 0
@@ -89,7 +91,7 @@ def _flat_lists(text: bytes) -> Iterator[tuple[int, int]]:
         found = np.flatnonzero(is_outside & _SIGNIFICANT[codes])
         positions = np.concatenate(([last_position], found + start))
         kinds = np.concatenate(([last_code], codes[found]))
-        for i in np.flatnonzero(np.diff(positions) > _MIN_BYTES).tolist():
+        for i in np.flatnonzero(np.diff(positions) > min_bytes).tolist():
             if kinds[i] == ord("[") and kinds[i + 1] == ord("]"):
                 yield int(positions[i]), int(positions[i + 1])
         last_position, last_code = int(positions[-1]), int(kinds[-1])

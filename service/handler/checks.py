@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.constraints import check_constraint
 from service.handler.embedding import check_embedding
-from service.handler.requests import AudioPrompt, GenerationRequest, Prompt, TokenPrompt
+from service.handler.requests import (
+    AS_MANY_AS_FIT,
+    AudioPrompt,
+    GenerationRequest,
+    Prompt,
+    TokenPrompt,
+)
 from service.handler.sources import check_sources, num_decoder_tokens
 from service.limits import Limits
 from service.request_context import RequestContext
@@ -30,27 +36,34 @@ class FittedPrompt:
 def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
     """Raise ApiError naming the first parameter that is over its ceiling or out of range."""
     _require(1 <= request.n <= limits.max_n, f"n must be in [1, {limits.max_n}]", "n")
+    is_pooled = request.embedding is not None
+    max_prompts = limits.max_inputs if is_pooled else limits.max_prompts
     _require(
-        1 <= len(request.prompts) <= limits.max_prompts,
-        f"between 1 and {limits.max_prompts} prompts are allowed",
+        1 <= len(request.prompts) <= max_prompts,
+        f"between 1 and {max_prompts} {'inputs' if is_pooled else 'prompts'} are allowed",
         "prompt",
     )
     _check_sampling(request, limits, info)
     _check_stops(request.text.stop, limits)
     check_sources(request, info)
     check_constraint(request, limits, info)
-    check_embedding(request, info)
+    check_embedding(request, limits, info)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
-    if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
-        raise ApiError(
-            ApiErrorCode.INVALID_REQUEST,
-            "truncate_prompt_tokens must be at least 1",
-            "truncate_prompt_tokens",
-        )
+    _check_truncation(request)
     for prompt in request.prompts:
         check_prompt(prompt, limits)
     _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
+
+
+def _check_truncation(request: GenerationRequest) -> None:
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is None or num_kept >= 1:
+        return
+    if request.embedding is None or num_kept != AS_MANY_AS_FIT:
+        more = "" if request.embedding is None else f", or {AS_MANY_AS_FIT}"
+        message = f"truncate_prompt_tokens must be at least 1{more}"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "truncate_prompt_tokens")
 
 
 def check_rights(request: GenerationRequest, context: RequestContext, limits: Limits) -> None:
@@ -100,8 +113,9 @@ def fit_prompts(
 def _fit(
     request: GenerationRequest, token_ids: Sequence[int], limits: Limits, info: ModelInfo
 ) -> FittedPrompt:
-    if request.truncate_prompt_tokens is not None:
-        token_ids = token_ids[-request.truncate_prompt_tokens :]
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is not None:
+        token_ids = token_ids[-info.max_request_len if num_kept == AS_MANY_AS_FIT else -num_kept :]
     if not token_ids:
         raise ApiError(ApiErrorCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
     _require(

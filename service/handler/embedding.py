@@ -8,6 +8,7 @@ from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.choice import raise_if_failed
 from service.handler.events import ChoiceDelta
 from service.handler.requests import EmbeddingOptions, GenerationRequest, Prompt
+from service.limits import Limits
 from workers.engine.protocol import ModelInfo, StepOutput
 from workers.errors import RequestRejectedError
 from workers.pooling.params import EmbeddingInfo, PoolingParams
@@ -45,15 +46,23 @@ def naming_input() -> Iterator[None]:
         raise
 
 
-def check_embedding(request: GenerationRequest, info: ModelInfo) -> None:
-    """Raise ApiError where the model gives no such vector."""
+def check_embedding(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
+    """Raise ApiError where the model gives no such vector, or the answer would be too large."""
     if request.embedding is None:
         return
+    size = _of_model(info).size
     params = _params(request.embedding, _of_model(info))
     try:
-        params.validate(_of_model(info).size)
+        params.validate(size)
     except RequestRejectedError as error:
         raise from_rejection(error) from error
+    max_inputs = limits.max_embedding_values // (params.dimensions or size)
+    if len(request.prompts) > max_inputs:
+        message = (
+            f"{len(request.prompts)} vectors of {params.dimensions or size} values are more than "
+            f"{limits.max_embedding_values} values; at most {max_inputs} inputs are allowed"
+        )
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "prompt")
 
 
 def pooling_of(request: GenerationRequest, info: ModelInfo) -> PoolingParams | None:

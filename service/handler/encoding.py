@@ -9,6 +9,7 @@ import msgspec
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import FittedPrompt
 from service.handler.requests import AudioPrompt, NamedConstraint, Prompt, TokenPrompt
+from service.handler.turns import in_turns
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import AudioFeatures, EncodeChat, ReadAudio
@@ -18,6 +19,8 @@ from workers.engine.protocol import ModelInfo
 
 _IDS_PER_TURN = 1 << 16
 _FEW_IDS = 1 << 12
+# Of one request with the tokenizer, whose queue is everybody's.
+_TEXTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,12 @@ class PromptEncoder:
     ) -> list[Sequence[int]]:
         """max_tokens: texts that certainly have more are refused unread; None: nothing is."""
         flow = _flow_of(context)
-        if len(prompts) == 1 or isinstance(prompts[0], TokenPrompt):
-            return [await self._encode(prompt, flow, info, max_tokens) for prompt in prompts]
-        return await asyncio.gather(
-            *(self._encode(prompt, flow, info, max_tokens) for prompt in prompts)
+        if len(prompts) == 1:
+            return [await self._encode(prompts[0], flow, info, max_tokens)]
+        # Ids are looked at here, so that several at once would only hold the loop for longer.
+        max_at_once = 1 if isinstance(prompts[0], TokenPrompt) else _TEXTS_AT_ONCE
+        return await in_turns(
+            prompts, lambda prompt: self._encode(prompt, flow, info, max_tokens), max_at_once
         )
 
     async def make_grammar(self, named: NamedConstraint | None, context: RequestContext) -> str:

@@ -4,7 +4,8 @@ Knows clocks and metrics. Knows no protocol and no tokeniser process.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self
 
@@ -61,8 +62,8 @@ class Generation:
     """Async context and iterator of ChoiceDeltas. Iterate once.
 
     Iteration raises ApiError when any choice fails, after the others were aborted. Leaving the
-    context aborts whatever has not finished. The last three fields are sums over its runs; what a
-    prompt had cached counts once.
+    context aborts whatever has not finished. max_at_once: runs that are read at a time. The last
+    three fields are sums over its runs; what a prompt had cached counts once.
     """
 
     info: GenerationInfo
@@ -73,6 +74,7 @@ class Generation:
     arrival_s: float
     clock: Callable[[], float]
     record: RequestRecord
+    max_at_once: int
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_reported: int = 0
@@ -92,8 +94,11 @@ class Generation:
         await self.aclose(failure)
 
     def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
-        sources = [self._run_choice(run) for run in self.runs]
-        return sources[0] if len(sources) == 1 else merge(sources)
+        if len(self.runs) <= self.max_at_once:
+            sources = [self._run_choice(run) for run in self.runs]
+            return sources[0] if len(sources) == 1 else merge(sources)
+        waiting = iter(self.runs)
+        return merge([self._run_choices(waiting) for _ in range(self.max_at_once)])
 
     @property
     def usage(self) -> Usage:
@@ -112,6 +117,13 @@ class Generation:
                 self._report(run, reason)
         self.lease.end(self.usage.num_output_tokens)
         await asyncio.gather(*(run.stream.aclose() for run in self.runs))
+
+    async def _run_choices(self, waiting: Iterator[ChoiceRun]) -> AsyncGenerator[ChoiceDelta, None]:
+        """One after the other, as long as another reader has not taken the rest."""
+        for run in waiting:
+            async with aclosing(self._run_choice(run)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
     async def _run_choice(self, run: ChoiceRun) -> AsyncGenerator[ChoiceDelta, None]:
         try:

@@ -3,15 +3,12 @@
 Knows no HTTP, no gRPC and no replica. Everything it needs is injected.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from service.backend import GenerationBackend, TokenStream
-from service.handler.chats import Chats
+from service.backend import GenerationBackend
+from service.handler.chats import Assembler, Chats
 from service.handler.checks import (
     check_num_tokens,
     check_prompt,
@@ -34,20 +31,16 @@ from service.handler.generation import ChoiceRun, Generation, GenerationInfo
 from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt
 from service.handler.sources import without_excluded
+from service.handler.submission import engine_requests, submit_all
 from service.limits import Limits
 from service.request_context import RequestContext
-from service.security.callers import Caller
 from service.security.quota import Lease
 from service.tokenizer.jobs import AudioFeatures
 from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
 from workers.engine.encoder_input import TextEncoder
-from workers.engine.protocol import GenerateRequest, ModelInfo
-from workers.sampling.params import MAX_SEED, SamplingParams
-
-# Of one request; then others have their turn.
-_SUBMITS_PER_TURN = 64
+from workers.engine.protocol import ModelInfo
 
 
 class Handler:
@@ -100,8 +93,8 @@ class Handler:
             check_request(self._chats.check(request), self.limits, self.model_info)
             check_rights(request, context, self.limits)
             self._backend.check_admission()
-            lease.take_sequences(len(request.prompts) * request.n)
-            generation = await self._start(request, context, lease, arrival_s)
+            max_at_once = self._take_places(request, lease)
+            generation = await self._start(request, context, lease, arrival_s, max_at_once)
         except BaseException:
             lease.cancel()
             raise
@@ -134,8 +127,21 @@ class Handler:
         """What the model's encoder hears of a file. Raises ApiError."""
         return await self._encoder.read_audio(audio, context)
 
+    def _take_places(self, request: GenerationRequest, lease: Lease) -> int:
+        """How many sequences may run at once. Raises ApiError."""
+        num_sequences = len(request.prompts) * request.n
+        if request.embedding is not None:
+            return lease.take_up_to(min(num_sequences, self.limits.max_inputs_at_once))
+        lease.take_sequences(num_sequences)
+        return num_sequences
+
     async def _start(
-        self, request: GenerationRequest, context: RequestContext, lease: Lease, arrival_s: float
+        self,
+        request: GenerationRequest,
+        context: RequestContext,
+        lease: Lease,
+        arrival_s: float,
+        max_at_once: int,
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
@@ -145,7 +151,9 @@ class Handler:
         fitted = with_sources(engine_prompts, request.prompts, info)
         lease.charge_prompt(sum(prompt.num_input_tokens for prompt in fitted))
         echoes = await self._echoed_texts(request, context, fitted)
-        return await self._submit(request, context, fitted, grammar, echoes, lease, arrival_s)
+        return await self._submit(
+            request, context, fitted, grammar, echoes, lease, arrival_s, max_at_once
+        )
 
     async def _echoed_texts(
         self, request: GenerationRequest, context: RequestContext, fitted: list[EnginePrompt]
@@ -176,76 +184,64 @@ class Handler:
         echoes: list[str],
         lease: Lease,
         arrival_s: float,
+        max_at_once: int,
     ) -> Generation:
         unique_id = uuid.uuid4().hex
-        options = self._choice_options(request)
-        request = without_excluded(request, self.model_info)
+        sent = without_excluded(request, self.model_info)
         pooling = pooling_of(request, self.model_info)
-        specs = [
-            msgspec.structs.replace(
-                _engine_request(request, context.caller, prompt, f"{unique_id}-{i}-{j}", j),
-                grammar=grammar,
-                pooling=pooling,
-            )
-            for i, prompt in enumerate(fitted)
-            for j in range(request.n)
-        ]
-        shown = [prompt.client_token_ids for prompt in fitted for _ in range(request.n)]
+        caller = context.caller
+        specs = await engine_requests(sent, caller, fitted, unique_id, grammar, pooling)
         submitted_s = self._clock()
-        streams = await self._submit_all(specs, context)
-        runs = [
-            ChoiceRun(
-                stream,
-                self._chats.assembler(
-                    request,
-                    ChoiceAssembler(index, options, len(echoes[index // request.n])),
-                    shown[0],
-                )
-                if pooling is None
-                else VectorAssembler(index),
-                PromptEcho(
-                    index,
-                    echoes[index // request.n],
-                    token_ids,
-                    is_echoed=request.text.echo and request.sampling.logprobs is not None,
-                ),
-                token_ids,
-                submitted_s,
-            )
-            for index, (stream, token_ids) in enumerate(zip(streams, shown, strict=True))
-        ]
+        streams = await submit_all(self._backend, specs, context, max_at_once)
         info = GenerationInfo(
             request_id=request.request_id or unique_id,
             model=self.model_info.name,
             created_s=int(time.time()),
             prompts=[prompt.client_token_ids for prompt in fitted],
         )
+        make_assembler = self._assemblers(request, info.prompts[0], echoes)
+        runs = [
+            ChoiceRun(
+                stream,
+                make_assembler(index),
+                PromptEcho(
+                    index,
+                    echoes[index // request.n],
+                    info.prompts[index // request.n],
+                    is_echoed=request.text.echo and request.sampling.logprobs is not None,
+                ),
+                info.prompts[index // request.n],
+                submitted_s,
+            )
+            for index, stream in enumerate(streams)
+        ]
         generation = Generation(
-            info, runs, self._pieces, self.metrics, lease, arrival_s, self._clock, context.record
+            info,
+            runs,
+            self._pieces,
+            self.metrics,
+            lease,
+            arrival_s,
+            self._clock,
+            context.record,
+            max_at_once,
         )
         generation.describe()
         return generation
 
-    async def _submit_all(
-        self, specs: list[GenerateRequest], context: RequestContext
-    ) -> list[TokenStream]:
-        """All streams or, if one request is refused, none."""
-        if len(specs) == 1:
-            return [await self._backend.submit(specs[0], context)]
-        tasks: list[asyncio.Task[TokenStream]] = []
-        try:
-            for spec in specs:
-                tasks.append(asyncio.create_task(self._backend.submit(spec, context)))
-                if len(tasks) % _SUBMITS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            streams = [result for result in results if not isinstance(result, BaseException)]
-            await asyncio.gather(*(stream.aclose() for stream in streams))
-            raise
+    def _assemblers(
+        self, request: GenerationRequest, first_prompt: list[int], echoes: list[str]
+    ) -> Callable[[int], Assembler | VectorAssembler]:
+        """What makes the assembler of each choice."""
+        if request.embedding is not None:
+            return VectorAssembler
+        options = self._choice_options(request)
+
+        def make(index: int) -> Assembler:
+            plain = ChoiceAssembler(index, options, len(echoes[index // request.n]))
+            return self._chats.assembler(request, plain, first_prompt)
+
+        return make
 
     def _choice_options(self, request: GenerationRequest) -> ChoiceOptions:
         sampling = request.sampling
@@ -259,28 +255,3 @@ class Handler:
             - (frozenset() if sampling.ignore_eos else eos_ids),
             is_scoring_only=request.is_scoring_only,
         )
-
-
-def _engine_request(
-    request: GenerationRequest,
-    caller: Caller,
-    prompt: EnginePrompt,
-    request_id: str,
-    choice: int,
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt.token_ids,
-        sampling=_sampling_of_choice(request.sampling, prompt.max_tokens, choice),
-        priority=request.priority,
-        cache_salt=caller.salted(request.cache_salt),
-        encoder_input=prompt.source,
-    )
-
-
-def _sampling_of_choice(sampling: SamplingParams, max_tokens: int, choice: int) -> SamplingParams:
-    """Choices of one prompt differ in their seed only; seeds wrap around at the top."""
-    seed = sampling.seed
-    if seed is not None and choice:
-        seed = seed + choice if seed <= MAX_SEED - choice else seed - MAX_SEED + choice - 1
-    return msgspec.structs.replace(sampling, max_tokens=max_tokens, seed=seed)

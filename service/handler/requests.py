@@ -58,6 +58,9 @@ class EmbeddingOptions:
     is_normalised: bool = True
 
 
+AS_MANY_AS_FIT = -1
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Everything a client may ask of one generation.
@@ -66,7 +69,8 @@ class GenerationRequest:
     with sampling.seed + i. sampling.max_tokens None: up to the context's end. default_max_tokens:
     used, as far as the context has room, when sampling.max_tokens is None. is_scoring_only: nothing
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
-    truncate_prompt_tokens: keep that many tokens of the prompt's end. request_id: "" draws one.
+    truncate_prompt_tokens: keep that many tokens of the prompt's end; of what becomes a vector
+    AS_MANY_AS_FIT too. request_id: "" draws one.
     session_id: requests of one session go to one replica; "" is what the call's header says.
     constraint: of every choice. embedding: nothing is generated, each prompt becomes a vector.
     chat: None for what is no chat.

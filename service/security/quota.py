@@ -40,6 +40,11 @@ class Lease(Protocol):
         """
         ...
 
+    def take_up_to(self, num_sequences: int) -> int:
+        """The request has so many sequences and may run them one after the other: how many it may
+        run at once now, at least 1. Instead of take_sequences()."""
+        ...
+
     def charge_prompt(self, num_tokens: int) -> None:
         """Raise ApiError RATE_LIMITED if the minute has no room for the prompt; once a lease."""
         ...
@@ -67,6 +72,9 @@ class FreeLease:
     """Of callers without limits, and of requests that do not count."""
 
     def take_sequences(self, num_sequences: int) -> None: ...
+
+    def take_up_to(self, num_sequences: int) -> int:
+        return num_sequences
 
     def charge_prompt(self, num_tokens: int) -> None: ...
 
@@ -124,6 +132,13 @@ class KeyQuota:
             raise self._refusal("too many requests are under way", _CONCURRENCY_RETRY_S)
         self._num_live += num_more
 
+    def grow_up_to(self, num_sequences: int) -> int:
+        """As grow(), as far as there is room: how many sequences the request may run."""
+        if self._max_concurrent is not None:
+            num_sequences = min(num_sequences, 1 + max(0, self._max_concurrent - self._num_live))
+        self._num_live += num_sequences - 1
+        return num_sequences
+
     def charge(self, num_tokens: int) -> None:
         """Raise ApiError RATE_LIMITED if num_tokens cannot be taken now."""
         if self._tokens is not None:
@@ -163,6 +178,10 @@ class _KeyLease:
     def take_sequences(self, num_sequences: int) -> None:
         self._quota.grow(num_sequences)
         self._num_sequences = num_sequences
+
+    def take_up_to(self, num_sequences: int) -> int:
+        self._num_sequences = self._quota.grow_up_to(num_sequences)
+        return self._num_sequences
 
     def charge_prompt(self, num_tokens: int) -> None:
         self._quota.charge(num_tokens)

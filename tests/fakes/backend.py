@@ -135,6 +135,7 @@ class FakeBackend:
         self.requests: list[GenerateRequest] = []
         self.contexts: list[RequestContext] = []
         self.streams: list[FakeStream] = []
+        self._by_id: dict[str, FakeStream] = {}
 
     def check_admission(self) -> None:
         if self.is_full:
@@ -143,17 +144,15 @@ class FakeBackend:
     async def submit(self, request: GenerateRequest, context: RequestContext) -> FakeStream:
         if self.refusal is not None:
             raise self.refusal
-        live = {
-            r.request_id
-            for r, s in zip(self.requests, self.streams, strict=True)
-            if not (s.is_finished or s.is_aborted)
-        }
-        if request.request_id in live:
+        before = self._by_id.get(request.request_id)
+        if before is not None and not (before.is_finished or before.is_aborted):
             raise ValueError(f"request id {request.request_id} is live already")
         self.requests.append(request)
         self.contexts.append(context)
-        self.streams.append(FakeStream(self.script(request), self.gate))
-        return self.streams[-1]
+        stream = FakeStream(self.script(request), self.gate)
+        self.streams.append(stream)
+        self._by_id[request.request_id] = stream
+        return stream
 
     @property
     def num_live(self) -> int:

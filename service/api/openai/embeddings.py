@@ -2,18 +2,19 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
+from pydantic import Field
 
 from service.api.openai.json_parts import MAX_VALUES, JsonParts
-from service.api.openai.parameters import Int32, PositiveInt32, StrictModel
+from service.api.openai.parameters import INT32_MAX, Int32, PositiveInt32, StrictModel
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.wire import PromptTokensDetails
 from service.handler.collect import ChoiceResult
 from service.handler.embedding import embedding_request
 from service.handler.events import Usage
-from service.handler.requests import EmbeddingOptions, GenerationRequest
+from service.handler.requests import AS_MANY_AS_FIT, EmbeddingOptions, GenerationRequest
 from service.tokenizer.jobs import EncodeText
 from workers.pooling.vectors import unpack_vector
 
@@ -24,8 +25,9 @@ class EmbeddingRequest(StrictModel):
     dimensions: keep that many values of each vector, from its beginning. encoding_format: base64 is
     of float32, little-endian. user changes nothing. The others are vLLM's: normalize (on by
     default) divides what is kept by its length; embed_dtype is float32;
-    truncate_prompt_tokens keeps that many tokens of an input's end; add_special_tokens,
-    parse_special_tokens, priority, cache_salt and request_id as for completions.
+    truncate_prompt_tokens keeps that many tokens of an input's end, -1 as many as the model takes;
+    add_special_tokens, parse_special_tokens, priority, cache_salt and request_id as for
+    completions.
     """
 
     input: PromptValue
@@ -38,7 +40,7 @@ class EmbeddingRequest(StrictModel):
     embed_dtype: Literal["float32"] | None = None
     add_special_tokens: bool | None = None
     parse_special_tokens: bool | None = None
-    truncate_prompt_tokens: PositiveInt32 | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=AS_MANY_AS_FIT, le=INT32_MAX)] | None = None
     priority: Int32 | None = None
     cache_salt: str | None = None
     request_id: str | None = None

@@ -1,6 +1,7 @@
 """An HTTP application on a fake backend, and clients for it that need no socket."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc.aio
 import httpx
@@ -13,7 +14,9 @@ from service.api.grpc import GrpcOptions, build_grpc_server
 from service.api.grpc_doorkeeper import Doorkeeper
 from service.api.http import build_http_app
 from service.api.services import ApiServices
+from service.security.callers import ANONYMOUS
 from service.security.connections import GrpcConnectionLimits
+from service.security.quota import make_quota
 from tests.fakes.text import make_bench
 
 
@@ -37,6 +40,17 @@ def services(bench):
 @pytest.fixture
 def app(services):
     return build_http_app(services)
+
+
+@pytest.fixture
+def caller_quota(services):
+    """Gives everybody's calls, one caller's, these limits."""
+
+    def limit(limits):
+        quota = make_quota("key", limits, lambda: 0.0)
+        services.authenticator._caller = replace(ANONYMOUS, quota=quota)
+
+    return limit
 
 
 @pytest_asyncio.fixture

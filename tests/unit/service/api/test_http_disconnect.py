@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from service.api.http_replies import response_in_pieces
 from service.deployments.listeners import HttpServer, bind_shared
 
 pytestmark = pytest.mark.asyncio
@@ -163,3 +164,57 @@ async def test_leaving_during_the_upload_is_the_clients_end_and_no_bug(app, benc
     await server.stop()
     assert bench.metrics.named("rejected") == ["client_closed_request"]
     assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
+
+
+class Taken:
+    """A client of one response that takes messages while `accepts` is set."""
+
+    def __init__(self):
+        self.accepts, self.left, self.messages = asyncio.Event(), asyncio.Event(), []
+
+    async def receive(self):
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        await self.accepts.wait()
+        self.messages.append(message)
+
+
+def _counted(num_pieces, made):
+    for _ in range(num_pieces):
+        made.append(None)
+        yield b"x" * (256 << 10)
+
+
+async def test_a_large_body_is_made_as_its_client_takes_it():
+    made, client = [], Taken()
+    response = await response_in_pieces(_counted(64, made))
+    num_before = len(made)
+    assert num_before < 8
+    sending = asyncio.create_task(response({"type": "http"}, client.receive, client.send))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(made) == num_before
+    client.accepts.set()
+    await sending
+    assert len(made) == 64
+    assert sum(len(m.get("body", b"")) for m in client.messages) == 64 * (256 << 10)
+    assert client.messages[-1]["more_body"] is False
+
+
+async def test_a_client_that_leaves_a_large_body_ends_it():
+    made, client = [], Taken()
+    response = await response_in_pieces(_counted(1 << 20, made))
+    client.accepts.set()
+    sending = asyncio.create_task(response({"type": "http"}, client.receive, client.send))
+    await _until(lambda: len(made) > 16)
+    client.left.set()
+    await sending
+    assert len(made) < 1 << 20
+
+
+async def test_a_small_body_has_its_length():
+    made = []
+    response = await response_in_pieces(_counted(2, made))
+    assert response.headers["content-length"] == str(512 << 10)

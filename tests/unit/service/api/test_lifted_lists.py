@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.api.body import MAX_OTHER_ITEMS, _parse_large_body, parse_body
-from service.api.lifted_lists import BrokenListError, lift_lists
+from service.api.lifted_lists import LONG_BYTES, SHORT_BYTES, BrokenListError, lift_lists
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
+from service.api.openai.embeddings import EmbeddingRequest
 from service.api.openai.tokenize import DetokenizeRequest
 from service.errors import ApiError
 from service.limits import Limits
@@ -23,12 +24,12 @@ def read(body, model=CompletionRequest):
 
 
 def _lifted(body, model):
-    rest, lifted = lift_lists(body)
+    rest, lifted = lift_lists(body, LONG_BYTES)
     return rest, model, lifted
 
 
 def restored(body):
-    rest, lifted = lift_lists(body)
+    rest, lifted = lift_lists(body, LONG_BYTES)
 
     def walk(value):
         if isinstance(value, dict):
@@ -99,7 +100,7 @@ def test_what_is_no_prompt_is_the_clients_error(prompt):
 def test_a_broken_list_is_not_json(end):
     body = b'{"prompt":[' + b",".join(b"%d" % i for i in LONG) + end + b"]}"
     with pytest.raises(BrokenListError):
-        lift_lists(body)
+        lift_lists(body, LONG_BYTES)
 
 
 def test_a_name_that_a_client_writes_is_a_text():
@@ -134,3 +135,25 @@ def test_short_lists_beside_a_long_text_are_what_they_are():
     parsed = _parse_large_body(body, ChatCompletionRequest, Limits())
     assert parsed.stop_token_ids == LONG
     assert parsed.chat_template_kwargs == {"pages": LONG}
+
+
+NUM_LISTS = Limits().max_inputs
+
+
+def test_thousands_of_short_lists_are_prompts_too():
+    """As a client sends them that counts tokens itself: 200 of each text, in less than 1 KiB."""
+    inputs = [list(range(1000 + i, 1200 + i)) for i in range(NUM_LISTS)]
+    body = json.dumps({"input": inputs}, separators=(",", ":")).encode()
+    assert len(body) < NUM_LISTS * LONG_BYTES
+    assert _parse_large_body(body, EmbeddingRequest, Limits()).input == inputs
+
+
+def test_short_lists_that_are_no_prompts_stay_where_that_suffices():
+    body = json.dumps({"prompt": MANY, "stop_token_ids": list(range(100, 180))}).encode()
+    assert _parse_large_body(body, CompletionRequest, Limits()).stop_token_ids[-1] == 179
+
+
+def test_lists_of_no_more_than_the_shortest_are_few_values_however_many_they_are():
+    inputs = [[1] * (SHORT_BYTES // 2 - 1)] * NUM_LISTS
+    body = json.dumps({"input": inputs}, separators=(",", ":")).encode()
+    assert _parse_large_body(body, EmbeddingRequest, Limits()).input == inputs

@@ -88,6 +88,9 @@ TAKEN = {
     "a text to be counted": ("/tokenize", {"prompt": TEXT}),
     "a chat to be counted": ("/tokenize", {"messages": [user("x" * 4090)] * LIMITS.max_messages}),
 }
+EMBEDDINGS = "/v1/embeddings"
+TAKEN["the most inputs"] = EMBEDDINGS, {"input": ["x"] * LIMITS.max_inputs}
+TAKEN["the most inputs of ids"] = EMBEDDINGS, {"input": [[5] * 400] * LIMITS.max_inputs}
 WIDE = {str(i): {} for i in range(15_000)}
 REFUSED = {
     "too many messages": chat(*[user("x")] * 4096),

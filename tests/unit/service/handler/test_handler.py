@@ -38,6 +38,10 @@ class RecordingLease:
     def take_sequences(self, num_sequences):
         self.told.append(("sequences", num_sequences))
 
+    def take_up_to(self, num_sequences):
+        self.told.append(("up to", num_sequences))
+        return num_sequences
+
     def charge_prompt(self, num_tokens):
         self.told.append(("prompt", num_tokens))
 

@@ -99,6 +99,17 @@ def test_every_sequence_of_a_request_takes_a_place_until_it_ends(clock):
     q.admit().take_sequences(5)
 
 
+def test_what_may_run_one_after_the_other_takes_the_places_there_are(clock):
+    q = quota(clock, max_concurrent_requests=8)
+    first, second, third = q.admit(), q.admit(), q.admit()
+    assert first.take_up_to(4) == 4
+    assert second.take_up_to(2048) == 3
+    assert third.take_up_to(2048) == 1
+    refusal(q.admit)
+    second.end(0)
+    assert q.admit().take_up_to(2) == 2
+
+
 def test_what_may_never_run_at_once_is_the_requests_own_fault(clock):
     q = quota(clock, max_concurrent_requests=8)
     lease = q.admit()
