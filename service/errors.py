@@ -40,10 +40,10 @@ class ApiErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one code looks over HTTP. openai_type is the `type` of the error object."""
+    """How one code looks over HTTP. error_type: the `type` of the error object."""
 
     http_status: int
-    openai_type: str
+    error_type: str
 
 
 _INVALID = "invalid_request_error"
@@ -127,7 +127,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": self.row.openai_type,
+                "type": self.row.error_type,
                 "param": self.param,
                 "code": self.code.value,
             }

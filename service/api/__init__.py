@@ -1,1 +1,1 @@
-"""The client-facing protocols: OpenAI over HTTP, gRPC, and one table of errors."""
+"""The client-facing protocols: OpenAI's and Anthropic's over HTTP, gRPC, one table of errors."""

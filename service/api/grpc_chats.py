@@ -10,15 +10,14 @@ import msgspec
 from pydantic import ValidationError
 
 from service.api.body import MAX_INLINE_BYTES
+from service.api.chat_prompts import check_template_kwargs, effort_kwargs, make_prompt
 from service.api.json_shape import measure
-from service.api.openai.chat import check_template_kwargs, effort_kwargs
 from service.api.openai.parameters import from_validation_error
 from service.api.openai.tools import (
     FunctionCall,
     ToolCall,
     ToolParameters,
     check_calls,
-    check_sendable,
 )
 from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
@@ -60,19 +59,15 @@ def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
     calls = [_to_call(call) for message in chat.messages for call in message.tool_calls]
     _check_escapes(calls, limits)
     check_calls(calls)
-    messages = [_to_message(message) for message in chat.messages]
-    if calls:
-        check_sendable(messages, "messages")
-    tools = [tool.to_template() for tool in _to_tool_parameters(chat, limits).shown_tools]
-    check_sendable(tools, "tools")
-    add_generation_prompt = chat.add_generation_prompt or not chat.HasField("add_generation_prompt")
-    return EncodeChat(
-        messages,
-        tools=tools,
-        add_generation_prompt=not chat.continue_final_message and add_generation_prompt,
+    return make_prompt(
+        [_to_message(message) for message in chat.messages],
+        _to_tool_parameters(chat, limits).tool_set.shown,
+        {**_to_effort(chat), **_to_template_kwargs(chat, limits)},
+        limits,
+        add_generation_prompt=chat.add_generation_prompt
+        or not chat.HasField("add_generation_prompt"),
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
-        template_kwargs={**_to_effort(chat), **_to_template_kwargs(chat, limits)},
     )
 
 

@@ -76,14 +76,14 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_api_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, ApiError):
             raise error
-        return error_response(error, record_of(request.scope))
+        return error_response(error, record_of(request.scope), request.scope["path"])
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, StarletteHTTPException):
             raise error
         code = _CODE_OF_STATUS.get(error.status_code, ApiErrorCode.INVALID_REQUEST)
         refusal = ApiError(code, str(error.detail))
-        response = error_response(refusal, record_of(request.scope))
+        response = error_response(refusal, record_of(request.scope), request.scope["path"])
         response.headers.update(error.headers or {})
         return response
 

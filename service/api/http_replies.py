@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.api.openai.renderers import Renderer
-from service.api.openai.wire import DONE, encode_json, sse
+from service.api.error_shapes import shape_error
+from service.api.openai.wire import encode_json
+from service.api.renderer import Renderer
 from service.errors import ApiError, ApiErrorCode
 from service.handler.events import ChoiceDelta
 from service.handler.generation import Generation
@@ -76,13 +77,15 @@ async def _send_until_left(sending: Coroutine[Any, Any, None], receive: Receive)
         task.result()
 
 
-def error_response(error: ApiError, record: RequestRecord) -> Response:
-    """The OpenAI error object, with Retry-After in whole seconds where retrying can help.
+def error_response(error: ApiError, record: RequestRecord, path: str) -> Response:
+    """The error object of the path's protocol, with Retry-After in whole seconds where retrying can
+    help.
 
     record: of the request that ends so.
     """
     record.error_code = error.code.value
-    response = json_response(error.to_openai(), error.row.http_status)
+    status, body = shape_error(error, path, record.request_id)
+    response = json_response(body, status)
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if error.code is ApiErrorCode.INVALID_API_KEY:
@@ -142,16 +145,16 @@ class EventStream:
             while delta is not None:
                 yield renderer.chunk(delta, generation.usage if wants_usage else None)
                 delta = await anext(self._deltas, None)
-            yield renderer.last_chunk(generation.usage) + DONE
+            yield renderer.last_chunks(generation.usage)
         except ApiError as error:
             generation.record.error_code = error.code.value
-            yield sse(encode_json(error.to_openai()))
+            yield renderer.failure(error)
         except Exception as error:  # noqa: BLE001 - the process boundary: the status is sent
             _log.error("a stream failed", exc_info=error)
             self._failure = error
             bug = ApiError(ApiErrorCode.INTERNAL, "an internal error occurred")
             generation.record.error_code = bug.code.value
-            yield sse(encode_json(bug.to_openai()))
+            yield renderer.failure(bug)
 
     async def aclose(self) -> None:
         """Abort what has not finished."""

@@ -4,11 +4,13 @@ Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no rout
 """
 
 import logging
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.auth import Authenticator
+from service.api.error_shapes import is_anthropic
 from service.api.http_replies import error_response
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
@@ -18,6 +20,8 @@ from service.request_context import RequestContext
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 UNMATCHED = "unmatched"
+_ID_HEADERS = ("x-request-id",)
+_ANTHROPIC_ID_HEADERS = ("x-request-id", "request-id")
 _CONTEXT_KEY = "tessera.context"
 _log = logging.getLogger(__name__)
 
@@ -53,7 +57,8 @@ class ContextMiddleware:
         )
         session = headers.get(self._services.session_header, "")
         scope[_CONTEXT_KEY] = RequestContext(record=record, session=session)
-        answer = _Answer(record, send)
+        id_headers = _ANTHROPIC_ID_HEADERS if is_anthropic(scope["path"]) else _ID_HEADERS
+        answer = _Answer(record, id_headers, send)
         if scope["path"] in OPEN_PATHS:
             await self._answer(scope, receive, answer)
             return
@@ -71,7 +76,7 @@ class ContextMiddleware:
         except Exception as bug:
             record = answer.record
             _log.error("request %s failed", record.request_id, exc_info=bug)
-            response = error_response(_internal_error(), record)
+            response = error_response(_internal_error(), record, scope["path"])
             if record.status:
                 raise  # The response has begun: the server cuts it off.
             await response(scope, receive, answer.send)
@@ -80,15 +85,17 @@ class ContextMiddleware:
 class _Answer:
     """Sends a response with the ids of its request, whose record learns the status."""
 
-    def __init__(self, record: RequestRecord, send: Send) -> None:
+    def __init__(self, record: RequestRecord, id_headers: Sequence[str], send: Send) -> None:
         self.record = record
+        self._id_headers = id_headers
         self._send = send
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.record.status = str(message["status"])
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.record.request_id
+            for name in self._id_headers:
+                headers[name] = self.record.request_id
             if self.record.span.traceparent:
                 headers["traceparent"] = self.record.span.traceparent
         await self._send(message)
@@ -107,14 +114,20 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            authorization = Headers(scope=scope).get("authorization")
-            caller = self._authenticator.identify(authorization)
+            caller = self._authenticator.identify(_authorization_of(Headers(scope=scope)))
             if caller is None:
                 error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")
-                await error_response(error, record_of(scope))(scope, receive, send)
+                response = error_response(error, record_of(scope), scope["path"])
+                await response(scope, receive, send)
                 return
             scope[_CONTEXT_KEY] = context_of(scope).of_caller(caller)
         await self._app(scope, receive, send)
+
+
+def _authorization_of(headers: Headers) -> str | None:
+    """Anthropic's clients send their key by itself; it counts where there is no authorization."""
+    authorization, key = headers.get("authorization"), headers.get("x-api-key")
+    return f"Bearer {key}" if authorization is None and key is not None else authorization
 
 
 class BodyLimitMiddleware:
@@ -131,7 +144,8 @@ class BodyLimitMiddleware:
         length = Headers(scope=scope).get("content-length", "")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             error = self._too_large()
-            await error_response(error, record_of(scope))(scope, receive, send)
+            response = error_response(error, record_of(scope), scope["path"])
+            await response(scope, receive, send)
             return
         num_bytes = 0
 

@@ -8,6 +8,8 @@ from msgspec.json import schema_components
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from service.api.anthropic.requests import CountTokensRequest, MessagesRequest
+from service.api.anthropic.wire import Message, TokenCount
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
@@ -29,8 +31,10 @@ from service.api.openai.wire import (
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
     CompletionRequest,
+    CountTokensRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    MessagesRequest,
     TokenizeRequest,
 )
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -56,6 +60,8 @@ _ERROR = {
 _ANSWERS: dict[str, Any] = {
     "/v1/completions": ResponseBody[CompletionChoice],
     "/v1/chat/completions": ResponseBody[ChatChoice],
+    "/v1/messages": Message,
+    "/v1/messages/count_tokens": TokenCount,
     "/v1/audio/transcriptions": TranscriptionBody,
     "/v1/embeddings": EmbeddingList,
     "/tokenize": TokenizeResponse,
@@ -63,7 +69,7 @@ _ANSWERS: dict[str, Any] = {
     "/v1/models": ModelList,
     "/v1/models/{model_id}": ModelCard,
 }
-_STREAMING = ("/v1/completions", "/v1/chat/completions")
+_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 _EMPTY = ("/health", "/ping")
 
 PathParameters = tuple[str, ...]

@@ -3,23 +3,22 @@
 Content is text. Parts of other kinds are refused by name.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
+from service.api.chat_prompts import (
+    ReasoningEffort,
+    check_num_parts,
+    effort_kwargs,
+    make_prompt,
+)
 from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import INT32_MAX, StrictModel
 from service.api.openai.sampling import sampling_params, text_options
-from service.api.openai.tools import (
-    ToolCalls,
-    ToolParameters,
-    ToolSpec,
-    check_calls,
-    check_sendable,
-)
+from service.api.openai.tools import ToolCalls, ToolParameters, check_calls
+from service.api.tool_sets import FunctionTool
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
 from service.limits import MAX_ITEMS, Limits
@@ -32,9 +31,6 @@ _MESSAGE_HARMLESS: dict[str, tuple[Any, ...]] = {
     "annotations": (None, []),
 }
 _UNBUILT_ROLES = ("function",)
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-_EFFORTS: tuple[str, ...] = get_args(ReasoningEffort)
-_KWARG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class TextPart(StrictModel):
@@ -191,7 +187,7 @@ class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
             add_special_tokens=self.add_special_tokens,
             template_kwargs={**self._effort(), **(self.chat_template_kwargs or {})},
             limits=limits,
-            tools=self.shown_tools,
+            tools=self.tool_set.shown,
         )
 
     def _effort(self) -> dict[str, Any]:
@@ -206,54 +202,20 @@ def make_chat_prompt(
     add_special_tokens: bool | None,
     template_kwargs: dict[str, Any] | None,
     limits: Limits,
-    tools: Sequence[ToolSpec] = (),
+    tools: Sequence[FunctionTool] = (),
 ) -> EncodeChat:
     """Raises ApiError if a message has too many parts or the template arguments are too large."""
     for message in messages:
-        if isinstance(message.content, list) and len(message.content) > limits.max_content_parts:
-            raise ApiError(
-                ApiErrorCode.LIMIT_EXCEEDED,
-                f"a message may have at most {limits.max_content_parts} content parts",
-                "messages",
-            )
-    shown = [message.to_template() for message in messages]
-    if any(message.tool_calls for message in messages):
-        check_sendable(shown, "messages")
-    shown_tools = [tool.to_template() for tool in tools]
-    check_sendable(shown_tools, "tools")
-    kwargs = template_kwargs or {}
-    check_template_kwargs(kwargs, limits)
-    return EncodeChat(
-        shown,
-        tools=shown_tools,
-        add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
+        check_num_parts(message.content, limits)
+    return make_prompt(
+        [message.to_template() for message in messages],
+        tools,
+        template_kwargs or {},
+        limits,
+        add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         add_special_tokens=bool(add_special_tokens),
-        template_kwargs=kwargs,
     )
-
-
-def effort_kwargs(effort: str) -> dict[str, Any]:
-    """Variables of the template that say so. Raises ApiError if there is no such effort."""
-    if effort not in _EFFORTS:
-        raise _invalid(f"an effort is one of {', '.join(_EFFORTS)}", "reasoning_effort")
-    kwargs: dict[str, Any] = {"reasoning_effort": effort}
-    return {**kwargs, "enable_thinking": False} if effort == "none" else kwargs
-
-
-def check_template_kwargs(kwargs: dict[str, Any], limits: Limits) -> None:
-    """Raise ApiError unless they are few, small and properly named."""
-    param = "chat_template_kwargs"
-    if len(kwargs) > limits.max_template_kwargs:
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "too many chat_template_kwargs", param)
-    if not all(_KWARG_NAME.fullmatch(name) for name in kwargs):
-        raise _invalid("chat_template_kwargs must be named by identifiers", param)
-    try:
-        size = len(msgspec.msgpack.encode(kwargs))
-    except (OverflowError, RecursionError) as error:
-        raise _invalid("chat_template_kwargs are out of range", param) from error
-    if size > limits.max_template_kwargs_bytes:
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, "chat_template_kwargs are too large", param)
 
 
 def _check_parts(content: Any) -> None:

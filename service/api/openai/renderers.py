@@ -1,7 +1,6 @@
 """Renders one generation as the body or the chunks of /v1/completions or /v1/chat/completions."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
@@ -17,6 +16,7 @@ from service.api.openai.logprobs import (
 )
 from service.api.openai.parameters import GenerationParameters
 from service.api.openai.wire import (
+    DONE,
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
@@ -27,25 +27,10 @@ from service.api.openai.wire import (
     sse,
     usage_body,
 )
+from service.errors import ApiError
 from service.handler.collect import ChoiceResult
 from service.handler.events import ChoiceDelta, Usage
 from service.handler.generation import GenerationInfo
-
-
-class Renderer(Protocol):
-    """Chunks are server-sent events, ready to be written; a body comes in pieces, each made when
-    it is asked for."""
-
-    @property
-    def wants_usage_per_chunk(self) -> bool: ...
-
-    def first_chunks(self) -> bytes: ...
-
-    def chunk(self, delta: ChoiceDelta, usage: Usage | None) -> bytes: ...
-
-    def last_chunk(self, usage: Usage) -> bytes: ...
-
-    def body(self, results: Sequence[ChoiceResult], usage: Usage) -> Iterator[bytes]: ...
 
 
 class _StreamUsage:
@@ -98,10 +83,13 @@ class CompletionRenderer:
         body = self._body([choice], self._stream_usage.of_chunk(usage))
         return sse(b"".join(parts.pieces(body)))
 
-    def last_chunk(self, usage: Usage) -> bytes:
+    def last_chunks(self, usage: Usage) -> bytes:
         if not self._stream_usage.is_included:
-            return b""
-        return sse(encode_json(self._body([], usage_body(usage))))
+            return DONE
+        return sse(encode_json(self._body([], usage_body(usage)))) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return sse(encode_json(error.to_openai()))
 
     def body(self, results: Sequence[ChoiceResult], usage: Usage) -> Iterator[bytes]:
         parts = JsonParts()
@@ -181,10 +169,13 @@ class ChatRenderer:
         body = self._chunk_body([choice], self._stream_usage.of_chunk(usage))
         return sse(b"".join(parts.pieces(body)))
 
-    def last_chunk(self, usage: Usage) -> bytes:
+    def last_chunks(self, usage: Usage) -> bytes:
         if not self._stream_usage.is_included:
-            return b""
-        return sse(encode_json(self._chunk_body([], usage_body(usage))))
+            return DONE
+        return sse(encode_json(self._chunk_body([], usage_body(usage)))) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return sse(encode_json(error.to_openai()))
 
     def body(self, results: Sequence[ChoiceResult], usage: Usage) -> Iterator[bytes]:
         parts = JsonParts()

@@ -1,24 +1,21 @@
 """Tools as OpenAI's clients write them: functions, which of them to call, and calls of the past."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-import msgspec
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from service.api.chat_prompts import MAX_ARGUMENT_VALUES, check_arguments
 from service.api.json_shape import measure
-from service.api.openai.constraints import schema_bytes
 from service.api.openai.parameters import StrictModel
-from service.chat.options import ChatOptions, Tool
+from service.api.tool_sets import FunctionTool, ToolSet
+from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
 from service.limits import MAX_ITEMS, MAX_TOOLS, Limits
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_DEPTH = 64
-_MAX_ARGUMENT_PARTS = 1 << 15
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+# With no more brackets than that no text is too deep.
+MIN_DEEP_BRACKETS = 64
 
 
 def _object_schema(value: Any) -> dict[str, Any]:
@@ -52,18 +49,10 @@ class ToolSpec(StrictModel):
     type: Literal["function"]
     function: FunctionSpec
 
-    def to_template(self) -> dict[str, Any]:
-        """As chat templates read it."""
-        function: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            function["description"] = self.function.description
-        function["parameters"] = self.argument_schema
-        return {"type": "function", "function": function}
-
-    @property
-    def argument_schema(self) -> dict[str, Any]:
-        parameters = self.function.parameters
-        return _NO_PARAMETERS if parameters is None else parameters
+    def to_tool(self) -> FunctionTool:
+        function = self.function
+        is_strict = function.strict is True
+        return FunctionTool(function.name, function.description, function.parameters, is_strict)
 
 
 class FunctionName(StrictModel):
@@ -109,23 +98,9 @@ def _arguments(text: str) -> dict[str, Any]:
         raise _invalid(f"{param} must be the JSON text of an object", param) from error
     if not isinstance(value, dict):
         raise _invalid(f"{param} must be the JSON text of an object", param)
-    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_deep(value):
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, f"{param} are nested too deeply", param)
+    if text.count("[") + text.count("{") > MIN_DEEP_BRACKETS:
+        check_arguments([value], param)
     return value
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True
 
 
 class ToolParameters(StrictModel):
@@ -141,76 +116,38 @@ class ToolParameters(StrictModel):
 
     @model_validator(mode="after")
     def _refuse_tool_contradictions(self) -> Self:
-        names = [tool.function.name for tool in self.tools or ()]
-        for name in names:
-            if not _NAME.fullmatch(name):
-                message = "a function's name has 1 to 64 letters, digits, '_', '-' or '.'"
-                raise _invalid(message, "tools.function.name")
-        if len(set(names)) < len(names):
-            raise _invalid("two functions have the same name", "tools.function.name")
-        if not names and self.tool_choice not in (None, "none", "auto"):
-            raise _invalid("tool_choice needs tools", "tool_choice")
-        chosen = self.tool_choice
-        if isinstance(chosen, NamedToolChoice) and chosen.function.name not in names:
-            message = f"tool_choice names {chosen.function.name[:64]!r}, which is not among tools"
-            raise _invalid(message, "tool_choice")
+        self.tool_set.check("tools.function.name")
         return self
 
     @property
-    def shown_tools(self) -> Sequence[ToolSpec]:
-        """What the model is told of."""
-        return () if self.tool_choice == "none" else self.tools or ()
+    def tool_set(self) -> ToolSet:
+        chosen = self.tool_choice
+        is_named = isinstance(chosen, NamedToolChoice)
+        return ToolSet(
+            tuple(tool.to_tool() for tool in self.tools or ()),
+            "required" if isinstance(chosen, NamedToolChoice) else chosen or "auto",
+            (chosen.function.name,) if isinstance(chosen, NamedToolChoice) else (),
+            is_parallel=self.parallel_tool_calls is not False and not is_named,
+        )
 
     def to_chat_options(self, limits: Limits) -> ChatOptions:
         """Raises ApiError."""
-        shown, chosen = self.shown_tools, self.tool_choice
-        if len(shown) > limits.max_tools:
-            message = f"at most {limits.max_tools} tools are allowed"
-            raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
-        is_forced = chosen == "required" or isinstance(chosen, NamedToolChoice)
-        callable_tools = tuple(
-            Tool(tool.function.name, tool.argument_schema, tool.function.strict is True)
-            for tool in shown
-            if not isinstance(chosen, NamedToolChoice) or tool.function.name == chosen.function.name
+        return self.tool_set.to_chat_options(
+            limits, shows_reasoning=self.include_reasoning is not False
         )
-        if is_forced or any(tool.is_strict for tool in callable_tools):
-            _check_size(callable_tools, limits)
-        return ChatOptions(
-            tools=callable_tools,
-            choice="required" if is_forced else "auto",
-            tools_param="tool_choice" if is_forced else "tools",
-            is_parallel=self.parallel_tool_calls is not False
-            and not isinstance(chosen, NamedToolChoice),
-            shows_reasoning=self.include_reasoning is not False,
-        )
-
-
-def _check_size(tools: Sequence[Tool], limits: Limits) -> None:
-    """Raise ApiError where a grammar of these would be too large, before it is made."""
-    if sum(schema_bytes(tool.parameters) for tool in tools) > limits.max_grammar_bytes:
-        message = f"schemas to be obeyed may have at most {limits.max_grammar_bytes} bytes"
-        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
 
 
 def check_calls(calls: Sequence[ToolCall]) -> None:
     """Raise ApiError where reading their arguments would take long. calls: of all messages."""
     texts = [call.function.arguments for call in calls]
     # No fewer than there are outside of strings, and quick to count.
-    if sum(text.count(c) for text in texts for c in ",:[{") <= _MAX_ARGUMENT_PARTS:
+    if sum(text.count(c) for text in texts for c in ",:[{") <= MAX_ARGUMENT_VALUES:
         return
     shapes = [measure(text.encode("utf-8")) for text in texts]
-    if sum(shape.num_items + shape.num_nodes for shape in shapes) > _MAX_ARGUMENT_PARTS:
+    if sum(shape.num_items + shape.num_nodes for shape in shapes) > MAX_ARGUMENT_VALUES:
         param = "messages.tool_calls.function.arguments"
         message = f"{param} have too many values"
         raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)
-
-
-def check_sendable(value: Any, param: str) -> None:
-    """Raise ApiError where it holds numbers or text that no other process can be sent."""
-    try:
-        msgspec.msgpack.encode(value)
-    except (OverflowError, RecursionError, ValueError) as error:
-        raise _invalid(f"{param}: a number or text in it is out of range", param) from error
 
 
 def _invalid(message: str, param: str) -> ApiError:

@@ -29,6 +29,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
 }
 # What a client did wrong, leaving included, is no error of a server's span.
 _SERVER_ERRORS = frozenset(

@@ -60,7 +60,16 @@ async def answer_to_head(app, path):
 
 
 @pytest.mark.parametrize(
-    "path", [*PATHS, "/v1/embeddings", "/tokenize", "/detokenize", "/models/tiny/v1/completions"]
+    "path",
+    [
+        *PATHS,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+        "/models/tiny/v1/completions",
+    ],
 )
 async def test_a_key_without_room_is_refused_unread_over_http(limited, path):
     app = build_http_app(limited)
@@ -69,11 +78,13 @@ async def test_a_key_without_room_is_refused_unread_over_http(limited, path):
     assert (status, b'"rate_limited"' in body) == (429, True)
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/v1/embeddings", "/models/tiny/v1/completions"])
+@pytest.mark.parametrize(
+    "path", [*PATHS, "/v1/messages", "/v1/embeddings", "/models/tiny/v1/completions"]
+)
 async def test_a_full_service_refuses_unread_over_http(limited, bench, path):
     bench.backend.is_full = True
     status, body = await answer_to_head(build_http_app(limited), path)
-    assert (status, b'"overloaded"' in body) == (429, True)
+    assert (status, b'"overloaded"' in body) == (529 if "messages" in path else 429, True)
 
 
 @pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "Embed", "Tokenize", "Detokenize"])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from service.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from service.api.auth import OpenAuthenticator
 from service.api.grpc import SERVICE_NAME, build_grpc_server
 from service.api.http import build_http_app
@@ -51,6 +52,8 @@ def api_schema(tmp_path_factory):
     [
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/messages/count_tokens"),
         ("POST", "/v1/embeddings"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
@@ -78,6 +81,12 @@ VALID = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello"}],
     },
+    "/v1/messages": {
+        "model": "tiny",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hello"}],
+    },
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"model": "tiny", "input": "hello"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
@@ -95,11 +104,13 @@ def _names_of(path):
     model = {
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/messages": MessagesRequest,
+        "/v1/messages/count_tokens": CountTokensRequest,
         "/v1/embeddings": EmbeddingRequest,
         "/tokenize": TokenizeRequest,
         "/detokenize": DetokenizeRequest,
     }[path]
-    return sorted({*model.model_fields, *HARMLESS})
+    return sorted({*model.model_fields, *HARMLESS, *MessagesRequest.harmless})
 
 
 @pytest.mark.parametrize("path", list(VALID))

@@ -67,6 +67,15 @@ def chat(*messages, **fields):
     return CHAT, {"messages": messages, "max_tokens": 1, **fields}
 
 
+def message(*messages, **fields):
+    return "/v1/messages", {"messages": messages, "max_tokens": 1, **fields}
+
+
+def calls(number, values):
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": values}}
+    return {"role": "assistant", "content": [call] * number}
+
+
 TAKEN = {
     "a chat of the most messages": chat(*[user("x" * 4090)] * LIMITS.max_messages),
     "a chat of the most messages in a body that is read at once": chat(
@@ -87,6 +96,24 @@ TAKEN = {
     "a long name that nobody looks at": completion(user="x" * (8 * MIB - 200)),
     "a text to be counted": ("/tokenize", {"prompt": TEXT}),
     "a chat to be counted": ("/tokenize", {"messages": [user("x" * 4090)] * LIMITS.max_messages}),
+    "the most messages of Anthropic's": message(*[user("x" * 4090)] * LIMITS.max_messages),
+    "the most messages of Anthropic's in turns": message(
+        *[user("x"), {"role": "assistant", "content": "y"}] * (LIMITS.max_messages // 2 - 1),
+        user("x"),
+    ),
+    "many blocks": message(*[parts(120)] * 80),
+    "one turn of many blocks": message(*[parts(9, "x" * 400)] * LIMITS.max_messages),
+    "a system of the most bytes": message(user("x"), system=OTHER_SCRIPT[:-100]),
+    "calls of many values": message(calls(1, ["x"] * 30_000), user("x")),
+    "many calls": message(calls(250, ["x"] * 30), user("x")),
+    "many messages of calls": message(*[calls(5, ["x"] * 8), user("x")] * 300),
+    "many results": message(
+        *[user([{"type": "tool_result", "tool_use_id": "c", "content": "x" * 900}] * 200)] * 5
+    ),
+    "messages to be counted": (
+        "/v1/messages/count_tokens",
+        {"messages": [user("x" * 4090)] * LIMITS.max_messages},
+    ),
 }
 EMBEDDINGS = "/v1/embeddings"
 TAKEN["the most inputs"] = EMBEDDINGS, {"input": ["x"] * LIMITS.max_inputs}
@@ -117,6 +144,16 @@ REFUSED = {
     ),
     "more escaped characters": completion(prompt="\n" * (LIMITS.max_body_escapes + 1)),
     "the most ids to be text": ("/detokenize", {"tokens": [123_456_789] * 800_000}),
+    "turns that are none": message(*[{"role": "nobody", "content": "x"}] * 1000),
+    "blocks that are none": message(*[user([{"type": "x"}] * 100)] * 50),
+    "blocks of one kind that are none": message(*[user([{"type": "text"}] * 100)] * 50),
+    "too many values of calls": message(calls(1, ["x"] * 60_000), user("x")),
+    "too many turns": message(*[user("x"), {"role": "assistant", "content": "y"}] * 2048),
+    "deep input of a call": message(calls(1, [[[["x"] * 100] * 10] * 30] * 2), user("x"), a=1),
+    "a schema of Anthropic's": message(
+        user("x"), tools=[{"name": "f", "input_schema": WIDE}], tool_choice={"type": "any"}
+    ),
+    "stop sequences": message(user("x"), stop_sequences=["y" * 120] * 65_000),
     "a model without end": completion(model="x" * (8 * MIB - 200)),
 }
 

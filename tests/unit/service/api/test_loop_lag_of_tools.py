@@ -8,9 +8,12 @@ import json
 import pytest
 
 from service.api.auth import OpenAuthenticator
+from service.api.call_arguments import object_part
 from service.api.grpc import InferenceServicer
 from service.api.grpc_calls import parse
 from service.api.http import build_http_app
+from service.api.openai.json_parts import JsonParts
+from service.api.openai.wire import encode_json
 from service.api.services import ApiServices
 from service.chat.options import Tool
 from service.chat.reasoning import STYLES, ReasoningParser
@@ -147,7 +150,12 @@ def thinking(text):
 # Such as the most tokens that are read in one go, each of the most blanks that tokens have.
 BLANKS = "x" + " " * 9_000
 NUMBERS = "[" + "1," * 32_000 + "'']"
+ARGUMENTS = '{"a":' + "[1," * 100 + "1," * 500_000 + "1"
+CLOSED = ARGUMENTS + "]" * 100 + "}"
 READINGS = {
+    "arguments that become an object": lambda: object_part(CLOSED, JsonParts()),
+    "arguments that were cut": lambda: encode_json(object_part(ARGUMENTS, JsonParts())),
+    "arguments that are none": lambda: object_part('{"a"' + '"b' * 500_000, JsonParts()),
     "blanks": tool_parser("hermes", BLANKS),
     "blanks of thinking": thinking(BLANKS),
     "a list of Python's": lambda: argument_json(NUMBERS, {}),

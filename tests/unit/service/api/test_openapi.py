@@ -11,6 +11,8 @@ REQUESTS = {
         "logprobs": True,
         "return_token_ids": True,
     },
+    "/v1/messages": {"max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"input": ["hello", "world"]},
     "/tokenize": {"prompt": "hello", "return_token_strs": True},
     "/detokenize": {"tokens": [5, 6]},

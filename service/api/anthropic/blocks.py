@@ -1,0 +1,117 @@
+"""Content blocks of Anthropic's messages: text, thinking, tool_use and tool_result.
+
+Blocks of other kinds, images for one, are refused by name. A cache_control changes nothing:
+prefixes are cached wherever they are equal, marked or not.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from service.api.openai.parameters import StrictModel, is_harmless
+from service.errors import ApiError, ApiErrorCode
+from service.limits import MAX_ITEMS
+
+_KINDS = ("text", "thinking", "tool_use", "tool_result")
+
+
+class CacheControl(StrictModel):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class LenientModel(StrictModel):
+    """harmless: values that ask for nothing, of names that are not fields. prefix: before these
+    names in messages."""
+
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {
+            name: value
+            for name, value in data.items()
+            if not is_harmless(name, value, cls.harmless, cls.prefix)
+        }
+
+
+class TextBlock(LenientModel):
+    harmless = {"citations": (None, [])}
+    prefix = "messages.content."
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(StrictModel):
+    """What an assistant thought. signature: of any value, as nothing is signed here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(LenientModel):
+    harmless = {"caller": (None, {"type": "direct"}), "toolset_name": (None,)}
+    prefix = "messages.content."
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class ToolResultBlock(LenientModel):
+    """is_error: the model reads "Error: " before the content."""
+
+    harmless = {"toolset_name": (None,)}
+    prefix = "messages.content."
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks | str | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            refuse_other_kinds(data.get("content"), ("text",))
+        return data
+
+    @property
+    def text(self) -> str:
+        text = self.content if isinstance(self.content, str) else joined(self.content or [])
+        return f"Error: {text}" if self.is_error else text
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+Blocks = Annotated[list[Block], Field(max_length=MAX_ITEMS, fail_fast=True)]
+
+
+def joined(blocks: list[TextBlock]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+def refuse_other_kinds(content: Any, kinds: tuple[str, ...] = _KINDS) -> None:
+    """Raise ApiError if content is a list with blocks of a kind that there is, but not here."""
+    if not isinstance(content, list):
+        return
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if isinstance(kind, str) and kind not in kinds:
+            message = f"messages.content: blocks of type {kind[:64]!r} are not supported"
+            raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, "messages.content")

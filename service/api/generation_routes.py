@@ -1,0 +1,98 @@
+"""A route that generates, whatever its protocol: admission, body, handler, answer or stream."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from service.api.body import read_body
+from service.api.http_replies import (
+    EventStream,
+    EventStreamResponse,
+    response_in_pieces,
+    until_disconnect,
+)
+from service.api.middleware import context_of
+from service.api.openapi import PathParameters, describe_body
+from service.api.renderer import Renderer
+from service.handler.collect import collect
+from service.handler.directory import ModelDirectory
+from service.handler.generation import Generation, GenerationInfo
+from service.handler.requests import GenerationRequest
+from service.limits import Limits
+
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where routes stand. models: those that a request to them can reach; may raise ApiError."""
+
+    prefix: str
+    parameters: PathParameters
+    models: Callable[[Request], ModelDirectory]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationKind(Generic[B]):
+    """name: of its route. neutral: the body as every protocol says it; may raise ApiError."""
+
+    path: str
+    name: str
+    body_type: type[B]
+    neutral: Callable[[B, Limits], GenerationRequest]
+    renderer: Callable[[B, GenerationInfo], Renderer]
+    is_stream: Callable[[B], bool]
+
+
+def add_generation_route(
+    app: FastAPI, place: Place, limits: Limits, peek_s: float, kind: GenerationKind[B]
+) -> None:
+    """peek_s: see ApiServices."""
+
+    @app.post(
+        f"{place.prefix}{kind.path}",
+        name=kind.name,
+        openapi_extra=describe_body(kind.body_type, place.parameters),
+    )
+    async def generate(request: Request) -> Response:
+        context = context_of(request.scope)
+        models = place.models(request)
+        models.check_admission()
+        with models.admitting(context.caller) as lease:
+            body = await read_body(request, kind.body_type, limits)
+            neutral = with_id(kind.neutral(body, limits), context.record.request_id)
+            handler = models.pick(neutral.model, context.record)
+            generation = await until_disconnect(request, handler.start(neutral, context, lease))
+        renderer = kind.renderer(body, generation.info)
+        if kind.is_stream(body):
+            return await streamed(generation, renderer, peek_s)
+        return await whole(request, generation, renderer)
+
+
+def with_id(neutral: GenerationRequest, request_id: str) -> GenerationRequest:
+    """What has no id of its own is known by the id of its HTTP request."""
+    return neutral if neutral.request_id else dataclasses.replace(neutral, request_id=request_id)
+
+
+async def streamed(generation: Generation, renderer: Renderer, peek_s: float) -> Response:
+    """Raises ApiError where the generation fails at once."""
+    stream = EventStream(generation)
+    try:
+        await stream.peek(peek_s)
+    except BaseException:
+        await stream.aclose()
+        raise
+    return EventStreamResponse(stream, renderer)
+
+
+async def whole(request: Request, generation: Generation, renderer: Renderer) -> Response:
+    """Raises ApiError where the generation fails."""
+    async with generation:
+        results = await until_disconnect(request, collect(generation))
+        pieces = renderer.body(results, generation.usage)
+        return await until_disconnect(request, response_in_pieces(pieces))
