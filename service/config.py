@@ -86,6 +86,8 @@ class EngineSettings(_Settings):
     target_inter_token_ms: float | None = 55.0
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 22
+    media_store_bytes: int = 1 << 28
+    max_media_bytes: int = 1 << 30
     enable_prefix_cache: bool = True
     enable_mixed_batches: bool = True
     enable_overlap: bool = True

@@ -50,6 +50,9 @@ class EngineConfig:
     check_integrity_when_idle: prove the page accounting whenever the last request has ended; a
     violation ends the engine.
     max_waiting_requests, max_waiting_tokens: beyond either, submit refuses with QUEUE_FULL.
+    media_store_bytes: on each rank, embeddings of images that steps under way show; a larger image
+    is refused. max_media_bytes: of the images that all requests at hand have brought, beyond which
+    submit refuses with QUEUE_FULL who brings more.
     seed: draws the seeds of requests that bring none, in the order in which they come; None takes
     entropy, so that no two engines and no two starts draw alike.
     """
@@ -79,6 +82,8 @@ class EngineConfig:
     target_inter_token_ms: float | None = None
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 1 << 22
+    media_store_bytes: int = 1 << 28
+    max_media_bytes: int = 1 << 30
     enable_prefix_cache: bool = True
     enable_mixed_batches: bool = True
     enable_overlap: bool = True
@@ -109,6 +114,8 @@ class EngineConfig:
             "max_step_tokens",
             "max_waiting_requests",
             "max_waiting_tokens",
+            "media_store_bytes",
+            "max_media_bytes",
         )
         for name in positive:
             if getattr(self, name) < 1:

@@ -73,6 +73,7 @@ class SlotStates:
         num_snapshots: int = 0,
     ) -> None:
         self._num_slots = num_slots
+        self.num_snapshots = num_snapshots
         # Snapshots stand behind the slots.
         num_places = num_slots + num_snapshots
         self._tensors = [

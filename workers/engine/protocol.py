@@ -11,6 +11,7 @@ import msgspec
 from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import EncoderInfo, EncoderInput
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
+from workers.engine.media import MediaInfo, MediaItem
 from workers.errors import ErrorCode
 from workers.pooling.params import EmbeddingInfo, PoolingParams
 from workers.sampling.params import SamplingParams
@@ -40,8 +41,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     the output has to obey, as llguidance writes grammars; empty: anything. It ends the output as
     soon as nothing more may follow. encoder_input: what the encoder reads where the model has one;
     the prompt is then its decoder's. content_spans: where the prompt has placeholders for what is
-    no text. pooling: what vector the prompt is to become; None: tokens are wanted. sampling has no
-    meaning beside it.
+    no text. media: what stands behind them, of models that take it: each content once, by the
+    spans' digests. pooling: what vector the prompt is to become; None: tokens are wanted. sampling
+    has no meaning beside it.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     encoder_input: EncoderInput | None = None
     content_spans: list[ContentSpan] = []
     pooling: PoolingParams | None = None
+    media: list[MediaItem] = []
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -146,7 +149,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_request_len: tokens of a request, prompt and output; the context, or what the KV memory
     holds of one request if that is less. has_prefix_cache: whether what one request computed can be
     found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
-    takes, None where it has none. embedding: what vectors it gives, None for none.
+    takes, None where it has none. embedding: what vectors it gives, None for none. media: what it
+    takes in place of placeholders, None for nothing.
     """
 
     name: str
@@ -163,3 +167,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_grammars: bool = False
     encoder: EncoderInfo | None = None
     embedding: EmbeddingInfo | None = None
+    media: MediaInfo | None = None

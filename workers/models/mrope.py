@@ -45,6 +45,6 @@ def mrope_positions(spans: Sequence[PlacedMedia], merge_size: int) -> RotaryPosi
         ).reshape(2, -1)
         parts += [np.tile(text, (3, 1)), np.stack([np.zeros_like(rows), rows, columns]) + position]
         position += max(span.grid_height, span.grid_width) // merge_size
-        num_tokens = span.start + span.num_tokens
+        num_tokens = span.stop
     known = np.concatenate([np.empty((3, 0), dtype=np.int64), *parts], axis=1)
     return RotaryPositions(known, position - num_tokens)

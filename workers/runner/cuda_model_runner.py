@@ -50,6 +50,8 @@ class CudaModelRunner(ModelRunner):
     num_padding_slots: ClassVar[int] = 1
     # Its launches must not wait for the host.
     takes_masks: ClassVar[bool] = False
+    # Its graphs have no positions but those of tokens in their sequences.
+    takes_media: ClassVar[bool] = False
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress

@@ -20,11 +20,13 @@ from attention.router import build_attention
 from attention.timing import AttentionTiming
 from workers.config import EngineConfig
 from workers.constraints.desk import CompilingDesk, GrammarDesk, NoGrammars
+from workers.engine.media import MediaInfo
 from workers.engine.observer import AttentionRecord
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
+from workers.models.media_encoder import MediaEncoder
 from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
 from workers.pooling.states import PooledStates, needs_all_states, pool_states
@@ -34,7 +36,9 @@ from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecuto
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step
 from workers.runner.mask_inbox import MaskInbox, MaskSource
+from workers.runner.media_stage import media_stages
 from workers.runner.sizing import make_timer, plan_attention
+from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step
 from workers.runner.step_inputs import StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
@@ -88,6 +92,7 @@ class ModelRunner:
 
     num_padding_slots: ClassVar[int] = 0
     takes_masks: ClassVar[bool] = True
+    takes_media: ClassVar[bool] = True
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -121,10 +126,11 @@ class ModelRunner:
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
         self._num_snapshots = tp.all_reduce_min(attention.num_snapshots)
         self._states = self._slot_states(num_slots, device)
-        self._tell_of_states(config)
+        tell_of_states(config, self._model, self.facts.architecture, self._states)
         self._encoders = encoder_stages(
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
         )
+        self._media = media_stages(self._media_encoder, device)
         self._timer = make_timer(self._backend, device)
         self._req_to_token = req_to_token_pool.req_to_token
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
@@ -145,23 +151,6 @@ class ModelRunner:
         self._model.keep_states(states)
         return (states,)
 
-    def _tell_of_states(self, config: EngineConfig) -> None:
-        if not self._model.state_entries:
-            return
-        logger.info(
-            "%d modules keep a state for each of %d slots and %d snapshots, %d bytes in all",
-            len(self._model.state_entries),
-            config.max_running_requests,
-            self._num_snapshots,
-            sum(states.num_bytes for states in self._states),
-        )
-        if config.enable_prefix_cache and not self._num_snapshots:
-            logger.warning(
-                "without a prefix cache: %s keeps states and there are no snapshots of them to "
-                "continue a cached prefix (num_state_snapshots)",
-                self.facts.architecture,
-            )
-
     def model_info(self, config: EngineConfig) -> ModelInfo:
         return ModelInfo(
             name=config.served_model_name or self.facts.name,
@@ -178,6 +167,7 @@ class ModelRunner:
             has_grammars=not self._why_no_grammars(),
             encoder=None if self._model.encoder is None else self._model.encoder.info,
             embedding=self.facts.embedding,
+            media=self._media_info(config),
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -201,7 +191,23 @@ class ModelRunner:
             num_snapshots=self._num_snapshots,
             product_s=self._product_s,
             embedding_size=0 if self.facts.embedding is None else self.facts.embedding.size,
+            media=self._media_info(config),
+            why_no_media=self._why_no_media,
+            max_media_bytes=config.max_media_bytes,
         )
+
+    @property
+    def _media_encoder(self) -> MediaEncoder | None:
+        return self._model.media if self.takes_media else None
+
+    def _media_info(self, config: EngineConfig) -> MediaInfo | None:
+        encoder = self._media_encoder
+        return None if encoder is None else encoder.info(config.media_store_bytes)
+
+    @property
+    def _why_no_media(self) -> str:
+        is_blind = self._model.media is None
+        return "this model takes no images" if is_blind else "images are not there on CUDA yet"
 
     def _encoder_account(self) -> EncoderAccount | None:
         encoder = self._model.encoder
@@ -300,9 +306,13 @@ class ModelRunner:
         self._sampling.admit(plan.admitted)
         for encoder in self._encoders:
             encoder.apply(plan.encoder)
+        for media in self._media:
+            media.apply(plan.media)
         inputs = self._inputs.build(plan, self._timer)
         for encoder in self._encoders:
             inputs.batch.encoder_lens_cpu = encoder.lens(plan.slots)
+        for media in self._media:
+            inputs = media.place(plan, inputs)
         wants_all = bool(plan.prompt_logprobs or (plan.pooled and needs_all_states(plan.pooled)))
         every = hidden = self._forward(inputs, wants_all)
         prompt = tuple(
@@ -335,7 +345,7 @@ class ModelRunner:
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         batch = inputs.batch
-        tokens = TokenInputs(batch.input_ids, batch.positions)
+        tokens = TokenInputs(batch.input_ids, inputs.positions, inputs.embeddings)
         output: ModelOutput = (
             self._model(tokens, batch)
             if wants_all

@@ -1,10 +1,13 @@
 """How much memory states take: those of slots, and snapshots of them. Allocates nothing."""
 
+import logging
 from collections.abc import Sequence
 
-from attention.memory.slot_states import StateEntry
+from attention.memory.slot_states import SlotStates, StateEntry
 from workers.config import EngineConfig
 from workers.models.base import CausalLM
+
+logger = logging.getLogger(__name__)
 
 MIN_SNAPSHOTS = 16
 """For few requests at a time: each leaves two, at the ends of its prompt and of its output."""
@@ -36,3 +39,24 @@ def num_snapshots_of(config: EngineConfig, model: CausalLM, free_bytes: int) -> 
         return 0
     most = free_bytes // 2 // bytes_per_slot(model.state_entries)
     return max(0, min(max(config.max_running_requests, MIN_SNAPSHOTS), most))
+
+
+def tell_of_states(
+    config: EngineConfig, model: CausalLM, architecture: str, states: Sequence[SlotStates]
+) -> None:
+    """Log what the states of a model that keeps any take, and where its prefixes cannot be cached
+    for want of snapshots."""
+    for kept in states:
+        logger.info(
+            "%d modules keep a state for each of %d slots and %d snapshots, %d bytes in all",
+            len(model.state_entries),
+            config.max_running_requests,
+            kept.num_snapshots,
+            kept.num_bytes,
+        )
+        if config.enable_prefix_cache and not kept.num_snapshots:
+            logger.warning(
+                "without a prefix cache: %s keeps states and there are no snapshots of them to "
+                "continue a cached prefix (num_state_snapshots)",
+                architecture,
+            )

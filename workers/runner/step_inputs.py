@@ -14,6 +14,7 @@ import torch
 from attention.forward_batch import AttentionDispatch, ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.models.token_inputs import PlacedEmbeddings
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan, TableWrite
 
@@ -28,9 +29,11 @@ class StepInputs:
     slots of the first. sample_slots, sample_positions: host int32 (num samples,), slot and absolute
     position of the token to be sampled. num_samples: host int32 (num sampling rows,), of each row.
     masked_slots: host int32 (n,), those of sample_slots that wait for the masks of step step_id.
+    positions, embeddings: as in TokenInputs.
     """
 
     batch: ForwardBatch
+    positions: torch.Tensor
     token_slots: torch.Tensor
     state_indices: torch.Tensor
     sample_slots_device: torch.Tensor
@@ -39,6 +42,7 @@ class StepInputs:
     num_samples: IntArray
     step_id: int
     masked_slots: IntArray
+    embeddings: PlacedEmbeddings | None = None
 
 
 class _Uploaded(NamedTuple):
@@ -114,6 +118,7 @@ class StepInputBuilder:
         self._write_new_tokens(device)
         return StepInputs(
             _forward_batch(plan, seq_lens, device, attn_backend),
+            device.positions,
             device.token_slots,
             device.state_indices,
             device.sample_slots,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from workers.engine.encoder_input import EncoderInfo
+from workers.engine.media import MediaInfo
 from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import Retention, span_pages
 
@@ -54,7 +55,8 @@ class SchedulerConfig:
     states; 0 where it keeps none. Such a model's prefixes are cached where there are places only.
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
     they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
-    where the model gives none.
+    where the model gives none. media: what the model takes in place of placeholders, None for
+    nothing, why_no_media then says why. max_media_bytes: of what live requests have brought.
     """
 
     page_size: int
@@ -76,6 +78,9 @@ class SchedulerConfig:
     num_snapshots: int = 0
     product_s: tuple[float, ...] = ()
     embedding_size: int = 0
+    media: MediaInfo | None = None
+    why_no_media: str = "this model takes no images"
+    max_media_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         minima = {

@@ -41,6 +41,11 @@ class Ledger:
     def num_live(self) -> int:
         return len(self._live)
 
+    @property
+    def num_media_bytes(self) -> int:
+        """Of what all live requests have brought for their placeholders."""
+        return sum(request.num_media_bytes for request in self._live.values())
+
     def is_known(self, request_id: str) -> bool:
         """Whether a final output of this id is still to come."""
         return request_id in self._live or request_id in self._last_words

@@ -14,6 +14,10 @@ class PlacedMedia(msgspec.Struct, frozen=True, array_like=True):
     grid_height: int
     grid_width: int
 
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
 
 class MediaGrant(msgspec.Struct, frozen=True, array_like=True):
     """A slot's request has these, in order, from this step on."""

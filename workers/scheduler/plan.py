@@ -17,6 +17,7 @@ from workers.pooling.params import Pooling
 from workers.pooling.vectors import FloatArray
 from workers.sampling.params import SamplingParams
 from workers.scheduler.encoder_plan import EncoderPlan
+from workers.scheduler.media_plan import NO_MEDIA, MediaPlan
 from workers.scheduler.state_moves import NO_RESTORES, NO_SAVES, StateRestores, StateSaves
 
 IntArray = npt.NDArray[np.int32]
@@ -98,8 +99,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
     that does not keep every token. masked_slots (n,): whose samples wait for masks of the tokens
     that a grammar allows; the host makes them while the step runs. encoder: what encoders compute
-    for admitted requests. What is cleared, admitted, table_writes, the encoders and state_restores
-    take effect, in that order, before the step. state_saves: during it.
+    for admitted requests. media: what images the step shows. What is cleared, admitted,
+    table_writes, the encoders, state_restores and media take effect, in that order, before the
+    step. state_saves: during it.
 
     pooled: rows that samples says nothing of, because a vector is their request's result.
     """
@@ -123,6 +125,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     encoder: EncoderPlan = EncoderPlan()
     state_restores: StateRestores = NO_RESTORES
     state_saves: StateSaves = NO_SAVES
+    media: MediaPlan = NO_MEDIA
 
     @property
     def batch_size(self) -> int:

@@ -176,9 +176,13 @@ class PlanDraft:
         """For the request just admitted, whose first chunk gets a token at least: a request that
         has a slot has a row."""
         if num_tokens:
-            self.budget -= num_tokens
-            self.prompts.spend(0, num_tokens)
+            self.add_media(num_tokens)
             self._owes_chunk = True
+
+    def add_media(self, num_tokens: int) -> None:
+        """Embeddings that are made before the step, for the chunk that is added next."""
+        self.budget -= num_tokens
+        self.prompts.spend(0, num_tokens)
 
     def add_chunk(self, request: Request, start: int, out_cache_locs: tuple[IntArray, ...]) -> None:
         """Tokens start .. start + n - 1 of a request that is being prefilled. out_cache_locs: int32

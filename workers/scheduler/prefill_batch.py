@@ -172,6 +172,8 @@ class PrefillBatcher:
         table, slot = self._table, request.slot
         start = int(table.seq_lens[slot])
         num_wanted = min(request.prefill_len - start, draft.room_for(start))
+        for media in self._memory.media:
+            num_wanted = media.reach(request, start, num_wanted)
         num_granted = self._memory.extend(slot, num_wanted)
         if num_granted <= 0:
             return False
@@ -181,6 +183,8 @@ class PrefillBatcher:
             table.prefilling.remove(request)
         for states in self._memory.states:
             states.plan_chunk(request, start, stop)
+        for media in self._memory.media:
+            draft.add_media(media.take(request, start, stop))
         own = table.cache_indices(slot, start, stop)
         draft.add_chunk(request, start, (own, *table.bounded_indices(slot, start, stop)))
         return is_last

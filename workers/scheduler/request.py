@@ -9,6 +9,7 @@ import numpy as np
 
 from workers.constraints.matcher import TokenMatcher
 from workers.engine.logprobs import PackedLogprobs
+from workers.engine.media import MediaSpan
 from workers.engine.protocol import FinishReason
 from workers.kv_cache.radix_node import IntArray, RadixNode
 from workers.pooling.params import Pooling, PoolingParams
@@ -33,7 +34,8 @@ class Request:
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
     because a final state or logits that were computed from all of them are. encoder: what the
-    encoder reads, where the model has one. content: where tokens stand for what is no text.
+    encoder reads, where the model has one. content: where tokens stand for what is no text. media:
+    what the model is given in their places, until the request ends: it may have to come again.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class Request:
     max_draft_tokens: int = 0
     encoder: EncoderRead | None = None
     content: tuple[KeyRun, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
     slot: int = NO_SLOT
     node: RadixNode | None = None
     prefill_len: int = 0
@@ -69,6 +72,11 @@ class Request:
     def num_queued_tokens(self) -> int:
         """What it wants computed when it comes out of the queue, cached or not."""
         return self.num_tokens + (0 if self.encoder is None else self.encoder.num_tokens)
+
+    @property
+    def num_media_bytes(self) -> int:
+        items = {span.item.digest: span.item for span in self.media}
+        return sum(len(item.values) for item in items.values())
 
     @property
     def sort_key(self) -> SortKey:

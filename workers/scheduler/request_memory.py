@@ -22,6 +22,7 @@ from workers.kv_cache.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.encoder_memory import EncoderMemory
+from workers.scheduler.media_memory import MediaMemory
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -39,9 +40,12 @@ class RequestMemory:
         bounded: BoundedMemory,
         encoders: Sequence[EncoderMemory],
         states: Sequence[SnapshotMemory],
+        media: Sequence[MediaMemory],
     ) -> None:
-        """states: every change of pages here is told there; callers plan steps with it."""
+        """states: every change of pages here is told there. media: who has a slot is told there.
+        Callers plan steps with both."""
         self.states = states
+        self.media = media
         self._table = table
         self._pool = pool
         self._cache = cache
@@ -94,6 +98,8 @@ class RequestMemory:
         self._write_later(request.slot, self._bounded.open(request.slot, match))
         for states in self.states:
             states.open(request, match)
+        for media in self.media:
+            media.open(request)
 
     def extend(self, slot: int, num_tokens: int) -> int:
         """Make room for up to num_tokens more tokens; returns for how many there is.
@@ -218,6 +224,8 @@ class RequestMemory:
         self._table_writes.pop(request.slot, None)
         for states in self.states:
             states.close(request)
+        for media in self.media:
+            media.close(request)
         self._table.remove(request)
 
     def _write_later(self, slot: int, writes: Iterable[TableWrite]) -> None:

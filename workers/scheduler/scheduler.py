@@ -29,6 +29,7 @@ from workers.scheduler.encoder_memory import (
 )
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
+from workers.scheduler.media_memory import MediaMemory
 from workers.scheduler.output_forecast import OutputForecast
 from workers.scheduler.plan import PlanPart, StepPlan, StepResult
 from workers.scheduler.plan_draft import PendingCommit, PlanDraft
@@ -68,7 +69,7 @@ class Scheduler:
         self._clock = clock
         self._ledger = Ledger()
         self._waiting = WaitingQueue()
-        self._submission = Submission(config, self._waiting)
+        self._submission = Submission(config, self._waiting, self._ledger)
         retentions = [account.retention for account in config.bounded]
         self._table = RunningTable(
             config.max_slots,
@@ -81,9 +82,16 @@ class Scheduler:
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
         self._encoders = _encoder_memories(config)
-        self._plan_parts: tuple[PlanPart, ...] = (*self._encoders, *self._states)
+        self._media = _media_memories(config)
+        self._plan_parts: tuple[PlanPart, ...] = (*self._encoders, *self._states, *self._media)
         self._memory = RequestMemory(
-            self._table, self._pool, self._cache, self._bounded, self._encoders, self._states
+            self._table,
+            self._pool,
+            self._cache,
+            self._bounded,
+            self._encoders,
+            self._states,
+            self._media,
         )
         self._forecast = OutputForecast()
         self._retractor = Retractor(
@@ -187,7 +195,7 @@ class Scheduler:
 
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
         """
-        has_read = any(grant.source is not None for grant in plan.encoder.grants)
+        has_read = bool(plan.encoder.lengths or plan.media.lengths)
         has_prompts = bool((~plan.decode_rows).any())
         if (has_read or has_prompts) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
@@ -230,6 +238,8 @@ class Scheduler:
         check_pages(self._table, self._pool, self._cache, self._bounded)
         for memory in self._encoders:
             memory.check_integrity(self._table.requests())
+        for media in self._media:
+            media.check_integrity(self._table.requests())
         for states in self._states:
             states.check_integrity()
         num_live = self._ledger.num_live
@@ -312,6 +322,11 @@ def _encoder_memories(config: SchedulerConfig) -> tuple[EncoderMemory, ...]:
     if account is None:
         return ()
     return (EncoderMemory(account.num_pages, config.page_size, config.enable_prefix_cache),)
+
+
+def _media_memories(config: SchedulerConfig) -> tuple[MediaMemory, ...]:
+    """One where the model takes images."""
+    return () if config.media is None else (MediaMemory(config.media.max_tokens),)
 
 
 def _allocators(config: SchedulerConfig) -> list[PageAllocator]:

@@ -15,8 +15,8 @@ Features = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """num_prompt_keys: pairs of a new prompt token and a key that it attends to. What encoders
-    compute counts as prompts whose tokens see each other. num_decode_rows: of a run, a row for each
-    token. num_decode_keys: keys that all decode rows together read."""
+    compute, of images too, counts as prompts whose tokens see each other. num_decode_rows: of a
+    run, a row for each token. num_decode_keys: keys that all decode rows together read."""
 
     num_prompt_tokens: int
     num_prompt_keys: float
@@ -29,7 +29,7 @@ class StepWork:
         is_decode = plan.decode_rows
         num_decode = int(new.sum(where=is_decode))
         keys = int((prefix * new).sum(where=is_decode, dtype=np.int64)) + num_decode
-        encoded = plan.encoder.lengths
+        encoded = [*plan.encoder.lengths, *plan.media.lengths]
         if is_decode.all() and not encoded:
             return cls(0, 0.0, num_decode, keys)
         tokens, before = new[~is_decode].astype(np.float64), prefix[~is_decode]

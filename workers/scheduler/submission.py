@@ -4,10 +4,12 @@ is full. Allocates nothing.
 
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from workers.engine.content import check_spans
+from workers.engine.media import MediaSpan
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
@@ -15,16 +17,28 @@ from workers.pooling.params import PoolingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.content_keys import ContentKeys
 from workers.scheduler.encoder_read import EncoderRead
+from workers.scheduler.ledger import Ledger
 from workers.scheduler.request import Request
 from workers.scheduler.waiting_queue import WaitingQueue
+
+
+class _Checked(NamedTuple):
+    """Of a request: its longest length, what its encoder reads, its tokens, int32 (n,), and what
+    stands behind its placeholders."""
+
+    max_total_len: int
+    encoder: EncoderRead | None
+    token_ids: IntArray
+    media: tuple[MediaSpan, ...]
 
 
 class Submission:
     """Turns a GenerateRequest into a Request or raises RequestRejectedError."""
 
-    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, waiting: WaitingQueue, ledger: Ledger) -> None:
         self._config = config
         self._waiting = waiting
+        self._ledger = ledger
         self._eos_ids = frozenset(config.eos_token_ids)
         self._seeds = random.Random(config.seed)
         self._content_keys = ContentKeys()
@@ -35,10 +49,11 @@ class Submission:
     ) -> Request:
         """make: the kind of request, called with the fields of Request.
 
-        Checks cheapest first; the vocabulary, which costs the prompt's length, comes last.
+        Checks cheapest first; the vocabulary, which costs the prompt's length, comes last, and then
+        what images cost.
         Raises RequestRejectedError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED or QUEUE_FULL.
         """
-        max_total_len, encoder, tokens = self.check(spec, 0, 0)
+        max_total_len, encoder, tokens, media = self.check(spec, 0, 0)
         seed = spec.sampling.seed
         stop_ids = frozenset(spec.sampling.stop_token_ids)
         request = make(
@@ -59,16 +74,15 @@ class Submission:
             max_draft_tokens=self._max_drafts(spec),
             encoder=encoder,
             content=self._content_keys.runs(spec.content_spans),
+            media=media,
         )
         self._num_accepted += 1
         return request
 
-    def check(
-        self, spec: GenerateRequest, num_elsewhere: int, tokens_elsewhere: int
-    ) -> tuple[int, EncoderRead | None, IntArray]:
-        """Its longest length, what its encoder reads and its tokens, int32 (n,).
+    def check(self, spec: GenerateRequest, num_elsewhere: int, tokens_elsewhere: int) -> _Checked:
+        """elsewhere: requests and their tokens that wait beside the queue.
 
-        elsewhere: requests and their tokens that wait beside the queue. Raises as accept does.
+        Raises as accept does.
         """
         max_total_len = self._max_total_len(spec)
         if spec.pooling is None:
@@ -81,7 +95,8 @@ class Submission:
         num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)
         num_tokens += 0 if encoder is None else encoder.num_tokens
         self._check_queue(num_tokens, num_elsewhere, tokens_elsewhere)
-        return max_total_len, encoder, self._checked_tokens(spec)
+        token_ids = self._checked_tokens(spec)
+        return _Checked(max_total_len, encoder, token_ids, self._media_of(spec, token_ids))
 
     def _max_drafts(self, spec: GenerateRequest) -> int:
         """None where what a token may be depends on the ones before it."""
@@ -97,6 +112,29 @@ class Submission:
         raise RequestRejectedError(
             ErrorCode.INVALID_REQUEST, "this model has no encoder", "encoder_input"
         )
+
+    def _media_of(self, spec: GenerateRequest, token_ids: IntArray) -> tuple[MediaSpan, ...]:
+        """Of a model that takes none, placeholders are tokens as others are."""
+        info = self._config.media
+        if info is not None:
+            self._check_media_bytes(sum(len(item.values) for item in spec.media))
+            prompt_ids = token_ids[: len(spec.prompt_token_ids)]
+            return info.spans_of(spec.content_spans, spec.media, prompt_ids)
+        if spec.media:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST, self._config.why_no_media, "media"
+            )
+        return ()
+
+    def _check_media_bytes(self, num_bytes: int) -> None:
+        """Who comes when nobody else has brought any may bring as much as a prompt has room for."""
+        held, most = self._ledger.num_media_bytes if num_bytes else 0, self._config.max_media_bytes
+        if held and held + num_bytes > most:
+            raise RequestRejectedError(
+                ErrorCode.QUEUE_FULL,
+                f"requests at hand have brought {held} bytes of images, the engine holds {most} "
+                f"(max_media_bytes) and this one brings {num_bytes}",
+            )
 
     def _max_total_len(self, spec: GenerateRequest) -> int:
         num_prompt, max_tokens = len(spec.prompt_token_ids), spec.sampling.max_tokens
