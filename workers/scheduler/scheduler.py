@@ -195,9 +195,9 @@ class Scheduler:
 
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
         """
-        has_read = bool(plan.encoder.lengths or plan.media.lengths)
+        has_read = any(grant.source is not None for grant in plan.encoder.grants)
         has_prompts = bool((~plan.decode_rows).any())
-        if (has_read or has_prompts) and not plan.prompt_logprobs:
+        if (has_read or has_prompts or plan.media.added) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
 
     def take_outputs(self) -> list[StepOutput]:
