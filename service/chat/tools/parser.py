@@ -66,7 +66,7 @@ class ToolParser(ABC):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments of the last call are a whole JSON text."""
+        """Whether the arguments of the last call that is told of are a whole JSON text."""
         return self._is_whole
 
     def push(self, text: str) -> ParsedText:
@@ -103,12 +103,12 @@ class ToolParser(ABC):
     def _argue_json(self, char: str) -> Reading[None]:
         """All arguments of that call as they come, from their first character."""
         yield from read_json(char, self._argue)
-        self._is_whole = True
+        self._is_whole |= self._is_shown
 
     def _conclude(self, piece: str) -> None:
         """The last piece of the arguments of that call."""
         self._argue(piece)
-        self._is_whole = True
+        self._is_whole |= self._is_shown
 
     def _forget(self) -> None:
         """What was read since means nothing by itself."""

@@ -304,6 +304,14 @@ def test_of_several_calls_only_the_first_is_told_to_who_wants_one():
     assert [name for _, name, _ in found] == [calls[0][0]]
 
 
+def test_a_call_that_is_cut_is_not_made_whole_by_one_that_nobody_is_told_of():
+    parser = parser_of("hermes", is_parallel=False)
+    parser.push('<tool_call>{"name": "now", "arguments": {"a": 1 oops')
+    parser.push('<tool_call>{"name": "now", "arguments": {}}</tool_call>')
+    assert parser.num_calls == 1
+    assert not parser.is_whole
+
+
 def test_an_id_of_the_models_own_is_kept():
     _, found = read("mistral", [CALLS["mistral, later"][1]])
     assert found[1][0] == "abc123def"
