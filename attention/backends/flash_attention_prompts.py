@@ -128,8 +128,9 @@ class PromptAttention:
         causal: bool,
     ) -> AttentionState:
         out, lse = self._call(q, keys, rows, key_lens, layer, causal)
-        # Rows without keys in a piece: the kernel says inf, and puts out anything.
-        is_empty = ~lse.isfinite()
+        # Rows without keys in a piece: the kernel says inf, and puts out anything. NaN stays NaN:
+        # a row's fault is to be seen.
+        is_empty = lse.isinf()
         lse = lse.masked_fill(is_empty, -torch.inf).t()
         return AttentionState(out.float().masked_fill(is_empty.t().unsqueeze(-1), 0.0), lse)
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
 from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
 from workers.layers.cuda.latent_projection import LatentProjection
+from workers.layers.cuda.norm import _add_norm_kernel
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 
@@ -82,6 +83,27 @@ def check_latents(rotary_class, num_tokens=5, heads=3, nope=24, latent=40, rope=
     assert all(torch.allclose(ours, theirs, atol=TOLERANCE) for ours, theirs in pairs)
 
 
+def check_parts_beyond_32_bits(num_tokens=2, hidden=16, num_splits=3, stride=1_100_000_000):
+    """Memory that nobody touches is only promised: of these gigabytes some pages are there."""
+    parts = torch.empty((num_splits - 1) * stride + num_tokens * hidden, dtype=torch.int8)
+    for split in range(num_splits):
+        parts[split * stride :][: num_tokens * hidden] = split + 1
+    residual, weight = torch.zeros(num_tokens, hidden), torch.ones(hidden)
+    _add_norm_kernel[(num_tokens,)](
+        parts,
+        residual,
+        weight,
+        torch.empty_like(residual),
+        stride,
+        hidden,
+        1e-6,
+        NUM_SPLITS=num_splits,
+        BLOCK=hidden,
+        IS_DEPENDENT=False,
+    )
+    assert (residual == 6.0).all()
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     check_experts(1, 8, 2, 3, 40, 24, 16)
@@ -89,4 +111,5 @@ if __name__ == "__main__":
     check_experts(9, 6, 0, 2, 32, 16, 32)
     check_latents(RotaryEmbedding)
     check_latents(InterleavedRotaryEmbedding)
+    check_parts_beyond_32_bits()
     print("all equal")

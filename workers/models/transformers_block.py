@@ -18,6 +18,8 @@ from workers.errors import ModelLoadError
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 from workers.models.capture_trial import NUM_TRIAL_TOKENS, capture_obstacle
 
+_GROUPED_ROW_BYTES = 16
+
 
 class TransformersBlock(ShardedLayer):
     """(n, hidden_size) -> (n, hidden_size), replicated on every rank.
@@ -32,12 +34,11 @@ class TransformersBlock(ShardedLayer):
     ) -> None:
         super().__init__()
         config = copy.deepcopy(config)
-        # In tensors alone; "eager" asks on the host which experts were chosen.
-        config._experts_implementation = "grouped_mm"
         with torch.device("meta"):
             block = build(config)
         for module in block.modules():
             _allocate(module, shard)
+        config._experts_implementation = _experts_implementation(block)
         self.block = block
         self._hidden_size, self._shard = config.hidden_size, shard
         self._targets = _targets_by_checkpoint_name(block)
@@ -62,6 +63,15 @@ class TransformersBlock(ShardedLayer):
         x = x.view(NUM_TRIAL_TOKENS, self._hidden_size)
         self(x)
         return capture_obstacle(device, partial(self, x), partial(self, -x))
+
+
+def _experts_implementation(block: nn.Module) -> str:
+    """Grouped products are in tensors alone, but take rows of whole 16 bytes; "eager" asks on the
+    host which experts were chosen."""
+    stacked = [parameter for parameter in block.parameters() if parameter.dim() == 3]
+    row_bytes = [parameter.shape[-1] * parameter.itemsize for parameter in stacked]
+    is_aligned = all(size % _GROUPED_ROW_BYTES == 0 for size in row_bytes)
+    return "grouped_mm" if is_aligned else "eager"
 
 
 def _allocate(module: nn.Module, shard: ShardContext) -> None:

@@ -104,6 +104,15 @@ def test_any_pieces_of_the_prefix_give_the_same(max_tokens, monkeypatch):
     assert relative_error(case.run(backend_of(case)), case.run_oracle()) < BF16_TOLERANCE
 
 
+def test_a_cached_token_that_is_no_number_spoils_its_own_row_alone():
+    """Were it hidden, the row would go on from what is wrong instead of being ended."""
+    case = build_latent_case(half(AFTER_PREFIXES))
+    slot = case.batch.req_pool_indices[2]
+    case.pool.get_latent(0).flatten(0, 1)[case.table.req_to_token[slot, 3].long()] = torch.nan
+    out = case.run(backend_of(case)).flatten(1)
+    assert out.isnan().any(dim=1).nonzero().flatten().tolist() == list(range(2, 142))
+
+
 def test_pieces_hold_each_cached_token_once():
     case = build_latent_case(half(AFTER_PREFIXES))
     slots, lens = case.batch.req_pool_indices, case.batch.extend_prefix_lens

@@ -67,6 +67,16 @@ def test_logits_in_chunks_and_beside_neighbours_are_those_of_transformers(folder
         torch.testing.assert_close(got, want, rtol=0, atol=MAX_LOGIT_ERROR)
 
 
+def test_experts_of_a_width_that_grouped_products_do_not_take(tmp_path: Path) -> None:
+    tiny = LATENT["deepseek_v3"]
+    changes = {**tiny.changes, "moe_intermediate_size": 18}
+    folder = save_tiny_model(TinyModel(tiny.model_type, changes), tmp_path)
+    loaded, prompt = load(folder), random_prompt(30)
+    got = ModelRows(loaded, torch_native_backend(loaded)).step({0: prompt})[0]
+    want = reference_logits(folder, prompt)
+    torch.testing.assert_close(got, want, rtol=0, atol=MAX_LOGIT_ERROR)
+
+
 def test_both_implementations_agree(folder: Path) -> None:
     prompt = random_prompt(30)
     native, through = load(folder), load(folder, model_impl="transformers")
