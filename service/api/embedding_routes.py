@@ -12,7 +12,7 @@ from service.api.openai.embeddings import EmbeddingRequest, embeddings_body
 from service.api.openapi import PathParameters, describe_body
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
-from service.handler.embedding import naming_input
+from service.handler.embedding import naming
 from service.handler.generation import Generation
 
 EMBEDDINGS = "/v1/embeddings"
@@ -37,7 +37,7 @@ def add_embedding_routes(
             body = await read_body(request, EmbeddingRequest, models.limits)
             neutral = body.to_generation_request(context.record.request_id)
             handler = models.pick(neutral.model, context.record)
-            with naming_input():
+            with naming("input"):
                 work = handler.start(neutral, context, lease)
                 generation = await until_disconnect(request, work)
         return await _respond(request, body, generation)

@@ -25,7 +25,7 @@ from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
-from service.handler.embedding import naming_input
+from service.handler.embedding import naming
 from service.handler.generation import Generation
 from service.observability.request_log.record import RequestRecord
 from service.proto import inference_pb2 as pb
@@ -141,7 +141,7 @@ class InferenceServicer:
     async def embed(self, request: pb.EmbedRequest, call: Call) -> None:
         neutral = to_embedding_request(request, call.context.record.request_id)
         handler = self._models.pick(neutral.model, call.context.record)
-        with naming_input():
+        with naming("input"):
             started = await handler.start(neutral, call.context, call.lease)
         async with started as generation:
             results = await collect(generation)

@@ -92,6 +92,7 @@ def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> Generatio
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
         ),
+        keeps_beginning=False,
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id or request_id,

@@ -13,6 +13,7 @@ from service.api.anthropic.wire import Message, TokenCount
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
+from service.api.openai.scores import RankedList, RerankRequest, ScoreList, ScoreRequest
 from service.api.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -35,6 +36,8 @@ _BODIES: tuple[type[BaseModel], ...] = (
     DetokenizeRequest,
     EmbeddingRequest,
     MessagesRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 _REF_TEMPLATE = "#/components/schemas/{model}"
@@ -64,6 +67,8 @@ _ANSWERS: dict[str, Any] = {
     "/v1/messages/count_tokens": TokenCount,
     "/v1/audio/transcriptions": TranscriptionBody,
     "/v1/embeddings": EmbeddingList,
+    "/score": ScoreList,
+    "/rerank": RankedList,
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
     "/v1/models": ModelList,

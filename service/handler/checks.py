@@ -113,9 +113,7 @@ def fit_prompts(
 def _fit(
     request: GenerationRequest, token_ids: Sequence[int], limits: Limits, info: ModelInfo
 ) -> FittedPrompt:
-    num_kept = request.truncate_prompt_tokens
-    if num_kept is not None:
-        token_ids = token_ids[-info.max_request_len if num_kept == AS_MANY_AS_FIT else -num_kept :]
+    token_ids = _cut(request, token_ids, info)
     if not token_ids:
         raise ApiError(ApiErrorCode.INVALID_REQUEST, "the prompt has no tokens", "prompt")
     _require(
@@ -144,6 +142,15 @@ def _fit(
             ApiErrorCode.INVALID_REQUEST, f"min_tokens must be at most {wanted}", "min_tokens"
         )
     return FittedPrompt(token_ids, wanted)
+
+
+def _cut(request: GenerationRequest, token_ids: Sequence[int], info: ModelInfo) -> Sequence[int]:
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is None:
+        return token_ids
+    if num_kept == AS_MANY_AS_FIT:
+        num_kept = info.max_request_len
+    return token_ids[:num_kept] if request.keeps_beginning else token_ids[-num_kept:]
 
 
 def _room_of(info: ModelInfo) -> str:

@@ -24,6 +24,7 @@ class RequestFields(TypedDict):
 
     model: str
     truncate_prompt_tokens: int | None
+    keeps_beginning: bool
     priority: int
     cache_salt: str
     request_id: str
@@ -36,13 +37,13 @@ def embedding_request(
 
 
 @contextmanager
-def naming_input() -> Iterator[None]:
+def naming(param: str) -> Iterator[None]:
     """What is wrong with prompts, or too much of them, is told of the parameter they came by."""
     try:
         yield
     except ApiError as error:
         if error.param in _OF_GENERATIONS:
-            error.param = "input"
+            error.param = param
         raise
 
 

@@ -70,8 +70,8 @@ class GenerationRequest:
     used, as far as the context has room, when sampling.max_tokens is None. is_scoring_only: nothing
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
     truncate_prompt_tokens: keep that many tokens of the prompt's end; of what becomes a vector
-    AS_MANY_AS_FIT too. request_id: "" draws one.
-    session_id: requests of one session go to one replica; "" is what the call's header says.
+    AS_MANY_AS_FIT too. keeps_beginning: of the prompt's beginning instead. request_id: "" draws
+    one. session_id: requests of one session go to one replica; "" is what the call's header says.
     constraint: of every choice. embedding: nothing is generated, each prompt becomes a vector.
     chat: None for what is no chat.
     """
@@ -84,6 +84,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     is_scoring_only: bool = False
     truncate_prompt_tokens: int | None = None
+    keeps_beginning: bool = False
     priority: int = 0
     cache_salt: str = ""
     request_id: str = ""

@@ -75,6 +75,16 @@ def test_vectors_are_those_of_transformers_whoever_generates_beside(service, tru
         np.testing.assert_allclose(answer, truth[model], atol=1e-4)
 
 
+def test_scores_and_rankings_are_of_the_same_vectors(service, truth):
+    cosines = np.array(truth["mean"][1:]) @ truth["mean"][0]
+    pair = {"model": "mean", "queries": TEXTS[0], "documents": TEXTS[1:]}
+    scores = httpx.post(f"{service.url}/v1/score", json=pair).json()["data"]
+    np.testing.assert_allclose([one["score"] for one in scores], cosines, atol=1e-4)
+    asked = {"query": TEXTS[0], "documents": TEXTS[1:], "top_n": 2}
+    ranked = httpx.post(f"{service.url}/models/mean/v2/rerank", json=asked).json()["results"]
+    assert [one["index"] for one in ranked] == list(np.argsort(-cosines)[:2])
+
+
 def test_what_is_wrong_is_a_typed_error_of_the_client(service):
     create = service.openai().embeddings.create
     with pytest.raises(openai.NotFoundError):

@@ -2,59 +2,60 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal, Self
 
 from msgspec import Struct
-from pydantic import Field
+from pydantic import model_validator
 
 from service.api.openai.json_parts import MAX_VALUES, JsonParts
-from service.api.openai.parameters import INT32_MAX, Int32, PositiveInt32, StrictModel
+from service.api.openai.parameters import PositiveInt32
+from service.api.openai.pooled import PooledParameters
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.wire import PromptTokensDetails
+from service.errors import ApiError, ApiErrorCode
 from service.handler.collect import ChoiceResult
 from service.handler.embedding import embedding_request
 from service.handler.events import Usage
-from service.handler.requests import AS_MANY_AS_FIT, EmbeddingOptions, GenerationRequest
+from service.handler.requests import EmbeddingOptions, GenerationRequest
 from service.tokenizer.jobs import EncodeText
 from workers.pooling.vectors import unpack_vector
 
 
-class EmbeddingRequest(StrictModel):
+class EmbeddingRequest(PooledParameters):
     """input: a text, texts, token ids, or lists of token ids. None means the default.
 
     dimensions: keep that many values of each vector, from its beginning. encoding_format: base64 is
-    of float32, little-endian. user changes nothing. The others are vLLM's: normalize (on by
-    default) divides what is kept by its length; embed_dtype is float32;
-    truncate_prompt_tokens keeps that many tokens of an input's end, -1 as many as the model takes;
-    add_special_tokens, parse_special_tokens, priority, cache_salt and request_id as for
-    completions.
+    of float32, little-endian. The others are vLLM's: normalize (on by default; its newer name is
+    use_activation) divides what is kept by its length; embed_dtype is float32; add_special_tokens
+    and parse_special_tokens as for completions.
     """
 
     input: PromptValue
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: PositiveInt32 | None = None
-    user: str | None = None
-
     normalize: bool | None = None
+    use_activation: bool | None = None
     embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
     add_special_tokens: bool | None = None
     parse_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=AS_MANY_AS_FIT, le=INT32_MAX)] | None = None
-    priority: Int32 | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_once_whether_to_normalise(self) -> Self:
+        if None not in (self.normalize, self.use_activation) and (
+            self.normalize is not self.use_activation
+        ):
+            message = "normalize and use_activation are two names of one parameter"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "use_activation")
+        return self
 
     def to_generation_request(self, request_id: str) -> GenerationRequest:
         """request_id: of the call, for a body without one of its own."""
+        is_normalised = False not in (self.normalize, self.use_activation)
         return embedding_request(
             prompts_of(self.input, self._text),
-            EmbeddingOptions(self.dimensions, self.normalize is not False),
-            model=self.model or "",
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            request_id=self.request_id or request_id,
+            EmbeddingOptions(self.dimensions, is_normalised),
+            **self.common_fields(request_id),
         )
 
     def _text(self, text: str) -> EncodeText:

@@ -79,7 +79,7 @@ async def test_a_key_without_room_is_refused_unread_over_http(limited, path):
 
 
 @pytest.mark.parametrize(
-    "path", [*PATHS, "/v1/messages", "/v1/embeddings", "/models/tiny/v1/completions"]
+    "path", [*PATHS, "/v1/messages", "/v1/score", "/models/tiny/v1/completions"]
 )
 async def test_a_full_service_refuses_unread_over_http(limited, bench, path):
     bench.backend.is_full = True

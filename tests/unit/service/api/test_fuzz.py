@@ -20,6 +20,7 @@ from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingRequest
 from service.api.openai.parameters import HARMLESS
+from service.api.openai.scores import RerankRequest
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.services import ApiServices
 from service.proto import inference_pb2 as pb
@@ -55,6 +56,7 @@ def api_schema(tmp_path_factory):
         ("POST", "/v1/messages"),
         ("POST", "/v1/messages/count_tokens"),
         ("POST", "/v1/embeddings"),
+        ("POST", "/v1/score"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/v1/models"),
@@ -88,6 +90,7 @@ VALID = {
     },
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"model": "tiny", "input": "hello"},
+    "/v2/rerank": {"query": "hello", "documents": ["there", "here"]},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
 }
@@ -107,6 +110,7 @@ def _names_of(path):
         "/v1/messages": MessagesRequest,
         "/v1/messages/count_tokens": CountTokensRequest,
         "/v1/embeddings": EmbeddingRequest,
+        "/v2/rerank": RerankRequest,
         "/tokenize": TokenizeRequest,
         "/detokenize": DetokenizeRequest,
     }[path]
