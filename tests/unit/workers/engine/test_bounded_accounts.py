@@ -1,5 +1,7 @@
 """Windows in memory of their own: the same text of fewer bytes, and no freed page is seen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,13 +64,12 @@ def texts(engine):
 def expected(folder):
     """Where one account keeps every token of every layer."""
     with pytest.MonkeyPatch.context() as patched:
-        choose = sizing.select_attention_backend
+        choose = sizing.choose_routes
 
         def without_accounts(*arguments):
-            choice = choose(*arguments)
-            return type(choice)(choice.name, choice.page_size, choice.reason, choice.rejected)
+            return replace(choose(*arguments), has_bounded_accounts=False)
 
-        patched.setattr(sizing, "select_attention_backend", without_accounts)
+        patched.setattr(sizing, "choose_routes", without_accounts)
         engine, runner = build(folder)
         assert len(runner.pages_by_account) == 1
         return texts(engine)

@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.workers.scheduler.driver import make_config, make_request
+from workers.scheduler.ledger import Ledger
 from workers.scheduler.request import Request
 from workers.scheduler.submission import Submission
 from workers.scheduler.waiting_queue import WaitingQueue
 
 
 def make_requests(priorities: list[int]) -> list[Request]:
-    submission = Submission(make_config(), WaitingQueue())
+    submission = Submission(make_config(), WaitingQueue(), Ledger())
     return [
         submission.accept(make_request(f"r{i}", [3] * (i + 1), priority=priority), now_s=0.0)
         for i, priority in enumerate(priorities)
