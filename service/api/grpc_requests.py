@@ -92,11 +92,18 @@ def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> Generatio
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
         ),
-        keeps_beginning=False,
+        keeps_beginning=_keeps_beginning(request),
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id or request_id,
     )
+
+
+def _keeps_beginning(request: pb.EmbedRequest) -> bool:
+    side = request.truncation_side if request.HasField("truncation_side") else "left"
+    if side not in ("left", "right"):
+        raise _invalid("truncation_side is left or right", "truncation_side")
+    return side == "right"
 
 
 def _to_input(given: pb.EmbedInput) -> Prompt:

@@ -317,7 +317,7 @@ class EmbedInput(_message.Message):
     def __init__(self, text: _Optional[_Union[Text, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "input", "dimensions", "normalize", "truncate_prompt_tokens", "priority", "cache_salt", "request_id")
+    __slots__ = ("model", "input", "dimensions", "normalize", "truncate_prompt_tokens", "priority", "cache_salt", "request_id", "truncation_side")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class EmbedRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_SIDE_FIELD_NUMBER: _ClassVar[int]
     model: str
     input: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     dimensions: int
@@ -334,7 +335,8 @@ class EmbedRequest(_message.Message):
     priority: int
     cache_salt: str
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    truncation_side: str
+    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., truncation_side: _Optional[str] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("index", "values")

@@ -297,6 +297,11 @@ async def test_grpc_has_the_same_options(stub, bench, truth):
     sent = bench.backend.requests[-1]
     assert sent.prompt_token_ids == bench.tokenizer.ids(TEXTS[1])[-2:]
     assert sent.cache_salt == "x"
+    for side, kept in (("left", slice(-2, None)), ("right", slice(2))):
+        request.truncation_side = side
+        await stub.Embed(request)
+        sent = bench.backend.requests[-1]
+        assert sent.prompt_token_ids == bench.tokenizer.ids(TEXTS[1])[kept]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +314,8 @@ async def test_grpc_has_the_same_options(stub, bench, truth):
         ({"dimensions": 0}, "invalid_request", "dimensions"),
         ({"dimensions": SIZE + 1}, "invalid_request", "dimensions"),
         ({"truncate_prompt_tokens": 0}, "invalid_request", "truncate_prompt_tokens"),
+        ({"truncation_side": "top"}, "invalid_request", "truncation_side"),
+        ({"truncation_side": ""}, "invalid_request", "truncation_side"),
         ({"priority": 99}, "limit_exceeded", "priority"),
         ({"model": "other"}, "model_not_found", "model"),
     ],

@@ -38,6 +38,9 @@ NOT_IN_GRPC = {
     "spaces_between_special_tokens": "changes nothing",
     "encoding_format": "floats are binary",
     "embed_dtype": "there is only one",
+    "endianness": "floats are binary",
+    "padding": "changes nothing",
+    "use_activation": "another name of normalize",
 }
 
 
