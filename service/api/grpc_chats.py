@@ -22,7 +22,7 @@ from service.api.openai.tools import (
 from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import check_num_messages
-from service.limits import MAX_OTHER_ITEMS, Limits
+from service.limits import MAX_OTHER_ITEMS, MAX_TOOLS, Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.jobs import EncodeChat
 
@@ -80,6 +80,10 @@ def _check_escapes(calls: Sequence[ToolCall], limits: Limits) -> None:
 
 
 def _to_tool_parameters(chat: pb.Chat, limits: Limits) -> ToolParameters:
+    # Before any schema is read: the objects of thousands keep the collector, and with it the loop.
+    if len(chat.tools) > MAX_TOOLS:
+        message = f"at most {MAX_TOOLS} tools are allowed"
+        raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "tools")
     _check_schemas([tool.parameters_json for tool in chat.tools], limits)
     given: dict[str, Any] = {
         name: getattr(chat, name)

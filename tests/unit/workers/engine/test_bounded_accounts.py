@@ -29,7 +29,7 @@ PROMPTS += [PROMPTS[0][:24] + random_prompt(9, seed=9), PROMPTS[1] + [5], PROMPT
 
 
 # What the others show is shown for these every night.
-SLOW = {"qwen2", "gpt_oss"}
+SLOW = {"mistral", "qwen2", "gpt_oss"}
 
 
 @pytest.fixture(

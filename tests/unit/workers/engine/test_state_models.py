@@ -109,6 +109,7 @@ def test_what_was_retracted_begins_from_a_fresh_state(model) -> None:
     check_retracted(model, page_size=16)
 
 
+@pytest.mark.nightly
 def test_retraction_with_pages_of_one_token(delta_rule) -> None:
     check_retracted(delta_rule, page_size=1)
 

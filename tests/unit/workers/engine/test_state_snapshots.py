@@ -1,6 +1,8 @@
 """Cached prefixes of models that keep states: what transformers' generate() gives, with a hit."""
 
+import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,34 +40,40 @@ STEM = random_prompt(101)
 PROMPTS = [STEM, STEM[:71] + random_prompt(29), random_prompt(90), random_prompt(9)]
 
 
-# What the others show is shown for this one every night.
+# What this one shows is shown for the others every night.
+DELTA_RULE = "qwen3_next"
+SLOW = ("mamba2", "lfm2", "falcon_h1", "nemotron_h")
+
+
+@pytest.fixture(scope="module")
+def with_prompts(tmp_path_factory) -> Callable[[str], TinyStateModel]:
+    """Each is made once."""
+
+    @functools.cache
+    def make(name: str) -> TinyStateModel:
+        tiny = tiny_state_model(name, tmp_path_factory.mktemp(name))
+        expected = [greedy_tokens(tiny.reference, one, NUM_OUTPUT_TOKENS) for one in PROMPTS]
+        return TinyStateModel(tiny.folder, tiny.reference, PROMPTS, expected)
+
+    return make
+
+
 @pytest.fixture(
     scope="module",
-    params=[
-        "mamba2",
-        "qwen3_next",
-        "lfm2",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("falcon_h1", "nemotron_h")),
-    ],
+    params=[DELTA_RULE, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW)],
 )
-def model(request, tmp_path_factory) -> TinyStateModel:
-    return with_prompts(request.param, tmp_path_factory)
+def model(request, with_prompts) -> TinyStateModel:
+    return with_prompts(request.param)
 
 
 @pytest.fixture(scope="module")
-def delta_rule(tmp_path_factory) -> TinyStateModel:
-    return with_prompts("qwen3_next", tmp_path_factory)
+def delta_rule(with_prompts) -> TinyStateModel:
+    return with_prompts(DELTA_RULE)
 
 
 @pytest.fixture(scope="module")
-def one_by_one(tmp_path_factory) -> TinyStateModel:
-    return with_prompts("jamba", tmp_path_factory)
-
-
-def with_prompts(name: str, tmp_path_factory) -> TinyStateModel:
-    tiny = tiny_state_model(name, tmp_path_factory.mktemp(name))
-    expected = [greedy_tokens(tiny.reference, one, NUM_OUTPUT_TOKENS) for one in PROMPTS]
-    return TinyStateModel(tiny.folder, tiny.reference, PROMPTS, expected)
+def one_by_one(with_prompts) -> TinyStateModel:
+    return with_prompts("jamba")
 
 
 def build(model: TinyStateModel, **changes: Any) -> tuple[Engine, ModelRunner]:
@@ -266,6 +274,7 @@ def test_a_row_in_pieces_leaves_the_same_snapshots(delta_rule, monkeypatch) -> N
     engine.close()
 
 
+@pytest.mark.nightly
 def test_modules_that_take_tokens_one_by_one_get_snapshots_when_asked_for(
     one_by_one, caplog
 ) -> None:

@@ -46,14 +46,16 @@ def save_config(folder: Path, model_type: str, architecture: str, **fields: Any)
         # Both have it; its head reads what a body for text alone does not give.
         ("gemma3", "Gemma3ForConditionalGeneration", {}),
         # Its eyes choose among attentions of their own.
-        ("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", {}),
+        pytest.param(
+            "deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", {}, marks=pytest.mark.nightly
+        ),
         # A body within the body.
         ("opt", "OPTForCausalLM", {}),
         # States the architecture of another family.
         ("internlm3", "LlamaForCausalLM", {}),
         ("granitemoehybrid", "GraniteMoeHybridForCausalLM", ALL_ATTEND),
         # One block of attention stands in several layers, which keep states as well.
-        ("zamba", "ZambaForCausalLM", {}),
+        pytest.param("zamba", "ZambaForCausalLM", {}, marks=pytest.mark.nightly),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
