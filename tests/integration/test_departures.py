@@ -12,7 +12,7 @@ from tests.integration.chaos.departures import SCALED, UPGRADED, delete, scale_d
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # An upgrade's replicas take some seconds to start, more on a busy machine; streams are to run all
-# the while. A scale-down starts none.
+# the while. What a scale-down takes away is there before its streams begin.
 UPGRADE_STREAM_S = 30.0
 SCALE_DOWN_STREAM_S = 15.0
 

@@ -94,11 +94,27 @@ def scale_down(stream_s: float) -> Departed:
 
 async def _scale_up_and_down(stream_s: float) -> Departed:
     async with Clients(SCALED, deadline_s=600) as clients:
-        # More than one replica runs at a time: they are what asks for the second one.
-        crowd = [_send(clients, index, _num_tokens(_CROWD_S)) for index in range(2 * MAX_REQUESTS)]
-        await _until(lambda: _num_connected(SCALED) == 2)
+        # More than one replica runs at a time: they are what asks for the second one, and what must
+        # go on asking however long it takes to start.
+        is_there = asyncio.Event()
+        crowd = [
+            asyncio.create_task(_send_until(is_there, clients, index))
+            for index in range(2 * MAX_REQUESTS)
+        ]
+        try:
+            await _until(lambda: _num_connected(SCALED) == 2)
+        finally:
+            is_there.set()
         departed = await _leave(SCALED, [_num_tokens(stream_s)] * (MAX_REQUESTS - 2), 1, None)
-        return replace(departed, outcomes=departed.outcomes + await asyncio.gather(*crowd))
+        return replace(departed, outcomes=departed.outcomes + sum(await asyncio.gather(*crowd), []))
+
+
+async def _send_until(enough: asyncio.Event, clients: Clients, index: int) -> list[Outcome]:
+    """One request after the other, of _CROWD_S each."""
+    outcomes: list[Outcome] = []
+    while not enough.is_set():
+        outcomes.append(await _send(clients, index, _num_tokens(_CROWD_S)))
+    return outcomes
 
 
 async def _leave(
