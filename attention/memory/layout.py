@@ -52,6 +52,10 @@ Entry = HeadsEntry | LatentEntry
 class EveryToken:
     """A token stays visible as long as its request lives."""
 
+    @property
+    def name(self) -> str:
+        return "every_token"
+
     def first_visible(self, position: Position) -> Position:
         """The first position that the query at position, or any later one, may see."""
         return position * 0
@@ -67,6 +71,10 @@ class LastTokens:
         if self.num_tokens < 1:
             raise ValueError(f"a window holds at least one token, got {self.num_tokens}")
 
+    @property
+    def name(self) -> str:
+        return f"window_{self.num_tokens}"
+
     def first_visible(self, position: Position) -> Position:
         first: Position = (position - self.num_tokens + 1) * (position >= self.num_tokens)
         return first
@@ -81,6 +89,10 @@ class CurrentChunk:
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
             raise ValueError(f"a chunk holds at least one token, got {self.num_tokens}")
+
+    @property
+    def name(self) -> str:
+        return f"chunk_{self.num_tokens}"
 
     def first_visible(self, position: Position) -> Position:
         return position - position % self.num_tokens
@@ -101,9 +113,13 @@ class FixedLength:
         if self.max_tokens < 1:
             raise ValueError(f"an encoder gives at least one token, got {self.max_tokens}")
 
+    @property
+    def name(self) -> str:
+        return "encoder"
+
 
 AccountRetention = Retention | FixedLength
-"""Of a request's own tokens, or of its encoder's."""
+"""Of a request's own tokens, or of its encoder's. Its name is what metrics call its account."""
 
 
 @dataclass(frozen=True, slots=True)

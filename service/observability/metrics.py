@@ -302,6 +302,15 @@ _STATS_GAUGES = (
         "step_prediction_error_s",
     ),
 )
+_ACCOUNT_GAUGES = (
+    ("tessera_kv_account_pages", "Pages of KV memory, by account.", "num_pages"),
+    ("tessera_kv_account_pages_used", "Pages held by running sequences, by account.", "num_used"),
+    (
+        "tessera_kv_account_pages_evictable",
+        "Pages of unused cached prefixes, by account.",
+        "num_evictable",
+    ),
+)
 _STATS_COUNTERS = (
     ("tessera_steps", "Steps run.", "num_steps"),
     ("tessera_preemptions", "Sequences sent back to wait for lack of pages.", "num_preemptions"),
@@ -344,6 +353,11 @@ class EngineStatsCollector(Collector):
             yield GaugeMetricFamily(name, text, getattr(stats, attribute))
         for name, text, attribute in _STATS_COUNTERS:
             yield CounterMetricFamily(name, text, getattr(stats, attribute))
+        for name, text, attribute in _ACCOUNT_GAUGES:
+            gauge = GaugeMetricFamily(name, text, None, ("account",))
+            for account in stats.accounts:
+                gauge.add_metric([account.name], getattr(account, attribute))
+            yield gauge
         labels = ("model", "attention_backend", "dtype", "tp_size", "page_size")
         info = GaugeMetricFamily(
             "tessera_engine_info", "Facts of the engine; always 1.", None, labels

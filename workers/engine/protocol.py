@@ -104,6 +104,21 @@ class StepOutput(msgspec.Struct, array_like=True):
     embedding: bytes = b""
 
 
+class AccountPages(msgspec.Struct, frozen=True, array_like=True):
+    """An account of KV memory by its name (attention.memory.layout): all pages that can be handed
+    out, those of running requests, and cached ones that nobody uses now."""
+
+    name: str
+    num_pages: int
+    num_used: int
+    num_evictable: int
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that requests hold, 0 to 1."""
+        return self.num_used / self.num_pages
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot of the engine's load. Counters only grow; everything else is of this moment.
 
@@ -115,7 +130,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     step_prediction_error_s: seconds by which steps with prompt tokens miss the durations that were
     predicted for them, either way, as a mean over recent ones. num_draft_tokens: drafts that steps
     verified; those of them that were right are accepted, and part of num_output_tokens where they
-    did not go beyond their request's end.
+    did not go beyond their request's end. num_pages, num_used_pages and num_evictable_pages are of
+    the one of the accounts that will run short first.
     """
 
     num_running: int = 0
@@ -136,6 +152,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     step_prediction_error_s: float = 0.0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    accounts: tuple[AccountPages, ...] = ()
 
     @property
     def num_written_tokens(self) -> int:

@@ -28,6 +28,9 @@ class Retention(Protocol):
     """attention.memory.layout has the kinds there are."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def num_tokens(self) -> int:
         """Most tokens that one query sees."""
         ...

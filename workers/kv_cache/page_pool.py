@@ -4,7 +4,7 @@ Account 0 keeps every token; the others' retentions are bounded. A page of token
 each, so that the pool grants all accounts or none. Pages are numbered by account.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from workers.errors import IntegrityError
@@ -20,11 +20,6 @@ class PageCounts(NamedTuple):
     num_usable: int
     num_used: int
     num_evictable: int
-
-
-def fullest(counts: Iterable[PageCounts]) -> PageCounts:
-    """The account of which most is used."""
-    return max(counts, key=lambda one: one.num_used / one.num_usable)
 
 
 class PagePool:
@@ -72,14 +67,14 @@ class PagePool:
         """Cached pages of account 0 that nobody uses now."""
         return self._cache.num_evictable_pages
 
-    def fullest(self) -> PageCounts:
-        """The account that will run short first: the one of which most is used."""
+    def counts(self) -> list[PageCounts]:
+        """Of every account."""
         counts = [PageCounts(self.num_usable_pages, self.num_used_pages, self.num_evictable_pages)]
         for account in range(self._num_bounded):
             evictable = self._cache.num_evictable_bounded(account)
             usable, used = self.num_usable_bounded(account), self.num_used_bounded(account)
             counts.append(PageCounts(usable, used, evictable))
-        return fullest(counts)
+        return counts
 
     def num_usable_bounded(self, account: int) -> int:
         return self._allocators[account + 1].num_usable_pages

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from attention.memory.layout import FixedLength
 from workers.engine.encoder_input import EncoderInfo
 from workers.engine.media import MediaInfo
 from workers.errors import ConfigError
@@ -29,6 +30,10 @@ class EncoderAccount:
 
     num_pages: int
     info: EncoderInfo
+
+    @property
+    def retention(self) -> FixedLength:
+        return FixedLength(self.info.max_tokens)
 
     def check(self, page_size: int) -> None:
         """Raise ConfigError unless the longest input of one request has room."""

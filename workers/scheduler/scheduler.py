@@ -11,11 +11,12 @@ from functools import partial
 
 import msgspec
 
+from attention.memory.layout import EveryToken
 from workers.constraints.matcher import TokenMatcher
-from workers.engine.protocol import EngineStats, GenerateRequest, StepOutput
+from workers.engine.protocol import AccountPages, EngineStats, GenerateRequest, StepOutput
 from workers.errors import IntegrityError, id_in_use
 from workers.kv_cache.page_allocator import PageAllocator
-from workers.kv_cache.page_pool import PagePool, fullest
+from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
 from workers.kv_cache.snapshot_cache import SnapshotRadixCache
@@ -24,9 +25,7 @@ from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
-from workers.scheduler.encoder_memory import (
-    EncoderMemory,
-)
+from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.media_memory import MediaMemory
@@ -82,6 +81,7 @@ class Scheduler:
         self._pool = PagePool(_allocators(config), self._cache)
         self._bounded = BoundedMemory(self._table, self._pool, self._cache, retentions)
         self._encoders = _encoder_memories(config)
+        self._account_names = _account_names(config)
         self._media = _media_memories(config)
         self._plan_parts: tuple[PlanPart, ...] = (*self._encoders, *self._states, *self._media)
         self._memory = RequestMemory(
@@ -206,17 +206,18 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """num_pages counts the pages that can be handed out: used, evictable and free ones, of the
-        account that is used most."""
+        account of which most is used."""
         counters, horizon = self._ledger.counters, self._cache.eviction_horizon
-        pages = fullest((self._pool.fullest(), *(memory.counts() for memory in self._encoders)))
+        accounts = self._account_pages()
+        fullest = max(accounts, key=lambda account: account.usage)
         return EngineStats(
             num_running=self._table.num_running,
             num_waiting=len(self._waiting),
             queued_tokens=self._waiting.num_tokens + self._table.num_prefill_tokens,
             running_tokens=int(self._table.seq_lens.sum()),
-            num_pages=pages.num_usable,
-            num_used_pages=pages.num_used,
-            num_evictable_pages=pages.num_evictable,
+            num_pages=fullest.num_pages,
+            num_used_pages=fullest.num_used,
+            num_evictable_pages=fullest.num_evictable,
             num_steps=counters.num_steps,
             num_preemptions=counters.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,
@@ -228,7 +229,12 @@ class Scheduler:
             step_prediction_error_s=self._prompt_step_costs.error_s,
             num_draft_tokens=counters.num_draft_tokens,
             num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
+            accounts=accounts,
         )
+
+    def _account_pages(self) -> tuple[AccountPages, ...]:
+        counts = [*self._pool.counts(), *(memory.counts() for memory in self._encoders)]
+        return tuple(map(AccountPages, self._account_names, *zip(*counts, strict=True)))
 
     def _num_written_tokens(self) -> int:
         return self._ledger.counters.num_written_tokens
@@ -322,6 +328,13 @@ def _encoder_memories(config: SchedulerConfig) -> tuple[EncoderMemory, ...]:
     if account is None:
         return ()
     return (EncoderMemory(account.num_pages, config.page_size, config.enable_prefix_cache),)
+
+
+def _account_names(config: SchedulerConfig) -> tuple[str, ...]:
+    """As _account_pages orders them."""
+    bounded = (account.retention.name for account in config.bounded)
+    encoder = () if config.encoder is None else (config.encoder.retention.name,)
+    return EveryToken().name, *bounded, *encoder
 
 
 def _media_memories(config: SchedulerConfig) -> tuple[MediaMemory, ...]:

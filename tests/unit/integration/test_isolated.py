@@ -1,5 +1,6 @@
 """Nothing that runs under isolated.sh outlives it, however it ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,14 +29,18 @@ print("started", flush=True)
 def holders(path: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
-        try:
-            files = os.listdir(f"/proc/{process.pid}/fd")
-            links = {os.readlink(f"/proc/{process.pid}/fd/{one}") for one in files}
-        except OSError:
-            continue
-        if str(path) in links:
-            found.append(process)
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if any(leads_to(path, link) for link in Path(f"/proc/{process.pid}/fd").iterdir()):
+                found.append(process)
     return found
+
+
+def leads_to(path: Path, link: Path) -> bool:
+    """Whether link is an open file's; one that was closed since it was listed leads nowhere."""
+    try:
+        return os.readlink(link) == str(path)
+    except OSError:
+        return False
 
 
 def wait_until_nobody_holds(path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from attention.memory.layout import CurrentChunk, LastTokens
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
+from workers.engine.protocol import AccountPages
 from workers.errors import ConfigError
 from workers.scheduler.config import BoundedAccount
 
@@ -41,6 +42,10 @@ def test_the_account_that_is_used_most_is_what_is_told():
     driver.commit()
     stats = driver.scheduler.stats()
     assert (stats.num_pages, stats.num_used_pages) == (11, 4)
+    assert stats.accounts == (
+        AccountPages("every_token", 64, 6, 0),
+        AccountPages("window_16", 11, 4, 2),
+    ), "what the window has left behind stays, for others, as long as nobody needs the pages"
     driver.finish()
 
 

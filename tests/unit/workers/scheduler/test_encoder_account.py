@@ -10,7 +10,7 @@ import pytest
 from tests.unit.workers.scheduler.driver import Driver, make_config, make_request
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.encoder_input import FeatureEncoder, SourceFeatures, SourceTokens, TextEncoder
-from workers.engine.protocol import FinishReason, GenerateRequest
+from workers.engine.protocol import AccountPages, FinishReason, GenerateRequest
 from workers.errors import ConfigError, ErrorCode, IntegrityError, RequestRejectedError
 from workers.scheduler import prefills_under_way
 from workers.scheduler.config import EncoderAccount
@@ -56,6 +56,18 @@ def test_equal_prompts_of_unlike_inputs_share_nothing():
     check_alone(driver, one, other)
     assert driver.outputs["other"][0].num_cached_tokens == 0
     assert driver._runner.encoders.num_encoded == 2
+
+
+def test_statistics_tell_of_the_inputs_account_beside_the_tokens():
+    driver = Driver(config_of())
+    driver.submit(request_of("r", [3, 4, 5], [1, 2, 3, 4, 5]))
+    driver.launch()
+    tokens, inputs = driver.scheduler.stats().accounts
+    assert (tokens.name, tokens.num_used) == ("every_token", 1)
+    assert inputs == AccountPages("encoder", 32, 2, 0)
+    driver.commit()
+    driver.finish()
+    assert driver.scheduler.stats().accounts[1] == AccountPages("encoder", 32, 0, 2)
 
 
 def test_an_input_is_read_once_for_all_that_bring_it_later():

@@ -14,7 +14,7 @@ from service.observability.metrics import (
 )
 from service.routing.policy import RoutingReason
 from workers.engine.observer import AttentionRecord, StepRecord
-from workers.engine.protocol import EngineStats, ModelInfo
+from workers.engine.protocol import AccountPages, EngineStats, ModelInfo
 
 INFO = ModelInfo("m", 10, 100, (0,), "fa3", 16, 8, 2, "float32", 100)
 
@@ -73,6 +73,12 @@ ENGINE = {
     "tessera_kv_pages": 5,
     "tessera_kv_pages_used": 6,
     "tessera_kv_pages_evictable": 7,
+    "tessera_kv_account_pages{account=every_token}": 21,
+    "tessera_kv_account_pages_used{account=every_token}": 22,
+    "tessera_kv_account_pages_evictable{account=every_token}": 23,
+    "tessera_kv_account_pages{account=window_1024}": 31,
+    "tessera_kv_account_pages_used{account=window_1024}": 32,
+    "tessera_kv_account_pages_evictable{account=window_1024}": 33,
     "tessera_steps_total": 8,
     "tessera_preemptions_total": 9,
     "tessera_draft_tokens_total": 14,
@@ -125,7 +131,8 @@ def engine():
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
     numbers = {name: i for i, name in enumerate(COUNTED_STATS, 1)}
-    stats = EngineStats(**numbers, step_prediction_error_s=0.25)
+    accounts = (AccountPages("every_token", 21, 22, 23), AccountPages("window_1024", 31, 32, 33))
+    stats = EngineStats(**numbers, step_prediction_error_s=0.25, accounts=accounts)
     registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
     first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
     second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)

@@ -196,7 +196,7 @@ async def test_replicas_that_heal_in_the_last_moment_bring_suspects_back_one_at_
 
 async def test_a_suspect_whose_time_ends_while_others_are_on_trial_waits_for_its_turn():
     async with (
-        mortals(1, 0, move_wait_s=1.0) as (r, replicas),
+        mortals(1, 0, move_wait_s=3.0) as (r, replicas),
         contextlib.AsyncExitStack() as stack,
     ):
         others = [await innocent(r, i) for i in range(3)]
@@ -208,11 +208,11 @@ async def test_a_suspect_whose_time_ends_while_others_are_on_trial_waits_for_its
         await asyncio.to_thread(replicas[0].kill)
         await eventually(lambda: r.router.num_waiting_requests == 3)
         lost_s = time.monotonic()
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.6)
         await r.router.update_replicas([stuck.address])
         await eventually(lambda: len(stuck.engine.waiting) == 1)
         await eventually(lambda: len(stuck.engine.waiting) == 3)
-        assert time.monotonic() - lost_s > 1.1, "its turn is half of its time, from the trial on"
+        assert time.monotonic() - lost_s > 3.0, "its turn is half of its time, from the trial on"
         stuck.engine.max_running = 100
         for number, stream in enumerate(others):
             assert received[number] + tokens(await collect(stream)) == expected(number)
@@ -262,7 +262,7 @@ async def test_innocents_that_ran_at_every_lost_replica_all_go_on_at_once():
 
 async def test_a_suspect_whose_turn_does_not_come_goes_when_half_of_its_time_is_over():
     async with (
-        mortals(1, 0, move_wait_s=1.0) as (r, replicas),
+        mortals(1, 0, move_wait_s=2.0) as (r, replicas),
         contextlib.AsyncExitStack() as stack,
     ):
         others = [await innocent(r, i) for i in range(3)]
