@@ -11,7 +11,7 @@ TEST_PROCESSES ?= 0
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: serve test tools lock lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
+.PHONY: serve test tools lock constraints lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
 
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
@@ -72,20 +72,26 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.serve-installed: pyproject.toml
+$(VENV)/.serve-installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "torch>=2.11,<2.14"
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.dev-installed: $(VENV)/.serve-installed
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 $(VENV)/.gpu-installed: $(VENV)/.dev-installed
 	$(BIN)/pip install --quiet --editable ".[cuda]"
 	touch $@
+
+# The versions that the virtual environment gets, so that what a package releases breaks nobody's tests:
+# the newest that pyproject.toml allows. torch and what comes with it depend on the machine.
+constraints: $(VENV)/.dev-installed
+	$(BIN)/pip install --quiet --upgrade --upgrade-strategy eager --editable ".[dev]" "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')"
+	$(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' | grep -vE '^(torch|triton|nvidia-|cuda-)' > constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

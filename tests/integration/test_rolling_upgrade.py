@@ -61,7 +61,11 @@ async def keep_one_going(
     for protocol in itertools.islice(itertools.cycle(Protocol), slot % len(Protocol), None):
         if is_over.is_set():
             return
-        outcomes.append(await clients.send(protocol, draw_request(APPLICATION, rng), None))
+        request = draw_request(APPLICATION, rng)
+        outcome = await clients.send(protocol, request, None)
+        while outcome.has_crossed_a_goodbye:
+            outcome = await clients.send(protocol, request, None)
+        outcomes.append(outcome)
 
 
 async def upgrade_under_load() -> list[Outcome]:

@@ -11,11 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from workers.errors import ModelLoadError
 from workers.models.token_inputs import PlacedEmbeddings
 from workers.models.transformers_attention import CALL_ARGUMENT, AttentionCall, CallInPlace
+from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_state_probe import install_state_modules
 from workers.models.transformers_states import SlotCache, StateCall, StateModule
 
-# What families call the cache that their modules keep states in.
-_CACHE_NAMES = ("past_key_values", "cache_params")
 _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 
 
@@ -34,7 +33,7 @@ class FlatBody:
         self._in_place = CallInPlace()
         self._in_place.put_into(body)
         _take_padding_checks_from(body)
-        self._cache_name = _cache_name(body, self._names) if keeps_states else ""
+        self._cache_name = _cache_name(body) if keeps_states else ""
         self._cache = SlotCache(config) if keeps_states else None
 
     def install_state_modules(
@@ -104,8 +103,8 @@ def _take_padding_checks_from(body: nn.Module) -> None:
             setattr(module, _PADDING_CHECK, lambda input_ids, attention_mask: None)
 
 
-def _cache_name(body: nn.Module, names: frozenset[str]) -> str:
-    for name in _CACHE_NAMES:
-        if name in names:
-            return name
-    raise ModelLoadError(f"{type(body).__name__} keeps recurrent state outside of its cache")
+def _cache_name(body: nn.Module) -> str:
+    name = cache_name(body.forward)
+    if name is None:
+        raise ModelLoadError(f"{type(body).__name__} keeps recurrent state outside of its cache")
+    return name

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any
 
 import transformers
@@ -15,6 +14,7 @@ from transformers.models.auto.modeling_auto import (
 
 from workers.errors import ModelLoadError
 from workers.loading.model_folder import text_config_of
+from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_layer_types import PLAIN_LAYER_TYPES
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -39,7 +39,7 @@ def causal_lm_class(config: PreTrainedConfig) -> Any:
     _check_layers(name, text_config_of(config))
     # Classes that keep states do not say whether they do; it shows when they run.
     attends = model_class._supports_attention_backend or may_keep_states(config, model_class)
-    if not attends and "past_key_values" not in signature(model_class.forward).parameters:
+    if not attends and cache_name(model_class.forward) is None:
         raise ModelLoadError(
             f"{name} does not go through transformers' attention interface and takes no cache"
         )

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from workers.errors import ModelLoadError
+from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_row_cache import KeptKV, RowCache
 
 
@@ -18,18 +20,24 @@ class RowBody:
         names = signature(model.forward).parameters
         self._takes_mask = "attention_mask" in names
         self.takes_positions = "position_ids" in names
-        self.takes_cache = "past_key_values" in names
+        self._cache_name = cache_name(model.forward)
+
+    @property
+    def takes_cache(self) -> bool:
+        return self._cache_name is not None
 
     def run(self, input_ids: torch.Tensor, num_cached: int, kept: KeptKV) -> torch.Tensor:
         """input_ids int64 (rows, n), on top of num_cached tokens of each row -> final states
         (rows, n, hidden). The model counts its positions from its cache."""
+        if self._cache_name is None:
+            raise ModelLoadError(f"{type(self._body).__name__} takes no cache")
         cache = RowCache(kept, num_cached)
         num_rows, num_new = input_ids.shape
         return self._run(
             input_ids,
             self._mask(input_ids, num_cached + num_new),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_name: cache},
         )
 
     def run_whole(self, input_ids: torch.Tensor, counts_positions: bool = True) -> torch.Tensor:

@@ -33,6 +33,7 @@ from workers.models.transformers_attention import (
     alike,
     geometry_of,
 )
+from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_head import GivenHiddenStates
 from workers.models.transformers_seq2seq_calls import (
     DecoderStep,
@@ -65,6 +66,7 @@ class TransformersSeq2Seq(CausalLM):
         self.head = hf_model
         cross_modules = [layer.encoder_attn for layer in decoder.layers]
         self._cache = SeenEncoder(config, len(cross_modules))
+        self._cache_name = _cache_name(decoder)
         # The decoder looks whether there is an encoder's state, not at it.
         self._some_source = torch.zeros(1, 1, config.d_model, device=hf_model.device)
 
@@ -112,9 +114,8 @@ class TransformersSeq2Seq(CausalLM):
         outputs = self.decoder(
             input_ids=input_ids.unsqueeze(0),
             encoder_hidden_states=self._some_source,
-            past_key_values=self._cache,
             use_cache=True,
-            **{CALL_ARGUMENT: call},
+            **{CALL_ARGUMENT: call, self._cache_name: self._cache},
         )
         hidden: torch.Tensor = outputs.last_hidden_state.squeeze(0)
         return hidden
@@ -157,16 +158,10 @@ class _GivenPositions(nn.Module):
         self.embedding = embedding
         self.given: torch.Tensor | None = None
 
-    def forward(
-        self,
-        input_ids: Any,
-        past_key_values_length: int = 0,
-        position_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        positions = position_ids if self.given is None else self.given
-        embedded: torch.Tensor = self.embedding(
-            input_ids, past_key_values_length, position_ids=positions
-        )
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.given is not None:
+            kwargs["position_ids"] = self.given
+        embedded: torch.Tensor = self.embedding(*args, **kwargs)
         return embedded
 
 
@@ -175,6 +170,13 @@ class _GivenDecoderStates(GivenHiddenStates):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(inputs_embeds=kwargs["decoder_inputs_embeds"])
+
+
+def _cache_name(decoder: nn.Module) -> str:
+    name = cache_name(decoder.forward)
+    if name is None:
+        raise ModelLoadError(f"{type(decoder).__name__} takes no cache")
+    return name
 
 
 def _info_of(hf_model: PreTrainedModel, source: Any) -> EncoderInfo:

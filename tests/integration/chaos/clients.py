@@ -77,6 +77,13 @@ class Outcome:
     def has_left(self) -> bool:
         return self.leave_after is not None and len(self.token_ids) >= self.leave_after
 
+    @property
+    def has_crossed_a_goodbye(self) -> bool:
+        """Whether gRPC itself has ended it before it began, because its server was telling clients to
+        go: such a call may be sent again (test_grpc_goodbye.py, docs/operations.md)."""
+        is_cancelled = self.end is End.CONNECTION and self.code == "CANCELLED"
+        return self.protocol is Protocol.GRPC_STREAM and is_cancelled and not self.token_ids
+
 
 class Clients:
     """Connections to one application. Use as an async context, from one event loop."""

@@ -88,12 +88,6 @@ def free_port_pair():
     raise RuntimeError("no ports")
 
 
-def has_crossed_the_goodbye(outcome):
-    """gRPC ended the call before anything of ours saw it: test_grpc_goodbye.py."""
-    is_cancelled = outcome.end is End.CONNECTION and outcome.code == "CANCELLED"
-    return is_cancelled and not outcome.token_ids
-
-
 async def keep_asking(clients, slot, is_over, ends):
     for number in itertools.count(slot):
         if is_over.is_set():
@@ -101,7 +95,7 @@ async def keep_asking(clients, slot, is_over, ends):
         protocol = list(Protocol)[number % len(Protocol)]
         request = Request(0, [5], 5 + 7 * (number % 9))
         outcome = await clients.send(protocol, request, None)
-        while has_crossed_the_goodbye(outcome):
+        while outcome.has_crossed_a_goodbye:
             outcome = await clients.send(protocol, request, None)
         is_right = outcome.end is not End.WHOLE or len(outcome.token_ids) == request.max_tokens
         assert is_right, outcome
