@@ -171,6 +171,7 @@ def engine_pids() -> set[int]:
     return {process.pid for process in replica_processes(DECLARED, "Engine")}
 
 
+@pytest.mark.nightly
 def test_other_bounds_in_serves_yaml_restart_no_replica(ray_session):
     config = parse_config(DECLARED_ARGS)
     declare(1)

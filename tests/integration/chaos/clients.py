@@ -79,8 +79,8 @@ class Outcome:
 
     @property
     def has_crossed_a_goodbye(self) -> bool:
-        """Whether gRPC itself has ended it before it began, because its server was telling clients to
-        go: such a call may be sent again (test_grpc_goodbye.py, docs/operations.md)."""
+        """Whether gRPC itself has ended it before it began, because its server was telling clients
+        to go: such a call may be sent again (test_grpc_goodbye.py, docs/operations.md)."""
         is_cancelled = self.end is End.CONNECTION and self.code == "CANCELLED"
         return self.protocol is Protocol.GRPC_STREAM and is_cancelled and not self.token_ids
 

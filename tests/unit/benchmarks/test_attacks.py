@@ -11,6 +11,7 @@ from benchmarks.attacks.honest import Experience
 from benchmarks.attacks.target import Ports
 
 
+@pytest.mark.nightly
 def test_attacks_reach_the_service_and_nobody_fails():
     names = ["trailers", "slow-heads", "watches"]
     outcomes, drain_s = run(argparse.Namespace(seconds=1.0, attack=names, rate=10.0, open=False))

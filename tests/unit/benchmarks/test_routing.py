@@ -24,6 +24,7 @@ def test_prefix_routing_has_more_hits_and_earlier_tokens_than_blind_routing():
         assert ours.ttft_p99_s < other.ttft_p99_s
 
 
+@pytest.mark.nightly
 def test_an_instruction_that_all_begin_with_does_not_draw_all_to_one_replica():
     traffic = MultiTurn(conversations_per_s=20, mean_think_s=1.0)
     figures = measure(traffic, "Tessera", 3, 4.0)

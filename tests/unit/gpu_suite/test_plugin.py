@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.nightly
 def test_the_suite_needs_no_plugin_that_gpu_hosts_lack():
     """Unknown settings are errors: the plugin declares them. The closing lines are there."""
     command = [sys.executable, "-m", "pytest", "-p", "no:asyncio", "-p", "no:timeout", "-q"]

@@ -104,6 +104,7 @@ async def test_clients_that_take_nothing_lock_nobody_out(serve_grpc, http2, path
     assert (await eventually(lambda: list_models(honest))).models
 
 
+@pytest.mark.nightly
 async def test_connections_without_known_callers_give_way(serve_grpc, http2):
     connect = await serve_grpc(max_connections=40)
     honest = connect()

@@ -124,6 +124,7 @@ async def test_an_echo_with_log_probabilities(bench, called, is_stream):
     assert held < MAX_UNITS
 
 
+@pytest.mark.nightly
 async def test_log_probabilities_of_a_long_answer(bench, called):
     num = NUM_SCORED
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": num}

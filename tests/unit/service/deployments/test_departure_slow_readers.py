@@ -112,6 +112,7 @@ async def test_a_departure_waits_for_whoever_reads_slowly(ingress):
     assert time.monotonic() - read_s < 2
 
 
+@pytest.mark.nightly
 async def test_an_error_comes_after_all_that_was_there_before_it(ingress):
     ingress.has_errors = True
     call = ingress.ask()

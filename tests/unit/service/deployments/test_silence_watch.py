@@ -85,6 +85,7 @@ def test_a_short_stop_is_survived():
         assert process.poll() is None
 
 
+@pytest.mark.nightly
 def test_what_stood_still_with_the_watch_does_not_count():
     """As when the machine is paused."""
     with watched("time.sleep(600)") as process:

@@ -48,6 +48,7 @@ def tessera(hub, tmp_path):
     return run
 
 
+@pytest.mark.nightly
 def test_generate_takes_an_id_and_says_what_the_folder_says(tessera, hub):
     prompt = ("--prompt", "def main(", "--max-tokens", "8", "--json")
     by_id = tessera("generate", ID, *prompt)
@@ -89,6 +90,7 @@ def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, hu
     assert f"holds {ID}" in other.stderr
 
 
+@pytest.mark.nightly
 def test_a_fetch_that_fails_leaves_no_marker(tessera, hub, tmp_path, monkeypatch):
     cuts = {"model.safetensors": [0] * 6}
     monkeypatch.setitem(hub.repos, "owner/cut", replace(hub.repos[ID], cuts=cuts))

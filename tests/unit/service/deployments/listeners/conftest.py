@@ -1,4 +1,4 @@
-"""Both event loops: Ray has either, and their transports differ."""
+"""Both event loops: Ray has uvloop where that is installed, else asyncio's. Transports differ."""
 
 import asyncio
 import functools
@@ -7,9 +7,14 @@ import pytest
 import uvloop
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    params=[
+        pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.nightly),
+        pytest.param(uvloop.new_event_loop, id="uvloop"),
+    ]
+)
 def run(request):
-    """Runs a coroutine on either event loop: Ray has both, and their transports differ."""
+    """Runs a coroutine on one of the event loops."""
     return functools.partial(run_on_loop, request.param)
 
 

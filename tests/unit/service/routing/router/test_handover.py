@@ -162,6 +162,7 @@ async def test_it_can_be_switched_off():
             assert b.engine.requests == []
 
 
+@pytest.mark.nightly
 async def test_a_handover_is_no_loss_however_often_it_happens():
     names = "abcde"
     with contextlib.ExitStack() as stack:

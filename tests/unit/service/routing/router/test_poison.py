@@ -141,6 +141,7 @@ async def test_where_one_replica_at_a_time_is_there_the_others_outlive_all_four_
             assert is_clean(r)
 
 
+@pytest.mark.nightly
 async def test_replicas_that_heal_slowly_bring_suspects_back_one_at_a_time(monkeypatch):
     turn_s = 1.5
     monkeypatch.setattr(router, "_TURN_SHARE", turn_s / RouterSettings().move_wait_s)

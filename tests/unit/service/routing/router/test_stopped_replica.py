@@ -87,6 +87,7 @@ async def test_a_stream_of_a_stopped_process_goes_on_at_another_token_for_token(
             stopped.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.nightly
 async def test_a_machine_that_stood_still_as_a_whole_loses_no_stream():
     with replica_process("a", PATIENT) as (process, address):
         async with routed(Started(address), channel=PATIENT) as r:
