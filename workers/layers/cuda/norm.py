@@ -31,10 +31,12 @@ def _add_norm(  # noqa: PLR0913
     at = row * hidden_size + columns
     stream = tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
     if NUM_SPLITS > 0:
-        for _ in tl.static_range(NUM_SPLITS):
-            stream += tl.load(partials + at, mask=is_real, other=0.0).to(tl.float32)
-            # One at a time: all of them together may have more elements than 32 bits count.
-            partials += split_stride
+        # All splits together may have more elements than 32 bits count. Places that are added up
+        # instead of multiplied have loads wait for each other: 0.9 us a launch on an H100.
+        stride = split_stride.to(tl.int64)
+        for split in tl.static_range(NUM_SPLITS):
+            part = tl.load(partials + split * stride + at, mask=is_real, other=0.0)
+            stream += part.to(tl.float32)
         rounded = stream.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=is_real)
         stream = rounded.to(tl.float32)
