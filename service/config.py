@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from service.api.unknown_fields import UnknownFieldsPolicy
 from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
 from service.chat.settings import ChatSettings
@@ -57,10 +58,13 @@ class EngineSettings(_Settings):
     """The fields of workers.config.EngineConfig, which says what they mean.
 
     model: an id of the Hugging Face hub too. revision: of such a model, a branch, tag or commit.
+    generation_config: whether requests that leave sampling open take what the checkpoint's
+    generation_config.json recommends.
     target_inter_token_ms: what a service promises its streams; an engine without clients has none.
     """
 
     model: str = "builtin"
+    generation_config: Literal["auto", "none"] = "auto"
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")] | None = None
     served_model_name: ServedName | None = None
     model_impl: ModelImpl = "auto"
@@ -109,7 +113,7 @@ class EngineSettings(_Settings):
 
     def to_engine_config(self) -> EngineConfig:
         """Raises ConfigError if a value is out of range. See service.hub.resolve for ids."""
-        return EngineConfig(**self.model_dump(exclude={"revision"}))
+        return EngineConfig(**self.model_dump(exclude={"revision", "generation_config"}))
 
 
 class HttpSettings(_Settings):
@@ -118,13 +122,15 @@ class HttpSettings(_Settings):
     proxy "direct": each ingress replica listens itself, sharing the port. "serve": Ray Serve's
     Python proxy. "haproxy": Ray Serve's HAProxy mode, which also opens its statistics and metrics
     ports on every interface (docs/decisions/0020-http-proxy.md). connections, tls: of the ingress's
-    own listeners, so for "direct" only.
+    own listeners, so for "direct" only. unknown_fields: what becomes of names in bodies that are no
+    parameter.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     proxy: Literal["direct", "serve", "haproxy"] = "direct"
     keep_alive_timeout_s: int = Field(default=90, ge=1)
+    unknown_fields: UnknownFieldsPolicy = "refuse"
     connections: HttpConnectionLimits = HttpConnectionLimits()
     tls: TlsSettings | None = None
 

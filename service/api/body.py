@@ -19,6 +19,7 @@ from service.api.lifted_lists import (
     lift_lists,
 )
 from service.api.openai.parameters import from_validation_error
+from service.api.unknown_fields import UNKNOWN_REFUSED, UnknownFields
 from service.errors import ApiError, ApiErrorCode
 from service.limits import MAX_OTHER_ITEMS, Limits
 
@@ -37,9 +38,10 @@ async def read_body(request: Request, model: type[M], limits: Limits) -> M:
     if media_type != "application/json":
         raise ApiError(ApiErrorCode.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
     body = await _receive(request)
+    unknown: UnknownFields = request.app.state.unknown_fields
     if len(body) <= MAX_INLINE_BYTES:
-        return parse_body(body, model)
-    return await asyncio.to_thread(_parse_large_body, body, model, limits)
+        return parse_body(body, model, unknown=unknown)
+    return await asyncio.to_thread(_parse_large_body, body, model, limits, unknown)
 
 
 async def _receive(request: Request) -> bytes:
@@ -50,15 +52,27 @@ async def _receive(request: Request) -> bytes:
         raise ApiError(ApiErrorCode.CLIENT_CLOSED_REQUEST, message) from error
 
 
-def parse_body(body: bytes, model: type[M], lifted: LiftedLists | None = None) -> M:
+def parse_body(
+    body: bytes,
+    model: type[M],
+    lifted: LiftedLists | None = None,
+    unknown: UnknownFields = UNKNOWN_REFUSED,
+) -> M:
     """lifted: lists whose names stand in the body. Raises ApiError."""
     try:
-        return model.model_validate_json(body, context=lifted)
+        try:
+            return model.model_validate_json(body, context=lifted)
+        except ValidationError as error:
+            if not unknown.are_all_ignored(error):
+                raise
+            return model.model_validate_json(body, context=lifted, extra="ignore")
     except ValidationError as error:
         raise from_validation_error(error) from error
 
 
-def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
+def _parse_large_body(
+    body: bytes, model: type[M], limits: Limits, unknown: UnknownFields = UNKNOWN_REFUSED
+) -> M:
     """The parser holds the interpreter lock from beginning to end, on whatever thread: what would
     take it long is refused by its shape first."""
     if body.count(b"\\") > limits.max_body_escapes:
@@ -69,9 +83,9 @@ def _parse_large_body(body: bytes, model: type[M], limits: Limits) -> M:
     if shape.num_nodes > limits.max_body_nodes:
         raise _over_limit("lists, objects and named fields", limits.max_body_nodes)
     if shape.num_items <= MAX_OTHER_ITEMS:
-        return parse_body(body, model)
+        return parse_body(body, model, unknown=unknown)
     rest, lifted = _without_lists(body, shape.num_items)
-    parsed = parse_body(rest, model, lifted)
+    parsed = parse_body(rest, model, lifted, unknown)
     if lifted.is_any_left:
         message = "a list of numbers stands where the request has no such list"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, message)

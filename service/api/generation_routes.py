@@ -19,6 +19,7 @@ from service.api.http_replies import (
 from service.api.middleware import context_of
 from service.api.openapi import PathParameters, describe_body
 from service.api.renderer import Renderer
+from service.handler.best import best_of
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
 from service.handler.generation import Generation, GenerationInfo
@@ -93,6 +94,7 @@ async def streamed(generation: Generation, renderer: Renderer, peek_s: float) ->
 async def whole(request: Request, generation: Generation, renderer: Renderer) -> Response:
     """Raises ApiError where the generation fails."""
     async with generation:
-        results = await until_disconnect(request, collect(generation))
+        made = await until_disconnect(request, collect(generation))
+        results = best_of(made, generation.request)
         pieces = renderer.body(results, generation.usage)
         return await until_disconnect(request, response_in_pieces(pieces))

@@ -23,6 +23,7 @@ from service.api.grpc_requests import to_embedding_request, to_generation_reques
 from service.api.grpc_side_streams import SideStreamInterceptor
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
+from service.handler.best import best_of
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
 from service.handler.embedding import naming
@@ -123,7 +124,7 @@ class InferenceServicer:
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         async with await self._start(request, call, is_stream=False) as generation:
-            results = await collect(generation)
+            results = best_of(await collect(generation), generation.request)
             info, usage = generation.info, generation.usage
             await call.write_bytes(await response_bytes(info, results, usage, request))
 

@@ -11,6 +11,7 @@ _FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
+    "repetition": pb.FINISH_REASON_REPETITION,
 }
 
 

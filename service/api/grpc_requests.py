@@ -1,12 +1,13 @@
 """Protobuf requests to the handler's values, as strict as the HTTP schemas. Knows no server."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 from google.protobuf.message import Message
 
 from service.api.grpc_chats import to_chat_options, to_chat_prompt
 from service.errors import ApiError, ApiErrorCode
 from service.handler.embedding import embedding_request
+from service.handler.repetition import RepetitionDetection
 from service.handler.requests import (
     EmbeddingOptions,
     GenerationRequest,
@@ -61,7 +62,7 @@ def to_generation_request(
         prompts=(to_prompt(request, limits),),
         sampling=_to_sampling(request, is_scoring_only=is_scoring_only),
         model=request.model,
-        n=request.n if request.HasField("n") else 1,
+        **_choices(request, is_stream=is_stream),
         text=TextOptions(
             stop=tuple(sampling.stop),
             include_stop=sampling.include_stop_str_in_output,
@@ -72,6 +73,10 @@ def to_generation_request(
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
         ),
+        keeps_beginning=_keeps_beginning(request),
+        unset=frozenset(name for name in _PLAIN_FIELDS if not sampling.HasField(name)),
+        repetition=_to_repetition(sampling),
+        stream_interval=request.stream_interval or 1,
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id,
@@ -99,7 +104,30 @@ def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> Generatio
     )
 
 
-def _keeps_beginning(request: pb.EmbedRequest) -> bool:
+class _Choices(TypedDict):
+    n: int
+    num_best: int | None
+
+
+def _choices(request: pb.GenerateRequest, *, is_stream: bool) -> _Choices:
+    n = request.n if request.HasField("n") else 1
+    if not request.HasField("best_of"):
+        return _Choices(n=n, num_best=None)
+    if is_stream and request.best_of > n:
+        raise _invalid("best_of cannot be streamed", "best_of")
+    return _Choices(n=request.best_of, num_best=n)
+
+
+def _to_repetition(sampling: pb.SamplingParams) -> RepetitionDetection | None:
+    given = sampling.repetition_detection
+    if given.max_pattern_size == 0:
+        return None
+    return RepetitionDetection(
+        given.max_pattern_size, max(1, given.min_pattern_size), given.min_count
+    )
+
+
+def _keeps_beginning(request: pb.EmbedRequest | pb.GenerateRequest) -> bool:
     side = request.truncation_side if request.HasField("truncation_side") else "left"
     if side not in ("left", "right"):
         raise _invalid("truncation_side is left or right", "truncation_side")

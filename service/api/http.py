@@ -18,6 +18,7 @@ from service.api.middleware import (
 from service.api.model_routes import add_model_routes
 from service.api.openapi import install_openapi
 from service.api.services import ApiServices
+from service.api.unknown_fields import UnknownFields
 from service.errors import ApiError, ApiErrorCode
 
 
@@ -25,6 +26,7 @@ def build_http_app(services: ApiServices) -> FastAPI:
     """The ASGI application. Serve it with a server that limits header sizes."""
     app = FastAPI(title="Tessera", version=services.version, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
+    app.state.unknown_fields = UnknownFields(services.unknown_fields)
     add_model_routes(app, services)
     _add_version_route(app, services.version)
     _add_health_routes(app, services)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from service.api.auth import Authenticator
+from service.api.unknown_fields import UnknownFieldsPolicy
 from service.handler.directory import ModelDirectory
 from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.request_log.record import RequestRecord
@@ -26,6 +27,7 @@ class ApiServices:
     peek_s: float = 2.0
     session_header: str = "x-session-id"
     observer: RequestObserver = SILENT
+    unknown_fields: UnknownFieldsPolicy = "refuse"
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """A request has arrived. headers: of HTTP, or gRPC's metadata, in lower case."""

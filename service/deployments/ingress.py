@@ -92,6 +92,7 @@ class IngressService:
             is_access_log_enabled=self._config.logging.is_access_log_enabled,
         )
         services = ApiServices(
+            unknown_fields=self._config.http.unknown_fields,
             models=ModelDirectory(served, self._config.limits, self._refusals),
             authenticator=self._make_authenticator(),
             is_ready=self._is_ready,

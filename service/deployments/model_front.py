@@ -15,7 +15,9 @@ from service.autoscaling.load import DemandReport, ModelAvailability, load_key
 from service.channel.address import ReplicaAddress
 from service.chat.format import make_chat_format
 from service.config import ModelConfig, ServeConfig
+from service.generation_config import read_sampling_defaults
 from service.handler.chats import Chats
+from service.handler.defaults import NO_DEFAULTS, SamplingDefaults
 from service.handler.directory import ServedModel
 from service.handler.handler import Handler
 from service.hub.resolve import text_folder
@@ -64,7 +66,15 @@ class ModelFront:
         files = read_tokenizer_files(folder)
         tokenizer, pieces = load_tokenizer(files)
         chats = Chats(make_chat_format(files.chat_template, tokenizer, pieces, self._model.chat))
-        handler = Handler(self._router, self._tokenizer, pieces, self._limits, self._metrics, chats)
+        handler = Handler(
+            self._router,
+            self._tokenizer,
+            pieces,
+            self._limits,
+            self._metrics,
+            chats,
+            self._sampling_defaults(folder),
+        )
         name = self._model.name
         # A folder is nobody's business.
         root = engine.model if is_hub_id(engine.model) else name
@@ -109,6 +119,11 @@ class ModelFront:
         await self._router.aclose()
         if self._tokenizer is not None:
             await self._tokenizer.aclose()
+
+    def _sampling_defaults(self, folder: Path) -> SamplingDefaults:
+        if self._model.engine.generation_config == "none":
+            return NO_DEFAULTS
+        return read_sampling_defaults(folder)
 
     def _tokenizer_config(self, folder: Path) -> TokenizerPoolConfig:
         return TokenizerPoolConfig(

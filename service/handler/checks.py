@@ -35,7 +35,8 @@ class FittedPrompt:
 
 def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
     """Raise ApiError naming the first parameter that is over its ceiling or out of range."""
-    _require(1 <= request.n <= limits.max_n, f"n must be in [1, {limits.max_n}]", "n")
+    n_param = "n" if request.num_best is None else "best_of"
+    _require(1 <= request.n <= limits.max_n, f"{n_param} must be in [1, {limits.max_n}]", n_param)
     is_pooled = request.embedding is not None
     max_prompts = limits.max_inputs if is_pooled else limits.max_prompts
     _require(
@@ -51,6 +52,10 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
     _check_truncation(request)
+    _check_best(request, limits)
+    if request.repetition is not None and (problem := request.repetition.check()):
+        param = "repetition_detection"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, f"{param} {problem}", param)
     for prompt in request.prompts:
         check_prompt(prompt, limits)
     _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
@@ -58,12 +63,19 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
 
 def _check_truncation(request: GenerationRequest) -> None:
     num_kept = request.truncate_prompt_tokens
-    if num_kept is None or num_kept >= 1:
-        return
-    if request.embedding is None or num_kept != AS_MANY_AS_FIT:
-        more = "" if request.embedding is None else f", or {AS_MANY_AS_FIT}"
-        message = f"truncate_prompt_tokens must be at least 1{more}"
+    if num_kept is not None and num_kept < 1 and num_kept != AS_MANY_AS_FIT:
+        message = f"truncate_prompt_tokens must be at least 1, or {AS_MANY_AS_FIT}"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "truncate_prompt_tokens")
+
+
+def _check_best(request: GenerationRequest, limits: Limits) -> None:
+    num_best = request.num_best
+    if num_best is None:
+        return
+    _require(1 <= num_best <= limits.max_n, f"n must be in [1, {limits.max_n}]", "n")
+    if num_best > request.n:
+        message = "best_of must be at least n"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "best_of")
 
 
 def check_rights(request: GenerationRequest, context: RequestContext, limits: Limits) -> None:
@@ -149,8 +161,16 @@ def _cut(request: GenerationRequest, token_ids: Sequence[int], info: ModelInfo) 
     if num_kept is None:
         return token_ids
     if num_kept == AS_MANY_AS_FIT:
-        num_kept = info.max_request_len
+        num_kept = _prompt_room(request, info)
     return token_ids[:num_kept] if request.keeps_beginning else token_ids[-num_kept:]
+
+
+def _prompt_room(request: GenerationRequest, info: ModelInfo) -> int:
+    """The most tokens that leave room for the output that is asked for, one at least."""
+    if request.embedding is not None:
+        return info.max_request_len
+    wanted = request.sampling.max_tokens or request.default_max_tokens or 1
+    return max(1, info.max_request_len - wanted)
 
 
 def _room_of(info: ModelInfo) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.errors import ApiError, ApiErrorCode, from_output_error
 from service.handler.events import ChoiceDelta, TokenLogprob, resolve_logprobs
+from service.handler.repetition import RepetitionDetection, RepetitionDetector
 from service.handler.requests import TextOptions
 from service.tokenizer.detokenizer import make_detokenizer
 from service.tokenizer.pieces import TokenPieces
@@ -19,8 +20,8 @@ from workers.engine.protocol import FinishReason, StepOutput
 class ChoiceOptions:
     """What all choices of a request share.
 
-    stop_strings: None when there are none; they count only after min_tokens output tokens.
-    visible_stop_ids: stop ids that are worth naming as a stop_reason.
+    stop_strings: None when there are none; they count only after min_tokens output tokens, and so
+    does repetition. visible_stop_ids: stop ids that are worth naming as a stop_reason.
     """
 
     pieces: TokenPieces
@@ -29,6 +30,7 @@ class ChoiceOptions:
     min_tokens: int
     visible_stop_ids: frozenset[int]
     is_scoring_only: bool = False
+    repetition: RepetitionDetection | None = None
 
 
 class ChoiceAssembler:
@@ -51,6 +53,9 @@ class ChoiceAssembler:
                 options.stop_strings, include_stop=options.text.include_stop
             )
         self._num_chars = num_chars
+        self._repetition = (
+            None if options.repetition is None else RepetitionDetector(options.repetition)
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -77,12 +82,13 @@ class ChoiceAssembler:
         return None if is_empty else delta
 
     def _is_plain(self, output: StepOutput) -> bool:
-        """Whether the output is tokens and nothing else, of a choice without stop strings.
+        """Whether the output is tokens and nothing else, of a choice that only tokens end.
 
         So are nearly all outputs of nearly all streams: what they cost is what a token costs.
         """
         return (
             self._scanner is None
+            and self._repetition is None
             and output.finish_reason is None
             and output.logprobs is None
             and not self._options.is_scoring_only
@@ -114,7 +120,23 @@ class ChoiceAssembler:
                 self.finish_reason = delta.finish_reason = FinishReason.STOP.value
                 delta.stop_reason = piece.stop
                 break
+            if self._repeats(token_id) and not (is_last and output.finish_reason is not None):
+                self._end_repetition(delta, shown)
+                break
         delta.text = "".join(shown)
+
+    def _repeats(self, token_id: int) -> bool:
+        return (
+            self._repetition is not None
+            and self._repetition.push(token_id)
+            and self.num_output_tokens >= self._options.min_tokens
+        )
+
+    def _end_repetition(self, delta: ChoiceDelta, shown: list[str]) -> None:
+        rest = self._detokenizer.flush()
+        shown.append(rest if self._scanner is None else rest + self._scanner.flush())
+        self.finish_reason = delta.finish_reason = "repetition"
+        delta.stop_reason = "repetition_detected"
 
     def _text_of(self, token_id: int, output: StepOutput, is_last: bool) -> StopScan:
         is_end = is_last and output.finish_reason is not None

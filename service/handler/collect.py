@@ -35,6 +35,7 @@ class ChoiceResult:
     embedding: bytes = b""
     reasoning_parts: list[str] = field(default_factory=list)
     tool_calls: list[CollectedCall] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
 
     @property
     def text(self) -> str:
@@ -52,6 +53,7 @@ class ChoiceResult:
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs.extend(delta.logprobs)
+            self.cumulative_logprob += sum(one.logprob or 0.0 for one in delta.logprobs)
         if delta.prompt_logprobs is not None:
             if self.prompt_logprobs is None:
                 self.prompt_logprobs = []

@@ -13,11 +13,13 @@ from service.backend import TokenStream
 from service.errors import ApiError, ApiErrorCode
 from service.handler.chats import Assembler
 from service.handler.choice import is_failure
+from service.handler.delta_buffer import DeltaBuffer
 from service.handler.echo import PromptEcho
 from service.handler.embedding import VectorAssembler
 from service.handler.events import ChoiceDelta, Usage
 from service.handler.merge import merge
 from service.handler.metrics import RequestMetrics
+from service.handler.requests import GenerationRequest
 from service.observability.request_log.record import ChoiceTimes, RequestRecord
 from service.security.quota import Lease
 from service.tokenizer.pieces import TokenPieces
@@ -31,7 +33,8 @@ _TOKENS_PER_TURN = 256
 class ChoiceRun:
     """One engine request and what came of it. Times are of the generation's clock, seconds.
 
-    echo: what comes before its first token, until that came.
+    echo: what comes before its first token, until that came. buffer: of deltas, where they are
+    not to be told one by one.
     """
 
     stream: TokenStream
@@ -39,6 +42,7 @@ class ChoiceRun:
     echo: PromptEcho | None
     prompt_token_ids: list[int]
     submitted_s: float
+    buffer: DeltaBuffer | None = None
     num_cached_tokens: int = 0
     first_output_s: float | None = None
     queue_s: float = 0.0
@@ -66,6 +70,7 @@ class Generation:
     three fields are sums over its runs; what a prompt had cached counts once.
     """
 
+    request: GenerationRequest
     info: GenerationInfo
     runs: list[ChoiceRun]
     pieces: TokenPieces
@@ -155,7 +160,9 @@ class Generation:
         self.num_output_tokens += run.assembler.num_output_tokens - num_before
         if run.assembler.is_finished:
             self._report(run, run.assembler.finish_reason or "")
-        return delta
+        if delta is None or run.buffer is None:
+            return delta
+        return run.buffer.add(delta)
 
     async def _echo(self, run: ChoiceRun, output: StepOutput) -> AsyncGenerator[ChoiceDelta, None]:
         """What comes before the first output's own delta; nothing if that is a failure."""

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from service.backend import GenerationBackend
+from service.handler.best import with_likelihoods
 from service.handler.chats import Assembler, Chats
 from service.handler.checks import (
     check_num_tokens,
@@ -18,6 +19,8 @@ from service.handler.checks import (
 )
 from service.handler.choice import ChoiceAssembler, ChoiceOptions
 from service.handler.constraints import check_constraint
+from service.handler.defaults import NO_DEFAULTS, SamplingDefaults
+from service.handler.delta_buffer import DeltaBuffer
 from service.handler.echo import PromptEcho
 from service.handler.embedding import VectorAssembler, pooling_of
 from service.handler.encoding import (
@@ -54,6 +57,7 @@ class Handler:
         limits: Limits,
         metrics: RequestMetrics,
         chats: Chats,
+        defaults: SamplingDefaults = NO_DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -62,6 +66,7 @@ class Handler:
         self._encoder = PromptEncoder(tokenizer)
         self._pieces = pieces
         self._chats = chats
+        self._defaults = defaults
         self._clock = clock
 
     @property
@@ -87,6 +92,7 @@ class Handler:
         """
         arrival_s = self._clock()
         context = context.in_session(request.session_id)
+        request = with_likelihoods(self._defaults.applied(request))
         try:
             # What a constraint is made of is read only where it is no larger than it may be.
             check_constraint(request, self.limits, self.model_info)
@@ -212,10 +218,12 @@ class Handler:
                 ),
                 info.prompts[index // request.n],
                 submitted_s,
+                DeltaBuffer(request.stream_interval) if request.stream_interval > 1 else None,
             )
             for index, stream in enumerate(streams)
         ]
         generation = Generation(
+            request,
             info,
             runs,
             self._pieces,
@@ -254,4 +262,5 @@ class Handler:
             visible_stop_ids=frozenset(sampling.stop_token_ids)
             - (frozenset() if sampling.ignore_eos else eos_ids),
             is_scoring_only=request.is_scoring_only,
+            repetition=request.repetition,
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.chat.options import ChatOptions
+from service.handler.repetition import RepetitionDetection
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from workers.engine.encoder_input import SourceFeatures
@@ -69,11 +70,14 @@ class GenerationRequest:
     with sampling.seed + i. sampling.max_tokens None: up to the context's end. default_max_tokens:
     used, as far as the context has room, when sampling.max_tokens is None. is_scoring_only: nothing
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
-    truncate_prompt_tokens: keep that many tokens of the prompt's end; of what becomes a vector
-    AS_MANY_AS_FIT too. keeps_beginning: of the prompt's beginning instead. request_id: "" draws
-    one. session_id: requests of one session go to one replica; "" is what the call's header says.
-    constraint: of every choice. embedding: nothing is generated, each prompt becomes a vector.
-    chat: None for what is no chat.
+    unset: fields of sampling that the client left to its defaults, which a model may have of its
+    own. truncate_prompt_tokens: keep that many tokens of the prompt's end, or AS_MANY_AS_FIT.
+    keeps_beginning: of the prompt's beginning instead. request_id: "" draws one. session_id:
+    requests of one session go to one replica; "" is what the call's header says. constraint: of
+    every choice. embedding: nothing is generated, each prompt becomes a vector. chat: None for what
+    is no chat. num_best: the likeliest so many of each prompt's n choices are the answer; None: all
+    are. hides_logprobs: those of the sampling are for that alone. repetition: ends a choice.
+    stream_interval: tokens between two deltas of a choice.
     """
 
     prompts: tuple[Prompt, ...]
@@ -92,3 +96,8 @@ class GenerationRequest:
     constraint: NamedConstraint | None = None
     embedding: EmbeddingOptions | None = None
     chat: ChatOptions | None = None
+    unset: frozenset[str] = frozenset()
+    num_best: int | None = None
+    hides_logprobs: bool = False
+    repetition: RepetitionDetection | None = None
+    stream_interval: int = 1

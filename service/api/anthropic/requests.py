@@ -10,6 +10,7 @@ from service.api.anthropic.turns import InputMessages, to_template_messages
 from service.api.chat_prompts import effort_kwargs, make_prompt
 from service.api.openai.constraints import Schema
 from service.api.openai.parameters import INT32_MAX, Int32, StrictModel
+from service.api.openai.sampling import unset_sampling
 from service.api.tool_sets import ToolSet
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, NamedConstraint, TextOptions
@@ -140,6 +141,7 @@ class MessagesRequest(CountTokensRequest):
             default_max_tokens=self.max_tokens,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
+            unset=unset_sampling(self),
             constraint=self._constraint,
             chat=self.tool_set.to_chat_options(limits, shows_reasoning=shows_reasoning),
         )

@@ -15,8 +15,8 @@ from service.api.chat_prompts import (
     make_prompt,
 )
 from service.api.openai.constraints import ConstrainedParameters
-from service.api.openai.parameters import INT32_MAX, StrictModel
-from service.api.openai.sampling import sampling_params, text_options
+from service.api.openai.parameters import Count, PositiveInt32, StrictModel
+from service.api.openai.sampling import common_fields, sampling_params, text_options
 from service.api.openai.tools import ToolCalls, ToolParameters, check_calls
 from service.api.tool_sets import FunctionTool
 from service.errors import ApiError, ApiErrorCode
@@ -132,9 +132,9 @@ class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
     """
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_completion_tokens: PositiveInt32 | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -167,16 +167,10 @@ class ChatCompletionRequest(ToolParameters, ConstrainedParameters):
                 logprobs=logprobs,
                 prompt_logprobs=self.prompt_logprobs,
             ),
-            model=self.model or "",
-            n=1 if self.n is None else self.n,
             text=text_options(self, echo=False),
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            request_id=self.request_id or "",
-            session_id=self.session_id or self.prompt_cache_key or "",
             constraint=self.constraint,
             chat=self.to_chat_options(limits),
+            **common_fields(self),
         )
 
     def to_prompt(self, limits: Limits) -> EncodeChat:

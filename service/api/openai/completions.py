@@ -1,13 +1,13 @@
 """POST /v1/completions: the request, and what it means to the handler."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from service.api.openai.constraints import ConstrainedParameters
-from service.api.openai.parameters import INT32_MAX
+from service.api.openai.parameters import Count
 from service.api.openai.prompts import PromptValue, prompts_of
-from service.api.openai.sampling import sampling_params, text_options
+from service.api.openai.sampling import common_fields, sampling_params, text_options
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest
 from service.tokenizer.jobs import EncodeText
@@ -25,7 +25,7 @@ class CompletionRequest(ConstrainedParameters):
 
     prompt: PromptValue
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    logprobs: Count | None = None
     parse_special_tokens: bool | None = None
 
     @model_validator(mode="after")
@@ -52,17 +52,11 @@ class CompletionRequest(ConstrainedParameters):
                 logprobs=self.logprobs,
                 prompt_logprobs=prompt_logprobs,
             ),
-            model=self.model or "",
-            n=1 if self.n is None else self.n,
             text=text_options(self, echo=bool(self.echo)),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             is_scoring_only=is_scoring_only,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            request_id=self.request_id or "",
-            session_id=self.session_id or self.prompt_cache_key or "",
             constraint=self.constraint,
+            **common_fields(self),
         )
 
     def _text(self, text: str) -> EncodeText:

@@ -3,7 +3,7 @@
 Whoever is given many entries empties their list when they are written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -18,22 +18,34 @@ from service.api.openai.wire import (
     TopLogprobBody,
     token_text,
 )
-from service.handler.events import TokenLogprob
+from service.handler.events import TokenLogprob, TopLogprob
 
 _MIN_LOGPROB = -9999.0
 MAX_VALUES = 4096
 """Log probabilities in one piece of a body."""
 
 
+Show = Callable[[TokenLogprob | TopLogprob], str]
+
+
+def shown_token(entry: TokenLogprob | TopLogprob) -> str:
+    return token_text(entry.token)
+
+
+def shown_id(entry: TokenLogprob | TopLogprob) -> str:
+    """As vLLM writes it: what a client turns back into exactly this token."""
+    return f"token_id:{entry.token_id}"
+
+
 def completion_logprobs(
-    entries: list[TokenLogprob] | None, parts: JsonParts
+    entries: list[TokenLogprob] | None, parts: JsonParts, show: Show = shown_token
 ) -> CompletionLogprobs | None:
     """The alternatives of a position always include the token that stands there."""
     if entries is None:
         return None
     drop_logprobs(entries, parts)
     return CompletionLogprobs(
-        tokens=parts.array(entries, lambda some: [token_text(entry.token) for entry in some]),
+        tokens=parts.array(entries, lambda some: [show(entry) for entry in some]),
         token_logprobs=parts.array(
             entries,
             lambda some: [
@@ -41,43 +53,51 @@ def completion_logprobs(
             ],
         ),
         top_logprobs=parts.array(
-            entries, lambda some: [_top_by_text(entry) for entry in some], _max_entries(entries)
+            entries,
+            lambda some: [_top_by_text(entry, show) for entry in some],
+            _max_entries(entries),
         ),
         text_offset=parts.array(entries, lambda some: [entry.text_offset for entry in some]),
     )
 
 
-def _top_by_text(entry: TokenLogprob) -> dict[str, float] | None:
+def _top_by_text(entry: TokenLogprob, show: Show) -> dict[str, float] | None:
     if entry.logprob is None:
         return None
-    position = {token_text(other.token): _finite(other.logprob) for other in entry.top}
-    position.setdefault(token_text(entry.token), _finite(entry.logprob))
+    position = {show(other): _finite(other.logprob) for other in entry.top}
+    position.setdefault(show(entry), _finite(entry.logprob))
     return position
 
 
-def chat_logprobs(entries: list[TokenLogprob] | None, parts: JsonParts) -> ChatLogprobs | None:
+def chat_logprobs(
+    entries: list[TokenLogprob] | None, parts: JsonParts, *, as_ids: bool = False
+) -> ChatLogprobs | None:
+    """as_ids: tokens are shown by their ids."""
     if entries is None:
         return None
     drop_logprobs(entries, parts)
     return ChatLogprobs(
         parts.array(
-            entries, lambda some: [_chat_logprob(entry) for entry in some], _max_entries(entries)
+            entries,
+            lambda some: [_chat_logprob(entry, as_ids=as_ids) for entry in some],
+            _max_entries(entries),
         )
     )
 
 
-def _chat_logprob(entry: TokenLogprob) -> ChatLogprob:
+def _chat_logprob(entry: TokenLogprob, *, as_ids: bool) -> ChatLogprob:
+    token = shown_id(entry).encode() if as_ids else entry.token
     return ChatLogprob(
-        entry.token.decode("utf-8", "replace"),
+        token.decode("utf-8", "replace"),
         _finite(entry.logprob or 0.0),
-        list(entry.token),
-        [
-            TopLogprobBody(
-                other.token.decode("utf-8", "replace"), _finite(other.logprob), list(other.token)
-            )
-            for other in entry.top
-        ],
+        list(token),
+        [_top_logprob(other, as_ids=as_ids) for other in entry.top],
     )
+
+
+def _top_logprob(entry: TopLogprob, *, as_ids: bool) -> TopLogprobBody:
+    token = shown_id(entry).encode() if as_ids else entry.token
+    return TopLogprobBody(token.decode("utf-8", "replace"), _finite(entry.logprob), list(token))
 
 
 def prompt_logprobs_body(entries: list[TokenLogprob] | None, parts: JsonParts) -> Any:

@@ -6,21 +6,38 @@ with `unknown_parameter`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from service.api.lifted_lists import LiftedLists
 from service.errors import ApiError, ApiErrorCode
+from service.handler.repetition import RepetitionDetection
 from workers.sampling.params import MAX_SEED
 
 INT32_MAX = 2**31 - 1
 MAX_OBJECT_FIELDS = 1024
 
-Seed = Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)]
-Int32 = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
-PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""1.0 is 1: some languages know no other numbers."""
+Seed = Annotated[Whole, Field(ge=-MAX_SEED, le=MAX_SEED)]
+Int32 = Annotated[Whole, Field(ge=-INT32_MAX, le=INT32_MAX)]
+PositiveInt32 = Annotated[Whole, Field(ge=1, le=INT32_MAX)]
+Count = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
+TokenId = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
+TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
 TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 _UNION_TAGS = ("str", "int", "float", "bool")
@@ -30,7 +47,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None,),
     "audio": (None,),
     "bad_words": (None, []),
-    "best_of": (None, 1),
     "chat_template": (None,),
     "documents": (None, []),
     "ec_transfer_params": (None,),
@@ -51,20 +67,16 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "prompt_embeds": (None,),
     "reasoning_effort": (None, "none"),
-    "repetition_detection": (None,),
     "return_mm_kwargs": (None, False),
     "return_prompt_text": (None, False),
     "return_token_offsets": (None, False),
-    "return_tokens_as_token_ids": (None, False),
     "return_weight_versions": (None, False),
     "routed_experts_prompt_start": (None, 0),
     "store": (None, False),
-    "stream_interval": (None, 1),
     "suffix": (None, ""),
     "thinking_token_budget": (None,),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "truncation_side": (None, "left"),
     "use_beam_search": (None, False),
     "verbosity": (None, "medium"),
     "vllm_xargs": (None, {}),
@@ -106,6 +118,22 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
+class RepetitionParameters(StrictModel):
+    """A choice ends with finish_reason "repetition" once its last tokens are min_count times the
+    same min_pattern_size to max_pattern_size ones. max_pattern_size 0: never."""
+
+    max_pattern_size: Count = 0
+    min_pattern_size: Count = 0
+    min_count: Count = 0
+
+    def to_detection(self) -> RepetitionDetection | None:
+        if self.max_pattern_size == 0:
+            return None
+        return RepetitionDetection(
+            self.max_pattern_size, max(1, self.min_pattern_size), self.min_count
+        )
+
+
 class GenerationParameters(StrictModel):
     """Shared by /v1/completions and /v1/chat/completions. None means the default.
 
@@ -115,13 +143,16 @@ class GenerationParameters(StrictModel):
     at one replica where no session header does. service_tier may ask for the only tier there is.
     spaces_between_special_tokens has no effect on fast tokenizers, which never put any there.
     priority: lower runs first. cache_salt: cached prefixes are shared only with requests of the
-    same salt. request_id: becomes part of the response's id.
+    same salt. request_id: becomes part of the response's id. truncate_prompt_tokens: -1 keeps what
+    there is room for. return_tokens_as_token_ids: tokens of log probabilities are "token_id:7".
+    best_of: so many choices are made of each prompt, and the n likeliest returned; not streamed.
+    stream_interval: tokens between two chunks of a choice.
     """
 
     model: str | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    n: int | None = None
+    n: Whole | None = None
     presence_penalty: float | None = None
     seed: Seed | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -129,7 +160,7 @@ class GenerationParameters(StrictModel):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    max_tokens: Count | None = None
 
     user: str | None = None
     safety_identifier: str | None = None
@@ -141,19 +172,24 @@ class GenerationParameters(StrictModel):
     top_k: Int32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    stop_token_ids: TokenIdList | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: PositiveInt32 | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    truncate_prompt_tokens: Int32 | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: Count | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    best_of: Whole | None = None
+    repetition_detection: RepetitionParameters | None = None
+    stream_interval: PositiveInt32 | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +212,8 @@ class GenerationParameters(StrictModel):
             raise _unsupported("service_tier")
         if self.stream and self.prompt_logprobs is not None:
             raise _invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise _invalid("best_of cannot be streamed", "best_of")
         return self
 
     @property

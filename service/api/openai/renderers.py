@@ -13,6 +13,8 @@ from service.api.openai.logprobs import (
     completion_logprobs,
     drop_logprobs,
     prompt_logprobs_body,
+    shown_id,
+    shown_token,
 )
 from service.api.openai.parameters import GenerationParameters
 from service.api.openai.wire import (
@@ -55,6 +57,7 @@ class CompletionRenderer:
         self._num_choices_per_prompt = request.n or 1
         self._wants_token_ids = bool(request.return_token_ids)
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
+        self._show = shown_id if request.return_tokens_as_token_ids else shown_token
         self._stream_usage = _StreamUsage(request)
         self._id = f"cmpl-{info.request_id}"
         self._started: set[int] = set()
@@ -71,7 +74,7 @@ class CompletionRenderer:
         choice = CompletionChoice(
             index=delta.index,
             text=delta.text,
-            logprobs=completion_logprobs(delta.logprobs, parts),
+            logprobs=completion_logprobs(delta.logprobs, parts, self._show),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
         )
@@ -100,7 +103,7 @@ class CompletionRenderer:
         choice = CompletionChoice(
             index=result.index,
             text=parts.text(result.text),
-            logprobs=completion_logprobs(result.logprobs, parts),
+            logprobs=completion_logprobs(result.logprobs, parts, self._show),
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,
         )
@@ -137,6 +140,7 @@ class ChatRenderer:
         self._num_choices = request.n or 1
         self._wants_token_ids = bool(request.return_token_ids)
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
+        self._shows_ids = bool(request.return_tokens_as_token_ids)
         self._stream_usage = _StreamUsage(request)
         self._id = f"chatcmpl-{info.request_id}"
 
@@ -160,7 +164,7 @@ class ChatRenderer:
         choice = ChatChunkChoice(
             index=delta.index,
             delta=chat_delta(delta),
-            logprobs=chat_logprobs(delta.logprobs, parts),
+            logprobs=chat_logprobs(delta.logprobs, parts, as_ids=self._shows_ids),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
         )
@@ -197,7 +201,7 @@ class ChatRenderer:
         return ChatChoice(
             index=result.index,
             message=chat_message(result, parts),
-            logprobs=chat_logprobs(result.logprobs, parts),
+            logprobs=chat_logprobs(result.logprobs, parts, as_ids=self._shows_ids),
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,
             token_ids=parts.array(result.token_ids) if self._wants_token_ids else UNSET,

@@ -1,6 +1,11 @@
 """OpenAI's names for sampling and text options, turned into the handler's values."""
 
+from typing import TypedDict
+
+from pydantic import BaseModel
+
 from service.api.openai.parameters import GenerationParameters
+from service.handler.repetition import RepetitionDetection
 from service.handler.requests import TextOptions
 from workers.sampling.params import SamplingParams
 
@@ -35,6 +40,51 @@ def sampling_params(
         ignore_eos=bool(parameters.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+    )
+
+
+_NAMES = frozenset(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"))
+
+
+def unset_sampling(parameters: BaseModel) -> frozenset[str]:
+    """Fields of sampling that the client has left to the defaults, of which a model may have some
+    of its own. parameters: of any protocol that has OpenAI's names for them."""
+    return frozenset(name for name in _NAMES if getattr(parameters, name, None) is None)
+
+
+class CommonFields(TypedDict):
+    """Of GenerationRequest, those that both endpoints take from the same parameters."""
+
+    model: str
+    n: int
+    unset: frozenset[str]
+    num_best: int | None
+    truncate_prompt_tokens: int | None
+    keeps_beginning: bool
+    priority: int
+    cache_salt: str
+    request_id: str
+    session_id: str
+    repetition: RepetitionDetection | None
+    stream_interval: int
+
+
+def common_fields(parameters: GenerationParameters) -> CommonFields:
+    n = 1 if parameters.n is None else parameters.n
+    repetition = parameters.repetition_detection
+    return CommonFields(
+        model=parameters.model or "",
+        n=n if parameters.best_of is None else parameters.best_of,
+        unset=unset_sampling(parameters),
+        num_best=None if parameters.best_of is None else n,
+        truncate_prompt_tokens=parameters.truncate_prompt_tokens,
+        keeps_beginning=parameters.truncation_side == "right",
+        priority=parameters.priority or 0,
+        cache_salt=parameters.cache_salt or "",
+        request_id=parameters.request_id or "",
+        session_id=parameters.session_id or parameters.prompt_cache_key or "",
+        repetition=None if repetition is None else repetition.to_detection(),
+        stream_interval=parameters.stream_interval or 1,
     )
 
 

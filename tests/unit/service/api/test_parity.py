@@ -36,6 +36,7 @@ NOT_IN_GRPC = {
     "service_tier": "there is only one",
     "reasoning": "another name of reasoning_content",
     "spaces_between_special_tokens": "changes nothing",
+    "return_tokens_as_token_ids": "log probabilities have token ids already",
     "encoding_format": "floats are binary",
     "embed_dtype": "there is only one",
     "endianness": "floats are binary",
