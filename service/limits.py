@@ -7,6 +7,7 @@ model is a further limit and comes with ModelInfo.
 from pydantic import BaseModel, ConfigDict, Field
 
 from workers.sampling.params import (
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
@@ -36,6 +37,7 @@ class Limits(BaseModel):
     more than 64 KiB, and so is what lists hold besides numbers (MAX_OTHER_ITEMS).
     max_grammar_bytes: of a schema, a regular expression, a grammar or all choices together.
     max_grammar_cost_bytes bounds that times the sequences that one request generates.
+    max_bad_words: each of which may be two to an engine, with and without a space before it.
     max_grammar_cpu_s: of a processor, for making one grammar of them.
     """
 
@@ -66,6 +68,7 @@ class Limits(BaseModel):
     max_stop_strings: int = Field(default=16, ge=0)
     max_stop_string_bytes: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=MAX_STOP_TOKEN_IDS, ge=0, le=MAX_STOP_TOKEN_IDS)
+    max_bad_words: int = Field(default=MAX_BAD_WORDS // 2, ge=0, le=MAX_BAD_WORDS // 2)
     max_logit_bias_entries: int = Field(
         default=MAX_LOGIT_BIAS_ENTRIES, ge=0, le=MAX_LOGIT_BIAS_ENTRIES
     )

@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 from google.protobuf.message import Message
 
 from service.api.grpc_chats import to_chat_options, to_chat_prompt
+from service.api.openai.sampling import distinct
 from service.errors import ApiError, ApiErrorCode
 from service.handler.embedding import embedding_request
 from service.handler.repetition import RepetitionDetection
@@ -77,6 +78,7 @@ def to_generation_request(
         unset=frozenset(name for name in _PLAIN_FIELDS if not sampling.HasField(name)),
         repetition=_to_repetition(sampling),
         stream_interval=request.stream_interval or 1,
+        bad_words=tuple(sampling.bad_words),
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id,
@@ -195,10 +197,14 @@ def _to_sampling(request: pb.GenerateRequest, *, is_scoring_only: bool) -> Sampl
         if abs(sampling.seed) > MAX_SEED:
             raise _invalid("seed must be a 64-bit integer above the smallest one", "seed")
         fields["seed"] = sampling.seed
+    if sampling.logprob_token_ids:
+        fields.setdefault("logprobs", 0)
     return SamplingParams(
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        logprob_token_ids=distinct(sampling.logprob_token_ids),
+        allowed_token_ids=distinct(sampling.allowed_token_ids),
         **fields,
     )
 

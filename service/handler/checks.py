@@ -18,6 +18,7 @@ from service.handler.requests import (
     TokenPrompt,
 )
 from service.handler.sources import check_sources, num_decoder_tokens
+from service.handler.token_rules import check_token_rules
 from service.limits import Limits
 from service.request_context import RequestContext
 from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
@@ -53,6 +54,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_bytes(request.request_id, limits.max_request_id_bytes, "request_id")
     _check_truncation(request)
     _check_best(request, limits)
+    check_token_rules(request, limits)
     if request.repetition is not None and (problem := request.repetition.check()):
         param = "repetition_detection"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, f"{param} {problem}", param)
@@ -254,7 +256,8 @@ def _check_cost(
     request: GenerationRequest, limits: Limits, prompt_lens: list[int], max_tokens: int
 ) -> None:
     sampling = request.sampling
-    outputs = len(prompt_lens) * request.n * max_tokens
+    # What is allowed goes to the engine with each choice.
+    outputs = len(prompt_lens) * request.n * (max_tokens + len(sampling.allowed_token_ids))
     _require(
         sum(prompt_lens) + outputs <= limits.max_request_cost_tokens,
         f"prompts, n and max_tokens together ask for more than {limits.max_request_cost_tokens} "

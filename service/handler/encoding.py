@@ -12,7 +12,7 @@ from service.handler.requests import AudioPrompt, NamedConstraint, Prompt, Token
 from service.handler.turns import in_turns
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
-from service.tokenizer.jobs import AudioFeatures, EncodeChat, ReadAudio
+from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio
 from service.tokenizer.pool import Tokenizer
 from workers.engine.encoder_input import EncoderInput, SourceTokens, TextEncoder
 from workers.engine.protocol import ModelInfo
@@ -66,6 +66,16 @@ class PromptEncoder:
         return await in_turns(
             prompts, lambda prompt: self._encode(prompt, flow, info, max_tokens), max_at_once
         )
+
+    async def encode_plain(self, texts: Sequence[str], context: RequestContext) -> list[list[int]]:
+        """Tokens of texts as they stand within others."""
+        flow = _flow_of(context)
+
+        async def encode(text: str) -> list[int]:
+            job = EncodeText(text, add_special_tokens=False, parse_special_tokens=False)
+            return list(await self._tokenizer.encode_text(job, flow))
+
+        return await in_turns(texts, encode, _TEXTS_AT_ONCE)
 
     async def make_grammar(self, named: NamedConstraint | None, context: RequestContext) -> str:
         """What engines take; "" for no constraint."""

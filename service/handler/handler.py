@@ -35,6 +35,7 @@ from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt
 from service.handler.sources import without_excluded
 from service.handler.submission import engine_requests, submit_all
+from service.handler.token_rules import with_token_rules
 from service.limits import Limits
 from service.request_context import RequestContext
 from service.security.quota import Lease
@@ -152,6 +153,7 @@ class Handler:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
         request = self._chats.constrained(request, prompts[0])
+        request = await with_token_rules(request, self._encoder.encode_plain, context, info)
         grammar = await self._encoder.make_grammar(request.constraint, context)
         engine_prompts = await for_engine(fit_prompts(request, prompts, self.limits, info))
         fitted = with_sources(engine_prompts, request.prompts, info)

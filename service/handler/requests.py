@@ -77,7 +77,8 @@ class GenerationRequest:
     every choice. embedding: nothing is generated, each prompt becomes a vector. chat: None for what
     is no chat. num_best: the likeliest so many of each prompt's n choices are the answer; None: all
     are. hides_logprobs: those of the sampling are for that alone. repetition: ends a choice.
-    stream_interval: tokens between two deltas of a choice.
+    stream_interval: tokens between two deltas of a choice. bad_words: texts that no choice has;
+    the sampling's own are made of them.
     """
 
     prompts: tuple[Prompt, ...]
@@ -101,3 +102,4 @@ class GenerationRequest:
     hides_logprobs: bool = False
     repetition: RepetitionDetection | None = None
     stream_interval: int = 1
+    bad_words: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 Raw means before temperature, penalties, bias and masks. Knows no requests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,8 @@ class LogprobTensors:
     """For m positions: the token that stands there, and the num_top likeliest.
 
     logprobs: float32 (m,). ranks: int64 (m,), 1 + the number of tokens with a higher logit.
-    top_token_ids: int64 (m, num_top), top_logprobs: float32 (m, num_top), likeliest first.
+    top_token_ids: int64 (m, num_top), top_logprobs: float32 (m, num_top), likeliest first; behind
+    them tokens that were asked for by name.
     """
 
     logprobs: Tensor
@@ -51,31 +52,49 @@ class SampledLogprobs:
     """Log probabilities of those rows of a batch that asked for them.
 
     num_top: host int32 (n,) for all rows, NO_LOGPROBS where none were asked. tensors: one position
-    per row that asked, in row order, with the largest num_top of them all.
+    per row that asked, in row order, with the largest num_top of them all. num_asked: host int32
+    (n,), tokens that a row named and gets instead of its likeliest ones; asked_at: where those of
+    every row begin.
     """
 
     tensors: LogprobTensors
     num_top: npt.NDArray[np.int32]
+    num_asked: npt.NDArray[np.int32]
+    asked_at: int
 
     def start_download(self) -> "SampledLogprobs":
-        return SampledLogprobs(self.tensors.start_download(), self.num_top)
+        return SampledLogprobs(
+            self.tensors.start_download(), self.num_top, self.num_asked, self.asked_at
+        )
 
     def read(self) -> tuple[TokenLogprobs | None, ...]:
         """One entry per row of the batch, from host copies."""
-        asked = read_logprobs(self.tensors, self.num_top[self.num_top >= 0].tolist())
-        entries = iter(asked)
+        wanted = self.num_top >= 0
+        entries = iter(
+            read_logprobs(
+                self.tensors, map(self._span, self.num_top[wanted], self.num_asked[wanted])
+            )
+        )
         return tuple(next(entries) if num >= 0 else None for num in self.num_top.tolist())
 
+    def _span(self, num_top: int, num_asked: int) -> slice:
+        return slice(self.asked_at, self.asked_at + num_asked) if num_asked else slice(num_top)
 
-def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobTensors:
+
+def compute_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int, asked_ids: Tensor | None = None
+) -> LogprobTensors:
     """Log probabilities under float logits (m, vocab) of token_ids int64 (m,); does not sync.
 
-    num_top: 0 or more; capped at vocab.
+    num_top: 0 or more; capped at vocab. asked_ids: int64 (m, k), more tokens of each position.
     """
     logits = logits.float()
     log_normaliser = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     top_logits, top_token_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    if asked_ids is not None:
+        top_logits = torch.cat([top_logits, logits.gather(1, asked_ids)], dim=1)
+        top_token_ids = torch.cat([top_token_ids, asked_ids], dim=1)
     return LogprobTensors(
         logprobs=(chosen - log_normaliser).squeeze(1),
         ranks=(logits > chosen).sum(dim=-1) + 1,
@@ -119,16 +138,16 @@ def pack_logprobs(host: LogprobTensors) -> PackedLogprobs:
     )
 
 
-def read_logprobs(host: LogprobTensors, num_top: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-    """Protocol values from host copies; num_top[i] cuts the top list of position i."""
+def read_logprobs(host: LogprobTensors, spans: Iterable[slice]) -> tuple[TokenLogprobs, ...]:
+    """Protocol values from host copies; a span is what is shown of its position's alternatives."""
     return tuple(
-        TokenLogprobs(logprob, rank, top_ids[:num], top_values[:num])
-        for logprob, rank, top_ids, top_values, num in zip(
+        TokenLogprobs(logprob, rank, top_ids[span], top_values[span])
+        for logprob, rank, top_ids, top_values, span in zip(
             host.logprobs.tolist(),
             host.ranks.tolist(),
             host.top_token_ids.tolist(),
             host.top_logprobs.tolist(),
-            num_top,
+            spans,
             strict=True,
         )
     )

@@ -4,6 +4,7 @@ Knows no tensors, no tokenizer and no stop strings: text is the service's busine
 """
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -12,6 +13,10 @@ from workers.errors import ErrorCode, RequestRejectedError
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 300
 MAX_STOP_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 1 << 16
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 32
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SEED = 2**63 - 1
 
 
@@ -30,7 +35,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     stop ids are masked until that many output tokens exist; an ignored end of sequence is not.
     logprobs: number of top alternatives per output token, None for no logprobs at all, 0 for the
     sampled token's only; prompt_logprobs: the same for prompt tokens. Log probabilities are those
-    of the raw logits.
+    of the raw logits. logprob_token_ids: instead of the likeliest alternatives those of these
+    tokens, in this order; only with logprobs. allowed_token_ids: no other token is sampled; empty:
+    any is. bad_words: sequences of tokens that the output does not have: the last one of each is
+    not sampled behind the others.
     """
 
     temperature: float = 1.0
@@ -48,6 +56,9 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -61,10 +72,16 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             or self.frequency_penalty != 0.0
         )
 
+    @property
+    def depends_on_output(self) -> bool:
+        """Whether what a token may be depends on the ones before it."""
+        return self.has_penalties or bool(self.bad_words)
+
     def validate(self, vocab_size: int) -> None:
         """Raise RequestRejectedError naming the first field that is out of range."""
         self._validate_ranges()
         self._validate_token_ids(vocab_size)
+        self._validate_rules(vocab_size)
 
     def _validate_ranges(self) -> None:
         checks = (
@@ -102,6 +119,47 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _check(math.isfinite(bias) and abs(bias) <= 100, "logit_bias", "values in [-100, 100]")
         for token_id in self.stop_token_ids:
             _check(0 <= token_id < vocab_size, "stop_token_ids", f"token ids below {vocab_size}")
+
+    def _validate_rules(self, vocab_size: int) -> None:
+        for name, ids, most in (
+            ("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS),
+            ("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS),
+        ):
+            _check(len(ids) <= most, name, f"at most {most} entries")
+            is_known = not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+            _check(is_known, name, f"token ids below {vocab_size}")
+        _check(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} words")
+        for word in self.bad_words:
+            _check(
+                1 <= len(word) <= MAX_BAD_WORD_TOKENS and min(word) >= 0 and max(word) < vocab_size,
+                "bad_words",
+                f"words of 1 to {MAX_BAD_WORD_TOKENS} tokens below {vocab_size}",
+            )
+        _check(
+            not self.logprob_token_ids or self.logprobs is not None,
+            "logprob_token_ids",
+            "with logprobs only",
+        )
+
+    def check_something_is_left(self, vocab_size: int, ending_ids: Iterable[int]) -> None:
+        """Raise RequestRejectedError if at some point no token at all might be sampled.
+
+        ending_ids: what ends the request, and is masked before min_tokens.
+        """
+        if not (self.bad_words or self.allowed_token_ids):
+            return
+        never = {word[-1] for word in self.bad_words}
+        if self.min_tokens:
+            never.update(ending_ids)
+        if self.allowed_token_ids:
+            is_left = any(token_id not in never for token_id in self.allowed_token_ids)
+        else:
+            is_left = len(never) < vocab_size
+        _check(
+            is_left,
+            "allowed_token_ids" if self.allowed_token_ids else "bad_words",
+            "such that min_tokens and bad_words leave a token that may be sampled",
+        )
 
 
 def _check(is_valid: bool, param: str, requirement: str) -> None:

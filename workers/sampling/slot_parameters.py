@@ -37,6 +37,8 @@ class RowUse(IntEnum):
     LOGIT_BIAS = 6
     MIN_TOKENS = 7
     LOGPROBS = 8
+    ALLOWED = 9
+    BAD_WORDS = 10
 
 
 DENSE_FILTERS = (RowUse.MIN_P, RowUse.TOP_K, RowUse.TOP_P)
@@ -53,13 +55,14 @@ class HostRows:
 
     slots: int64 (n,). noise_keys: int32 (n, 2). rows: for each use that occurs, its rows,
     ascending; rows of a filter are counted among the DENSE ones. num_top: int32 (n,), NO_LOGPROBS
-    where a row asked for none.
+    where a row asked for none. num_asked: int32 (n,), how many tokens it named instead.
     """
 
     slots: RowIndices
     noise_keys: npt.NDArray[np.int32]
     rows: dict[RowUse, RowIndices]
     num_top: npt.NDArray[np.int32]
+    num_asked: npt.NDArray[np.int32]
 
 
 class SlotParameters:
@@ -71,6 +74,7 @@ class SlotParameters:
         self._mixed_seeds = np.zeros(max_running_requests, dtype=np.uint64)
         self._min_seq_lens = np.zeros(max_running_requests, dtype=np.int64)
         self._num_top = np.full(max_running_requests, NO_LOGPROBS, dtype=np.int32)
+        self._num_asked = np.zeros(max_running_requests, dtype=np.int32)
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
         slots = [request.slot for request in requests]
@@ -84,6 +88,7 @@ class SlotParameters:
             NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
             for sampling in samplings
         ]
+        self._num_asked[slots] = [len(sampling.logprob_token_ids) for sampling in samplings]
 
     def describe(self, slots: IntArray, seq_lens: IntArray) -> HostRows | None:
         """How the rows of one step are to be sampled; None if all are plainly greedy."""
@@ -106,6 +111,7 @@ class SlotParameters:
             noise_keys=row_keys(self._mixed_seeds[slots], seq_lens),
             rows=rows,
             num_top=self._num_top[slots],
+            num_asked=self._num_asked[slots],
         )
 
 
@@ -116,6 +122,8 @@ def row_uses(sampling: SamplingParams, vocab_size: int) -> int:
         (RowUse.LOGIT_BIAS, bool(sampling.logit_bias)),
         (RowUse.MIN_TOKENS, sampling.min_tokens > 0),
         (RowUse.LOGPROBS, sampling.logprobs is not None),
+        (RowUse.ALLOWED, bool(sampling.allowed_token_ids)),
+        (RowUse.BAD_WORDS, bool(sampling.bad_words)),
     ]
     if not sampling.is_greedy and 0 < sampling.top_k <= MAX_CANDIDATE_TOP_K:
         conditions.append((RowUse.CANDIDATES, True))

@@ -3,8 +3,9 @@
 Turns one step's logits into token ids without waiting for the device. Knows slots, not requests'
 ids nor the scheduler; every tensor-parallel rank holds an equal copy and draws equal tokens.
 
-Order of what happens to a row of logits: logit_bias, min_tokens mask, penalties, temperature,
-min_p, top_k, top_p, draw. (transformers and vLLM both add the bias before the penalties.)
+Order of what happens to a row of logits: logit_bias, min_tokens mask, bad words, penalties, tokens
+that are not allowed, temperature, min_p, top_k, top_p, draw. (transformers and vLLM both add the
+bias before the penalties.)
 """
 
 import math
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.sampling.allowed_tokens import AllowedTokens
+from workers.sampling.bad_words import BadWords
 from workers.sampling.filters import MIN_TEMPERATURE, TOP_P_OFF
 from workers.sampling.logprobs import SampledLogprobs, compute_logprobs
 from workers.sampling.params import SamplingParams
@@ -28,6 +31,7 @@ from workers.sampling.sampler import (
 )
 from workers.sampling.slot_parameters import DENSE_FILTERS, HostRows, RowUse, SlotParameters
 from workers.sampling.sparse_bias import SparseBias
+from workers.sampling.token_id_table import TokenIdTable
 from workers.sampling.transfer import start_download, upload
 from workers.scheduler.plan import NAN_TOKEN, AdmittedRequest, IntArray, StepResult
 
@@ -85,6 +89,9 @@ class SamplingState:
         self._penalties = PenaltyState(max_running_requests, vocab_size, device)
         self._logit_bias = SparseBias(max_running_requests, vocab_size, device)
         self._stop_mask = SparseBias(max_running_requests, vocab_size, device)
+        self._allowed = AllowedTokens(max_running_requests, vocab_size, device)
+        self._bad_words = BadWords(max_running_requests, vocab_size, device)
+        self._asked_ids = TokenIdTable(max_running_requests, device)
         self.last_token_ids = torch.zeros(max_running_requests, dtype=torch.int64, device=device)
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
@@ -110,6 +117,7 @@ class SamplingState:
         self._admit_penalties([r for r in requests if r.sampling.has_penalties])
         self._admit_logit_bias([r for r in requests if r.sampling.logit_bias])
         self._admit_stop_mask([r for r in requests if r.sampling.min_tokens > 0])
+        self._admit_rules(requests)
 
     def is_plainly_greedy(self, slots: IntArray, seq_lens: IntArray) -> bool:
         """Whether sample, called with these, would take every row's argmax and do nothing else."""
@@ -142,7 +150,7 @@ class SamplingState:
         adjusted = self._adjust(logits, rows)
         row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
         token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
-        logprobs = _sampled_logprobs(raw, token_ids, rows, host_rows)
+        logprobs = self._logprobs(raw, token_ids, rows, host_rows)
         # Last: until here a call that ran out of memory can be made again.
         self._count_output(rows, token_ids)
         return SampledTokens(token_ids, row_max.squeeze(1).isnan(), logprobs)
@@ -162,19 +170,25 @@ class SamplingState:
     def _adjust(self, logits: Tensor, rows: "_DeviceRows") -> Tensor:
         """Biased, masked and penalised logits, float32; a copy if anything had to be changed."""
         bias, mask = rows.groups.get(RowUse.LOGIT_BIAS), rows.groups.get(RowUse.MIN_TOKENS)
-        penalised = rows.groups.get(RowUse.PENALTIES)
-        if bias is None and mask is None and penalised is None:
+        penalised, allowed = rows.groups.get(RowUse.PENALTIES), rows.groups.get(RowUse.ALLOWED)
+        worded = rows.groups.get(RowUse.BAD_WORDS)
+        if not any((bias, mask, penalised, allowed, worded)):
             return logits.float()
         logits = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if bias is not None:
             self._logit_bias.add_to_(logits, bias.indices, bias.take(rows.slots))
         if mask is not None:
             self._stop_mask.add_to_(logits, mask.indices, mask.take(rows.slots))
+        if worded is not None:
+            self._bad_words.rule_out_(logits, worded.indices, worded.take(rows.slots))
         if penalised is not None:
             slots = penalised.take(rows.slots)
             penalties = self._floats.index_select(0, slots)[:, 3:6]
             penalised_rows = self._penalties.apply(penalised.take(logits), slots, penalties)
             logits = penalised.put_(logits, penalised_rows)
+        if allowed is not None:
+            kept = self._allowed.ruled_out(allowed.take(logits), allowed.take(rows.slots))
+            logits = allowed.put_(logits, kept)
         return logits
 
     def _draw(
@@ -211,6 +225,20 @@ class SamplingState:
         group = rows.groups.get(RowUse.PENALTIES)
         if group is not None:
             self._penalties.add(group.take(rows.slots), group.take(token_ids))
+        group = rows.groups.get(RowUse.BAD_WORDS)
+        if group is not None:
+            self._bad_words.add(group.take(rows.slots), group.take(token_ids))
+
+    def _logprobs(
+        self, logits: Tensor, token_ids: Tensor, rows: "_DeviceRows", host: HostRows
+    ) -> SampledLogprobs | None:
+        group = rows.groups.get(RowUse.LOGPROBS)
+        if group is None:
+            return None
+        num_top = min(int(host.num_top.max()), self._vocab_size)
+        asked = self._asked_ids.take(group.take(rows.slots)) if host.num_asked.any() else None
+        tensors = compute_logprobs(group.take(logits), group.take(token_ids), num_top, asked)
+        return SampledLogprobs(tensors, host.num_top, host.num_asked, num_top)
 
     def _admit_penalties(self, requests: Sequence[AdmittedRequest]) -> None:
         if not requests:
@@ -225,6 +253,25 @@ class SamplingState:
         if not requests:
             return
         self._logit_bias.set({request.slot: request.sampling.logit_bias for request in requests})
+
+    def _admit_rules(self, requests: Sequence[AdmittedRequest]) -> None:
+        allowed = {
+            request.slot: ids for request in requests if (ids := request.sampling.allowed_token_ids)
+        }
+        if allowed:
+            self._allowed.set(allowed)
+        asked = {
+            request.slot: ids for request in requests if (ids := request.sampling.logprob_token_ids)
+        }
+        if asked:
+            self._asked_ids.set(asked)
+        worded = [request for request in requests if request.sampling.bad_words]
+        if worded:
+            self._bad_words.set(
+                [request.slot for request in worded],
+                [request.sampling.bad_words for request in worded],
+                [request.output_ids for request in worded],
+            )
 
     def _admit_stop_mask(self, requests: Sequence[AdmittedRequest]) -> None:
         if not requests:
@@ -266,17 +313,6 @@ def _filter_groups(rows: _DeviceRows) -> FilterGroups:
         top_k=rows.groups.get(RowUse.TOP_K),
         top_p=rows.groups.get(RowUse.TOP_P),
     )
-
-
-def _sampled_logprobs(
-    logits: Tensor, token_ids: Tensor, rows: _DeviceRows, host: HostRows
-) -> SampledLogprobs | None:
-    group = rows.groups.get(RowUse.LOGPROBS)
-    if group is None:
-        return None
-    num_top = int(host.num_top.max())
-    tensors = compute_logprobs(group.take(logits), group.take(token_ids), num_top)
-    return SampledLogprobs(tensors, host.num_top)
 
 
 def _float_row(sampling: SamplingParams) -> tuple[float, ...]:

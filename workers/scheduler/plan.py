@@ -33,8 +33,8 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     seed: the request's own or the one drawn for it at submission. Its tokens come with the steps
     that compute them; what is cached needs none. prompt_ids: the ids that occur in the prompt, each
     once, where a repetition penalty asks for them. output_ids: the output that it brings, where a
-    penalty counts it. known_ids: prompt and output so far, in order, where drafts are proposed.
-    All are empty otherwise.
+    penalty counts it or bad words go on from it. known_ids: prompt and output so far, in order,
+    where drafts are proposed. All are empty otherwise.
     """
 
     slot: int

@@ -303,9 +303,9 @@ def _join(decode: IntArray, prefill: list[int] | list[bool]) -> npt.NDArray[np.i
 
 
 def _penalised_ids(request: Request) -> tuple[IntArray, IntArray]:
-    """The distinct prompt ids and the output ids that the request's penalties look at, int32."""
+    """The distinct prompt ids and the output ids that the request's sampling looks at, int32."""
     sampling, num_prompt = request.sampling, request.num_prompt_tokens
-    if not sampling.has_penalties:
+    if not sampling.depends_on_output:
         return EMPTY, EMPTY
     output_ids = request.known_tokens[num_prompt:]
     if sampling.repetition_penalty == 1.0:

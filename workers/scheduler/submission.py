@@ -55,7 +55,6 @@ class Submission:
         """
         max_total_len, encoder, tokens, media = self.check(spec, 0, 0)
         seed = spec.sampling.seed
-        stop_ids = frozenset(spec.sampling.stop_token_ids)
         request = make(
             request_id=spec.request_id,
             sampling=spec.sampling,
@@ -66,7 +65,7 @@ class Submission:
             num_tokens=len(tokens),
             num_prompt_tokens=len(spec.prompt_token_ids),
             max_total_len=max_total_len,
-            stop_ids=stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids,
+            stop_ids=self._stop_ids(spec),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             arrival=self._num_accepted,
             submitted_s=now_s,
@@ -91,6 +90,7 @@ class Submission:
             _check_pooled(spec, spec.pooling, self._config.embedding_size)
         check_spans(spec.content_spans, len(spec.prompt_token_ids))
         spec.sampling.validate(self._config.vocab_size)
+        spec.sampling.check_something_is_left(self._config.vocab_size, self._stop_ids(spec))
         encoder = self._read_of(spec)
         num_tokens = len(spec.prompt_token_ids) + len(spec.resumed_token_ids)
         num_tokens += 0 if encoder is None else encoder.num_tokens
@@ -98,9 +98,13 @@ class Submission:
         token_ids = self._checked_tokens(spec)
         return _Checked(max_total_len, encoder, token_ids, self._media_of(spec, token_ids))
 
+    def _stop_ids(self, spec: GenerateRequest) -> frozenset[int]:
+        stop_ids = frozenset(spec.sampling.stop_token_ids)
+        return stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids
+
     def _max_drafts(self, spec: GenerateRequest) -> int:
         """None where what a token may be depends on the ones before it."""
-        depends = spec.sampling.has_penalties or spec.grammar
+        depends = spec.sampling.depends_on_output or spec.grammar
         return 0 if depends else self._config.max_draft_tokens
 
     def _read_of(self, spec: GenerateRequest) -> EncoderRead | None:

@@ -44,9 +44,7 @@ _UNION_TAGS = ("str", "int", "float", "bool")
 
 # Features that are not built yet: the values that ask for nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (None,),
     "audio": (None,),
-    "bad_words": (None, []),
     "chat_template": (None,),
     "documents": (None, []),
     "ec_transfer_params": (None,),
@@ -57,7 +55,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "include_reasoning": (None, True),
     "kv_transfer_params": (None,),
     "length_penalty": (None, 1, 1.0),
-    "logprob_token_ids": (None, []),
     "media_io_kwargs": (None, {}),
     "mm_payload": (None,),
     "mm_processor_kwargs": (None, {}),
@@ -146,7 +143,9 @@ class GenerationParameters(StrictModel):
     same salt. request_id: becomes part of the response's id. truncate_prompt_tokens: -1 keeps what
     there is room for. return_tokens_as_token_ids: tokens of log probabilities are "token_id:7".
     best_of: so many choices are made of each prompt, and the n likeliest returned; not streamed.
-    stream_interval: tokens between two chunks of a choice.
+    stream_interval: tokens between two chunks of a choice. allowed_token_ids: no other token is
+    sampled. bad_words: texts that are not said, as sequences of tokens. logprob_token_ids: log
+    probabilities of these tokens instead of the likeliest ones.
     """
 
     model: str | None = None
@@ -187,6 +186,9 @@ class GenerationParameters(StrictModel):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    allowed_token_ids: TokenIdList | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    logprob_token_ids: TokenIdList | None = None
     best_of: Whole | None = None
     repetition_detection: RepetitionParameters | None = None
     stream_interval: PositiveInt32 | None = None

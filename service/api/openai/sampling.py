@@ -1,5 +1,6 @@
 """OpenAI's names for sampling and text options, turned into the handler's values."""
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 from pydantic import BaseModel
@@ -38,8 +39,10 @@ def sampling_params(
         min_tokens=parameters.min_tokens or 0,
         stop_token_ids=tuple(parameters.stop_token_ids or ()),
         ignore_eos=bool(parameters.ignore_eos),
-        logprobs=logprobs,
+        logprobs=0 if parameters.logprob_token_ids else logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=distinct(parameters.logprob_token_ids),
+        allowed_token_ids=distinct(parameters.allowed_token_ids),
     )
 
 
@@ -50,6 +53,11 @@ def unset_sampling(parameters: BaseModel) -> frozenset[str]:
     """Fields of sampling that the client has left to the defaults, of which a model may have some
     of its own. parameters: of any protocol that has OpenAI's names for them."""
     return frozenset(name for name in _NAMES if getattr(parameters, name, None) is None)
+
+
+def distinct(token_ids: Sequence[int] | None) -> tuple[int, ...]:
+    """Each once, in their order."""
+    return tuple(dict.fromkeys(token_ids or ()))
 
 
 class CommonFields(TypedDict):
@@ -67,6 +75,7 @@ class CommonFields(TypedDict):
     session_id: str
     repetition: RepetitionDetection | None
     stream_interval: int
+    bad_words: tuple[str, ...]
 
 
 def common_fields(parameters: GenerationParameters) -> CommonFields:
@@ -85,6 +94,7 @@ def common_fields(parameters: GenerationParameters) -> CommonFields:
         session_id=parameters.session_id or parameters.prompt_cache_key or "",
         repetition=None if repetition is None else repetition.to_detection(),
         stream_interval=parameters.stream_interval or 1,
+        bad_words=tuple(parameters.bad_words or ()),
     )
 
 

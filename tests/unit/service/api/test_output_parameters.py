@@ -212,6 +212,41 @@ async def test_a_models_recommendations_are_for_what_is_left_open(client, stub, 
     assert sent == [(0.25, 1.0), (0.0, 0.5), (0.25, 0.5), (1.0, 0.5)]
 
 
+async def test_rules_for_tokens_go_to_the_engine_by_both_protocols(client, stub, bench):
+    word, spaced = bench.tokenizer.ids("hello"), bench.tokenizer.ids(" hello")
+    rules = {"allowed_token_ids": [7, 5, 7], "logprob_token_ids": [9, 3, 9], "bad_words": ["hello"]}
+    await posted(client, "/v1/completions", **rules)
+    await posted(client, "/v1/chat/completions", **rules)
+    request = pb.GenerateRequest(text=pb.Text(text="a"), sampling=pb.SamplingParams(**rules))
+    await stub.Generate(request)
+    expected = {tuple(word)} | ({tuple(spaced)} if len(spaced) == len(word) else set())
+    for sent in bench.backend.requests:
+        assert sent.sampling.allowed_token_ids == (7, 5)
+        assert sent.sampling.logprob_token_ids == (9, 3)
+        assert sent.sampling.logprobs == 0
+        assert set(sent.sampling.bad_words) == expected
+    assert len(bench.backend.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("rules", "code", "param"),
+    [
+        ({"allowed_token_ids": [420]}, "invalid_request", "allowed_token_ids"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "invalid_request", "allowed_token_ids"),
+        ({"bad_words": [" "]}, "invalid_request", "bad_words"),
+        ({"bad_words": ["x" * 40]}, "invalid_request", "bad_words"),
+        ({"bad_words": ["x" * 300]}, "limit_exceeded", "bad_words"),
+        ({"bad_words": ["x"] * 129}, "limit_exceeded", "bad_words"),
+        ({"bad_words": ["x"], "guided_regex": "a"}, "invalid_request", "bad_words"),
+        ({"logprob_token_ids": [5] * 3 + [420]}, "invalid_request", "logprob_token_ids"),
+    ],
+)
+async def test_rules_that_cannot_be_followed_are_named(client, rules, code, param):
+    answer = await client.post("/v1/completions", json={**COMPLETION, **rules})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+
+
 @pytest.fixture
 def lenient_client(services):
     app = build_http_app(dataclasses.replace(services, unknown_fields="ignore"))

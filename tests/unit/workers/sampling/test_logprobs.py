@@ -62,7 +62,7 @@ def test_logprobs_stop_when_the_slot_is_taken_over() -> None:
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     logits = random_logits(3, VOCAB).bfloat16()
     token_ids = torch.tensor([0, 50, 199])
-    entries = read_logprobs(compute_logprobs(logits, token_ids, 0), [0, 0, 0])
+    entries = read_logprobs(compute_logprobs(logits, token_ids, 0), [slice(0)] * 3)
     exact = logits.double().log_softmax(-1)
     for row, token_id in enumerate(token_ids.tolist()):
         assert entries[row].logprob == pytest.approx(exact[row, token_id].item(), abs=2e-6)
@@ -76,7 +76,7 @@ def test_rank_counts_strictly_higher_logits_only() -> None:
 
 def test_more_top_tokens_than_vocabulary_gives_the_vocabulary() -> None:
     tensors = compute_logprobs(random_logits(1, 5), torch.tensor([0]), 20)
-    assert len(read_logprobs(tensors, [20])[0].top_token_ids) == 5
+    assert len(read_logprobs(tensors, [slice(20)])[0].top_token_ids) == 5
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 300, 513])
@@ -93,7 +93,7 @@ def test_prompt_logprobs_are_exact_over_any_number_of_pieces(
         return hidden
 
     tensors = prompt_logprobs(head, logits, targets, 4, 50)
-    entries = read_logprobs(tensors, [4] * num_rows)
+    entries = read_logprobs(tensors, [slice(4)] * num_rows)
     assert (sum(made), max(made)) == (num_rows, min(num_rows, 128))
     assert len(entries) == num_rows
     for row in range(num_rows):

@@ -20,6 +20,8 @@ SAMPLINGS = [
     SamplingParams(top_k=100, top_p=0.5, min_p=0.1),
     SamplingParams(presence_penalty=1.0, repetition_penalty=1.2),
     SamplingParams(logit_bias={1: 2.0}, min_tokens=4, stop_token_ids=(3,), logprobs=5),
+    SamplingParams(allowed_token_ids=(5, 6), logprobs=0, logprob_token_ids=(1, 2, 3)),
+    SamplingParams(bad_words=((7,), (7, 8, 9)), temperature=0),
 ]
 SYNCING_OPS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
 SYNCING_METHODS = ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__")
