@@ -22,6 +22,10 @@ MAX_TOOLS = 1024
 MAX_OTHER_ITEMS = 1 << 16
 # What may be set for max_grammar_bytes.
 MAX_GRAMMAR_BYTES = 1 << 20
+# What may be set for max_image_pixels: Pillow warns of larger ones itself.
+MAX_IMAGE_PIXELS = 89_000_000
+# What may be set for max_shown_pixels: three bytes each fit into a frame of the token way.
+MAX_SHOWN_PIXELS = 16 << 20
 
 
 class Limits(BaseModel):
@@ -39,6 +43,10 @@ class Limits(BaseModel):
     max_grammar_cost_bytes bounds that times the sequences that one request generates.
     max_bad_words: each of which may be two to an engine, with and without a space before it.
     max_grammar_cpu_s: of a processor, for making one grammar of them.
+    max_images, max_image_bytes: of a prompt, and of each file. max_image_pixels: of a file, as its
+    header says; max_total_image_pixels: of all files of a prompt. max_shown_pixels: of an image as
+    the model sees it, larger ones are made smaller; max_total_shown_pixels: of all of a prompt.
+    max_held_image_bytes: what an ingress keeps, for each model, for requests under way.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,6 +90,14 @@ class Limits(BaseModel):
     max_request_id_bytes: int = Field(default=128, ge=1)
     max_cache_salt_bytes: int = Field(default=256, ge=0)
     max_session_id_bytes: int = Field(default=256, ge=1)
+
+    max_images: int = Field(default=16, ge=0)
+    max_image_bytes: int = Field(default=8 << 20, ge=1)
+    max_image_pixels: int = Field(default=1 << 24, ge=1, le=MAX_IMAGE_PIXELS)
+    max_total_image_pixels: int = Field(default=1 << 26, ge=1)
+    max_shown_pixels: int = Field(default=1 << 22, ge=1, le=MAX_SHOWN_PIXELS)
+    max_total_shown_pixels: int = Field(default=1 << 22, ge=1, le=MAX_SHOWN_PIXELS)
+    max_held_image_bytes: int = Field(default=1 << 30, ge=1)
 
     max_pending_tokenizer_jobs: int = Field(default=1024, ge=1)
     tokenizer_timeout_s: float = Field(default=10.0, gt=0)

@@ -8,6 +8,7 @@ import msgspec
 
 from service.api.tool_sets import FunctionTool
 from service.errors import ApiError, ApiErrorCode
+from service.images.files import ImageFile
 from service.limits import Limits
 from service.tokenizer.jobs import EncodeChat
 
@@ -28,9 +29,11 @@ def make_prompt(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
+    images: Sequence[ImageFile] = (),
 ) -> EncodeChat:
-    """messages, template_kwargs: as the template reads them. Raises ApiError for what is too large
-    or cannot be sent to a tokenizer."""
+    """messages, template_kwargs: as the template reads them. images: of the messages, in order.
+
+    Raises ApiError for what is too large or cannot be sent to a tokenizer."""
     if any("tool_calls" in message for message in messages):
         check_sendable(messages, "messages")
     shown_tools = [tool.to_template() for tool in tools]
@@ -43,12 +46,18 @@ def make_prompt(
         continue_final_message=continue_final_message,
         add_special_tokens=add_special_tokens,
         template_kwargs=template_kwargs,
+        images=list(images),
     )
 
 
 def check_num_parts(content: object, limits: Limits) -> None:
     """Raise ApiError if a message's content is a list of too many parts."""
-    if isinstance(content, list) and len(content) > limits.max_content_parts:
+    check_part_count(len(content) if isinstance(content, list) else 0, limits)
+
+
+def check_part_count(num_parts: int, limits: Limits) -> None:
+    """Raise ApiError if a message's content may not have so many parts."""
+    if num_parts > limits.max_content_parts:
         raise ApiError(
             ApiErrorCode.LIMIT_EXCEEDED,
             f"a message may have at most {limits.max_content_parts} content parts",

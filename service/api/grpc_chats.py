@@ -10,7 +10,13 @@ import msgspec
 from pydantic import ValidationError
 
 from service.api.body import MAX_INLINE_BYTES
-from service.api.chat_prompts import check_template_kwargs, effort_kwargs, make_prompt
+from service.api.chat_prompts import (
+    check_part_count,
+    check_template_kwargs,
+    effort_kwargs,
+    make_prompt,
+)
+from service.api.grpc_images import images_in, to_content
 from service.api.json_shape import measure
 from service.api.openai.parameters import from_validation_error
 from service.api.openai.tools import (
@@ -52,6 +58,8 @@ def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
     """Raises ApiError."""
     # Before each of them is looked at: a request may hold millions.
     check_num_messages(len(chat.messages), limits)
+    for message in chat.messages:
+        check_part_count(len(message.parts), limits)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise _invalid(
             "continue_final_message excludes add_generation_prompt", "continue_final_message"
@@ -68,6 +76,7 @@ def to_chat_prompt(chat: pb.Chat, limits: Limits) -> EncodeChat:
         or not chat.HasField("add_generation_prompt"),
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        images=images_in(chat),
     )
 
 
@@ -150,7 +159,7 @@ def _to_message(message: pb.Message) -> dict[str, Any]:
     if (role == "tool") != message.HasField("tool_call_id"):
         text = "a message of role tool has a tool_call_id, and no other has"
         raise _invalid(text, "messages.tool_call_id")
-    result: dict[str, Any] = {"role": role, "content": message.content}
+    result: dict[str, Any] = {"role": role, "content": to_content(message)}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if message.HasField(name):
             result[name] = getattr(message, name)

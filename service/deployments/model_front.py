@@ -21,6 +21,7 @@ from service.handler.defaults import NO_DEFAULTS, SamplingDefaults
 from service.handler.directory import ServedModel
 from service.handler.handler import Handler
 from service.hub.resolve import text_folder
+from service.images.files import ImageCeilings
 from service.model_names import is_hub_id
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import IngressGauges, IngressMetrics, IngressStateCollector
@@ -132,6 +133,12 @@ class ModelFront:
             timeout_s=self._limits.tokenizer_timeout_s,
             max_pending_jobs=self._limits.max_pending_tokenizer_jobs,
             max_rendered_bytes=self._limits.max_rendered_bytes,
+            images=ImageCeilings(
+                max_pixels=self._limits.max_image_pixels,
+                max_total_pixels=self._limits.max_total_image_pixels,
+                max_shown_pixels=self._limits.max_shown_pixels,
+                max_total_shown_pixels=self._limits.max_total_shown_pixels,
+            ),
             grammars=GrammarCompilerConfig(
                 max_cpu_s=self._limits.max_grammar_cpu_s,
                 max_pending_jobs=self._limits.max_pending_tokenizer_jobs,

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from service.errors import ApiError, ApiErrorCode, from_rejection
 from service.handler.constraints import check_constraint
 from service.handler.embedding import check_embedding
+from service.handler.images import check_image_request
 from service.handler.requests import (
     AS_MANY_AS_FIT,
     AudioPrompt,
     GenerationRequest,
+    ImagePrompt,
     Prompt,
     TokenPrompt,
 )
@@ -48,6 +50,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_sampling(request, limits, info)
     _check_stops(request.text.stop, limits)
     check_sources(request, info)
+    check_image_request(request, limits, info)
     check_constraint(request, limits, info)
     check_embedding(request, limits, info)
     _check_bytes(request.cache_salt, limits.max_cache_salt_bytes, "cache_salt")
@@ -101,7 +104,7 @@ def check_prompt(prompt: Prompt, limits: Limits) -> None:
             _check_bytes(prompt.text, limits.max_prompt_bytes, "prompt")
         case EncodeChat():
             _check_chat(prompt, limits)
-        case TokenPrompt() | AudioPrompt():
+        case TokenPrompt() | AudioPrompt() | ImagePrompt():
             check_num_tokens(prompt.token_ids, limits, "prompt")
 
 

@@ -2,19 +2,34 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import FittedPrompt
-from service.handler.requests import AudioPrompt, NamedConstraint, Prompt, TokenPrompt
+from service.handler.requests import (
+    AudioPrompt,
+    GenerationRequest,
+    ImagePrompt,
+    NamedConstraint,
+    Prompt,
+    TokenPrompt,
+)
 from service.handler.turns import in_turns
 from service.request_context import RequestContext
 from service.tokenizer.fair_queue import Flow
-from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio
+from service.tokenizer.jobs import (
+    AudioFeatures,
+    EncodeChat,
+    EncodeText,
+    ReadAudio,
+    unpack_token_ids,
+)
 from service.tokenizer.pool import Tokenizer
+from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import EncoderInput, SourceTokens, TextEncoder
+from workers.engine.media import MediaItem
 from workers.engine.protocol import ModelInfo
 
 _IDS_PER_TURN = 1 << 16
@@ -26,11 +41,14 @@ _TEXTS_AT_ONCE = 64
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
     """max_tokens: output tokens that each of its choices may have. source: what an encoder reads of
-    it, where the model has one; token_ids are then how the decoder begins."""
+    it, where the model has one; token_ids are then how the decoder begins. spans, images: what
+    stands in place of its placeholders."""
 
     token_ids: list[int]
     max_tokens: int
     source: EncoderInput | None = None
+    spans: list[ContentSpan] = field(default_factory=list)
+    images: list[MediaItem] = field(default_factory=list)
 
     @property
     def client_token_ids(self) -> list[int]:
@@ -77,6 +95,25 @@ class PromptEncoder:
 
         return await in_turns(texts, encode, _TEXTS_AT_ONCE)
 
+    async def see(
+        self, request: GenerationRequest, context: RequestContext, max_tokens: int | None
+    ) -> GenerationRequest:
+        """The request, its chats with images tokenised. max_tokens: as in encode()."""
+        if not any(isinstance(one, EncodeChat) and one.images for one in request.prompts):
+            return request
+        seen = [await self.see_prompt(prompt, context, max_tokens) for prompt in request.prompts]
+        return replace(request, prompts=tuple(seen))
+
+    async def see_prompt(
+        self, prompt: Prompt, context: RequestContext, max_tokens: int | None
+    ) -> Prompt:
+        if not (isinstance(prompt, EncodeChat) and prompt.images):
+            return prompt
+        job = msgspec.structs.replace(prompt, max_tokens=max_tokens)
+        seen = await self._tokenizer.encode_images(job, _flow_of(context))
+        images: list[MediaItem] = [*seen.images]
+        return ImagePrompt(unpack_token_ids(seen.token_ids), seen.spans, images)
+
     async def make_grammar(self, named: NamedConstraint | None, context: RequestContext) -> str:
         """What engines take; "" for no constraint."""
         if named is None:
@@ -105,7 +142,7 @@ class PromptEncoder:
     async def _encode(
         self, prompt: Prompt, flow: Flow, info: ModelInfo, max_tokens: int | None
     ) -> Sequence[int]:
-        if isinstance(prompt, TokenPrompt | AudioPrompt):
+        if isinstance(prompt, TokenPrompt | AudioPrompt | ImagePrompt):
             await check_range(prompt.token_ids, info, "prompt")
             return await _as_list(prompt.token_ids)
         job = msgspec.structs.replace(prompt, max_tokens=max_tokens)
@@ -138,10 +175,17 @@ def with_sources(
     if isinstance(info.encoder, TextEncoder):
         start = list(info.encoder.start.token_ids)
         return [EnginePrompt(start, p.max_tokens, SourceTokens(p.token_ids)) for p in prompts]
-    return [
-        replace(prompt, source=one.features) if isinstance(one, AudioPrompt) else prompt
-        for prompt, one in zip(prompts, asked, strict=True)
-    ]
+    return [_with_source(prompt, one) for prompt, one in zip(prompts, asked, strict=True)]
+
+
+def _with_source(prompt: EnginePrompt, asked: Prompt) -> EnginePrompt:
+    match asked:
+        case AudioPrompt():
+            return replace(prompt, source=asked.features)
+        case ImagePrompt():
+            return replace(prompt, spans=asked.spans, images=asked.images)
+        case _:
+            return prompt
 
 
 async def _as_list(token_ids: Sequence[int]) -> list[int]:

@@ -31,6 +31,7 @@ from service.handler.encoding import (
     with_sources,
 )
 from service.handler.generation import ChoiceRun, Generation, GenerationInfo
+from service.handler.images import ImageRoom, check_images
 from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt
 from service.handler.sources import without_excluded
@@ -68,6 +69,7 @@ class Handler:
         self._pieces = pieces
         self._chats = chats
         self._defaults = defaults
+        self._image_room = ImageRoom(limits)
         self._clock = clock
 
     @property
@@ -101,6 +103,7 @@ class Handler:
             check_rights(request, context, self.limits)
             self._backend.check_admission()
             max_at_once = self._take_places(request, lease)
+            lease = self._image_room.lend(request, lease)
             generation = await self._start(request, context, lease, arrival_s, max_at_once)
         except BaseException:
             lease.cancel()
@@ -112,6 +115,8 @@ class Handler:
     async def tokenise(self, prompt: Prompt, context: RequestContext) -> Sequence[int]:
         """Token ids of one prompt, with the same ceilings as a generation. Raises ApiError."""
         check_prompt(prompt, self.limits)
+        check_images(prompt, self.limits, self.model_info)
+        prompt = await self._encoder.see_prompt(prompt, context, None)
         (token_ids,) = await self._encoder.encode((prompt,), context, self.model_info, None)
         return token_ids
 
@@ -151,6 +156,8 @@ class Handler:
         max_at_once: int,
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
+        request = await self._encoder.see(request, context, max_tokens)
+        self._image_room.settle(request, lease)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
         request = self._chats.constrained(request, prompts[0])
         request = await with_token_rules(request, self._encoder.encode_plain, context, info)

@@ -7,7 +7,9 @@ from service.chat.options import ChatOptions
 from service.handler.repetition import RepetitionDetection
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.jobs import EncodeChat, EncodeText
+from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import SourceFeatures
+from workers.engine.media import MediaItem
 from workers.sampling.params import SamplingParams
 
 
@@ -26,7 +28,16 @@ class AudioPrompt:
     token_ids: Sequence[int]
 
 
-Prompt = EncodeText | EncodeChat | TokenPrompt | AudioPrompt
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """A chat with images that was tokenised. images: each once. spans: where they stand."""
+
+    token_ids: Sequence[int]
+    spans: list[ContentSpan]
+    images: list[MediaItem]
+
+
+Prompt = EncodeText | EncodeChat | TokenPrompt | AudioPrompt | ImagePrompt
 
 
 @dataclass(frozen=True, slots=True)

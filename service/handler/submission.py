@@ -43,6 +43,8 @@ async def engine_requests(
                     cache_salt=caller.salted(request.cache_salt),
                     grammar=grammar,
                     encoder_input=prompt.source,
+                    content_spans=prompt.spans,
+                    media=prompt.images,
                     pooling=pooling,
                 )
             )

@@ -109,6 +109,10 @@ class TextEncoder:
         self._check_floor(rendered, job.max_tokens)
         return self._encode_guarded(rendered, shield, job.add_special_tokens)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether text of a client never becomes that token in a chat."""
+        return token_id in self._special_text
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return decode_all(self._pieces, token_ids, skip_special_tokens=skip_special_tokens)
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import msgspec
 
+from service.images.files import ImageFile
 from service.tokenizer.constraints import Constraint, constraint_bytes
+from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import SourceFeatures
+from workers.engine.pixels import ImagePixels
 
 FRAME_HEADER = struct.Struct("<I")
 _MESSAGE_BYTES = 256
 """What rendering a message costs besides its text."""
+_IMAGE_BYTES = 256 << 10
+"""What an image costs besides its file: it is never a short job."""
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag="text"):
@@ -35,7 +40,7 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     """messages: role, content and further fields, as the chat template reads them.
 
     tools: as OpenAI's API has them. continue_final_message: end the prompt inside the last message
-    instead of after it.
+    instead of after it. images: one for each part of a message's content that is one, in order.
     max_tokens: as in EncodeText.
     """
 
@@ -46,6 +51,7 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     add_special_tokens: bool = False
     template_kwargs: dict[str, Any] = {}
     max_tokens: int | None = None
+    images: list[ImageFile] = []
 
 
 class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
@@ -74,6 +80,14 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     """token_ids: little-endian uint32."""
 
     token_ids: bytes
+
+
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    """A conversation with images. token_ids: as in Encoded, with the images' placeholders."""
+
+    token_ids: bytes
+    spans: list[ContentSpan]
+    images: list[ImagePixels]
 
 
 class TooLong(msgspec.Struct, frozen=True, tag="too_long"):
@@ -124,6 +138,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 Reply = (
     Encoded
+    | Seen
     | TooLong
     | Decoded
     | AudioFeatures
@@ -142,7 +157,8 @@ def job_bytes(job: Job) -> int:
             return _utf8_bytes(job.text)
         case EncodeChat():
             strings = strings_in([job.messages, job.tools])
-            return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings))
+            images = sum(_IMAGE_BYTES + image.num_bytes for image in job.images)
+            return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings)) + images
         case DecodeTokens():
             return len(job.token_ids)
         case CompileGrammar():

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from service.errors import ApiError, ApiErrorCode
+from service.images.files import ImageCeilings
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.grammar_compiler import GrammarCompiler, GrammarCompilerConfig
@@ -26,6 +29,7 @@ from service.tokenizer.jobs import (
     ReadAudio,
     Refused,
     Reply,
+    Seen,
     TooLong,
     job_bytes,
     pack_token_ids,
@@ -51,6 +55,10 @@ class Tokenizer(Protocol):
     async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]: ...
 
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]: ...
+
+    async def encode_images(self, job: EncodeChat, flow: Flow) -> Seen:
+        """A conversation with images."""
+        ...
 
     async def decode(
         self, token_ids: Sequence[int], flow: Flow, *, skip_special_tokens: bool
@@ -80,6 +88,7 @@ class TokenizerPoolConfig:
     max_pending_jobs: int = 1024
     max_rendered_bytes: int = 8 << 20
     max_short_bytes: int = MAX_SHORT_BYTES
+    images: ImageCeilings = ImageCeilings()
     grammars: GrammarCompilerConfig = GrammarCompilerConfig()
 
 
@@ -120,6 +129,14 @@ class TokenizerPool:
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]:
         return await self._encode(job, flow)
 
+    async def encode_images(self, job: EncodeChat, flow: Flow) -> Seen:
+        reply = await self._run(job, flow)
+        if isinstance(reply, TooLong):
+            raise _too_long(job, reply)
+        if not isinstance(reply, Seen):
+            raise _worker_failed()
+        return reply
+
     async def decode(
         self, token_ids: Sequence[int], flow: Flow, *, skip_special_tokens: bool
     ) -> str:
@@ -141,12 +158,7 @@ class TokenizerPool:
     async def _encode(self, job: EncodeText | EncodeChat, flow: Flow) -> Sequence[int]:
         reply = await self._run(job, flow)
         if isinstance(reply, TooLong):
-            raise ApiError(
-                ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"the context has room for {job.max_tokens} prompt tokens; the prompt has at least "
-                f"{reply.min_tokens}",
-                _PARAMS[type(job)],
-            )
+            raise _too_long(job, reply)
         if not isinstance(reply, Encoded):
             raise _worker_failed()
         return unpack_token_ids(reply.token_ids)
@@ -175,7 +187,11 @@ class TokenizerPool:
 
 
 def _worker_options(config: TokenizerPoolConfig) -> WorkerOptions:
-    arguments = (str(config.folder.resolve()), str(config.max_rendered_bytes))
+    arguments = (
+        str(config.folder.resolve()),
+        str(config.max_rendered_bytes),
+        msgspec.json.encode(config.images).decode(),
+    )
     return WorkerOptions("service.tokenizer.worker", arguments, config.start_timeout_s)
 
 
@@ -185,6 +201,15 @@ _PARAMS: dict[type[ModelJob], str] = {
     DecodeTokens: "tokens",
     ReadAudio: "file",
 }
+
+
+def _too_long(job: EncodeText | EncodeChat, reply: TooLong) -> ApiError:
+    return ApiError(
+        ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        f"the context has room for {job.max_tokens} prompt tokens; the prompt has at least "
+        f"{reply.min_tokens}",
+        _PARAMS[type(job)],
+    )
 
 
 def _worker_failed() -> ApiError:

@@ -11,13 +11,22 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.chats import Chats
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
+from service.images.files import ImageCeilings
+from service.images.reader import image_reader_of
 from service.limits import Limits
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
-from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio, Refused
+from service.tokenizer.jobs import (
+    AudioFeatures,
+    EncodeChat,
+    EncodeText,
+    ReadAudio,
+    Refused,
+    Seen,
+)
 from service.tokenizer.worker import Tools, run_job
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import CHATML_TEMPLATE, make_byte_level_folder
@@ -46,6 +55,14 @@ class InlineTokenizer:
             return self.encoder.encode_chat(job)
         except EncodeRefusedError as error:
             raise ApiError(ApiErrorCode.INVALID_REQUEST, error.message, error.param) from error
+
+    async def encode_images(self, job: EncodeChat, flow: Flow) -> Seen:
+        images = image_reader_of(self.folder, ImageCeilings())
+        reply = run_job(Tools(self.encoder, None, images), job)
+        if isinstance(reply, Refused):
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, reply.message, reply.param)
+        assert isinstance(reply, Seen)
+        return reply
 
     async def decode(self, token_ids: list[int], flow: Flow, *, skip_special_tokens: bool) -> str:
         return self.encoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -125,6 +142,12 @@ def make_bench(
 ) -> Bench:
     """By default the backend answers every request with ANSWER and the end-of-sequence token."""
     tokenizer = InlineTokenizer(make_byte_level_folder(folder, chat_template))
+    return bench_over(tokenizer, script, limits, info)
+
+
+def bench_over(
+    tokenizer: InlineTokenizer, script: Script | None, limits: Limits | None, info: ModelInfo
+) -> Bench:
     answer = [*tokenizer.ids(ANSWER), 2]
     backend = FakeBackend(script or (lambda request: make_outputs(request, answer)), info)
     metrics = RecordingMetrics()

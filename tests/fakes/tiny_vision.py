@@ -57,16 +57,19 @@ class Prompt:
     images: list[ImagePatches]
 
 
-def save_vision_model(folder: Path, model_type: str = "qwen2_5_vl") -> Path:
-    """float32, with weights that make every mechanism show."""
+def save_vision_model(
+    folder: Path, model_type: str = "qwen2_5_vl", vocab_size: int = VOCAB_SIZE, first: int = 120
+) -> Path:
+    """float32, with weights that make every mechanism show. first: of four tokens in a row, as
+    PLACEHOLDER and what comes behind it."""
     config = AutoConfig.for_model(
         model_type,
-        text_config=_TEXT,
+        text_config={**_TEXT, "vocab_size": vocab_size},
         vision_config=VISION[model_type],
-        image_token_id=PLACEHOLDER,
-        video_token_id=VIDEO,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
+        image_token_id=first,
+        vision_start_token_id=first + 1,
+        vision_end_token_id=first + 2,
+        video_token_id=first + 3,
         tie_word_embeddings=False,
     )
     with torch.random.fork_rng(devices=[]):

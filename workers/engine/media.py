@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.engine.content import DIGEST_BYTES, ContentSpan
+from workers.engine.pixels import ImagePixels
 from workers.errors import ErrorCode, RequestRejectedError
 
 MAX_IMAGE_BYTES = 128 << 20
@@ -53,8 +54,16 @@ class ImagePatches(
         flat = np.frombuffer(self.values, dtype=_VALUE).astype(np.float32, copy=False)
         return flat.reshape(self.num_patches, -1)
 
+    def num_bytes_for(self, values_per_patch: int) -> int:
+        """What values has to have where a model's patches have that many."""
+        return self.num_patches * values_per_patch * _VALUE.itemsize
 
-MediaItem = ImagePatches
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.patches).all())
+
+
+MediaItem = ImagePatches | ImagePixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +84,15 @@ class ImageInfo(msgspec.Struct, frozen=True, tag="image", tag_field="kind"):
 
     placeholder_id: of the token that stands for a part of an image. values_per_patch: of each
     patch. merge_size: so many patches in either direction become one placeholder's embedding.
-    max_tokens: placeholders that the engine holds embeddings for at a time.
+    max_tokens: placeholders that the engine holds embeddings for at a time. takes_pixels: whether
+    it is of a version that knows ImagePixels.
     """
 
     placeholder_id: int
     values_per_patch: int
     merge_size: int
     max_tokens: int
+    takes_pixels: bool = False
 
     def spans_of(
         self,
@@ -122,15 +133,15 @@ class ImageInfo(msgspec.Struct, frozen=True, tag="image", tag_field="kind"):
                 f"an image of {height} x {width} patches takes {num_tokens} tokens, this engine "
                 f"holds {self.max_tokens} (media_store_bytes)"
             )
-        expected = item.num_patches * self.values_per_patch * _VALUE.itemsize
+        expected = item.num_bytes_for(self.values_per_patch)
         if len(item.values) != expected:
             raise _rejected(
-                f"{height} x {width} patches of {self.values_per_patch} values in float32 have "
-                f"{expected} bytes, not {len(item.values)}"
+                f"{height} x {width} patches of {self.values_per_patch} values in "
+                f"{_form_of(item)} have {expected} bytes, not {len(item.values)}"
             )
         if expected > MAX_IMAGE_BYTES:
             raise _rejected(f"an image has at most {MAX_IMAGE_BYTES} bytes, not {expected}")
-        if not np.isfinite(item.patches).all():
+        if not item.is_finite:
             raise _rejected("patches must be finite numbers")
 
     def _with_item(self, span: ContentSpan, by_digest: dict[bytes, MediaItem]) -> MediaSpan:
@@ -159,6 +170,10 @@ class ImageInfo(msgspec.Struct, frozen=True, tag="image", tag_field="kind"):
 
 
 MediaInfo = ImageInfo
+
+
+def _form_of(item: MediaItem) -> str:
+    return "bytes" if isinstance(item, ImagePixels) else "float32"
 
 
 def _rejected(message: str) -> RequestRejectedError:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.engine.media import ImageInfo, ImagePatches
+from workers.engine.media import ImageInfo, MediaItem
 from workers.models.media_encoder import MediaEncoder
 from workers.models.mrope import RotaryPositions, mrope_positions
 from workers.scheduler.media_plan import PlacedMedia
@@ -40,9 +40,10 @@ class PatchGridVision:
             values_per_patch=vision.in_channels * patch_volume,
             merge_size=self._merge_size,
             max_tokens=store_bytes // (weight.shape[1] * weight.itemsize),
+            takes_pixels=True,
         )
 
-    def encode(self, item: ImagePatches) -> torch.Tensor:
+    def encode(self, item: MediaItem) -> torch.Tensor:
         weight = self._body.get_input_embeddings().weight
         patches = torch.from_numpy(item.patches.copy()).to(weight.device)
         grid = torch.tensor([[1, item.grid_height, item.grid_width]], device=weight.device)

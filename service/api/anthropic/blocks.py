@@ -1,7 +1,7 @@
-"""Content blocks of Anthropic's messages: text, thinking, tool_use and tool_result.
+"""Content blocks of Anthropic's messages: text, image, thinking, tool_use and tool_result.
 
-Blocks of other kinds, images for one, are refused by name. A cache_control changes nothing:
-prefixes are cached wherever they are equal, marked or not.
+Blocks of other kinds are refused by name, and so are images among the results of tools. A
+cache_control changes nothing: prefixes are cached wherever they are equal, marked or not.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from service.api.images import image_of_base64, image_of_url
 from service.api.openai.parameters import StrictModel, is_harmless
 from service.errors import ApiError, ApiErrorCode
+from service.images.files import ImageFile
 from service.limits import MAX_ITEMS
 
-_KINDS = ("text", "thinking", "tool_use", "tool_result")
+_KINDS = ("text", "image", "thinking", "tool_use", "tool_result")
 
 
 class CacheControl(StrictModel):
@@ -46,6 +48,33 @@ class TextBlock(LenientModel):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
+
+
+class Base64Source(StrictModel):
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+    def to_file(self) -> ImageFile:
+        """Raises ApiError."""
+        return image_of_base64(self.media_type, self.data)
+
+
+class UrlSource(StrictModel):
+    """url: of a host that the operator allows."""
+
+    type: Literal["url"]
+    url: str
+
+    def to_file(self) -> ImageFile:
+        """Raises ApiError."""
+        return image_of_url(self.url, None)
+
+
+class ImageBlock(StrictModel):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
     cache_control: CacheControl | None = None
 
 
@@ -97,7 +126,8 @@ class ToolResultBlock(LenientModel):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 Blocks = Annotated[list[Block], Field(max_length=MAX_ITEMS, fail_fast=True)]
 

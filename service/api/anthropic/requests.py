@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from service.api.anthropic.blocks import CacheControl, LenientModel, TextBlocks
 from service.api.anthropic.tools import ToolChoice, ToolParams, to_tool_set
-from service.api.anthropic.turns import InputMessages, to_template_messages
+from service.api.anthropic.turns import InputMessages, images_in, to_template_messages
 from service.api.chat_prompts import effort_kwargs, make_prompt
 from service.api.openai.constraints import Schema
 from service.api.openai.parameters import INT32_MAX, Int32, StrictModel
@@ -102,6 +102,7 @@ class CountTokensRequest(LenientModel):
             self._template_kwargs(),
             limits,
             continue_final_message=self.is_prefilled,
+            images=images_in(self.messages),
         )
 
     def _template_kwargs(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from service.api.anthropic.blocks import (
     Block,
     Blocks,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -24,9 +25,15 @@ from service.api.chat_prompts import check_arguments, check_num_parts
 from service.api.openai.parameters import StrictModel
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import check_num_messages
+from service.images.files import ImageFile
 from service.limits import MAX_ITEMS, Limits
 
-_ROLE_OF_BLOCK = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+_ROLE_OF_BLOCK = {
+    "image": "user",
+    "thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
 
 
 class InputMessage(StrictModel):
@@ -85,6 +92,17 @@ def to_template_messages(
     return shown
 
 
+def images_in(messages: Sequence[InputMessage]) -> list[ImageFile]:
+    """Of all messages, in order. Raises ApiError."""
+    return [
+        block.source.to_file()
+        for message in messages
+        if isinstance(message.content, list)
+        for block in message.content
+        if isinstance(block, ImageBlock)
+    ]
+
+
 def _items(content: str | list[Block]) -> Sequence[str | Block]:
     """A text block is its text."""
     if isinstance(content, str):
@@ -110,14 +128,24 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _other_messages(role: str, items: Sequence[str | Block]) -> Iterator[dict[str, Any]]:
-    texts: list[str] = []
+    said: list[str | ImageBlock] = []
     for item in items:
-        if isinstance(item, str):
-            texts.append(item)
-        elif isinstance(item, ToolResultBlock):
-            if texts:
-                yield {"role": role, "content": "\n".join(texts)}
-                texts = []
+        if isinstance(item, ToolResultBlock):
+            if said:
+                yield {"role": role, "content": _content(said)}
+                said = []
             yield {"role": "tool", "content": item.text, "tool_call_id": item.tool_use_id}
-    if texts:
-        yield {"role": role, "content": "\n".join(texts)}
+        elif isinstance(item, str | ImageBlock):
+            said.append(item)
+    if said:
+        yield {"role": role, "content": _content(said)}
+
+
+def _content(said: Sequence[str | ImageBlock]) -> str | list[dict[str, Any]]:
+    texts = [item for item in said if isinstance(item, str)]
+    if len(texts) == len(said):
+        return "\n".join(texts)
+    return [
+        {"type": "text", "text": item} if isinstance(item, str) else {"type": "image"}
+        for item in said
+    ]

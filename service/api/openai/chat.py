@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: the request, and what it means to the handler.
 
-Content is text. Parts of other kinds are refused by name.
+Content is text and images. Parts of other kinds are refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from service.api.chat_prompts import (
     effort_kwargs,
     make_prompt,
 )
+from service.api.openai import content as contents
 from service.api.openai.constraints import ConstrainedParameters
 from service.api.openai.parameters import Count, PositiveInt32, StrictModel
 from service.api.openai.sampling import common_fields, sampling_params, text_options
@@ -33,22 +34,15 @@ _MESSAGE_HARMLESS: dict[str, tuple[Any, ...]] = {
 _UNBUILT_ROLES = ("function",)
 
 
-class TextPart(StrictModel):
-    type: Literal["text"]
-    text: str
-
-
 class ChatMessage(StrictModel):
-    """One turn. developer is another name for system. Text parts are joined by line breaks.
+    """One turn. developer is another name for system. images: of a user.
 
     tool_calls: of an assistant. tool_call_id: whose result a message of role tool is. reasoning is
     another name for reasoning_content.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = (
-        None
-    )
+    content: contents.Content | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -62,7 +56,7 @@ class ChatMessage(StrictModel):
             return data
         if data.get("role") in _UNBUILT_ROLES:
             raise _unsupported("messages.role", "functions are tools now: write role tool")
-        _check_parts(data.get("content"))
+        contents.check_kinds(data.get("content"))
         kept = {}
         for name, value in data.items():
             allowed = _MESSAGE_HARMLESS.get(name)
@@ -93,12 +87,12 @@ class ChatMessage(StrictModel):
 
     def to_template(self) -> dict[str, Any]:
         """As chat templates read it. Raises ApiError."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
+        shown = contents.to_template(self.content or "")
+        if isinstance(shown, list) and self.role != "user":
+            raise _invalid("images are for messages of role user", "messages.content")
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": content or "",
+            "content": shown,
         }
         if self.name is not None:
             message["name"] = self.name
@@ -209,17 +203,8 @@ def make_chat_prompt(
         add_generation_prompt=add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         add_special_tokens=bool(add_special_tokens),
+        images=contents.images_in([message.content for message in messages]),
     )
-
-
-def _check_parts(content: Any) -> None:
-    if not isinstance(content, list):
-        return
-    for part in content:
-        if isinstance(part, Mapping) and isinstance(part.get("type"), str):
-            kind = part["type"]
-            if kind != "text":
-                raise _unsupported("messages.content", f"parts of type {kind[:64]!r} are not")
 
 
 def _unsupported(param: str, why: str) -> ApiError:

@@ -170,7 +170,7 @@ async def test_bad_parameters_are_named(client, bench, path, extra, code, param)
         ),
         (
             "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "unsupported_parameter",
             "messages.content",
         ),
