@@ -22,6 +22,7 @@ class ApiErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
+    RESPONSE_NOT_FOUND = "response_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     PAYLOAD_TOO_LARGE = "payload_too_large"
@@ -59,6 +60,7 @@ ERROR_TABLE: dict[ApiErrorCode, ErrorRow] = {
     ApiErrorCode.CONTEXT_LENGTH_EXCEEDED: _BAD_REQUEST,
     ApiErrorCode.INVALID_API_KEY: ErrorRow(401, "authentication_error"),
     ApiErrorCode.MODEL_NOT_FOUND: ErrorRow(404, _INVALID),
+    ApiErrorCode.RESPONSE_NOT_FOUND: ErrorRow(404, _INVALID),
     ApiErrorCode.ROUTE_NOT_FOUND: ErrorRow(404, _INVALID),
     ApiErrorCode.METHOD_NOT_ALLOWED: ErrorRow(405, _INVALID),
     ApiErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(413, _INVALID),

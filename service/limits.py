@@ -6,6 +6,7 @@ model is a further limit and comes with ModelInfo.
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.response_store.records import StoreLimits
 from workers.sampling.params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS_ENTRIES,
@@ -47,6 +48,9 @@ class Limits(BaseModel):
     header says; max_total_image_pixels: of all files of a prompt. max_shown_pixels: of an image as
     the model sees it, larger ones are made smaller; max_total_shown_pixels: of all of a prompt.
     max_held_image_bytes: what an ingress keeps, for each model, for requests under way.
+    max_stored_responses, max_store_bytes: of all callers of the application, in the memory of Ray's
+    head node. max_stored_response_bytes: of one; a larger one is answered and not kept.
+    stored_response_ttl_s: how long each is kept at most.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,6 +91,11 @@ class Limits(BaseModel):
     max_grammar_cost_bytes: int = Field(default=8 << 20, ge=1)
     max_grammar_cpu_s: float = Field(default=0.5, gt=0)
 
+    max_stored_responses: int = Field(default=4096, ge=1)
+    max_store_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    max_stored_response_bytes: int = Field(default=4 << 20, ge=1)
+    stored_response_ttl_s: float = Field(default=86400.0, gt=0)
+
     max_request_id_bytes: int = Field(default=128, ge=1)
     max_cache_salt_bytes: int = Field(default=256, ge=0)
     max_session_id_bytes: int = Field(default=256, ge=1)
@@ -101,3 +110,12 @@ class Limits(BaseModel):
 
     max_pending_tokenizer_jobs: int = Field(default=1024, ge=1)
     tokenizer_timeout_s: float = Field(default=10.0, gt=0)
+
+    @property
+    def of_store(self) -> StoreLimits:
+        return StoreLimits(
+            self.max_stored_responses,
+            self.max_store_bytes,
+            self.max_stored_response_bytes,
+            self.stored_response_ttl_s,
+        )

@@ -37,8 +37,14 @@ async def read_body(request: Request, model: type[M], limits: Limits) -> M:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(ApiErrorCode.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
-    body = await _receive(request)
     unknown: UnknownFields = request.app.state.unknown_fields
+    return await parse_json(await _receive(request), model, limits, unknown)
+
+
+async def parse_json(
+    body: bytes, model: type[M], limits: Limits, unknown: UnknownFields = UNKNOWN_REFUSED
+) -> M:
+    """As read_body() once the body is there."""
     if len(body) <= MAX_INLINE_BYTES:
         return parse_body(body, model, unknown=unknown)
     return await asyncio.to_thread(_parse_large_body, body, model, limits, unknown)

@@ -88,7 +88,7 @@ async def streamed(generation: Generation, renderer: Renderer, peek_s: float) ->
     except BaseException:
         await stream.aclose()
         raise
-    return EventStreamResponse(stream, renderer)
+    return EventStreamResponse(stream.events(renderer), stream.aclose)
 
 
 async def whole(request: Request, generation: Generation, renderer: Renderer) -> Response:

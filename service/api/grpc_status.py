@@ -13,6 +13,7 @@ GRPC_STATUS: dict[ApiErrorCode, grpc.StatusCode] = {
     ApiErrorCode.CONTEXT_LENGTH_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
     ApiErrorCode.INVALID_API_KEY: grpc.StatusCode.UNAUTHENTICATED,
     ApiErrorCode.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ApiErrorCode.RESPONSE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     ApiErrorCode.ROUTE_NOT_FOUND: grpc.StatusCode.UNIMPLEMENTED,
     ApiErrorCode.METHOD_NOT_ALLOWED: grpc.StatusCode.UNIMPLEMENTED,
     ApiErrorCode.PAYLOAD_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,

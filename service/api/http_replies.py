@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -170,30 +170,33 @@ async def _next(deltas: AsyncGenerator[ChoiceDelta, None]) -> ChoiceDelta | None
 
 
 class EventStreamResponse(Response):
-    """Closes its stream however the response ends, even if its first byte was never asked for.
+    """close: of what the events are of, called however the response ends, even if its first byte
+    was never asked for.
 
     Chunks go to the server without a layer between; a client that leaves ends the stream.
     """
 
-    def __init__(self, stream: EventStream, renderer: Renderer) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]]
+    ) -> None:
         super().__init__(
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         # Of an empty body; the stream's length is not known.
         del self.headers["content-length"]
-        self._stream = stream
-        self._renderer = renderer
+        self._events = events
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await _send_until_left(self._send_events(send), receive)
         finally:
-            await self._stream.aclose()
+            await self._close()
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self._stream.events(self._renderer)) as events:
+        async with aclosing(self._events) as events:
             async for event in events:
                 if event:
                     await send({"type": "http.response.body", "body": event, "more_body": True})

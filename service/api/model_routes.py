@@ -25,6 +25,7 @@ from service.api.openai.tokenize import (
 )
 from service.api.openai.wire import ModelList, model_card
 from service.api.openapi import describe, describe_body
+from service.api.responses.routes import ResponseServices, add_response_routes
 from service.api.score_routes import add_score_routes
 from service.api.services import ApiServices
 
@@ -62,6 +63,7 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
         add_generation_route(app, place, limits, peek_s, _COMPLETIONS)
         add_generation_route(app, place, limits, peek_s, _CHAT)
         add_message_routes(app, place, limits, peek_s)
+        add_response_routes(app, place, ResponseServices(limits, services.responses, peek_s))
         add_embedding_routes(app, place.prefix, place.parameters, place.models)
         add_score_routes(app, place.prefix, place.parameters, place.models)
         add_audio_routes(app, place.prefix, place.parameters, place.models)

@@ -1,5 +1,6 @@
 """The OpenAPI document: routes parse their bodies themselves, so their schemas are added here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +29,8 @@ from service.api.openai.wire import (
     ModelList,
     ResponseBody,
 )
+from service.api.responses.requests import ResponsesRequest
+from service.api.responses.wire import DeletedResponse, ItemList, ResponseObject
 
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -37,6 +40,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     EmbeddingRequest,
     MessagesRequest,
     RerankRequest,
+    ResponsesRequest,
     ScoreRequest,
     TokenizeRequest,
 )
@@ -65,6 +69,10 @@ _ANSWERS: dict[str, Any] = {
     "/v1/chat/completions": ResponseBody[ChatChoice],
     "/v1/messages": Message,
     "/v1/messages/count_tokens": TokenCount,
+    "/v1/responses": ResponseObject,
+    "/v1/responses/{response_id}": ResponseObject,
+    "/v1/responses/{response_id}/cancel": ResponseObject,
+    "/v1/responses/{response_id}/input_items": ItemList,
     "/v1/audio/transcriptions": TranscriptionBody,
     "/v1/embeddings": EmbeddingList,
     "/score": ScoreList,
@@ -74,18 +82,22 @@ _ANSWERS: dict[str, Any] = {
     "/v1/models": ModelList,
     "/v1/models/{model_id}": ModelCard,
 }
-_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
+_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 _EMPTY = ("/health", "/ping")
 
 PathParameters = tuple[str, ...]
 
 
-def describe(parameters: PathParameters) -> dict[str, Any]:
-    """The openapi_extra of a route that reads these parameters of its path by itself."""
+def describe(parameters: PathParameters, queries: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The openapi_extra of a route that reads these parameters of its path by itself, and those
+    behind the question mark."""
     return {
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in parameters
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in parameters
+            ),
+            *queries,
         ]
     }
 
@@ -114,17 +126,21 @@ def install_openapi(app: FastAPI) -> None:
             )
             components = document.setdefault("components", {}).setdefault("schemas", {})
             answers, answer_definitions = schema_components(
-                _ANSWERS.values(), ref_template=_REF_TEMPLATE.format(model="{name}")
+                (*_ANSWERS.values(), DeletedResponse),
+                ref_template=_REF_TEMPLATE.format(model="{name}"),
             )
             components.update(definitions["$defs"], **answer_definitions, Error=_ERROR)
-            _describe_responses(document, dict(zip(_ANSWERS, answers, strict=True)))
+            *of_paths, deleted = answers
+            _describe_responses(document, dict(zip(_ANSWERS, of_paths, strict=True)), deleted)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe_responses(document: dict[str, Any], answers: dict[str, Any]) -> None:
+def _describe_responses(
+    document: dict[str, Any], answers: dict[str, Any], deleted: dict[str, Any]
+) -> None:
     """One answer and one error for every operation, instead of the framework's own guesses."""
     error = {"$ref": _REF_TEMPLATE.format(model="Error")}
     for path, operations in document["paths"].items():
@@ -137,7 +153,9 @@ def _describe_responses(document: dict[str, Any], answers: dict[str, Any]) -> No
         answer: dict[str, Any] = {"description": "The answer."}
         if path not in _EMPTY:
             answer["content"] = content
-        for operation in operations.values():
+        for method, operation in operations.items():
+            if method == "delete":
+                answer = {**answer, "content": {"application/json": {"schema": deleted}}}
             operation["responses"] = {
                 "200": answer,
                 "default": {

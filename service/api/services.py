@@ -1,13 +1,20 @@
 """What both API servers are given. Built by service.app, faked by tests."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.api.auth import Authenticator
 from service.api.unknown_fields import UnknownFieldsPolicy
 from service.handler.directory import ModelDirectory
+from service.limits import Limits
 from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.request_log.record import RequestRecord
+from service.response_store.runs import Runs
+from service.response_store.store import LocalResponseStore
+
+
+def _make_local_runs() -> Runs:
+    return Runs("local", LocalResponseStore(Limits().of_store))
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +23,8 @@ class ApiServices:
 
     peek_s: a stream's response starts once its first delta is known or this time has passed, so
     that early failures still get their own status code. session_header: in lower case; names the
-    session of a request over HTTP, and as metadata over gRPC.
+    session of a request over HTTP, and as metadata over gRPC. responses: under way here, and the
+    store of those that have ended; by default one of this process alone.
     """
 
     models: ModelDirectory
@@ -28,6 +36,7 @@ class ApiServices:
     session_header: str = "x-session-id"
     observer: RequestObserver = SILENT
     unknown_fields: UnknownFieldsPolicy = "refuse"
+    responses: Runs = field(default_factory=_make_local_runs)
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """A request has arrived. headers: of HTTP, or gRPC's metadata, in lower case."""

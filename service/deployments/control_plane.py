@@ -1,6 +1,8 @@
-"""The service's two named Ray actors: the registry of replicas and the exporter of metrics.
+"""The named Ray actors: the registry of replicas, the exporter of metrics and the store of
+responses, which is in response_store_actor.py.
 
-Thin shells around plain classes. They are control plane: no token and no client's text comes here.
+Thin shells around plain classes. The first two are control plane: no token and no client's text
+comes here.
 Detached, so that they outlive whichever process created them first; close_control_plane() ends
 them.
 """
@@ -130,12 +132,16 @@ def exporter_name(app_name: str) -> str:
     return f"{app_name}-metrics"
 
 
+def store_name(app_name: str) -> str:
+    return f"{app_name}-responses"
+
+
 def get_registry(app_name: str) -> ActorHandle:
     """The application's registry, created by whoever asks first, there."""
     # Any strategy of its own keeps the actor out of the placement group of the replica that creates
     # it, which would otherwise capture it and take it along at its end.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return _get_or_create(RegistryActor, registry_name(app_name), {"scheduling_strategy": here})
+    return get_or_create(RegistryActor, registry_name(app_name), {"scheduling_strategy": here})
 
 
 def get_exporter(app_name: str, settings: MetricsSettings) -> ActorHandle:
@@ -144,20 +150,25 @@ def get_exporter(app_name: str, settings: MetricsSettings) -> ActorHandle:
     There, because whoever scrapes must know where: of all nodes only the head can be named, and it
     is there as long as the cluster.
     """
-    return _get_or_create(
+    return get_or_create(
         ExporterActor,
         exporter_name(app_name),
-        # "DEFAULT" is a strategy too: see get_registry().
-        {"scheduling_strategy": "DEFAULT", "resources": {HEAD_NODE_RESOURCE_NAME: _ANY_SHARE}},
+        on_the_head(),
         settings.host,
         settings.port,
         settings.expire_after_s,
     )
 
 
+def on_the_head() -> dict[str, Any]:
+    """Options of an actor."""
+    # "DEFAULT" is a strategy too: see get_registry().
+    return {"scheduling_strategy": "DEFAULT", "resources": {HEAD_NODE_RESOURCE_NAME: _ANY_SHARE}}
+
+
 def close_control_plane(app_name: str) -> None:
-    """End both actors, if they exist."""
-    for name in (registry_name(app_name), exporter_name(app_name)):
+    """End the actors, those that exist."""
+    for name in (registry_name(app_name), exporter_name(app_name), store_name(app_name)):
         try:
             actor = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
@@ -165,7 +176,7 @@ def close_control_plane(app_name: str) -> None:
         ray.kill(actor)
 
 
-def _get_or_create(
+def get_or_create(
     actor_class: type, name: str, placement: dict[str, Any], *args: Any
 ) -> ActorHandle:
     return (

@@ -29,13 +29,16 @@ from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
 from service.deployments.model_front import ModelFront, Readiness
 from service.deployments.registry import IngressReport, RegistryView, StartFailure
+from service.deployments.response_store_actor import RemoteResponseStore, get_response_store
 from service.deployments.silence_watch import SilenceWatch
+from service.errors import ApiError
 from service.handler.directory import ModelDirectory
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import RefusalMetrics
 from service.observability.request_log.formatting import configure_logging
 from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.tracing.tracer import make_tracer
+from service.response_store.runs import Runs
 from service.routing.admission import IngressAdmission
 from service.security.callers import make_anonymous
 from service.security.renewal import Renewable, keep_renewed
@@ -60,11 +63,14 @@ class IngressService:
         models: Sequence[ModelConfig],
         registry: ActorHandle,
         exporter: ActorHandle,
+        response_store: RemoteResponseStore,
     ) -> None:
         self._id = ingress_id
         self._config = config
         self._registry = registry
         self._exporter = exporter
+        self._store = response_store
+        self._responses = Runs(ingress_id, response_store)
         self._collectors = CollectorRegistry()
         self._refusals = RefusalMetrics(self._collectors)
         self._admission = IngressAdmission(config.admission, len(models))
@@ -100,6 +106,7 @@ class IngressService:
             started_s=int(time.time()),
             session_header=self._config.router.session_header,
             observer=self._observer,
+            responses=self._responses,
         )
         app = build_http_app(services)
         self._follow(self._watch_registry())
@@ -109,6 +116,7 @@ class IngressService:
         self._follow(keep_renewed((*self._renewables, *self._door.renewables)))
         self._follow(self._report())
         self._follow(self._push_metrics())
+        self._follow(self._follow_cancellations())
         for model in self._models:
             self._follow(model.report_demand(self._send_demand))
         return app
@@ -206,6 +214,14 @@ class IngressService:
                 logger.warning("metrics exporter: %s", error)
             await asyncio.sleep(self._report_interval_s)
 
+    async def _follow_cancellations(self) -> None:
+        """The store may have been made by an earlier deployment, with other limits."""
+        try:
+            await self._store.limit(self._config.limits.of_store)
+        except ApiError as error:
+            logger.warning("stored responses: %s", error)
+        await self._responses.follow()
+
     @property
     def _report_interval_s(self) -> float:
         is_draining = self._admission.is_draining
@@ -252,6 +268,7 @@ class Ingress:
             models,
             get_registry(config.app_name),
             get_exporter(config.app_name, config.metrics),
+            get_response_store(config.app_name, config.limits.of_store),
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

@@ -10,16 +10,19 @@ from service.security.priorities import PriorityRange
 from service.security.quota import Quota, UnlimitedQuota, make_quota
 
 _SALT_PURPOSE = b"tessera prefix cache salt"
+_TENANT_PURPOSE = b"tessera tenant"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """cache_salt: kept apart in the prefix cache from other salts; "" shares."""
+    """cache_salt: kept apart in the prefix cache from other salts; "" shares. tenant: whose stored
+    responses it may see, one for each key and the same in every process."""
 
     name: str
     quota: Quota
     cache_salt: str = ""
     priorities: PriorityRange = PriorityRange()
+    tenant: str = ""
 
     def salted(self, client_salt: str) -> str:
         """The salt of one request. Distinct callers with salts of their own never collide."""
@@ -48,7 +51,8 @@ def make_callers(
         if digest in callers:
             continue
         salt = hmac.new(digest, _SALT_PURPOSE, hashlib.sha256).hexdigest()
+        tenant = hmac.new(digest, _TENANT_PURPOSE, hashlib.sha256).hexdigest()
         quota = make_quota(key.name, key.limits, clock)
         own_salt = salt if salt_prefix_cache else ""
-        callers[digest] = Caller(key.name, quota, own_salt, key.priorities)
+        callers[digest] = Caller(key.name, quota, own_salt, key.priorities, tenant)
     return callers

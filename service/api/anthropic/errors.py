@@ -22,6 +22,7 @@ ANTHROPIC_TABLE: dict[ApiErrorCode, ErrorRow] = {
     ApiErrorCode.CONTEXT_LENGTH_EXCEEDED: _BAD_REQUEST,
     ApiErrorCode.INVALID_API_KEY: ErrorRow(401, "authentication_error"),
     ApiErrorCode.MODEL_NOT_FOUND: _NOT_FOUND,
+    ApiErrorCode.RESPONSE_NOT_FOUND: _NOT_FOUND,
     ApiErrorCode.ROUTE_NOT_FOUND: _NOT_FOUND,
     ApiErrorCode.METHOD_NOT_ALLOWED: ErrorRow(405, _INVALID),
     ApiErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(413, "request_too_large"),

@@ -81,7 +81,7 @@ class ToolCall(StrictModel):
 
     def to_template(self) -> dict[str, Any]:
         """As chat templates read it: arguments are an object. Raises ApiError."""
-        function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": arguments_of(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 
@@ -90,8 +90,11 @@ ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_ITEMS, fail_fast=True
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    param = "messages.tool_calls.function.arguments"
+_ARGUMENTS = "messages.tool_calls.function.arguments"
+
+
+def arguments_of(text: str, param: str = _ARGUMENTS) -> dict[str, Any]:
+    """The object. param: what the client calls the text. Raises ApiError."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -139,13 +142,16 @@ class ToolParameters(StrictModel):
 
 def check_calls(calls: Sequence[ToolCall]) -> None:
     """Raise ApiError where reading their arguments would take long. calls: of all messages."""
-    texts = [call.function.arguments for call in calls]
+    check_argument_texts([call.function.arguments for call in calls])
+
+
+def check_argument_texts(texts: Sequence[str], param: str = _ARGUMENTS) -> None:
+    """Raise ApiError where reading them would take long. texts: of all calls."""
     # No fewer than there are outside of strings, and quick to count.
     if sum(text.count(c) for text in texts for c in ",:[{") <= MAX_ARGUMENT_VALUES:
         return
     shapes = [measure(text.encode("utf-8")) for text in texts]
     if sum(shape.num_items + shape.num_nodes for shape in shapes) > MAX_ARGUMENT_VALUES:
-        param = "messages.tool_calls.function.arguments"
         message = f"{param} have too many values"
         raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, param)
 

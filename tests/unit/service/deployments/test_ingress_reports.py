@@ -9,6 +9,8 @@ import pytest
 from service.config import parse_config
 from service.deployments.ingress import IngressService
 from service.deployments.registry import RegistryView
+from service.response_store.records import StoreLimits
+from service.response_store.store import LocalResponseStore
 
 NO_REPLICAS = RegistryView(version=1, replicas=(), is_draining=False)
 PUSHES = 3
@@ -50,6 +52,13 @@ class Exporter:
         self.push = Method(answer)
 
 
+class LocalStore(LocalResponseStore):
+    """As RemoteResponseStore: to limit it is a call."""
+
+    async def limit(self, limits):
+        super().limit(limits)
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -67,7 +76,8 @@ async def running(registry, exporter):
         }
     )
     models = config.served_models()
-    service = IngressService("an-ingress", "a-node", config, models, registry, exporter)
+    store = LocalStore(StoreLimits(1, 1 << 20, 1 << 10, 1.0))
+    service = IngressService("an-ingress", "a-node", config, models, registry, exporter, store)
     await service.start()
     try:
         yield

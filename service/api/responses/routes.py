@@ -1,0 +1,92 @@
+"""The HTTP routes of the Responses API. Parses, calls the model's handler, renders."""
+
+import asyncio
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from service.api.body import read_body
+from service.api.generation_routes import Place, with_id
+from service.api.http_replies import EventStreamResponse, response_in_pieces, until_disconnect
+from service.api.middleware import context_of
+from service.api.openapi import describe_body
+from service.api.responses.conversation import Conversations
+from service.api.responses.keeping import Keeping
+from service.api.responses.output import COMPLETED
+from service.api.responses.requests import ResponsesRequest
+from service.api.responses.stored_routes import add_stored_routes
+from service.api.responses.stream import ResponseStream
+from service.handler.generation import Generation
+from service.limits import Limits
+from service.response_store.runs import Runs
+
+RESPONSES = "/v1/responses"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseServices:
+    """peek_s: see ApiServices."""
+
+    limits: Limits
+    runs: Runs
+    peek_s: float
+
+
+def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) -> None:
+    add_stored_routes(app, place, services.runs.store)
+    limits = services.limits
+
+    @app.post(
+        f"{place.prefix}{RESPONSES}",
+        name="responses",
+        openapi_extra=describe_body(ResponsesRequest, place.parameters),
+    )
+    async def create(request: Request) -> Response:
+        context = context_of(request.scope)
+        models = place.models(request)
+        models.check_admission()
+        with models.admitting(context.caller) as lease:
+            body = await read_body(request, ResponsesRequest, limits)
+            conversations = Conversations(services.runs.store, context.caller.tenant, limits)
+            items = await conversations.resolved(body.items)
+            before = await conversations.before(body)
+            neutral = body.to_generation_request([*before, *items], limits)
+            neutral = with_id(neutral, context.record.request_id)
+            handler = models.pick(neutral.model, context.record)
+            generation = await until_disconnect(request, handler.start(neutral, context, lease))
+        keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
+        if body.stream:
+            return await _streamed(generation, keeping, services.peek_s)
+        return await _whole(request, generation, keeping)
+
+
+async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> Response:
+    """Raises ApiError where the generation fails at once."""
+    stream = ResponseStream(generation, keeping)
+    try:
+        await stream.peek(peek_s)
+    except BaseException:
+        await stream.aclose()
+        raise
+    return EventStreamResponse(stream.response_events(), stream.aclose)
+
+
+async def _whole(request: Request, generation: Generation, keeping: Keeping) -> Response:
+    """Raises ApiError where the generation fails."""
+    async with generation:
+        await until_disconnect(request, _collect(generation, keeping))
+        ending = keeping.ending(generation.usage, is_cancelled=False)
+        pieces = await until_disconnect(request, keeping.end(ending))
+        return await until_disconnect(request, response_in_pieces(iter(pieces)))
+
+
+async def _collect(generation: Generation, keeping: Keeping) -> None:
+    output = keeping.output
+    async for delta in generation:
+        for grown in output.push(delta):
+            if grown.closed is not None:
+                for _ in grown.closed.seal(COMPLETED):
+                    await asyncio.sleep(0)
+    for _ in output.finish():
+        pass

@@ -1,0 +1,115 @@
+"""The HTTP routes of responses that are stored: to see, to stop, to delete."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from service.api.generation_routes import Place
+from service.api.http_replies import json_response, response_in_pieces
+from service.api.middleware import context_of
+from service.api.openai.wire import encode_json
+from service.api.openapi import describe
+from service.api.responses.conversation import not_found
+from service.api.responses.draft import CANCELLED, FAILED, failure_body, with_output
+from service.api.responses.pages import item_page
+from service.api.responses.queries import (
+    ITEMS_PARAMETERS,
+    RETRIEVE_PARAMETERS,
+    ItemsQuery,
+    RetrieveQuery,
+    read_query,
+)
+from service.api.responses.wire import DeletedResponse, ResponseHead
+from service.errors import ApiError, ApiErrorCode
+from service.response_store.records import ResponseName, State, StoredResponse
+from service.response_store.store import ResponseStore
+
+STORED = "/v1/responses/{response_id}"
+_CANCEL_TIMEOUT_S = 4.0
+
+
+def add_stored_routes(app: FastAPI, place: Place, store: ResponseStore) -> None:
+    desk = _Desk(place, store)
+    path = f"{place.prefix}{STORED}"
+
+    @app.get(path, openapi_extra=describe(place.parameters, RETRIEVE_PARAMETERS))
+    async def retrieve(request: Request, response_id: str) -> Response:
+        read_query(request, RetrieveQuery)
+        with desk.counting(request):
+            return await _shown(await desk.get(request, response_id))
+
+    @app.delete(path, openapi_extra=describe(place.parameters))
+    async def delete(request: Request, response_id: str) -> Response:
+        with desk.counting(request):
+            stored = await desk.get(request, response_id)
+            if stored.state in (State.RUNNING, State.CANCELLING):
+                raise _conflict("the response is under way: cancel it first")
+            await store.delete(desk.name(request, response_id))
+            return json_response(DeletedResponse(response_id))
+
+    @app.post(f"{path}/cancel", openapi_extra=describe(place.parameters))
+    async def cancel(request: Request, response_id: str) -> Response:
+        with desk.counting(request):
+            stored = await desk.get(request, response_id)
+            if stored.state in (State.RUNNING, State.CANCELLING):
+                name = desk.name(request, response_id)
+                stopped = await store.cancel(name, _CANCEL_TIMEOUT_S)
+                stored = stored if stopped is None else stopped
+            elif head_of(stored).status != CANCELLED:
+                raise _conflict("the response has ended: there is nothing to cancel")
+            return await _shown(stored)
+
+    @app.get(f"{path}/input_items", openapi_extra=describe(place.parameters, ITEMS_PARAMETERS))
+    async def input_items(request: Request, response_id: str) -> Response:
+        query = read_query(request, ItemsQuery)
+        with desk.counting(request):
+            stored = await desk.get(request, response_id)
+            return await response_in_pieces(item_page(stored.input, query))
+
+
+class _Desk:
+    """Stored responses as one place of the API lets a caller see them."""
+
+    def __init__(self, place: Place, store: ResponseStore) -> None:
+        self._place = place
+        self._store = store
+
+    @contextmanager
+    def counting(self, request: Request) -> Iterator[None]:
+        """Looking counts against the caller's requests, and costs no tokens. Raises ApiError."""
+        models = self._place.models(request)
+        with models.admitting(context_of(request.scope).caller) as lease:
+            yield
+            lease.end(0)
+
+    def name(self, request: Request, response_id: str) -> ResponseName:
+        return ResponseName(context_of(request.scope).caller.tenant, response_id)
+
+    async def get(self, request: Request, response_id: str) -> StoredResponse:
+        """Raises ApiError where there is none of the caller's and of the place's models."""
+        stored = await self._store.get(self.name(request, response_id))
+        names = {model.name for model in self._place.models(request)}
+        if stored is None or stored.model not in names:
+            raise not_found(response_id, "response_id")
+        return stored
+
+
+async def _shown(stored: StoredResponse) -> Response:
+    head = stored.head
+    if stored.state is State.LOST:
+        lost = ApiError(ApiErrorCode.REPLICA_LOST, "the process that made this response is gone")
+        begun = head_of(stored)
+        begun.status, begun.error = FAILED, failure_body(lost)
+        head = encode_json(begun)
+    return await response_in_pieces(iter(with_output([head], [stored.output])))
+
+
+def head_of(stored: StoredResponse) -> ResponseHead:
+    return msgspec.json.decode(stored.head, type=ResponseHead)
+
+
+def _conflict(message: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, "response_id")

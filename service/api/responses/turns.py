@@ -1,0 +1,92 @@
+"""Items as chat templates read them: messages, in the order of the items.
+
+What comes one after another of an assistant, thinking, text and calls, is one message.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from service.api.chat_prompts import check_num_parts
+from service.api.openai.tools import arguments_of
+from service.api.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    joined,
+)
+from service.errors import ApiError, ApiErrorCode
+from service.handler.checks import check_num_messages
+from service.limits import Limits
+
+
+def to_template_messages(
+    instructions: str | None, items: Sequence[Item], limits: Limits
+) -> list[dict[str, Any]]:
+    """Raises ApiError if there are too many items, or a message has too many parts, or a call is
+    not answered by its id."""
+    check_num_messages(len(items), limits)
+    _check_results(items)
+    shown: list[dict[str, Any]] = []
+    if instructions is not None:
+        shown.append({"role": "system", "content": instructions})
+    for is_assistant, group in groupby(items, _is_assistants):
+        if is_assistant:
+            shown.append(_assistant_message(list(group), limits))
+        else:
+            shown.extend(_other_message(item, limits) for item in group)
+    return shown
+
+
+def _check_results(items: Sequence[Item]) -> None:
+    called = {item.call_id for item in items if isinstance(item, FunctionCallItem)}
+    for item in items:
+        if isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            message = f"there is no call of the id {item.call_id[:64]!r} that this is the result of"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "input.call_id")
+
+
+def _is_assistants(item: Item) -> bool:
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return isinstance(item, FunctionCallItem | ReasoningItem)
+
+
+def _assistant_message(items: Sequence[Item], limits: Limits) -> dict[str, Any]:
+    texts = [_text(item, limits) for item in items if isinstance(item, MessageItem)]
+    thoughts = [
+        joined(item.content or item.summary) for item in items if isinstance(item, ReasoningItem)
+    ]
+    calls = [_call(item) for item in items if isinstance(item, FunctionCallItem)]
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(item: FunctionCallItem) -> dict[str, Any]:
+    arguments = arguments_of(item.arguments, "input.arguments")
+    function = {"name": item.name, "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _other_message(item: Item, limits: Limits) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            role = "system" if item.role == "developer" else item.role
+            return {"role": role, "content": _text(item, limits)}
+        case FunctionCallOutputItem():
+            check_num_parts(item.output, limits)
+            text = item.output if isinstance(item.output, str) else joined(item.output)
+            return {"role": "tool", "content": text, "tool_call_id": item.call_id}
+        case _:
+            raise ValueError(f"an item of type {item.type} is no message")
+
+
+def _text(item: MessageItem, limits: Limits) -> str:
+    check_num_parts(item.content, limits)
+    return item.content if isinstance(item.content, str) else joined(item.content)

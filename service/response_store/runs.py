@@ -1,0 +1,74 @@
+"""Runs: responses under way in this process, which others may have stopped."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from service.errors import ApiError
+from service.response_store.records import ResponseName
+from service.response_store.store import ResponseStore
+
+T = TypeVar("T")
+_WATCH_TIMEOUT_S = 5.0
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """One of them. Its work is awaited through wait_for()."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._scope: asyncio.Timeout | None = None
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self._scope is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def wait_for(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Its result; None once the run is cancelled, and the work with it."""
+        if self.is_cancelled:
+            return None
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scope = scope
+                return await work()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return None
+        finally:
+            self._scope = None
+
+
+class Runs:
+    """runner: names this process to the store."""
+
+    def __init__(self, runner: str, store: ResponseStore) -> None:
+        self.runner = runner
+        self.store = store
+        self._runs: dict[ResponseName, Run] = {}
+
+    def add(self, name: ResponseName) -> Run:
+        """To be removed when it is over."""
+        run = self._runs[name] = Run()
+        return run
+
+    def remove(self, name: ResponseName) -> None:
+        self._runs.pop(name, None)
+
+    async def follow(self) -> None:
+        """Stop what others have cancelled, for ever."""
+        while True:
+            try:
+                names = await self.store.cancellations(self.runner, _WATCH_TIMEOUT_S)
+            except ApiError as error:
+                _log.warning("stored responses: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            for name in names:
+                if name in self._runs:
+                    self._runs[name].cancel()
