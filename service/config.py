@@ -27,6 +27,7 @@ from service.limits import Limits
 from service.model_names import is_hub_id, model_name
 from service.observability.request_log.settings import LoggingSettings
 from service.observability.tracing.settings import TracingSettings
+from service.remote.settings import MediaSettings
 from service.routing.admission import AdmissionSettings
 from service.routing.policy import RouterSettings
 from service.security.connections import GrpcConnectionLimits, HttpConnectionLimits
@@ -253,6 +254,7 @@ class ServeConfig(_Settings):
     router: RouterSettings = RouterSettings()
     admission: AdmissionSettings = AdmissionSettings()
     limits: Limits = Limits.model_validate({})
+    media: MediaSettings = MediaSettings()
     auth: AuthSettings = AuthSettings()
     logging: LoggingSettings = LoggingSettings()
     tracing: TracingSettings = TracingSettings()

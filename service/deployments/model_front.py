@@ -25,9 +25,11 @@ from service.images.files import ImageCeilings
 from service.model_names import is_hub_id
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import IngressGauges, IngressMetrics, IngressStateCollector
+from service.remote.fetcher import make_fetcher
 from service.routing.admission import AdmissionControl
 from service.routing.router import Router
 from service.tokenizer.encoder import load_tokenizer
+from service.tokenizer.fetching import FetchingTokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.grammar_compiler import GrammarCompilerConfig
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
@@ -57,6 +59,7 @@ class ModelFront:
         )
         self._num_tokenizer_processes = config.num_tokenizer_processes
         self._tokenizer: TokenizerPool | None = None
+        self._fetcher = make_fetcher(config.media)
 
     async def start(self) -> ServedModel:
         """Raises ConfigError or ModelLoadError if the tokenizer cannot be served."""
@@ -69,7 +72,7 @@ class ModelFront:
         chats = Chats(make_chat_format(files.chat_template, tokenizer, pieces, self._model.chat))
         handler = Handler(
             self._router,
-            self._tokenizer,
+            FetchingTokenizer(self._tokenizer, self._fetcher, self._limits),
             pieces,
             self._limits,
             self._metrics,
@@ -120,6 +123,7 @@ class ModelFront:
         await self._router.aclose()
         if self._tokenizer is not None:
             await self._tokenizer.aclose()
+        await self._fetcher.aclose()
 
     def _sampling_defaults(self, folder: Path) -> SamplingDefaults:
         if self._model.engine.generation_config == "none":

@@ -23,9 +23,6 @@ def check_images(prompt: Prompt, limits: Limits, info: ModelInfo) -> None:
         raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, PARAM)
     if len(prompt.images) > limits.max_images:
         raise _over_limit(f"at most {limits.max_images} images are allowed")
-    if any(image.url for image in prompt.images):
-        message = f"{PARAM}: images are not fetched; send them as data"
-        raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, PARAM)
     if max(image.num_bytes for image in prompt.images) > limits.max_image_bytes:
         raise _over_limit(f"an image may have at most {limits.max_image_bytes} bytes")
 
@@ -48,6 +45,7 @@ class ImageRoom:
 
     def __init__(self, limits: Limits) -> None:
         self._max_bytes = limits.max_held_image_bytes
+        self._max_file_bytes = limits.max_image_bytes
         self._shown_bytes = _BYTES_PER_PIXEL * limits.max_total_shown_pixels
         self.num_bytes = 0
 
@@ -57,7 +55,8 @@ class ImageRoom:
         if not _has_images(request):
             return lease
         files = [image for prompt in _chats(request) for image in prompt.images]
-        num_bytes = sum(file.num_bytes for file in files) + request.n * self._shown_bytes
+        num_bytes = sum(file.num_bytes or self._max_file_bytes for file in files)
+        num_bytes += request.n * self._shown_bytes
         # Who comes when nobody else has any is never too large.
         if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             message = "requests under way have as many images as this server holds"

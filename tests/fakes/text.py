@@ -14,9 +14,11 @@ from service.handler.handler import Handler
 from service.images.files import ImageCeilings
 from service.images.reader import image_reader_of
 from service.limits import Limits
+from service.remote.fetcher import Fetcher, NoFetcher
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.encoder import EncodeRefusedError, TextEncoder, load_tokenizer
 from service.tokenizer.fair_queue import Flow
+from service.tokenizer.fetching import FetchingTokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from service.tokenizer.jobs import (
@@ -146,11 +148,17 @@ def make_bench(
 
 
 def bench_over(
-    tokenizer: InlineTokenizer, script: Script | None, limits: Limits | None, info: ModelInfo
+    tokenizer: InlineTokenizer,
+    script: Script | None,
+    limits: Limits | None,
+    info: ModelInfo,
+    fetcher: Fetcher | None = None,
 ) -> Bench:
     answer = [*tokenizer.ids(ANSWER), 2]
     backend = FakeBackend(script or (lambda request: make_outputs(request, answer)), info)
     metrics = RecordingMetrics()
     pieces, chats = tokenizer.pieces, tokenizer.chats
-    handler = Handler(backend, tokenizer, pieces, limits or Limits(), metrics, chats)
+    limits = limits or Limits()
+    fetching = FetchingTokenizer(tokenizer, fetcher or NoFetcher(), limits)
+    handler = Handler(backend, fetching, pieces, limits, metrics, chats)
     return Bench(handler, backend, tokenizer, metrics)

@@ -1,14 +1,17 @@
 """Images in chats, by every protocol: the text that transformers generates from the same files."""
 
 import base64
+from dataclasses import replace
 
 import anthropic
 import grpc
+import httpx
 import httpx2
 import msgspec
 import pytest
 import pytest_asyncio
 
+from service.api.http import build_http_app
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
@@ -206,6 +209,35 @@ async def test_hostile_images_are_typed_400s(client, bench, name):
     assert (answer.status_code, error["code"], error["param"]) == (400, code, "messages.content")
     assert reason in error["message"]
     assert bench.handler._image_room.num_bytes == 0
+
+
+class Files:
+    """Implements Fetcher over a few files."""
+
+    def __init__(self, files):
+        self.files = files
+
+    async def fetch(self, urls, max_file_bytes, max_bytes):
+        assert (max_file_bytes, max_bytes) == (100_000, Limits().max_body_bytes)
+        return [self.files[url] for url in urls]
+
+    async def aclose(self):
+        raise AssertionError("it is its owner's to close")
+
+
+async def test_fetched_images_stand_where_their_urls_are(folder, script, openai_client, services):
+    there = {"https://a.example/cat": saved(CAT), "https://a.example/dog": saved(DOG)}
+    info = msgspec.structs.replace(script.engine.info, name="eyes")
+    limits = Limits(**LIMITS)
+    bench = bench_over(InlineTokenizer(folder), script, limits, info, Files(there))
+    transport = httpx.ASGITransport(app=build_http_app(replace(services, models=bench.models)))
+    expected = await ask(openai_client, [CAT, DOG, "both", CAT])
+    cat, dog = ({"type": "image_url", "image_url": {"url": url}} for url in there)
+    content = [cat, dog, {"type": "text", "text": "both"}, image_url(CAT)]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": MAX_TOKENS}
+    async with httpx.AsyncClient(transport=transport, base_url="http://tessera") as http:
+        answer = await http.post("/v1/chat/completions", json={**body, "temperature": 0})
+    assert answer.json()["choices"][0]["message"]["content"] == expected.choices[0].message.content
 
 
 async def test_more_images_than_allowed_are_refused(client):
