@@ -42,6 +42,8 @@ class Limits(BaseModel):
     more than 64 KiB, and so is what lists hold besides numbers (MAX_OTHER_ITEMS).
     max_grammar_bytes: of a schema, a regular expression, a grammar or all choices together.
     max_grammar_cost_bytes bounds that times the sequences that one request generates.
+    max_beam_tokens: the longest output of a beam search. max_beam_step_tokens: of all its beams,
+    each with its prompt, which go to engines anew for every token.
     max_bad_words: each of which may be two to an engine, with and without a space before it.
     max_grammar_cpu_s: of a processor, for making one grammar of them.
     max_images, max_image_bytes: of a prompt, and of each file. max_image_pixels: of a file, as its
@@ -75,11 +77,13 @@ class Limits(BaseModel):
     max_rendered_bytes: int = Field(default=8 << 20, ge=1)
 
     max_n: int = Field(default=8, ge=1)
-    max_logprobs: int = Field(default=MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS)
+    max_logprobs: int = Field(default=20, ge=0, le=MAX_LOGPROBS)
     max_logprob_entries: int = Field(default=1 << 20, ge=1)
     max_stop_strings: int = Field(default=16, ge=0)
     max_stop_string_bytes: int = Field(default=256, ge=1)
     max_stop_token_ids: int = Field(default=MAX_STOP_TOKEN_IDS, ge=0, le=MAX_STOP_TOKEN_IDS)
+    max_beam_tokens: int = Field(default=1024, ge=1)
+    max_beam_step_tokens: int = Field(default=1 << 18, ge=1)
     max_bad_words: int = Field(default=MAX_BAD_WORDS // 2, ge=0, le=MAX_BAD_WORDS // 2)
     max_logit_bias_entries: int = Field(
         default=MAX_LOGIT_BIAS_ENTRIES, ge=0, le=MAX_LOGIT_BIAS_ENTRIES

@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 from service.api.grpc_chats import to_chat_options, to_chat_prompt
 from service.api.openai.sampling import distinct
 from service.errors import ApiError, ApiErrorCode
+from service.handler.beams import BeamOptions, EarlyStopping
 from service.handler.embedding import embedding_request
 from service.handler.repetition import RepetitionDetection
 from service.handler.requests import (
@@ -79,6 +80,7 @@ def to_generation_request(
         repetition=_to_repetition(sampling),
         stream_interval=request.stream_interval or 1,
         bad_words=tuple(sampling.bad_words),
+        beams=_to_beams(request.beam_search, is_stream=is_stream),
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id,
@@ -118,6 +120,23 @@ def _choices(request: pb.GenerateRequest, *, is_stream: bool) -> _Choices:
     if is_stream and request.best_of > n:
         raise _invalid("best_of cannot be streamed", "best_of")
     return _Choices(n=request.best_of, num_best=n)
+
+
+_EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
+
+
+def _to_beams(search: pb.BeamSearch, *, is_stream: bool) -> BeamOptions | None:
+    if not search.use_beam_search:
+        return None
+    if is_stream:
+        raise _invalid("a beam search cannot be streamed", "use_beam_search")
+    penalty = search.length_penalty if search.HasField("length_penalty") else 1.0
+    if not abs(penalty) <= 10:
+        raise _invalid("length_penalty must be in [-10, 10]", "length_penalty")
+    stopping = search.early_stopping if search.HasField("early_stopping") else "false"
+    if stopping not in _EARLY_STOPPING:
+        raise _invalid(f"early_stopping is one of {', '.join(_EARLY_STOPPING)}", "early_stopping")
+    return BeamOptions(penalty, _EARLY_STOPPING[stopping])
 
 
 def _to_repetition(sampling: pb.SamplingParams) -> RepetitionDetection | None:

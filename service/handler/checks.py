@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.errors import ApiError, ApiErrorCode, from_rejection
+from service.handler.beam_requests import check_beams
 from service.handler.constraints import check_constraint
 from service.handler.embedding import check_embedding
 from service.handler.images import check_image_request
@@ -58,6 +59,7 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     _check_truncation(request)
     _check_best(request, limits)
     check_token_rules(request, limits)
+    check_beams(request, limits)
     if request.repetition is not None and (problem := request.repetition.check()):
         param = "repetition_detection"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, f"{param} {problem}", param)

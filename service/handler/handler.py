@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from service.backend import GenerationBackend
+from service.handler.beam_requests import search_plans, with_beam_length
+from service.handler.beam_streams import search_streams
 from service.handler.best import with_likelihoods
 from service.handler.chats import Assembler, Chats
 from service.handler.checks import (
@@ -95,7 +97,8 @@ class Handler:
         """
         arrival_s = self._clock()
         context = context.in_session(request.session_id)
-        request = with_likelihoods(self._defaults.applied(request))
+        request = with_beam_length(self._defaults.applied(request), self.limits)
+        request = with_likelihoods(request)
         try:
             # What a constraint is made of is read only where it is no larger than it may be.
             check_constraint(request, self.limits, self.model_info)
@@ -207,7 +210,12 @@ class Handler:
         caller = context.caller
         specs = await engine_requests(sent, caller, fitted, unique_id, grammar, pooling)
         submitted_s = self._clock()
-        streams = await submit_all(self._backend, specs, context, max_at_once)
+        if request.beams is None:
+            streams = await submit_all(self._backend, specs, context, max_at_once)
+        else:
+            firsts = specs[:: request.n]
+            plans = search_plans(firsts, request, request.beams, self.limits, self.model_info)
+            streams = search_streams(plans, self._backend, context)
         info = GenerationInfo(
             request_id=request.request_id or unique_id,
             model=self.model_info.name,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.chat.options import ChatOptions
+from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.jobs import EncodeChat, EncodeText
@@ -89,7 +90,7 @@ class GenerationRequest:
     is no chat. num_best: the likeliest so many of each prompt's n choices are the answer; None: all
     are. hides_logprobs: those of the sampling are for that alone. repetition: ends a choice.
     stream_interval: tokens between two deltas of a choice. bad_words: texts that no choice has;
-    the sampling's own are made of them.
+    the sampling's own are made of them. beams: the choices are the n best beams of a search.
     """
 
     prompts: tuple[Prompt, ...]
@@ -114,3 +115,4 @@ class GenerationRequest:
     repetition: RepetitionDetection | None = None
     stream_interval: int = 1
     bad_words: tuple[str, ...] = ()
+    beams: BeamOptions | None = None

@@ -214,8 +214,18 @@ class Choices(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class BeamSearch(_message.Message):
+    __slots__ = ("use_beam_search", "length_penalty", "early_stopping")
+    USE_BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    use_beam_search: bool
+    length_penalty: float
+    early_stopping: str
+    def __init__(self, use_beam_search: _Optional[bool] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "token_ids", "sampling", "n", "echo", "truncate_prompt_tokens", "priority", "cache_salt", "request_id", "return_prompt_token_ids", "continuous_usage_stats", "json_schema", "json_object", "regex", "choice", "grammar", "truncation_side", "best_of", "stream_interval")
+    __slots__ = ("model", "text", "chat", "token_ids", "sampling", "n", "echo", "truncate_prompt_tokens", "priority", "cache_salt", "request_id", "return_prompt_token_ids", "continuous_usage_stats", "json_schema", "json_object", "regex", "choice", "grammar", "truncation_side", "best_of", "stream_interval", "beam_search")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +247,7 @@ class GenerateRequest(_message.Message):
     TRUNCATION_SIDE_FIELD_NUMBER: _ClassVar[int]
     BEST_OF_FIELD_NUMBER: _ClassVar[int]
     STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: Text
     chat: Chat
@@ -258,7 +269,8 @@ class GenerateRequest(_message.Message):
     truncation_side: str
     best_of: int
     stream_interval: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[_Union[Text, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., return_prompt_token_ids: _Optional[bool] = ..., continuous_usage_stats: _Optional[bool] = ..., json_schema: _Optional[_Union[JsonSchema, _Mapping]] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., truncation_side: _Optional[str] = ..., best_of: _Optional[int] = ..., stream_interval: _Optional[int] = ...) -> None: ...
+    beam_search: BeamSearch
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[_Union[Text, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., echo: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., return_prompt_token_ids: _Optional[bool] = ..., continuous_usage_stats: _Optional[bool] = ..., json_schema: _Optional[_Union[JsonSchema, _Mapping]] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., truncation_side: _Optional[str] = ..., best_of: _Optional[int] = ..., stream_interval: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

@@ -10,7 +10,7 @@ import msgspec
 
 from workers.errors import ErrorCode, RequestRejectedError
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 256
 MAX_LOGIT_BIAS_ENTRIES = 300
 MAX_STOP_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 1 << 16

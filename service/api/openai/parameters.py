@@ -19,6 +19,7 @@ from pydantic import (
 
 from service.api.lifted_lists import LiftedLists
 from service.errors import ApiError, ApiErrorCode
+from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from workers.sampling.params import MAX_SEED
 
@@ -54,7 +55,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (None,),
     "include_reasoning": (None, True),
     "kv_transfer_params": (None,),
-    "length_penalty": (None, 1, 1.0),
     "media_io_kwargs": (None, {}),
     "mm_payload": (None,),
     "mm_processor_kwargs": (None, {}),
@@ -74,7 +74,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (None,),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "use_beam_search": (None, False),
     "verbosity": (None, "medium"),
     "vllm_xargs": (None, {}),
     "watermarking": (None,),
@@ -144,8 +143,9 @@ class GenerationParameters(StrictModel):
     there is room for. return_tokens_as_token_ids: tokens of log probabilities are "token_id:7".
     best_of: so many choices are made of each prompt, and the n likeliest returned; not streamed.
     stream_interval: tokens between two chunks of a choice. allowed_token_ids: no other token is
-    sampled. bad_words: texts that are not said, as sequences of tokens. logprob_token_ids: log
-    probabilities of these tokens instead of the likeliest ones.
+    sampled. use_beam_search: choices are the n best beams, as length_penalty and early_stopping
+    say; not streamed. bad_words: texts that are not said, as sequences of tokens.
+    logprob_token_ids: log probabilities of these tokens instead of the likeliest ones.
     """
 
     model: str | None = None
@@ -192,6 +192,9 @@ class GenerationParameters(StrictModel):
     best_of: Whole | None = None
     repetition_detection: RepetitionParameters | None = None
     stream_interval: PositiveInt32 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -217,6 +220,27 @@ class GenerationParameters(StrictModel):
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise _invalid("best_of cannot be streamed", "best_of")
         return self
+
+    @model_validator(mode="after")
+    def _refuse_what_no_search_has(self) -> Self:
+        if self.stream and self.use_beam_search:
+            raise _invalid("a beam search cannot be streamed", "use_beam_search")
+        if not self.use_beam_search:
+            # 1 and false, which some clients always send, ask for nothing.
+            if self.length_penalty not in (None, 1.0):
+                raise _invalid("length_penalty needs use_beam_search: true", "length_penalty")
+            if self.early_stopping:
+                raise _invalid("early_stopping needs use_beam_search: true", "early_stopping")
+        if self.length_penalty is not None and abs(self.length_penalty) > 10:
+            raise _invalid("length_penalty must be in [-10, 10]", "length_penalty")
+        return self
+
+    @property
+    def beams(self) -> BeamOptions | None:
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamOptions(penalty, self.early_stopping or False)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TypedDict
 from pydantic import BaseModel
 
 from service.api.openai.parameters import GenerationParameters
+from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from service.handler.requests import TextOptions
 from workers.sampling.params import SamplingParams
@@ -76,6 +77,7 @@ class CommonFields(TypedDict):
     repetition: RepetitionDetection | None
     stream_interval: int
     bad_words: tuple[str, ...]
+    beams: BeamOptions | None
 
 
 def common_fields(parameters: GenerationParameters) -> CommonFields:
@@ -95,6 +97,7 @@ def common_fields(parameters: GenerationParameters) -> CommonFields:
         repetition=None if repetition is None else repetition.to_detection(),
         stream_interval=parameters.stream_interval or 1,
         bad_words=tuple(parameters.bad_words or ()),
+        beams=parameters.beams,
     )
 
 

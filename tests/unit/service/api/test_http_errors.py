@@ -131,7 +131,7 @@ async def test_only_json_is_accepted(client):
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
         ({"store": True}, "unsupported_parameter", "store"),
         ({"chat_template": "{{ 1 }}"}, "unsupported_parameter", "chat_template"),
-        ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+        ({"use_beam_search": True, "stop": "x"}, "invalid_request", "use_beam_search"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -247,6 +247,47 @@ async def test_rules_that_cannot_be_followed_are_named(client, rules, code, para
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
 
 
+async def test_beams_are_choices_over_both_protocols(client, stub, bench):
+    extra = {"use_beam_search": True, "n": 2, "max_tokens": 3, "logprobs": 1}
+    answer = await posted(client, "/v1/completions", **extra)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert answer["usage"]["completion_tokens"] == 6
+    sent = [one.sampling for one in bench.backend.requests]
+    assert {(one.max_tokens, one.logprobs, one.temperature) for one in sent} == {(1, 4, 0.0)}
+    assert len(sent) == 1 + 2 + 2
+    request = pb.GenerateRequest(
+        text=pb.Text(text="hi"), n=2, beam_search=pb.BeamSearch(use_beam_search=True)
+    )
+    request.sampling.max_tokens = 3
+    found = await stub.Generate(request)
+    assert [one.text for one in found.choices] == [one["text"] for one in answer["choices"]]
+    assert bench.backend.num_live == 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"stream": True},
+        {"temperature": 0, "presence_penalty": 1.0},
+        {"guided_regex": "a"},
+        {"best_of": 3},
+        {"bad_words": ["a"]},
+    ],
+)
+async def test_what_a_beam_search_cannot_have_is_refused(client, bench, extra):
+    body = {**COMPLETION, "use_beam_search": True, **extra}
+    error = (await client.post("/v1/completions", json=body)).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request", "use_beam_search")
+    assert bench.backend.requests == []
+
+
+@pytest.mark.parametrize("extra", [{"length_penalty": 2.0}, {"early_stopping": True}])
+async def test_words_of_beam_searches_ask_for_one(client, extra):
+    error = (await client.post("/v1/completions", json={**COMPLETION, **extra})).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request", next(iter(extra)))
+
+
 @pytest.fixture
 def lenient_client(services):
     app = build_http_app(dataclasses.replace(services, unknown_fields="ignore"))
