@@ -1,4 +1,4 @@
-"""What has to be true of the page however it is used: names, contrast, no strangers, no complaints."""
+"""What has to be true of the page however it is used: names, contrast, no strangers."""
 
 from tests.browser import Browser
 

@@ -29,6 +29,6 @@ def answer_heads(app: FastAPI) -> None:
     The server leaves the body of the answer out and keeps its length.
     """
     for route in list(app.routes):
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             # A route of its own, as one of both methods would stand in the OpenAPI document twice.
             app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
