@@ -114,6 +114,7 @@ class ForwardBatch:
     attention_out: (num_tokens, tp_q_head_num * v_head_dim) of the model's dtype, where a layer's
     attention should leave its output. A backend may return a tensor of its own instead.
     bounded_cache_locs: out_cache_loc of each account beside account 0.
+    is_captured: a graph is made of the step. What the host knows of its rows is then of no replay.
     encoder_lens_cpu: int32 (bs,), what each row's encoder made, at least one token, in the table of
     AttentionConfig.encoder_account; empty where the model has no encoder.
     """
@@ -134,6 +135,7 @@ class ForwardBatch:
     attn_backend: AttentionDispatch
     attention_out: torch.Tensor | None = None
     bounded_cache_locs: tuple[torch.Tensor, ...] = ()
+    is_captured: bool = False
     encoder_lens_cpu: npt.NDArray[np.int32] = field(
         default_factory=lambda: np.zeros(0, dtype=np.int32)
     )

@@ -62,7 +62,8 @@ class SlotStates:
 
     A step reads what earlier steps committed and stages what it makes. Only commit() changes what
     was made before: a launch that fails in the middle leaves every state as it was, and can be
-    repeated.
+    repeated. A captured step, which is replayed whole, writes at once. No method waits for the
+    device.
     """
 
     def __init__(
@@ -106,9 +107,17 @@ class SlotStates:
 
     def restore(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
         """Each of slots int64 (n,) goes on from one of snapshots int64 (n,). Can be repeated."""
-        for entry in self._tensors:
-            for tensor in entry:
-                tensor.index_copy_(0, slots, tensor.index_select(0, self._num_slots + snapshots))
+        self._copy(self._num_slots + snapshots, slots)
+
+    def save(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+        """What slots int64 (n,) hold goes to snapshots int64 (n,): behind a step that has written
+        its states at once."""
+        self._copy(slots, self._num_slots + snapshots)
+
+    def write(self, entry: int, slots: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """What slots hold from here on, in a step that cannot fail half way: a captured one, whose
+        padding rows may share a slot. Raises ValueError for other shapes."""
+        self._put(self._checked(entry, slots, tensors, num_snapshots=0))
 
     def stage(self, entry: int, slots: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """What slots shall hold once the step has succeeded. Raises ValueError for other shapes."""
@@ -128,9 +137,17 @@ class SlotStates:
         """
         self._check_snapshots()
         for staged in self._staged:
-            for kept, made in zip(self._tensors[staged.entry], staged.tensors, strict=True):
-                kept.index_copy_(0, staged.places, made.to(kept.dtype))
+            self._put(staged)
         self._staged.clear()
+
+    def _put(self, staged: _StagedState) -> None:
+        for kept, made in zip(self._tensors[staged.entry], staged.tensors, strict=True):
+            kept.index_copy_(0, staged.places, made.to(kept.dtype))
+
+    def _copy(self, from_places: torch.Tensor, to_places: torch.Tensor) -> None:
+        for entry in self._tensors:
+            for tensor in entry:
+                tensor.index_copy_(0, to_places, tensor.index_select(0, from_places))
 
     def _check_snapshots(self) -> None:
         if not self._wanted:

@@ -34,18 +34,9 @@ def config_of(model_type: str, class_name: str, changes: Mapping[str, Any]) -> P
 
 def build_reference(config: PreTrainedConfig, class_name: str, folder: Path) -> PreTrainedModel:
     """The model as it is read back from folder, having run once. Raises NotBuiltError."""
-    model_class = getattr(transformers, class_name)
-    if model_class.config_class is config.sub_configs.get("text_config"):
-        config = config.get_text_config()  # as AutoModelForCausalLM does
     try:
-        _check_size(model_class, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = model_class._from_config(config, dtype=torch.float32).eval()
-            _randomise(model)
-        model.tie_weights()
-        model.save_pretrained(folder)
-        reference: PreTrainedModel = model_class.from_pretrained(
+        save_random_model(config, class_name, folder)
+        reference: PreTrainedModel = getattr(transformers, class_name).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         logits = reference_logits(reference, random_prompt(5))
@@ -57,6 +48,20 @@ def build_reference(config: PreTrainedConfig, class_name: str, folder: Path) -> 
     if not torch.isfinite(logits).all():
         raise NotBuiltError("its random weights give no finite logits")
     return reference
+
+
+def save_random_model(config: PreTrainedConfig, class_name: str, folder: Path) -> None:
+    """Builds it on the CPU and runs nothing: kernels that transformers finds may be a GPU's."""
+    model_class = getattr(transformers, class_name)
+    if model_class.config_class is config.sub_configs.get("text_config"):
+        config = config.get_text_config()  # as AutoModelForCausalLM does
+    _check_size(model_class, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_class._from_config(config, dtype=torch.float32).eval()
+        _randomise(model)
+    model.tie_weights()
+    model.save_pretrained(folder)
 
 
 def _check_size(model_class: Any, config: PreTrainedConfig) -> None:

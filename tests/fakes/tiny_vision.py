@@ -131,7 +131,10 @@ def _inputs(prompt: Prompt, ids: Sequence[int]) -> dict[str, torch.Tensor]:
 def reference_logits(reference: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
     """(tokens, vocab_size)."""
     reference.model.rope_deltas = None
-    logits: torch.Tensor = reference(**_inputs(prompt, prompt.ids), use_cache=False).logits[0]
+    inputs = {
+        name: tensor.to(reference.device) for name, tensor in _inputs(prompt, prompt.ids).items()
+    }
+    logits: torch.Tensor = reference(**inputs, use_cache=False).logits[0]
     return logits
 
 

@@ -112,6 +112,10 @@ class TextEncoder(msgspec.Struct, frozen=True, tag="text", tag_field="kind"):
         """An input for a trial."""
         return SourceTokens([0])
 
+    def longest(self) -> EncoderInput:
+        """An input of as many tokens as it takes, for a trial."""
+        return SourceTokens([0] * self.max_tokens)
+
 
 class SpeechTokens(msgspec.Struct, frozen=True):
     """Whisper's tokens that tell its decoder what to do, as far as the model has them.
@@ -151,6 +155,10 @@ class FeatureEncoder(msgspec.Struct, frozen=True, tag="features", tag_field="kin
     def shortest(self) -> EncoderInput:
         """An input for a trial."""
         return SourceFeatures.of(np.zeros((self.num_bins, self.num_frames)))
+
+    def longest(self) -> EncoderInput:
+        """As TextEncoder.longest; all inputs are of one size."""
+        return self.shortest()
 
 
 EncoderInfo = TextEncoder | FeatureEncoder

@@ -25,7 +25,7 @@ from workers.graphs.ring import StagingRing, StagingSlot
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.sampling.state import SampledTokens, SamplingState
-from workers.scheduler.plan import StepPlan, StepResult
+from workers.scheduler.plan import IntArray, StepPlan, StepResult
 
 Replay = Callable[[], None]
 RunStep = Callable[[], torch.Tensor]
@@ -62,6 +62,16 @@ class _DecodeGraph:
     rows: StepRows
     replay: Replay
     logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplayedRows:
+    """Of the last replay, until the next one. slots: int64 (size,), static, padding included.
+    own_slots: of the plan's rows, host int32 (rows,)."""
+
+    logits: torch.Tensor
+    slots: torch.Tensor
+    own_slots: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class DecodeGraphs:
         self._twins = twins
         self._timed_graphs: dict[int, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
         self._pending_timers: list[GraphAttentionTimer] = []
+        self._replayed: _ReplayedRows | None = None
         backend.init_cuda_graph_state(max_rows)
 
     @property
@@ -139,21 +150,33 @@ class DecodeGraphs:
         slot = self._stage(num_rows, size, plan)
         graph, timer = self._next_graph(size)
         graph.replay()
+        self._replayed = _ReplayedRows(graph.logits, graph.rows.slots, plan.slots)
         if timer is not None:
             timer.on_replay(seq_lens)
             self._pending_timers.append(timer)
         slot.mark_used()
         if sampling.is_plainly_greedy(plan.slots, seq_lens):
             return GraphedStep(slot, slot.step, num_rows)
-        rows = graph.rows.first(num_rows)
         try:
-            logits = self._model.whole_logits(graph.logits[:num_rows])
-            sampled = sampling.sample(logits, plan.slots, seq_lens)
+            return self.sample(plan, sampling)
         except torch.OutOfMemoryError:
             # The graph ended with greedy tokens; a repeated step goes on from what it began with.
+            rows = graph.rows.first(num_rows)
             sampling.remember(rows.slots, rows.input_ids)
             raise
-        sampling.remember(rows.slots, sampled.token_ids)
+
+    def sample(self, plan: StepPlan, sampling: SamplingState) -> SampledTokens:
+        """Tokens of a plan that has just been replayed, or of some of its rows that follow each
+        other. Can be repeated."""
+        replayed = self._replayed
+        if replayed is None:
+            raise RuntimeError("no step has been replayed")
+        first = int(np.flatnonzero(replayed.own_slots == plan.slots[0])[0])
+        rows = slice(first, first + plan.batch_size)
+        logits = self._model.whole_logits(replayed.logits[rows])
+        seq_lens = plan.prefix_lens + plan.num_new_tokens
+        sampled = sampling.sample(logits, plan.slots, seq_lens)
+        sampling.remember(replayed.slots[rows], sampled.token_ids)
         return sampled
 
     def drain_attention(self) -> list[AttentionTiming]:
@@ -241,6 +264,8 @@ class DecodeGraphs:
             and plan.batch_size <= self._sizes[-1]
             and not plan.prompt_logprobs
             and bool(plan.samples.all())
+            # A state is read, so that there must be one.
+            and (not self._model.state_entries or bool(plan.prefix_lens.all()))
         )
 
     def _size_for(self, plan: StepPlan) -> int:
@@ -276,4 +301,5 @@ class DecodeGraphs:
             extend_seq_lens_cpu=self._ones_cpu[:size],
             extend_prefix_lens_cpu=self._ones_cpu[:size],
             attn_backend=attention,
+            is_captured=True,
         )

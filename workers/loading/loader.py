@@ -191,38 +191,15 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     return hf_config, choose_implementation(hf_config, architecture, config, device_type)
 
 
-def _check_place(
-    hf_config: PreTrainedConfig, facts: ModelFacts, tp: TPGroup, device: torch.device
-) -> None:
+def _check_ranks(hf_config: PreTrainedConfig, facts: ModelFacts, tp: TPGroup) -> None:
     """Of what transformers runs. Raises ConfigError. Reads no weights."""
-    from workers.models.transformers_class import (
-        causal_lm_class,
-        is_encoder_decoder,
-        may_keep_states,
-    )
-    from workers.models.transformers_flat_trial import flat_obstacle, row_by_row_refusal
+    from workers.models.transformers_class import is_encoder_decoder
 
-    if is_encoder_decoder(hf_config):
-        _check_encoder_decoder(facts, tp, device)
-        return
-    if device.type == "cpu":
-        return
-    model_class = causal_lm_class(hf_config)
-    if may_keep_states(hf_config, model_class):
+    if is_encoder_decoder(hf_config) and tp.size > 1:
         raise ConfigError(
-            f"{facts.architecture} keeps convolution or recurrent states and runs on CPU only so "
-            "far; set device='cpu'"
+            f"{facts.architecture} is an encoder-decoder and runs on one rank only so far; set "
+            "tp_size=1"
         )
-    if obstacle := flat_obstacle(hf_config, model_class):
-        raise row_by_row_refusal(obstacle)
-
-
-def _check_encoder_decoder(facts: ModelFacts, tp: TPGroup, device: torch.device) -> None:
-    where = f"{facts.architecture} is an encoder-decoder and runs"
-    if device.type != "cpu":
-        raise ConfigError(f"{where} on CPU only so far; set device='cpu'")
-    if tp.size > 1:
-        raise ConfigError(f"{where} on one rank only so far; set tp_size=1")
 
 
 def load_model(
@@ -242,7 +219,7 @@ def load_model(
     hf_config, implementation = _choose(config, device.type)
     facts = model_facts(config)
     if implementation == "transformers":
-        _check_place(hf_config, facts, tp, device)
+        _check_ranks(hf_config, facts, tp)
     logger.info(
         "loading %s (%s, %s) as %s on %s, rank %d of %d",
         facts.name,

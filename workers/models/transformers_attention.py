@@ -33,8 +33,8 @@ _INERT_OPTIONS = frozenset(
 # What modules that stand in several layers call theirs.
 SHARED_LAYER = -1
 # Of a model that keeps states alone: requests are counted in pages still, so a token has an entry,
-# of two elements, which nobody writes.
-NO_ATTENTION = AttentionGeometry(1, 1, 1, 1, (LayerAttentionConfig(),))
+# which nobody writes, as small as every backend takes.
+NO_ATTENTION = AttentionGeometry(1, 1, 8, 8, (LayerAttentionConfig(),))
 
 
 class AttentionCall(Protocol):

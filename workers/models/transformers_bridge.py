@@ -10,7 +10,6 @@ from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
 from workers.models.transformers_class import may_keep_states
-from workers.models.transformers_flat_trial import own_attention_obstacle, row_by_row_refusal
 from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_rope import fix_rope
@@ -23,8 +22,7 @@ logger = logging.getLogger(__name__)
 def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     """hf_model: in eval mode, on its device; taken over.
 
-    Raises ModelLoadError for a model that would be served wrongly either way, ConfigError for one
-    that runs row by row elsewhere than on CPU.
+    Raises ModelLoadError for a model that would be served wrongly either way.
     """
     if hf_model.config.is_encoder_decoder:
         return TransformersSeq2Seq(hf_model)
@@ -33,13 +31,18 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     fix_rope(parts.body, config, max_context_len)
     _check_kept_window(config, max_context_len)
     if config._attn_implementation != ATTENTION_NAME:
-        return _row_by_row(parts, own_attention_obstacle(parts))
+        return _row_by_row(parts, _own_attention_obstacle(parts))
     try:
         return TransformersCausalLM(parts)
     except ModelLoadError as error:
         if may_keep_states(config, type(parts.head)):
             raise
         return _row_by_row(parts, str(error))
+
+
+def _own_attention_obstacle(parts: BodyAndHead) -> str:
+    """Of a class that picks attention from a table of its own."""
+    return f"{type(parts.head).__name__} has no place for another attention than its own"
 
 
 def _row_by_row(parts: BodyAndHead, obstacle: str) -> CausalLM:
@@ -51,8 +54,6 @@ def _row_by_row(parts: BodyAndHead, obstacle: str) -> CausalLM:
         if str(error) in obstacle:
             raise ModelLoadError(obstacle) from error
         raise ModelLoadError(f"{obstacle}; row by row it {error}") from error
-    if parts.head.device.type != "cpu":
-        raise row_by_row_refusal(obstacle)
     logger.info("%s", obstacle)
     return model
 

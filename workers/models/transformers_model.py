@@ -39,6 +39,7 @@ from workers.models.transformers_class import (
     missing_packages_named,
     part_for_class,
 )
+from workers.models.transformers_decode_states import DecodeStates
 from workers.models.transformers_head import logits_of
 from workers.models.transformers_layer_types import Calls, check_layers, check_windows, with_chunks
 from workers.models.transformers_parallel import part_of_rank
@@ -46,7 +47,7 @@ from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_probing import probing
 from workers.models.transformers_seq2seq_class import served_class
 from workers.models.transformers_state_probe import FreshTokens, StateProbe
-from workers.models.transformers_states import StateModule, StepStates
+from workers.models.transformers_states import StateCall, StateModule, StepStates
 from workers.models.transformers_temperature import take_over_temperatures
 from workers.models.transformers_vision import media_encoder_of
 
@@ -114,15 +115,15 @@ class TransformersCausalLM(CausalLM):
 
     @torch.inference_mode()
     def capture_obstacle(self, max_context_len: int) -> str:
-        if self.state_entries:
-            return f"{type(self.head).__name__} keeps states, whose places a step tells on the host"
         device = self.head.device
         tokens = torch.arange(NUM_TRIAL_TOKENS, device=device) % self.vocab_size
         starts, ends = torch.zeros_like(tokens), torch.full_like(tokens, max_context_len - 1)
 
         def run(tokens: torch.Tensor, positions: torch.Tensor) -> None:
-            hidden = self._flat.run(tokens, positions, NoAttention(), FreshTokens(len(tokens)))
-            self.local_logits(hidden)
+            # Before the first step no slot's states are anybody's.
+            slots = torch.zeros_like(tokens)
+            state_call = DecodeStates(self._states, slots, self._states.write)
+            self.local_logits(self._flat.run(tokens, positions, NoAttention(), state_call))
 
         run(tokens, ends)
         others = partial(run, tokens.flip(0), ends)
@@ -132,11 +133,23 @@ class TransformersCausalLM(CausalLM):
         attention_call = PagedAttentionCall(
             self._attention_by_call, self._temperatures, forward_batch
         )
-        state_call = StepStates(self._states, forward_batch)
         hidden = self._flat.run(
-            tokens.ids, tokens.positions, attention_call, state_call, tokens.embeddings
+            tokens.ids,
+            tokens.positions,
+            attention_call,
+            self._state_call(forward_batch),
+            tokens.embeddings,
         )
         return ModelOutput(hidden)
+
+    def _state_call(self, batch: ForwardBatch) -> StateCall:
+        states = self._states
+        if batch.is_captured:
+            return DecodeStates(states, batch.req_pool_indices, states.write)
+        has_state = bool(batch.extend_prefix_lens_cpu.all())
+        if batch.forward_mode.is_decode and has_state and not states.wanted_snapshots:
+            return DecodeStates(states, batch.req_pool_indices, states.stage)
+        return StepStates(states, batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return logits_of(self.head, hidden).float()

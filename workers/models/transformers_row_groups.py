@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from attention import ForwardBatch
+from workers.sampling.transfer import upload
 
 Kind = TypeVar("Kind", bound=Hashable)
 
@@ -27,15 +28,17 @@ class RowGroup(Generic[Kind]):
 
 
 def row_groups(batch: ForwardBatch, kinds: Sequence[Kind]) -> list[RowGroup[Kind]]:
-    """Every row of the batch in one group. kinds: one a row."""
+    """Every row of the batch in one group. kinds: one a row. Waits for no device."""
     stops = np.cumsum(batch.extend_seq_lens_cpu)
     rows: dict[tuple[int, Kind], list[int]] = {}
     for row, length in enumerate(batch.extend_seq_lens_cpu.tolist()):
         rows.setdefault((length, kinds[row]), []).append(row)
-    device = batch.req_pool_indices.device
-    groups = []
-    for (length, kind), own in rows.items():
-        tokens = stops[own, None] - length + np.arange(length)
-        slots = batch.req_pool_indices[torch.tensor(own, device=device)]
-        groups.append(RowGroup(torch.from_numpy(tokens).to(device), slots, kind, tuple(own)))
-    return groups
+    tokens = [stops[own, None] - length + np.arange(length) for (length, _), own in rows.items()]
+    places = [np.array(own, dtype=np.int64) for own in rows.values()]
+    on_device = upload([*tokens, *places], batch.req_pool_indices.device)
+    return [
+        RowGroup(of_group, batch.req_pool_indices.index_select(0, own_places), kind, tuple(own))
+        for ((_, kind), own), of_group, own_places in zip(
+            rows.items(), on_device[: len(rows)], on_device[len(rows) :], strict=True
+        )
+    ]

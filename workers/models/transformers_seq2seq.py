@@ -8,6 +8,7 @@ cross-attention projects of that is kept in the encoder's account of KV memory.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -44,6 +45,7 @@ from workers.models.transformers_seq2seq_calls import (
     layer_of,
 )
 from workers.models.transformers_seq2seq_class import READS_AUDIO
+from workers.sampling.transfer import upload
 
 _NUM_POSITIONS_TRIED = 4
 
@@ -134,10 +136,11 @@ class _SourceReader:
     def encode(self, source: EncoderInput) -> Iterator[EncoderKV]:
         parameter = next(self._source.parameters())
         if isinstance(source, SourceFeatures):
-            values = torch.from_numpy(source.array.copy())
-            given = {"input_features": values.to(parameter.device, parameter.dtype).unsqueeze(0)}
+            (values,) = upload([source.array], parameter.device)
+            given = {"input_features": values.to(parameter.dtype).unsqueeze(0)}
         else:
-            given = {"input_ids": torch.tensor([source.token_ids], device=parameter.device)}
+            (ids,) = upload([np.array(source.token_ids, dtype=np.int64)], parameter.device)
+            given = {"input_ids": ids.unsqueeze(0)}
         states = self._source(**given, **{CALL_ARGUMENT: EncoderPass()}).last_hidden_state
         # Queries are nobody's: what the module projects of the encoder's states is all.
         query = torch.zeros_like(states[:, :1])

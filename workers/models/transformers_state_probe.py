@@ -20,6 +20,7 @@ from workers.models.transformers_states import (
     State,
     StateModule,
     joined,
+    rows_at,
 )
 
 _NUM_BEFORE, _NUM_AFTER = 3, 6
@@ -123,7 +124,7 @@ class FreshTokens:
         call = FlatCall(args, kwargs, self._num_tokens)
         tokens = torch.arange(self._num_tokens)[:, None]
         cache = RowsCache(module, None)
-        output = joined([(tokens, module.run_rows(call, tokens, cache))], self._num_tokens)
+        output = joined([(tokens, module.run_rows(call, rows_at(tokens), cache))], self._num_tokens)
         self._learn(module, call, cache)
         return output
 
@@ -169,7 +170,7 @@ def continues_many(module: StateModule, probed: FlatCall) -> bool:
 
     def outputs(state: State | None, *calls: torch.Tensor) -> tuple[torch.Tensor, State]:
         cache = RowsCache(module, state)
-        parts = [(one[None], module.run_rows(call, one[None], cache)) for one in calls]
+        parts = [(one[None], module.run_rows(call, rows_at(one[None]), cache)) for one in calls]
         of_tokens = _first_tensor(joined(parts, num_tokens))[0, torch.cat(calls)]
         return of_tokens, tuple(one.clone() for one in cache.kept().values())
 

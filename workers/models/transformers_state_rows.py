@@ -6,11 +6,13 @@ Knows rows, tokens and slots; no module and no state.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from attention import ForwardBatch
 from attention.memory.slot_states import SnapshotOfRow
 from workers.models.transformers_row_groups import RowGroup, row_groups
+from workers.sampling.transfer import upload
 
 _Wanted = dict[int, dict[int, int]]
 """By row, and then by the number of its new tokens: the snapshot that gets the state."""
@@ -41,7 +43,7 @@ class StateRows:
 
 def state_rows(batch: ForwardBatch, wanted: Sequence[SnapshotOfRow] = ()) -> list[StateRows]:
     """Every row of the batch once. A row without a prefix is fresh: what its slot holds is of the
-    slot's previous owner."""
+    slot's previous owner. Waits for no device."""
     wanted_of: _Wanted = {}
     for row, num_tokens, snapshot in wanted:
         wanted_of.setdefault(row, {})[num_tokens] = snapshot
@@ -51,22 +53,52 @@ def state_rows(batch: ForwardBatch, wanted: Sequence[SnapshotOfRow] = ()) -> lis
         (prefix_len == 0, tuple(sorted(cut for cut in wanted_of.get(row, ()) if cut < length)))
         for row, (length, prefix_len) in enumerate(zip(lengths, prefix_lens, strict=True))
     ]
+    groups = row_groups(batch, kinds)
+    pieces_of_groups = _pieces_of(groups, wanted_of, batch.req_pool_indices.device)
     return [
-        StateRows(group.slots, group.kind[0], tuple(_pieces(group, wanted_of)))
-        for group in row_groups(batch, kinds)
+        StateRows(group.slots, group.kind[0], pieces)
+        for group, pieces in zip(groups, pieces_of_groups, strict=True)
     ]
 
 
-def _pieces(group: RowGroup[_Kind], wanted_of: _Wanted) -> Iterator[StatePiece]:
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Tokens start to stop of each of a group's rows. kept: (index of a row in the group, snapshot
+    that gets its state) each."""
+
+    start: int
+    stop: int
+    kept: tuple[tuple[int, int], ...]
+
+
+def _pieces_of(
+    groups: Sequence[RowGroup[_Kind]], wanted_of: _Wanted, device: torch.device
+) -> Iterator[tuple[StatePiece, ...]]:
+    """Of each group. One upload for all that is kept, and none where nothing is."""
+    cuts = [tuple(_cuts_of(group, wanted_of)) for group in groups]
+    kept = [pair for of_group in cuts for cut in of_group for pair in cut.kept]
+    pairs = np.array(kept, dtype=np.int64).reshape(-1, 2)
+    rows, snapshots = (
+        upload([pairs[:, 0], pairs[:, 1]], device)
+        if kept
+        else torch.empty((2, 0), dtype=torch.int64, device=device)
+    )
+    sizes = [len(cut.kept) for of_group in cuts for cut in of_group]
+    by_cut = zip(torch.split(rows, sizes), torch.split(snapshots, sizes), strict=True)
+    for group, of_group in zip(groups, cuts, strict=True):
+        yield tuple(
+            StatePiece(group.tokens[:, cut.start : cut.stop], *next(by_cut)) for cut in of_group
+        )
+
+
+def _cuts_of(group: RowGroup[_Kind], wanted_of: _Wanted) -> Iterator[_Cut]:
     _, cuts = group.kind
     start = 0
     for stop in (*cuts, group.tokens.shape[1]):
-        kept = [
+        kept = tuple(
             (index, wanted_of[row][stop])
             for index, row in enumerate(group.rows)
             if stop in wanted_of.get(row, ())
-        ]
-        indices = torch.tensor(kept, dtype=torch.int64, device=group.tokens.device)
-        rows, snapshots = indices.view(-1, 2).unbind(1)
-        yield StatePiece(group.tokens[:, start:stop], rows, snapshots)
+        )
+        yield _Cut(start, stop, kept)
         start = stop

@@ -6,7 +6,7 @@ slots hold, and what it leaves in there is staged for the slots. Knows no weight
 architecture.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -22,6 +22,9 @@ from workers.errors import ModelLoadError
 from workers.models.transformers_state_rows import StatePiece, StateRows, state_rows
 
 State = tuple[torch.Tensor, ...]
+TakeRows = Callable[[torch.Tensor], torch.Tensor]
+"""Of what a flat batch has for each token, (1, num_tokens, ...), that of some rows of equal length,
+(rows, length, ...)."""
 
 
 class StateCall(Protocol):
@@ -130,12 +133,17 @@ class StateModule:
             raise ModelLoadError(f"{self.name} does not get its model's cache")
         return caches[0].state_call.run(self, args, kwargs)
 
-    def run_rows(self, call: "FlatCall", tokens: torch.Tensor, cache: Cache) -> Any:
-        """Its output for rows of equal length. tokens: int64 (rows, length), in the flat batch."""
+    def run_rows(self, call: "FlatCall", take: TakeRows, cache: Cache) -> Any:
+        """Its output for rows of equal length."""
         return self._forward(
-            *(call.of_rows(value, tokens, cache) for value in call.args),
-            **{name: call.of_rows(value, tokens, cache) for name, value in call.kwargs.items()},
+            *(call.of_rows(value, take, cache) for value in call.args),
+            **{name: call.of_rows(value, take, cache) for name, value in call.kwargs.items()},
         )
+
+    def kept_in(self, cache: "RowsCache") -> State:
+        """The state that it has left there."""
+        kept = cache.kept()
+        return tuple(kept[place] for place in self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +154,20 @@ class FlatCall:
     kwargs: Mapping[str, Any]
     num_tokens: int
 
-    def of_rows(self, value: Any, tokens: torch.Tensor, cache: Cache) -> Any:
+    def of_rows(self, value: Any, take: TakeRows, cache: Cache) -> Any:
         """One argument, as it is for some rows with their cache."""
         if isinstance(value, SlotCache):
             return cache
         if isinstance(value, torch.Tensor) and value.shape[:2] == (1, self.num_tokens):
-            return value[0, tokens]
+            return take(value)
         if isinstance(value, tuple | list):
-            return type(value)(self.of_rows(part, tokens, cache) for part in value)
+            return type(value)(self.of_rows(part, take, cache) for part in value)
         return value
+
+
+def rows_at(tokens: torch.Tensor) -> TakeRows:
+    """tokens: int64 (rows, length), places in the flat batch."""
+    return lambda of_tokens: of_tokens[0, tokens]
 
 
 def joined(parts: Sequence[tuple[torch.Tensor, Any]], num_tokens: int) -> Any:
@@ -227,9 +240,8 @@ class StepStates:
         cache = RowsCache(module, state)
         at_once = state is None or module.continues_many
         for tokens in (piece.tokens,) if at_once else torch.split(piece.tokens, 1, dim=1):
-            parts.append((tokens, module.run_rows(call, tokens, cache)))
-        kept = cache.kept()
-        made = tuple(kept[place] for place in module.places)
+            parts.append((tokens, module.run_rows(call, rows_at(tokens), cache)))
+        made = module.kept_in(cache)
         if len(piece.rows):
             # Copies: what comes after the piece may change the state in its place.
             saved = [tensor.index_select(0, piece.rows) for tensor in made]

@@ -7,12 +7,14 @@ glance (decision 0078).
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from workers.engine.media import ImageInfo, MediaItem
 from workers.models.media_encoder import MediaEncoder
 from workers.models.mrope import RotaryPositions, mrope_positions
+from workers.sampling.transfer import upload
 from workers.scheduler.media_plan import PlacedMedia
 
 _WITH_PATCH_GRIDS = {"Qwen2VLModel", "Qwen2_5_VLModel"}
@@ -45,8 +47,8 @@ class PatchGridVision:
 
     def encode(self, item: MediaItem) -> torch.Tensor:
         weight = self._body.get_input_embeddings().weight
-        patches = torch.from_numpy(item.patches.copy()).to(weight.device)
-        grid = torch.tensor([[1, item.grid_height, item.grid_width]], device=weight.device)
+        grid_sizes = np.array([[1, item.grid_height, item.grid_width]], dtype=np.int64)
+        patches, grid = upload([item.patches, grid_sizes], weight.device)
         outputs = self._body.get_image_features(patches, grid, return_dict=True)
         (features,) = outputs.pooler_output
         embeddings: torch.Tensor = features.to(weight.dtype)

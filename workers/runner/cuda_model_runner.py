@@ -16,7 +16,7 @@ from attention.timing import UntimedAttention
 from workers.config import EngineConfig
 from workers.engine.observer import AttentionRecord
 from workers.graphs.capture_attempts import CaptureAttempts
-from workers.graphs.decode_graphs import GraphedStep
+from workers.graphs.decode_graphs import DecodeGraphs, GraphedStep
 from workers.graphs.graph_set import (
     CudaGraphCapturer,
     build_decode_graphs,
@@ -33,8 +33,9 @@ from workers.runner.cuda_executor import (
 )
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
 from workers.runner.model_runner import LaunchedStep, ModelRunner, attention_records
+from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
-from workers.runner.step_pieces import ReadableStep
+from workers.runner.step_pieces import ReadableStep, launch_in_pieces
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.step_filling import TILE_TOKENS
 
@@ -50,8 +51,6 @@ class CudaModelRunner(ModelRunner):
     num_padding_slots: ClassVar[int] = 1
     # Its launches must not wait for the host.
     takes_masks: ClassVar[bool] = False
-    # Its graphs have no positions but those of tokens in their sequences.
-    takes_media: ClassVar[bool] = False
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -109,7 +108,7 @@ class CudaModelRunner(ModelRunner):
         """Launch a plan; its results are on their way to the host when this returns."""
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        is_graphed = self._graphs is not None and self._graphs.covers(plan)
+        is_graphed = self._graphs_of(plan) is not None
         start.record()
         step = self._launch_within_memory(plan, self._launch_any)
         end.record()
@@ -127,13 +126,41 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def _launch_any(self, plan: StepPlan) -> ReadableStep:
-        graphs = self._graphs
-        if graphs is None or not graphs.covers(plan):
+        graphs = self._graphs_of(plan)
+        if graphs is None:
             return self._launch(plan)
+        for media in self._media:
+            media.apply(plan.media)
+        for states in self._states:
+            begin_replay(states, plan, self._device)
         self._sampling.admit(plan.admitted)
         self._inputs.apply_memory_writes(plan)
-        step = graphs.run(plan, self._sampling)
-        return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download())
+        step = self._replay(graphs, plan)
+        for states in self._states:
+            save_behind_replay(states, plan, self._device)
+        return step
+
+    def _graphs_of(self, plan: StepPlan) -> DecodeGraphs | None:
+        """Those that can run the plan. They have no positions but those of tokens in their
+        sequences, which those of a prompt with images are not."""
+        graphs = self._graphs
+        if graphs is None or not graphs.covers(plan):
+            return None
+        return None if any(media.shows_in(plan) for media in self._media) else graphs
+
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+        try:
+            step = graphs.run(plan, self._sampling)
+        except torch.OutOfMemoryError:
+            if not (self._states and self._is_alone):
+                raise
+        else:
+            return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download())
+        # The states have moved on: only what lacked memory is repeated, the choice of tokens.
+        return launch_in_pieces(plan, partial(self._sample_replayed, graphs), self._free_memory)
+
+    def _sample_replayed(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+        return LaunchedStep(graphs.sample(plan, self._sampling).start_download())
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         segments = self._segments

@@ -12,6 +12,7 @@ from attention import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.models.request_encoder import RequestEncoder
+from workers.sampling.transfer import upload
 from workers.scheduler.encoder_plan import EncoderGrant, EncoderPlan
 from workers.scheduler.plan import IntArray
 
@@ -40,8 +41,8 @@ class EncoderStage:
     def apply(self, plan: EncoderPlan) -> None:
         """Carry the plan out, before its step and after all earlier ones."""
         if len(plan.cleared):
-            cleared = torch.from_numpy(plan.cleared.astype(np.int64)).to(self._device)
-            self._pool.clear_bounded(self._account, cleared)
+            cleared = upload([plan.cleared.astype(np.int64)], self._device)
+            self._pool.clear_bounded(self._account, *cleared)
         for grant in plan.grants:
             self._grant(grant)
 
@@ -50,9 +51,9 @@ class EncoderStage:
         return self._lens[slots]
 
     def _grant(self, grant: EncoderGrant) -> None:
-        pages = torch.from_numpy(grant.pages.copy()).to(self._device)
+        own_slot = np.array([grant.slot], dtype=np.int64)
+        slot, pages = upload([own_slot, grant.pages], self._device)
         indices = (pages.unsqueeze(1) * self._page_size + self._page_offsets).view(-1)
-        slot = torch.tensor([grant.slot], device=self._device)
         self._table.write(slot, 0, indices, self._account)
         self._lens[grant.slot] = grant.num_tokens
         if grant.source is None:

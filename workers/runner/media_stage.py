@@ -14,6 +14,7 @@ from workers.models.media_encoder import MediaEncoder
 from workers.models.mrope import RotaryPositions
 from workers.models.token_inputs import PlacedEmbeddings
 from workers.runner.step_inputs import StepInputs
+from workers.sampling.transfer import upload
 from workers.scheduler.media_plan import MediaPlan, PlacedMedia
 from workers.scheduler.plan import StepPlan
 
@@ -82,9 +83,16 @@ class MediaStage:
             return inputs
         positions = inputs.positions.repeat(3, 1)
         for row in rows:
-            own = torch.from_numpy(row.slot.positions.of_tokens(row.start, row.stop))
-            positions[:, row.tokens] = own.to(self._device)
+            (own,) = upload([row.slot.positions.of_tokens(row.start, row.stop)], self._device)
+            positions[:, row.tokens] = own
         return replace(inputs, positions=positions, embeddings=self._embeddings_of(rows))
+
+    def shows_in(self, plan: StepPlan) -> bool:
+        """Whether some row's slot has images, so that its tokens are not where they are counted.
+        The plan's media may have been applied."""
+        granted = {grant.slot for grant in plan.media.grants}
+        with_images = (self._slots.keys() - set(plan.media.ended)) | granted
+        return bool(with_images) and not with_images.isdisjoint(plan.slots.tolist())
 
     def _rows_of(self, plan: StepPlan) -> list[_Row]:
         firsts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
@@ -103,8 +111,15 @@ class MediaStage:
                     shift = row.first - row.start
                     places.append(torch.arange(start + shift, stop + shift, device=self._device))
                     of_span = slice(start - span.start, stop - span.start)
-                    states.append(self._embeddings[span.digest][of_span])
+                    states.append(self._embeddings_at(span)[of_span])
         return PlacedEmbeddings(torch.cat(places), torch.cat(states)) if places else None
+
+    def _embeddings_at(self, span: PlacedMedia) -> torch.Tensor:
+        """Raises torch.OutOfMemoryError where there was no memory to make them: the row then ends
+        for lack of memory, as the step that should have made them did."""
+        if span.digest not in self._embeddings:
+            raise torch.OutOfMemoryError("the embeddings of an image found no memory")
+        return self._embeddings[span.digest]
 
 
 def media_stages(encoder: MediaEncoder | None, device: torch.device) -> tuple[MediaStage, ...]:

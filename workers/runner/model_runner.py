@@ -26,7 +26,6 @@ from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import load_model, resolve_dtype
 from workers.loading.weights import OnProgress
-from workers.models.media_encoder import MediaEncoder
 from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
 from workers.pooling.states import PooledStates, needs_all_states, pool_states
@@ -34,7 +33,7 @@ from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.kv_memory import create_kv_pool
-from workers.runner.largest_step import largest_step
+from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
 from workers.runner.sizing import make_timer, plan_attention
@@ -92,14 +91,13 @@ class ModelRunner:
 
     num_padding_slots: ClassVar[int] = 0
     takes_masks: ClassVar[bool] = True
-    takes_media: ClassVar[bool] = True
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
     ) -> None:
         limit_cpu_threads(config, device)
         loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
-        attention = plan_attention(config, loaded)
+        attention = plan_attention(config, loaded, self.num_padding_slots)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
         self.page_size = attention.config.page_size
@@ -130,7 +128,7 @@ class ModelRunner:
         self._encoders = encoder_stages(
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
         )
-        self._media = media_stages(self._media_encoder, device)
+        self._media = media_stages(self._model.media, device)
         self._timer = make_timer(self._backend, device)
         self._req_to_token = req_to_token_pool.req_to_token
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
@@ -192,22 +190,12 @@ class ModelRunner:
             product_s=self._product_s,
             embedding_size=0 if self.facts.embedding is None else self.facts.embedding.size,
             media=self._media_info(config),
-            why_no_media=self._why_no_media,
             max_media_bytes=config.max_media_bytes,
         )
 
-    @property
-    def _media_encoder(self) -> MediaEncoder | None:
-        return self._model.media if self.takes_media else None
-
     def _media_info(self, config: EngineConfig) -> MediaInfo | None:
-        encoder = self._media_encoder
+        encoder = self._model.media
         return None if encoder is None else encoder.info(config.media_store_bytes)
-
-    @property
-    def _why_no_media(self) -> str:
-        is_blind = self._model.media is None
-        return "this model takes no images" if is_blind else "images are not there on CUDA yet"
 
     def _encoder_account(self) -> EncoderAccount | None:
         encoder = self._model.encoder
@@ -281,7 +269,10 @@ class ModelRunner:
                 "gpu_memory_fraction, num_pages, max_step_tokens or max_running_requests"
             ) from error
         self._timer.drain()
-        self._inputs.apply_memory_writes(msgspec.structs.replace(plan, cleared=plan.out_cache_loc))
+        clearing = without_trace(plan, self.page_size)
+        self._inputs.apply_memory_writes(clearing)
+        for encoder in self._encoders:
+            encoder.apply(clearing.encoder)
 
     def _launch_within_memory(self, plan: StepPlan, launch: Launch) -> ReadableStep:
         """In pieces where the plan does not fit. Ranks of a group cannot agree on that while they

@@ -54,9 +54,12 @@ def resolve_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
+def plan_attention(
+    config: EngineConfig, loaded: LoadedModel, num_padding_slots: int = 0
+) -> AttentionPlan:
     """Choose backends, page size and number of pages for a loaded model.
 
+    num_padding_slots: beyond those of requests, with states of their own.
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
     geometry = loaded.model.geometry
@@ -81,7 +84,7 @@ def plan_attention(config: EngineConfig, loaded: LoadedModel) -> AttentionPlan:
         has_bounded_accounts=choice.has_bounded_accounts and loaded.device.type == "cpu",
     )
     entries = loaded.model.state_entries
-    state_bytes = state_bytes_of(config, entries)
+    state_bytes = state_bytes_of(config.max_running_requests + num_padding_slots, entries)
     kv_bytes = _kv_budget_bytes(config, attention_config.device)
     num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
     state_bytes += num_snapshots * bytes_per_slot(entries)

@@ -18,9 +18,9 @@ def bytes_per_slot(entries: Sequence[StateEntry]) -> int:
     return sum(entry.bytes_per_slot for entry in entries)
 
 
-def state_bytes_of(config: EngineConfig, entries: Sequence[StateEntry]) -> int:
-    """Of all slots."""
-    return config.max_running_requests * bytes_per_slot(entries)
+def state_bytes_of(num_slots: int, entries: Sequence[StateEntry]) -> int:
+    """Of all slots, those that no request owns included."""
+    return num_slots * bytes_per_slot(entries)
 
 
 def num_snapshots_of(config: EngineConfig, model: CausalLM, free_bytes: int) -> int:

@@ -13,6 +13,25 @@ from workers.scheduler.plan import StepPlan
 def begin_step(states: SlotStates, plan: StepPlan, device: torch.device) -> None:
     """Before the model runs. Can be repeated, as the launch of a plan or of a part of it."""
     states.begin_step(tuple(_snapshots_of_rows(plan)) if len(plan.state_saves) else ())
+    _restore(states, plan, device)
+
+
+def begin_replay(states: SlotStates, plan: StepPlan, device: torch.device) -> None:
+    """Before a graph that writes the states of the plan's rows at once."""
+    states.begin_step()
+    _restore(states, plan, device)
+
+
+def save_behind_replay(states: SlotStates, plan: StepPlan, device: torch.device) -> None:
+    """The snapshots that the plan wants of its rows, which have brought one token each."""
+    saved = tuple(_snapshots_of_rows(plan)) if len(plan.state_saves) else ()
+    if saved:
+        slots = plan.slots[[one.row for one in saved]].astype(np.int64)
+        snapshots = np.array([one.snapshot for one in saved], dtype=np.int64)
+        states.save(*upload([slots, snapshots], device))
+
+
+def _restore(states: SlotStates, plan: StepPlan, device: torch.device) -> None:
     restores = plan.state_restores
     if len(restores):
         indices = (restores.slots, restores.snapshots)

@@ -19,7 +19,6 @@ from workers.kv_cache.radix_node import EMPTY
 from workers.pooling.params import Pooling
 from workers.pooling.vectors import FloatArray
 from workers.scheduler.encoder_plan import EncoderPlan
-from workers.scheduler.media_plan import NO_MEDIA
 from workers.scheduler.plan import (
     NAN_TOKEN,
     IntArray,
@@ -191,7 +190,6 @@ def _without_prelude(plan: StepPlan) -> StepPlan:
         bounded_cleared=(),
         encoder=EncoderPlan(grants=plan.encoder.grants),
         state_restores=NO_RESTORES,
-        media=NO_MEDIA,
     )
 
 

@@ -61,7 +61,7 @@ class SchedulerConfig:
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
     they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
     where the model gives none. media: what the model takes in place of placeholders, None for
-    nothing, why_no_media then says why. max_media_bytes: of what live requests have brought.
+    nothing. max_media_bytes: of what live requests have brought.
     """
 
     page_size: int
@@ -84,7 +84,6 @@ class SchedulerConfig:
     product_s: tuple[float, ...] = ()
     embedding_size: int = 0
     media: MediaInfo | None = None
-    why_no_media: str = "this model takes no images"
     max_media_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:

@@ -126,7 +126,7 @@ class Submission:
             return info.spans_of(spec.content_spans, spec.media, prompt_ids)
         if spec.media:
             raise RequestRejectedError(
-                ErrorCode.INVALID_REQUEST, self._config.why_no_media, "media"
+                ErrorCode.INVALID_REQUEST, "this model takes no images", "media"
             )
         return ()
 

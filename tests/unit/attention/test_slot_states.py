@@ -74,6 +74,23 @@ def test_slots_go_on_from_snapshots_and_the_other_way_round() -> None:
     assert not states.read(0, torch.tensor([1]))[0].any()
 
 
+def test_a_captured_step_writes_at_once_and_snapshots_are_saved_behind_it() -> None:
+    """Its padding rows share a slot."""
+    states = SlotStates(ENTRIES, 3, torch.device("cpu"), num_snapshots=2)
+    states.begin_step()
+    for entry, width in ((0, 2), (1, 1)):
+        states.write(entry, torch.tensor([1, 2, 2]), filled(4.0, 3)[:width])
+    states.save(torch.tensor([1]), torch.tensor([1]))
+    states.write(0, torch.tensor([1]), filled(8.0, 1))
+    states.restore(torch.tensor([0]), torch.tensor([1]))
+    of_slots, recurrent = states.read(0, torch.tensor([0, 1, 2]))
+    assert of_slots[:, 0, 0].tolist() == [4.0, 8.0, 4.0]
+    assert recurrent[:, 0].tolist() == [4.0, 8.0, 4.0]
+    assert states.read(1, torch.tensor([0]))[0].eq(4.0).all()
+    with pytest.raises(ValueError, match="entry 1 have shapes"):
+        states.write(1, torch.tensor([0]), [torch.zeros(1, 2, 4)])
+
+
 def test_a_step_that_leaves_out_a_snapshot_is_an_error_and_changes_nothing() -> None:
     states = SlotStates(ENTRIES, 2, torch.device("cpu"), num_snapshots=3)
     states.begin_step([SnapshotOfRow(0, 1, 2)])

@@ -50,7 +50,6 @@ class Exporter:
 
     def __init__(self, answer):
         self.push = Method(answer)
-        self.text = self.live = Method(at_once)
 
 
 class LocalStore(LocalResponseStore):

@@ -280,6 +280,33 @@ def test_an_image_that_makes_no_numbers_fails_its_request_alone(start, expected)
     assert [token for one in outputs["well"] for token in one.token_ids] == expected[2]
 
 
+def test_an_image_that_finds_no_memory_fails_those_that_show_it_alone(start, expected, monkeypatch):
+    """Whatever stands beside them in the step that runs in halves."""
+    engine, encode = start(), PatchGridVision.encode
+
+    def without_memory(self, item):
+        if item.digest == WIDE.digest:
+            raise torch.OutOfMemoryError("injected")
+        return encode(self, item)
+
+    monkeypatch.setattr(PatchGridVision, "encode", without_memory)
+    requests = {"two": TWO_IMAGES, "text": PROMPTS[1], "wide": PROMPTS[2], "dots": PROMPTS[3]}
+    for name, prompt in requests.items():
+        engine.submit(request_of(prompt, name))
+    outputs = {name: [] for name in requests}
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.check_integrity()
+    ends = {name: of_request[-1].finish_reason for name, of_request in outputs.items()}
+    failed, done = FinishReason.ERROR, FinishReason.LENGTH
+    assert ends == {"two": failed, "text": done, "wide": failed, "dots": done}
+    told = {name: [t for one in of for t in one.token_ids] for name, of in outputs.items()}
+    assert (told["text"], told["dots"]) == (expected[1], expected[3])
+    monkeypatch.setattr(PatchGridVision, "encode", encode)
+    assert run(engine, *PROMPTS)[0] == expected
+
+
 def test_a_model_without_eyes_says_so():
     engine = Engine.from_config(EngineConfig(num_cpu_threads=1))
     try:

@@ -112,18 +112,9 @@ def test_heads_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
         load_model(config, ThreeRanks(), torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("tp", "device", "reason"),
-    [
-        (SingleRank(), "cuda", "BartForConditionalGeneration.*on CPU only so far"),
-        (TwoRanks(), "cpu", "BartForConditionalGeneration.*on one rank only so far"),
-    ],
-)
-def test_an_encoder_decoder_is_refused_before_weights_are_read(
-    tmp_path: Path, tp: SingleRank, device: str, reason: str
-) -> None:
+def test_an_encoder_decoder_on_ranks_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     folder = write_config(
         tmp_path, model_type="bart", architectures=["BartForConditionalGeneration"]
     )
-    with pytest.raises(ConfigError, match=reason):
-        load_model(EngineConfig(model=str(folder)), tp, torch.device(device), torch.float32)
+    with pytest.raises(ConfigError, match=r"BartForConditionalGeneration.*on one rank only so far"):
+        load_model(EngineConfig(model=str(folder)), TwoRanks(), torch.device("cpu"), torch.float32)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import nn
 from transformers import AutoConfig
 
 from tests.fakes.dense_attention import DenseAttention
@@ -19,7 +18,6 @@ from workers.layers.sharding import ShardContext
 from workers.loading.loader import LoadedModel, load_model
 from workers.models import transformers_row_model
 from workers.models.transformers_bridge import bridged
-from workers.models.transformers_flat_trial import flat_obstacle
 from workers.models.transformers_model import TransformersCausalLM, random_transformers_model
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_row_model import RowByRowCausalLM, calls_of
@@ -162,42 +160,6 @@ def test_an_fp8_cache_is_refused(bart: tuple[Path, Any]) -> None:
         Engine.from_config(
             EngineConfig(model=str(bart[0]), device="cpu", num_pages=8, kv_cache_dtype="fp8_e4m3")
         )
-
-
-def test_elsewhere_than_on_cpu_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("bart", "BartForCausalLM")
-    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    monkeypatch.setattr(RowByRowCausalLM, "__init__", lambda own, _: nn.Module.__init__(own))
-    with pytest.raises(ConfigError, match="row by row it runs on CPU only so far"):
-        bridged(model, 64)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "class_name", "reason"),
-    [
-        ("gptj", "GPTJForCausalLM", "no place for another attention"),
-        ("bloom", "BloomForCausalLM", "0 of 4 layers attend through"),
-        ("mpt", "MptForCausalLM", "cannot run as a flat decoder"),
-        ("doge", "DogeForCausalLM", "asks attention for attention_mask"),
-    ],
-)
-def test_elsewhere_than_on_cpu_it_is_refused_before_weights_are_looked_for(
-    model_type: str, class_name: str, reason: str, tmp_path: Path
-) -> None:
-    config_of(model_type, class_name, {}).save_pretrained(tmp_path)
-    config = EngineConfig(model=str(tmp_path), max_context_len=64)
-    with pytest.raises(ConfigError, match=f"{reason}.*row by row it runs on CPU only so far"):
-        load_model(config, SingleRank(), torch.device("cuda"), torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "class_name"),
-    [("opt", "OPTForCausalLM"), ("stablelm", "StableLmForCausalLM"), ("bart", "BartForCausalLM")],
-)
-def test_what_may_be_a_flat_batch_is_not_refused_for_its_class(model_type, class_name) -> None:
-    """Of BART's decoder values tell: it counts positions from its cache."""
-    config = config_of(model_type, class_name, {})
-    assert flat_obstacle(config, getattr(transformers, class_name)) == ""
 
 
 def test_the_decoder_of_an_encoder_decoder_is_a_causal_model(tmp_path: Path) -> None:

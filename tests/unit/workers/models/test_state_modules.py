@@ -12,7 +12,7 @@ from tests.fakes.dense_attention import DenseAttention
 from tests.fakes.model_rows import make_batch
 from tests.fakes.tiny_state_models import save_state_model
 from workers.config import EngineConfig
-from workers.errors import ConfigError, ModelLoadError
+from workers.errors import ModelLoadError
 from workers.loading.loader import load_model
 from workers.models.transformers_row_groups import row_groups
 from workers.models.transformers_state_probe import StateProbe
@@ -177,11 +177,3 @@ def test_how_modules_continue_is_found_out(tmp_path, caplog, model_type, are_slo
     loaded = load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
     assert len(loaded.model.state_entries) == 2
     assert {"computed token by token" in caplog.text} == are_slow
-
-
-def test_on_a_gpu_models_with_states_are_refused_before_weights_are_read(tmp_path) -> None:
-    save_state_model("lfm2", tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    config = EngineConfig(model=str(tmp_path))
-    with pytest.raises(ConfigError, match="Lfm2ForCausalLM keeps .* runs on CPU only so far"):
-        load_model(config, SingleRank(), torch.device("cuda", 0), torch.float32)

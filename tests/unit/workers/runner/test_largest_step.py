@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fakes import tiny_seq2seq
 from tests.fakes.tiny_models import NATIVE, save_tiny_model
 from tests.unit.workers.scheduler.driver import make_config
 from workers import Engine
 from workers.config import EngineConfig
+from workers.engine.encoder_input import TextEncoder
 from workers.errors import ConfigError
-from workers.runner.largest_step import largest_step
+from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.model_runner import ModelRunner
 from workers.sampling.params import SamplingParams
+from workers.scheduler.config import EncoderAccount
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = list(range(5, 40))
@@ -63,6 +66,43 @@ def test_it_runs_and_leaves_nothing(folder, page_size):
     pool = runner._inputs._token_to_kv_pool
     assert all(not buffer.any() for buffer in pool.get_kv_buffer(0))
     assert engine.generate([PROMPT], GREEDY)[0].token_ids == expected
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_rows", "shares"), [(80, 8, 7), (31, 6, 1), (28, 3, 1), (26, 1, 0)]
+)
+def test_one_input_is_read_and_the_others_have_been(num_pages, num_rows, shares):
+    """An encoder of 100 tokens takes 25 pages."""
+    encoder = EncoderAccount(num_pages, TextEncoder(max_tokens=100, vocab_size=64))
+    plan = largest_step(make_config(encoder=encoder, page_size=4, num_pages=100))
+    first, *others = plan.encoder.grants
+    assert plan.batch_size == num_rows == 1 + len(others)
+    assert (first.num_tokens, len(first.source.token_ids)) == (100, 100)
+    assert [(one.slot, one.num_tokens, one.source) for one in others] == [
+        (slot, 4 * shares, None) for slot in range(1, num_rows)
+    ]
+    pages = np.concatenate([grant.pages for grant in plan.encoder.grants])
+    assert len(np.unique(pages)) == len(pages)
+    assert (pages.min(), pages.max() < num_pages) == (1, True)
+    cleared = without_trace(plan, 4).encoder.cleared
+    assert sorted(cleared // 4) == sorted(np.repeat(pages, 4))
+
+
+def test_an_encoder_decoder_runs_it_and_keeps_nothing(tmp_path):
+    config = EngineConfig(
+        model=str(tiny_seq2seq.save("bart", tmp_path)), page_size=16, max_running_requests=3
+    )
+    engine = Engine.from_config(config)
+    runner = runner_of(engine)
+    runner.try_largest_step(config)
+    pool = runner._inputs._token_to_kv_pool
+    for layer_id in range(4):
+        assert all(not buffer.any() for buffer in pool.get_kv_buffer(layer_id))
+    source = tiny_seq2seq.random_source("bart", 9, seed=1)
+    (result,) = engine.generate([[2]], GREEDY, [source])
+    truth = tiny_seq2seq.Reference("bart", GREEDY.max_tokens, 1.0).truth(source, (2,))
+    assert result.token_ids == truth.token_ids
     engine.close()
 
 

@@ -1,1 +1,0 @@
-"""The page at `GET /`: chat with the model, and see its attention at work. Static files."""
