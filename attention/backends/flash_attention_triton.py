@@ -73,7 +73,7 @@ class TritonDecoder:
     ) -> torch.Tensor:
         """q (bs, tp_q_head_num, head_dim) -> the same shape and dtype."""
         return self._decode.attend(
-            q,
+            _with_dense_heads(q),
             self._pool.get_kv_buffer(layer.layer_id),
             metadata.page_table,
             self._plan_of(layer),
@@ -175,6 +175,12 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
         return self._decoder.attend_projected(
             projection, forward_batch.out_cache_loc, layer, metadata
         )
+
+
+def _with_dense_heads(q: torch.Tensor) -> torch.Tensor:
+    """As the kernels read q (bs, q_heads, head_dim): a row's heads one behind the other. A model's
+    code may leave them apart, as where it puts a rotated part and another one together."""
+    return q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
 
 
 def _score_rule(layer: AttentionLayer) -> ScoreRule:

@@ -55,6 +55,7 @@ class FakePagedDecode:
         bs, kv_heads = len(q), self.geometry.kv_heads
         assert kv_pages[0].shape[1:3] == (self.geometry.page_size, kv_heads)
         assert q.shape[1:] == (kv_heads * self.geometry.group, self.geometry.head_dim)
+        assert q.stride()[1:] == (self.geometry.head_dim, 1)
         return attend(
             q,
             *kv_pages,

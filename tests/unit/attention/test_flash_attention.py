@@ -81,6 +81,18 @@ def test_arguments_mean_what_the_oracle_computes(rows, layer, page_size, backend
     assert relative_error(case.run(backend), case.run_oracle()) < BF16_TOLERANCE
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_queries_may_lie_head_after_head(backend):
+    """As models leave them that join a rotated part and another one; kernels say what they take."""
+    case = build_case(half(DECODE))
+    wanted = case.run_oracle()
+    own = backend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    own.init_forward_metadata(case.batch)
+    q = case.q.transpose(0, 1).contiguous().transpose(0, 1)
+    out = own.forward(q, case.k, case.v, case.layer, case.batch)
+    assert relative_error(out, wanted) < BF16_TOLERANCE
+
+
 def test_window_counts_the_query_itself_and_the_kernel_does_not():
     assert kernel_window(24) == (23, 0)
     assert kernel_window(1) == (0, 0)
