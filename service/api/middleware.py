@@ -1,10 +1,11 @@
 """Plain ASGI middleware: each request's context, API keys on the raw path, a ceiling on bodies.
 
-Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health.
+Plain ASGI because Starlette's BaseHTTPMiddleware buffers streams. Knows no route but health and
+what is polled.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.auth import Authenticator
 from service.api.error_shapes import is_anthropic
 from service.api.http_replies import error_response
+from service.api.live_routes import POLLED_PATHS
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
 from service.observability.request_log.observer import choose_request_id
@@ -40,12 +42,14 @@ class ContextMiddleware:
     """The outermost: makes each request's context, observes the request, answers for bugs.
 
     Takes x-request-id if it is well-formed, else draws one, and returns it on every response.
-    Health is neither logged nor traced nor counted.
+    Health and the page's files are neither logged nor traced nor counted; of what is polled,
+    refusals are counted.
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:
         self._app = app
         self._services = services
+        self._unobserved = OPEN_PATHS | services.web.page.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,8 +63,12 @@ class ContextMiddleware:
         scope[_CONTEXT_KEY] = RequestContext(record=record, session=session)
         id_headers = _ANTHROPIC_ID_HEADERS if is_anthropic(scope["path"]) else _ID_HEADERS
         answer = _Answer(record, id_headers, send)
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in self._unobserved:
             await self._answer(scope, receive, answer)
+            return
+        if scope["path"] in POLLED_PATHS:
+            await self._answer(scope, receive, answer)
+            self._services.models.count_refusal(record)
             return
         self._services.begin(record, headers)
         try:
@@ -106,14 +114,17 @@ def _internal_error() -> ApiError:
 
 
 class AuthMiddleware:
-    """Refuses whoever has no key, on every path but health, known or not; names the others."""
+    """Refuses whoever has no key, on every path but open ones, known or not; names the others."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, open_paths: Set[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             caller = self._authenticator.identify(_authorization_of(Headers(scope=scope)))
             if caller is None:
                 error = ApiError(ApiErrorCode.INVALID_API_KEY, "a valid API key is required")

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from service.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from service.api.anthropic.wire import Message, TokenCount
+from service.api.live_routes import ReplicaLoad, ServerLoad
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
@@ -79,6 +80,8 @@ _ANSWERS: dict[str, Any] = {
     "/rerank": RankedList,
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
+    "/load": ServerLoad,
+    "/get_load": list[ReplicaLoad],
     "/v1/models": ModelList,
     "/v1/models/{model_id}": ModelCard,
 }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from service.api.auth import Authenticator
 from service.api.unknown_fields import UnknownFieldsPolicy
+from service.api.web import WebSurface
 from service.handler.directory import ModelDirectory
 from service.limits import Limits
 from service.observability.request_log.observer import SILENT, RequestObserver
@@ -37,6 +38,7 @@ class ApiServices:
     observer: RequestObserver = SILENT
     unknown_fields: UnknownFieldsPolicy = "refuse"
     responses: Runs = field(default_factory=_make_local_runs)
+    web: WebSurface = WebSurface()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """A request has arrived. headers: of HTTP, or gRPC's metadata, in lower case."""

@@ -211,6 +211,7 @@ def _announce(config: ServeConfig, console: Console) -> None:
     lines = (
         f"Tessera serves {', '.join(names)}",
         f"  HTTP     {url}/v1",
+        *([f"  page     {url}/"] if config.http.has_page else []),
         f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
         f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",
         "",

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,6 +29,7 @@ from service.deployments.registry import (
     StartProgress,
 )
 from service.observability.exporter import MetricsExporter
+from service.observability.live import live_state
 from service.security.audit import AuditLog
 
 NAMESPACE = "tessera"
@@ -119,6 +121,13 @@ class ExporterActor:
 
     def push(self, snapshot: bytes) -> None:
         self._exporter.push(snapshot)
+
+    def text(self) -> bytes:
+        return self._exporter.text()
+
+    def live(self) -> bytes:
+        """A LiveState as JSON."""
+        return msgspec.json.encode(live_state(self._exporter.alive()))
 
     def port(self) -> int:
         return self._exporter.port

@@ -22,11 +22,13 @@ from service.api.auth import Authenticator, OpenAuthenticator
 from service.api.http import build_http_app
 from service.api.key_ring import KeyRing
 from service.api.services import ApiServices
+from service.api.web import WebSurface
 from service.autoscaling.load import DemandReport
 from service.config import ModelConfig, ServeConfig
 from service.deployments.control_plane import ActorHandle, get_exporter, get_registry
 from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
+from service.deployments.metrics_reader import ActorMetricsReader
 from service.deployments.model_front import ModelFront, Readiness
 from service.deployments.registry import IngressReport, RegistryView, StartFailure
 from service.deployments.response_store_actor import RemoteResponseStore, get_response_store
@@ -38,6 +40,7 @@ from service.observability.metrics import RefusalMetrics
 from service.observability.request_log.formatting import configure_logging
 from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.tracing.tracer import make_tracer
+from service.page.files import load_page
 from service.response_store.runs import Runs
 from service.routing.admission import IngressAdmission
 from service.security.callers import make_anonymous
@@ -107,6 +110,7 @@ class IngressService:
             session_header=self._config.router.session_header,
             observer=self._observer,
             responses=self._responses,
+            web=self._make_web_surface(),
         )
         app = build_http_app(services)
         self._follow(self._watch_registry())
@@ -179,6 +183,12 @@ class IngressService:
         ring = KeyRing(keys, time.monotonic, salt_prefix_cache=auth.salt_prefix_cache_by_key)
         self._renewables.append(renewable.into(ring.renew))
         return ring
+
+    def _make_web_surface(self) -> WebSurface:
+        http = self._config.http
+        reader = ActorMetricsReader(self._exporter)
+        page = load_page() if http.has_page else {}
+        return WebSurface(http.cors, page, http.metrics, reader)
 
     async def _watch_registry(self) -> None:
         version = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import msgspec
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -84,7 +84,7 @@ class MetricsAggregator(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for snapshot in self._alive():
+        for _, snapshot in self.alive():
             own = snapshot.own_labels
             for family in snapshot.families:
                 metric = families.get(family.name)
@@ -95,11 +95,12 @@ class MetricsAggregator(Collector):
                     metric.add_sample(sample.name, {**sample.labels, **own}, sample.value)
         yield from (families[name] for name in sorted(families))
 
-    def _alive(self) -> list[ProcessSnapshot]:
+    def alive(self) -> list[tuple[float, ProcessSnapshot]]:
+        """The latest snapshots, each with the second of its push on the clock."""
         with self._lock:
             oldest_s = self._clock() - self._expire_after_s
             self._latest = {k: v for k, v in self._latest.items() if v[0] >= oldest_s}
-            return [snapshot for _, snapshot in self._latest.values()]
+            return list(self._latest.values())
 
 
 class MetricsExporter:
@@ -108,9 +109,9 @@ class MetricsExporter:
     def __init__(self, host: str, port: int, expire_after_s: float) -> None:
         """port 0 takes a free one. Raises OSError if the address cannot be bound."""
         self._aggregator = MetricsAggregator(expire_after_s)
-        registry = CollectorRegistry()
-        registry.register(self._aggregator)
-        self._server, self._thread = start_http_server(port, host, registry)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._aggregator)
+        self._server, self._thread = start_http_server(port, host, self._registry)
 
     @property
     def port(self) -> int:
@@ -118,6 +119,14 @@ class MetricsExporter:
 
     def push(self, snapshot: bytes) -> None:
         self._aggregator.push(snapshot)
+
+    def alive(self) -> list[tuple[float, ProcessSnapshot]]:
+        """See MetricsAggregator.alive()."""
+        return self._aggregator.alive()
+
+    def text(self) -> bytes:
+        """What a scrape gets, in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
 
     def close(self) -> None:
         self._server.shutdown()

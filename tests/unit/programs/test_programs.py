@@ -67,15 +67,40 @@ def test_debians_package_is_unpacked_and_not_installed(nowhere):
     put_on_path(nowhere, "apt-get", f'echo "$@" >> {log}; echo > prometheus_1.deb')
     unpack = 'PATH=/usr/bin:/bin; mkdir -p "$3/usr/bin"; cd "$3/usr/bin"; touch prometheus promtool'
     put_on_path(nowhere, "dpkg-deb", f'echo "$1" >> {log}; {unpack}')
-    programs.bring_debian_package()
+    programs.bring_prometheus()
     assert log.read_text().splitlines() == ["--quiet download prometheus", "--extract"]
     assert {path.name for path in (nowhere / "tools").iterdir()} == {"prometheus", "promtool"}
 
 
+def test_chromium_is_unpacked_with_the_libraries_that_are_missing_and_finds_them(nowhere):
+    log = nowhere / "log"
+    folder = "${3#Dir::Cache::archives=}"
+    put_on_path(nowhere, "apt-get", f'echo "$@" >> {log}; echo > "{folder}/chromium_1.deb"')
+    chromium = '"$3/usr/lib/chromium/chromium-headless-shell"'
+    says = r"printf '#!/bin/sh\necho $LD_LIBRARY_PATH $@'"
+    folders = '"$3/usr/lib/chromium" "$3/usr/lib/x86_64-linux-gnu" "$3/usr/share"'
+    unpack = f"mkdir -p {folders}; {says} > {chromium}; chmod +x {chromium}"
+    put_on_path(nowhere, "dpkg-deb", f"PATH=/usr/bin:/bin; {unpack}")
+    programs.bring_chromium()
+    (asked,) = log.read_text().splitlines()
+    assert "--download-only" in asked
+    assert asked.endswith(" install chromium-headless-shell")
+    found = programs.find("chromium")
+    assert found == nowhere / "tools" / "chromium"
+    done = subprocess.run(
+        [found, "--headless"], env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True
+    )
+    libraries, flag = done.stdout.decode().split()
+    assert str(nowhere / "tools" / "chromium.d" / "usr/lib/x86_64-linux-gnu") in libraries
+    assert flag == "--headless"
+    assert not (nowhere / "tools" / "chromium.d" / "usr/share").exists()
+
+
 def test_what_cannot_be_fetched_is_said(nowhere):
     with pytest.raises(programs.ProgramMissingError, match="no apt-get"):
-        programs.bring_debian_package()
+        programs.bring_prometheus()
     put_on_path(nowhere, "apt-get", "echo 'no such package' >&2; exit 100")
     put_on_path(nowhere, "dpkg-deb")
-    with pytest.raises(programs.ProgramMissingError, match="no such package"):
-        programs.bring_debian_package()
+    for bring in (programs.bring_prometheus, programs.bring_chromium):
+        with pytest.raises(programs.ProgramMissingError, match="no such package"):
+            bring()

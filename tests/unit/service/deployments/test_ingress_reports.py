@@ -50,6 +50,7 @@ class Exporter:
 
     def __init__(self, answer):
         self.push = Method(answer)
+        self.text = self.live = Method(at_once)
 
 
 class LocalStore(LocalResponseStore):

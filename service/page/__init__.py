@@ -1,0 +1,1 @@
+"""The page at `GET /`: chat with the model, and see its attention at work. Static files."""

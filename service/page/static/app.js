@@ -1,0 +1,134 @@
+// Wires the page: models, keys, the chat, and the panel that asks once a second.
+
+import { ApiError, getJson, useKey } from "./api.js";
+import { Chat, OptionError } from "./chat.js";
+import { byId, element } from "./dom.js";
+import { drawGlyphs } from "./glyphs.js";
+import { connectTabs, fillExamples } from "./options.js";
+import { Panel } from "./panel.js";
+
+const POLL_MS = 1000;
+const RETRY_MS = 3000;
+const SUGGESTIONS = {
+  builtin: [
+    "What does os.path.join do?",
+    "Write the function textwrap.dedent.",
+    "What does json.loads do?",
+  ],
+  other: [
+    "Explain attention in two sentences.",
+    "Write a haiku about memory.",
+    "What is a prime number?",
+  ],
+};
+
+const panel = new Panel();
+const openPanel = connectTabs();
+const chat = new Chat(askForKey);
+let hasModels = false;
+let isLocked = false;
+
+function setPulse(state, text) {
+  byId("pulse").dataset.state = state;
+  byId("pulse-text").textContent = text;
+}
+
+function askForKey() {
+  isLocked = true;
+  setPulse("lost", "an API key is needed");
+  byId("key-tab").hidden = false;
+  openPanel("panel-key");
+  byId("key-error").textContent = byId("key").value ? "This key is not accepted." : "";
+  byId("key").focus();
+}
+
+async function loadModels() {
+  const { data } = await getJson("v1/models");
+  byId("model").replaceChildren(
+    ...data.map(({ id }) => element("option", { value: id }, id)),
+  );
+  hasModels = true;
+  showSuggestions();
+}
+
+function showSuggestions() {
+  const isBuiltin = byId("model").value.startsWith("builtin");
+  const texts = isBuiltin ? SUGGESTIONS.builtin : SUGGESTIONS.other;
+  byId("suggestions").replaceChildren(
+    ...texts.map((text) => {
+      const button = element("button", { type: "button" }, text);
+      button.addEventListener("click", () => say(text));
+      return element("li", {}, button);
+    }),
+  );
+}
+
+async function refresh() {
+  try {
+    if (!hasModels) await loadModels();
+    const state = await getJson("page/live");
+    const model = byId("model").value;
+    panel.show({ ...state, replicas: state.replicas.filter((one) => one.model === model) });
+    setPulse("live", "live");
+    return POLL_MS;
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) askForKey();
+    else setPulse("lost", "no metrics now; trying again");
+    return RETRY_MS;
+  }
+}
+
+// A page that nobody sees asks nothing, nor does one that has no key.
+async function poll() {
+  const waitMs = document.hidden || isLocked ? POLL_MS : await refresh();
+  setTimeout(poll, waitMs);
+}
+
+/** Sends a text, unless an answer is under way; what cannot be sent goes back to its field. */
+async function say(text) {
+  if (chat.isBusy || !text.trim()) return;
+  const prompt = byId("prompt");
+  prompt.value = "";
+  prompt.focus();
+  byId("send-error").textContent = "";
+  try {
+    await chat.say(text);
+  } catch (error) {
+    if (!(error instanceof OptionError)) throw error;
+    prompt.value = text;
+    byId("send-error").textContent = error.message;
+  }
+}
+
+function connect() {
+  byId("send-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    say(byId("prompt").value);
+  });
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    byId("send-form").requestSubmit();
+  });
+  byId("stop").addEventListener("click", () => chat.stop());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && chat.isBusy) chat.stop();
+  });
+  byId("new-chat").addEventListener("click", () => {
+    chat.clear();
+    byId("prompt").focus();
+  });
+  byId("model").addEventListener("change", showSuggestions);
+  byId("panel-key").addEventListener("submit", (event) => {
+    event.preventDefault();
+    useKey(byId("key").value.trim());
+    isLocked = false;
+    openPanel("");
+  });
+}
+
+drawGlyphs();
+fillExamples();
+connect();
+poll();
