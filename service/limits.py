@@ -21,6 +21,8 @@ MAX_TOOLS = 1024
 # Values of a JSON body's lists that a parser makes objects of in one go: all but those of long
 # lists of whole numbers, which are read apart. Their sum over the body.
 MAX_OTHER_ITEMS = 1 << 16
+# What may be set for max_stored_response_bytes: it goes to the store in one piece.
+MAX_STORED_BYTES = 16 << 20
 # What may be set for max_grammar_bytes.
 MAX_GRAMMAR_BYTES = 1 << 20
 # What may be set for max_image_pixels: Pillow warns of larger ones itself.
@@ -97,7 +99,7 @@ class Limits(BaseModel):
 
     max_stored_responses: int = Field(default=4096, ge=1)
     max_store_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    max_stored_response_bytes: int = Field(default=4 << 20, ge=1)
+    max_stored_response_bytes: int = Field(default=4 << 20, ge=1, le=MAX_STORED_BYTES)
     stored_response_ttl_s: float = Field(default=86400.0, gt=0)
 
     max_request_id_bytes: int = Field(default=128, ge=1)

@@ -15,7 +15,8 @@ from service.response_store.store import LocalResponseStore
 
 
 def _make_local_runs() -> Runs:
-    return Runs("local", LocalResponseStore(Limits().of_store))
+    limits = Limits().of_store
+    return Runs("local", LocalResponseStore(limits), limits.max_response_bytes)
 
 
 @dataclass(frozen=True, slots=True)

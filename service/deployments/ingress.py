@@ -73,7 +73,7 @@ class IngressService:
         self._registry = registry
         self._exporter = exporter
         self._store = response_store
-        self._responses = Runs(ingress_id, response_store)
+        self._responses = Runs(ingress_id, response_store, config.limits.max_stored_response_bytes)
         self._collectors = CollectorRegistry()
         self._refusals = RefusalMetrics(self._collectors)
         self._admission = IngressAdmission(config.admission, len(models))

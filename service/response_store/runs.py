@@ -45,11 +45,13 @@ class Run:
 
 
 class Runs:
-    """runner: names this process to the store."""
+    """runner: names this process to the store, which takes no response of more than
+    max_response_bytes."""
 
-    def __init__(self, runner: str, store: ResponseStore) -> None:
+    def __init__(self, runner: str, store: ResponseStore, max_response_bytes: int) -> None:
         self.runner = runner
         self.store = store
+        self.max_response_bytes = max_response_bytes
         self._runs: dict[ResponseName, Run] = {}
 
     def add(self, name: ResponseName) -> Run:

@@ -13,12 +13,22 @@ class Called:
         self._app = app
 
     async def post(self, path, body):
+        return await self._call("POST", path, body)
+
+    async def post_and_forget(self, path, body):
+        """As post(), of an answer that is too large to be kept: its first and last parts."""
+        return await self._call("POST", path, body, forgets=True)
+
+    async def get(self, path, query=b""):
+        return await self._call("GET", path, b"", query)
+
+    async def _call(self, method, path, body, query=b"", forgets=False):
         scope = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "headers": [(b"content-type", b"application/json")],
             "client": ("127.0.0.1", 1),
             "server": ("tessera", 80),
@@ -36,6 +46,8 @@ class Called:
 
         async def send(message):
             sent.append(message)
+            if forgets and len(sent) > 8:
+                del sent[4]
 
         await self._app(scope, receive, send)
         parts = [message.get("body", b"") for message in sent[1:]]

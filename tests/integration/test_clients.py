@@ -18,7 +18,7 @@ def service(ray_session):
         yield running
 
 
-@pytest.mark.parametrize("program", ["anthropic_messages", "openai_responses"])
+@pytest.mark.parametrize("program", ["anthropic_messages", "openai_agents", "openai_responses"])
 def test_a_client_gets_what_it_expects(service, program):
     done = subprocess.run(
         [sys.executable, str(CLIENTS / f"{program}.py"), service.url],

@@ -4,16 +4,19 @@ What a response gave is taken back as it is. Items of other kinds are refused by
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from service.api.images import image_of_url
 from service.api.openai.parameters import StrictModel, is_harmless
 from service.errors import ApiError, ApiErrorCode
+from service.images.files import ImageFile
 from service.limits import MAX_ITEMS
 
 _KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-_PARTS = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text")
+_TEXTS = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text")
+_PARTS = (*_TEXTS, "input_image")
 MAX_ID_CHARS = 256
 Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(max_length=MAX_ID_CHARS)]
@@ -55,7 +58,21 @@ class RefusalPart(StrictModel):
         return self.refusal
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+class ImagePart(ItemModel):
+    """image_url: as of a chat's image, data:image/png;base64,... for instance."""
+
+    harmless = {"file_id": (None,), "prompt_cache_breakpoint": (None,)}
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+    def to_file(self) -> ImageFile:
+        """Raises ApiError."""
+        return image_of_url(self.image_url, self.detail)
+
+
+Part = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(max_length=MAX_ITEMS, fail_fast=True)]
 TextParts = Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
@@ -74,8 +91,20 @@ class MessageItem(ItemModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_parts(cls, data: Any) -> Any:
-        refuse_other_parts(data, "content")
+        refuse_other_parts(data, "content", _PARTS)
         return data
+
+    @model_validator(mode="after")
+    def _images_are_of_users(self) -> Self:
+        if self.role != "user" and self.images:
+            message = "parts of type input_image are for messages of role user"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "input.content")
+        return self
+
+    @property
+    def images(self) -> list[ImagePart]:
+        content = self.content if isinstance(self.content, list) else []
+        return [part for part in content if isinstance(part, ImagePart)]
 
 
 class FunctionCallItem(ItemModel):
@@ -103,7 +132,7 @@ class FunctionCallOutputItem(ItemModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_parts(cls, data: Any) -> Any:
-        refuse_other_parts(data, "output")
+        refuse_other_parts(data, "output", _TEXTS)
         return data
 
 
@@ -149,12 +178,12 @@ Item = Annotated[
 Items = Annotated[list[Item], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
-def refuse_other_parts(data: Any, name: str) -> None:
+def refuse_other_parts(data: Any, name: str, kinds: Sequence[str]) -> None:
     """Raise ApiError if data[name] is a list with parts of a kind that there is, but not here."""
     content = data.get(name) if isinstance(data, Mapping) else None
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind not in _PARTS:
+        if isinstance(kind, str) and kind not in kinds:
             param = f"input.{name}"
             raise _unsupported(f"{param}: parts of type {kind[:64]!r} are not supported", param)
 

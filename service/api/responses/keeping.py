@@ -92,21 +92,26 @@ class Keeping:
         return self.draft.json(self.output.items)
 
     async def _store(self) -> bool:
-        pieces: list[bytes] = []
+        asked: list[bytes] = []
         for piece in input_json(self._items, self._key):
-            pieces.append(piece)
+            asked.append(piece)
             await asyncio.sleep(0)
-        ended = EndedResponse(
-            self.name,
-            self.draft.head.model,
-            b"".join(self.draft.head_json()),
-            b"".join(pieces),
-            b"".join(output_json(self.output.items)),
-            self._previous_id,
-        )
+        head, output = self.draft.head_json(), output_json(self.output.items)
         try:
             if self._beginning is not None:
                 await self._beginning
+            if sum(map(len, (*head, *asked, *output))) > self._runs.max_response_bytes:
+                await self._runs.store.delete(self.name)
+                return False
+            model = self.draft.head.model
+            ended = EndedResponse(
+                self.name,
+                model,
+                b"".join(head),
+                b"".join(asked),
+                b"".join(output),
+                self._previous_id,
+            )
             return await self._runs.store.end(ended)
         except ApiError as error:
             _log.warning("a response is not kept: %s", error)

@@ -50,6 +50,11 @@ class OutputItem:
     def _seal_rest(self) -> Iterator[None]:
         return iter(())
 
+    def release(self) -> Iterator[None]:
+        """Gives its JSON up in steps: hundreds of megabytes take long to free."""
+        self.item_json.clear()
+        yield from _emptied(self.text_json)
+
     def body(self, parts: JsonParts) -> object:
         """As it is now: its text if that was made, else nothing."""
         raise NotImplementedError
@@ -62,10 +67,20 @@ class OutputItem:
         return parts.made(self.text_json) if self.text_json else ""
 
 
+def _emptied(pieces: list[bytes]) -> Iterator[None]:
+    while pieces:
+        pieces.pop()
+        yield
+
+
 @dataclass(slots=True, eq=False)
 class MessageOutput(OutputItem):
     logprobs: list[TokenLogprob] = field(default_factory=list)
     logprobs_json: list[bytes] = field(default_factory=list)
+
+    def release(self) -> Iterator[None]:
+        yield from OutputItem.release(self)
+        yield from _emptied(self.logprobs_json)
 
     def body(self, parts: JsonParts) -> MessageBody:
         content = [self.part(parts)] if self.text_json else []

@@ -12,7 +12,7 @@ from service.api.openai.sampling import common_fields, sampling_params, text_opt
 from service.api.openai.tools import check_argument_texts
 from service.api.responses.items import FunctionCallItem, Item, Items, MessageItem
 from service.api.responses.tools import ToolChoice, Tools, check_choice, to_tool_set
-from service.api.responses.turns import to_template_messages
+from service.api.responses.turns import images_in, to_template_messages
 from service.api.tool_sets import ToolSet
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, NamedConstraint
@@ -208,6 +208,7 @@ class ResponsesRequest(ConstrainedParameters):
             self.tool_set.shown,
             {**self._template_kwargs(), **(self.chat_template_kwargs or {})},
             limits,
+            images=images_in(items),
         )
 
     def _template_kwargs(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The HTTP routes of the Responses API. Parses, calls the model's handler, renders."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -78,7 +79,14 @@ async def _whole(request: Request, generation: Generation, keeping: Keeping) -> 
         await until_disconnect(request, _collect(generation, keeping))
         ending = keeping.ending(generation.usage, is_cancelled=False)
         pieces = await until_disconnect(request, keeping.end(ending))
-        return await until_disconnect(request, response_in_pieces(iter(pieces)))
+        return await until_disconnect(request, response_in_pieces(_taken(pieces)))
+
+
+def _taken(pieces: list[bytes]) -> Iterator[bytes]:
+    """Nobody has a piece any more once it is sent."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
 
 
 async def _collect(generation: Generation, keeping: Keeping) -> None:

@@ -67,6 +67,9 @@ class ResponseStream(EventStream):
             self._is_over = True
             ending = self._keeping.ending(self._generation.usage, is_cancelled=True)
             await self._keeping.end(ending)
+        for item in self._output.items:
+            for _ in item.release():
+                await asyncio.sleep(0)
 
     async def _first_delta(self) -> ChoiceDelta | None:
         return await self._first

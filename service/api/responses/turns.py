@@ -12,6 +12,7 @@ from service.api.openai.tools import arguments_of
 from service.api.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    ImagePart,
     Item,
     MessageItem,
     ReasoningItem,
@@ -19,6 +20,7 @@ from service.api.responses.items import (
 )
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import check_num_messages
+from service.images.files import ImageFile
 from service.limits import Limits
 
 
@@ -40,6 +42,13 @@ def to_template_messages(
     return shown
 
 
+def images_in(items: Sequence[Item]) -> list[ImageFile]:
+    """Of all items, in order. Raises ApiError."""
+    return [
+        image.to_file() for item in items if isinstance(item, MessageItem) for image in item.images
+    ]
+
+
 def _check_results(items: Sequence[Item]) -> None:
     called = {item.call_id for item in items if isinstance(item, FunctionCallItem)}
     for item in items:
@@ -55,7 +64,7 @@ def _is_assistants(item: Item) -> bool:
 
 
 def _assistant_message(items: Sequence[Item], limits: Limits) -> dict[str, Any]:
-    texts = [_text(item, limits) for item in items if isinstance(item, MessageItem)]
+    texts = [_content(item, limits) for item in items if isinstance(item, MessageItem)]
     thoughts = [
         joined(item.content or item.summary) for item in items if isinstance(item, ReasoningItem)
     ]
@@ -78,7 +87,7 @@ def _other_message(item: Item, limits: Limits) -> dict[str, Any]:
     match item:
         case MessageItem():
             role = "system" if item.role == "developer" else item.role
-            return {"role": role, "content": _text(item, limits)}
+            return {"role": role, "content": _content(item, limits)}
         case FunctionCallOutputItem():
             check_num_parts(item.output, limits)
             text = item.output if isinstance(item.output, str) else joined(item.output)
@@ -87,6 +96,15 @@ def _other_message(item: Item, limits: Limits) -> dict[str, Any]:
             raise ValueError(f"an item of type {item.type} is no message")
 
 
-def _text(item: MessageItem, limits: Limits) -> str:
+def _content(item: MessageItem, limits: Limits) -> Any:
+    """A text, or parts where images stand among them."""
     check_num_parts(item.content, limits)
-    return item.content if isinstance(item.content, str) else joined(item.content)
+    if isinstance(item.content, str):
+        return item.content
+    texts = [part for part in item.content if not isinstance(part, ImagePart)]
+    if len(texts) == len(item.content):
+        return joined(texts)
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+        for part in item.content
+    ]

@@ -22,6 +22,7 @@ from service.api.openai.embeddings import EmbeddingRequest
 from service.api.openai.parameters import HARMLESS
 from service.api.openai.scores import RerankRequest
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from service.api.responses.requests import ResponsesRequest
 from service.api.services import ApiServices
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
@@ -54,6 +55,9 @@ def api_schema(tmp_path_factory):
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/messages"),
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/{response_id}/input_items"),
+        ("DELETE", "/v1/responses/{response_id}"),
         ("POST", "/v1/messages/count_tokens"),
         ("POST", "/v1/embeddings"),
         ("POST", "/v1/score"),
@@ -88,6 +92,7 @@ VALID = {
         "max_tokens": 9,
         "messages": [{"role": "user", "content": "hello"}],
     },
+    "/v1/responses": {"model": "tiny", "input": "hello", "max_output_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"model": "tiny", "input": "hello"},
     "/v2/rerank": {"query": "hello", "documents": ["there", "here"]},
@@ -108,6 +113,7 @@ def _names_of(path):
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatCompletionRequest,
         "/v1/messages": MessagesRequest,
+        "/v1/responses": ResponsesRequest,
         "/v1/messages/count_tokens": CountTokensRequest,
         "/v1/embeddings": EmbeddingRequest,
         "/v2/rerank": RerankRequest,

@@ -84,6 +84,12 @@ def claude_block(part):
     return {"type": "image", "source": source}
 
 
+def responses_part(part):
+    if isinstance(part, str):
+        return {"type": "input_text", "text": part}
+    return {"type": "input_image", "image_url": image_url(part)["image_url"]["url"]}
+
+
 def grpc_part(part):
     if isinstance(part, str):
         return pb.ContentPart(text=part)
@@ -121,6 +127,17 @@ async def test_all_protocols_say_the_same(openai_client, claude, serve_grpc):
         model="eyes", max_tokens=MAX_TOKENS, messages=told, extra_body={"temperature": 0}
     )
     assert message.content[0].text == expected
+    items = [{"role": "user", "content": [responses_part(part) for part in PARTS]}]
+    asked = {"model": "eyes", "max_output_tokens": MAX_TOKENS, "temperature": 0}
+    response = await openai_client.responses.create(input=items, **asked)
+    assert response.output_text == expected
+    after = [*items, *response.output, {"role": "user", "content": "and?"}]
+    by_hand = await openai_client.responses.create(input=after, **asked)
+    by_id = await openai_client.responses.create(
+        input="and?", previous_response_id=response.id, **asked
+    )
+    assert by_id.output_text == by_hand.output_text
+    assert by_id.usage.input_tokens == by_hand.usage.input_tokens
     counted = await claude.messages.count_tokens(model="eyes", messages=told)
     usage = message.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens

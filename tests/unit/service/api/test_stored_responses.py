@@ -43,7 +43,9 @@ def store():
 
 @pytest.fixture
 def services(services, store):
-    return replace(services, responses=Runs("here", store), authenticator=Switched())
+    return replace(
+        services, responses=Runs("here", store, LIMITS.max_response_bytes), authenticator=Switched()
+    )
 
 
 @pytest.fixture
