@@ -96,7 +96,7 @@ def _to_tool_parameters(chat: pb.Chat, limits: Limits) -> ToolParameters:
     _check_schemas([tool.parameters_json for tool in chat.tools], limits)
     given: dict[str, Any] = {
         name: getattr(chat, name)
-        for name in ("parallel_tool_calls", "include_reasoning")
+        for name in ("parallel_tool_calls", "include_reasoning", "thinking_token_budget")
         if chat.HasField(name)
     }
     try:

@@ -28,6 +28,8 @@ from service.api.openapi import describe, describe_body
 from service.api.responses.routes import ResponseServices, add_response_routes
 from service.api.score_routes import add_score_routes
 from service.api.services import ApiServices
+from service.api.sglang.renderer import GenerateRenderer
+from service.api.sglang.requests import GenerateBody
 
 _NAME = "model_name"
 _COMPLETIONS = GenerationKind(
@@ -46,6 +48,14 @@ _CHAT = GenerationKind(
     ChatRenderer,
     lambda body: bool(body.stream),
 )
+_GENERATE = GenerationKind(
+    "/generate",
+    "generate",
+    GenerateBody,
+    lambda body, limits: body.to_generation_request(),
+    GenerateRenderer,
+    lambda body: bool(body.stream),
+)
 
 
 def add_model_routes(app: FastAPI, services: ApiServices) -> None:
@@ -62,6 +72,7 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
     ):
         add_generation_route(app, place, limits, peek_s, _COMPLETIONS)
         add_generation_route(app, place, limits, peek_s, _CHAT)
+        add_generation_route(app, place, limits, peek_s, _GENERATE)
         add_message_routes(app, place, limits, peek_s)
         add_response_routes(app, place, ResponseServices(limits, services.responses, peek_s))
         add_embedding_routes(app, place.prefix, place.parameters, place.models)

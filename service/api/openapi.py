@@ -32,6 +32,7 @@ from service.api.openai.wire import (
 )
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.wire import DeletedResponse, ItemList, ResponseObject
+from service.api.sglang.requests import GenerateBody
 
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -39,6 +40,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     CountTokensRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    GenerateBody,
     MessagesRequest,
     RerankRequest,
     ResponsesRequest,

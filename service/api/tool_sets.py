@@ -72,7 +72,9 @@ class ToolSet:
         """What the model is told of."""
         return () if self.kind == "none" else self.tools
 
-    def to_chat_options(self, limits: Limits, *, shows_reasoning: bool) -> ChatOptions:
+    def to_chat_options(
+        self, limits: Limits, *, shows_reasoning: bool, thinking_budget: int | None = None
+    ) -> ChatOptions:
         """Raises ApiError."""
         if len(self.shown) > limits.max_tools:
             message = f"at most {limits.max_tools} tools are allowed"
@@ -91,6 +93,7 @@ class ToolSet:
             tools_param="tool_choice" if is_forced else "tools",
             is_parallel=self.is_parallel,
             shows_reasoning=shows_reasoning,
+            thinking_budget=thinking_budget,
         )
 
 

@@ -49,6 +49,8 @@ class ChatGrammars:
         tools = tuple(
             tool if tool.is_strict else Tool(tool.name, _ANY_ARGUMENTS) for tool in options.tools
         )
+        if self.style is not None and self.style.answer_head:
+            return lark.finish(_messages_and_calls(tools, self.style, self.syntax, lark))
         return lark.finish(self._text_and_calls(tools, self.family, self.syntax, lark))
 
     def of_answer(self, schema: JsonSchema, options: ChatOptions, *, is_open: bool) -> Marked:
@@ -67,13 +69,20 @@ class ChatGrammars:
             calls = calls_rule(
                 self.syntax, options.tools, lark, is_parallel=options.is_parallel, opener=""
             )
-            start = f"({start} | {calls})"
+            head = lark.text("" if self.style is None else self.style.answer_head)
+            start = f"({head} {start} | {calls})"
+        elif self.style is not None and self.style.answer_head:
+            start = f"{lark.text(self.style.answer_head)} {start}"
         return lark.finish(self._thinking(lark, is_open=is_open) + start)
 
     def _thinking(self, lark: LarkRules, *, is_open: bool) -> str:
-        if not is_open or self.style is None:
+        style = self.style
+        if style is None or not (is_open or style.answer_head):
             return ""
-        return f"{lark.until(self.style.end)} {lark.add(_SPACE)} "
+        if not style.answer_head:
+            return f"{lark.until(style.end)} {lark.add(_SPACE)} "
+        rest = f"{lark.until(style.end)} {lark.text(style.between)}"
+        return f"{rest} " if is_open else f"({lark.text(style.begin)} {rest})? "
 
     def _text_and_calls(
         self, tools: tuple[Tool, ...], family: type[ToolParser], syntax: CallSyntax, lark: LarkRules
@@ -93,8 +102,21 @@ class ChatGrammars:
         return f"({lark.until(opener)} {calls})* {text}*"
 
     def _thinking_marks(self) -> list[str]:
-        marks = () if self.style is None else (self.style.begin, self.style.end)
+        style = self.style
+        marks = () if style is None else (style.begin, style.end)
         return [mark for mark in marks if mark in self.token_ids]
+
+
+def _messages_and_calls(
+    tools: tuple[Tool, ...], style: ReasoningStyle, syntax: CallSyntax, lark: LarkRules
+) -> str:
+    """Where everything is a message: some that are thoughts, and then calls or an answer."""
+    thought = lark.add(
+        f"{lark.text(style.begin)} {lark.until(style.end)} {lark.text(style.between)}"
+    )
+    calls = calls_rule(syntax, tools, lark, is_parallel=True, opener="")
+    answer = f"{lark.text(style.answer_head)} {lark.add(ANY_TEXT)}?"
+    return f"{thought}* ({answer} | {calls})"
 
 
 def _own_guidance(document: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from service.chat.constraints import ChatGrammars
 from service.chat.options import ChatOptions
 from service.chat.parser import ChatParser
-from service.chat.reasoning import STYLES, ReasoningParser, ReasoningStyle, reasoning_style_of
+from service.chat.reasoning import STYLES, ReasoningStyle, reasoning_style_of
 from service.chat.settings import ChatSettings
 from service.chat.tools.families import FAMILIES, family_of
 from service.chat.tools.parser import ToolParser
@@ -38,6 +38,11 @@ class ChatFormat:
     grammars: ChatGrammars
     pieces: TokenPieces
 
+    @property
+    def has_answer_head(self) -> bool:
+        """Whether an answer has a head of its own, which a grammar of it has to have too."""
+        return self.style is not None and bool(self.style.answer_head)
+
     def is_open(self, prompt_token_ids: Sequence[int]) -> bool:
         """Whether a prompt ends within thinking that the template has begun."""
         if self.style is None:
@@ -48,7 +53,7 @@ class ChatFormat:
 
     def parser(self, options: ChatOptions, *, is_open: bool) -> ChatParser | None:
         """Of one choice; None where all of its text is content."""
-        reasoning = None if self.style is None else ReasoningParser(self.style, is_open=is_open)
+        reasoning = None if self.style is None else self.style.parser(is_open=is_open)
         tools = None
         if self.family is not None and options.tools:
             tools = self.family(options.names, self._make_id, is_parallel=options.is_parallel)
@@ -69,7 +74,7 @@ def make_chat_format(
     """template: the model's; None: it has none."""
     source = template or ""
     family, style = _choose_family(source, settings), _choose_style(source, settings)
-    texts = [*(() if style is None else (style.begin, style.end))]
+    texts = [*(() if style is None else (style.begin, style.end, *style.marks))]
     if family is not None:
         texts += [*family.openers, *family.closers, *family.inner_marks]
     token_ids = {

@@ -22,7 +22,8 @@ class Tool:
 class ChatOptions:
     """tools: those that may be called; with "required" one of them is. tools_param: what the client
     calls what forces a call. is_parallel: whether there may be several calls. shows_reasoning:
-    whether the client is given what the model thought.
+    whether the client is given what the model thought. thinking_budget: tokens of thinking, after
+    which its end is said for the model; None: as many as it likes.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -30,6 +31,7 @@ class ChatOptions:
     tools_param: str = "tools"
     is_parallel: bool = True
     shows_reasoning: bool = True
+    thinking_budget: int | None = None
 
     @property
     def names(self) -> dict[str, Tool]:

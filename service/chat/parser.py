@@ -1,7 +1,7 @@
 """ChatParser: the text of one choice, as thinking, content and calls."""
 
 from service.chat.parsed import ParsedText
-from service.chat.reasoning import ReasoningParser
+from service.chat.reasoning import ThoughtReader
 from service.chat.tools.parser import ToolParser
 
 
@@ -12,7 +12,7 @@ class ChatParser:
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, shows_reasoning: bool
+        self, reasoning: ThoughtReader | None, tools: ToolParser | None, *, shows_reasoning: bool
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools

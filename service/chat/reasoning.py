@@ -1,7 +1,9 @@
 """What a model thinks before it answers: text between two marks, at the beginning."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from service.chat.harmony import HarmonyReader
 from service.chat.parsed import ParsedText
 from service.chat.reading import SPACE
 from service.tokenizer.stop_strings import ROOT, StopStrings
@@ -11,11 +13,40 @@ MAX_HELD_SPACE_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """The marks around thinking. The model writes the first one, or its template did."""
+    """The marks around thinking. The model writes the first one, or its template did.
+
+    between: what the model writes behind its thinking before anything else. answer_head: and then
+    before an answer. Where it has such heads, thinking may come first wherever a grammar holds.
+    sign: what a template has in it where models think like that. marks: tokens that all of these
+    are made of, besides begin and end.
+    """
 
     name: str
     begin: str
     end: str
+    between: str = ""
+    answer_head: str = ""
+    sign: str = ""
+    marks: tuple[str, ...] = ()
+
+    def parser(self, *, is_open: bool) -> "ThoughtReader":
+        """Of one choice."""
+        return ReasoningParser(self, is_open=is_open)
+
+
+class HarmonyStyle(ReasoningStyle):
+    """Thinking is a message among others."""
+
+    def parser(self, *, is_open: bool) -> "ThoughtReader":
+        return HarmonyReader(is_open=is_open)
+
+
+class ThoughtReader(Protocol):
+    """push() text in order, flush() at its end: reasoning, and content for other parsers."""
+
+    def push(self, text: str) -> ParsedText: ...
+
+    def flush(self) -> ParsedText: ...
 
 
 STYLES = {
@@ -23,14 +54,23 @@ STYLES = {
     for style in (
         ReasoningStyle("think", "<think>", "</think>"),
         ReasoningStyle("mistral", "[THINK]", "[/THINK]"),
+        HarmonyStyle(
+            "harmony",
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+            between="<|start|>assistant",
+            answer_head="<|channel|>final<|message|>",
+            sign="<|channel|>",
+            marks=("<|start|>", "<|channel|>", "<|message|>"),
+        ),
         ReasoningStyle("granite", "Here is my thought process:", "Here is my response:"),
     )
 }
 
 
 def reasoning_style_of(template: str) -> ReasoningStyle | None:
-    """By the end marks that a model's chat template looks for or writes."""
-    return next((style for style in STYLES.values() if style.end in template), None)
+    """By the signs or end marks that a model's chat template looks for or writes."""
+    return next((style for style in STYLES.values() if (style.sign or style.end) in template), None)
 
 
 class ReasoningParser:

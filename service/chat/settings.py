@@ -10,13 +10,15 @@ ToolFamily = Literal[
     "deepseek_v3",
     "glm4",
     "granite",
+    "harmony",
     "hermes",
+    "kimi_k2",
     "llama3_json",
     "mistral",
     "pythonic",
     "qwen3_coder",
 ]
-ReasoningFamily = Literal["auto", "none", "think", "mistral", "granite"]
+ReasoningFamily = Literal["auto", "none", "think", "mistral", "granite", "harmony"]
 
 
 class ChatSettings(BaseModel):

@@ -60,7 +60,9 @@ ToolParser = Annotated[
 ]
 ReasoningParser = Annotated[
     str | None,
-    typer.Option("--reasoning-parser", help="think, mistral, granite or none; default auto."),
+    typer.Option(
+        "--reasoning-parser", help="think, mistral, granite, harmony or none; default auto."
+    ),
 ]
 Proxy = Annotated[str | None, typer.Option(help="direct, serve or haproxy; default direct.")]
 RayAddress = Annotated[

@@ -12,6 +12,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.choice import ChoiceAssembler
 from service.handler.events import ChoiceDelta
 from service.handler.requests import GenerationRequest, NamedConstraint
+from service.handler.thinking import ThinkingPlan
 from service.tokenizer.constraints import JsonSchema, Marked
 from workers.engine.protocol import FinishReason, StepOutput
 
@@ -86,6 +87,7 @@ class Chats:
         prompt is. Raises ApiError."""
         if request.chat is None:
             return request
+        _check_budget(request, request.chat)
         self._check_tools(request.chat, request.constraint)
         return self.constrained(request, ())
 
@@ -100,7 +102,9 @@ class Chats:
             if given is None:
                 made = self.format.grammars.of_calls(options, is_open=is_open)
                 named = None if made is None else NamedConstraint(made, options.tools_param)
-            elif isinstance(given.constraint, JsonSchema) and (options.tools or is_open):
+            elif isinstance(given.constraint, JsonSchema) and (
+                options.tools or is_open or self.format.has_answer_head
+            ):
                 answer = self.format.grammars.of_answer(given.constraint, options, is_open=is_open)
                 named = NamedConstraint(answer, given.param)
             else:
@@ -110,15 +114,36 @@ class Chats:
             raise _invalid(f"{param}: {error}", param) from error
         return replace(request, constraint=named)
 
+    def thinking_end(self, request: GenerationRequest) -> str:
+        """The mark that ends thinking where the request bounds it; "" where nothing is bounded."""
+        options, style = request.chat, self.format.style
+        if options is None or options.thinking_budget is None or style is None:
+            return ""
+        return style.end if _is_free(request) else ""
+
+    def thinking_plan(
+        self, request: GenerationRequest, prompt: Sequence[int], end_ids: Sequence[int]
+    ) -> ThinkingPlan:
+        """Of a request with a thinking_end, which end_ids say."""
+        options, style = request.chat, self.format.style
+        if options is None or options.thinking_budget is None or style is None:
+            raise ValueError("the request bounds no thinking")
+        return ThinkingPlan(
+            options.thinking_budget,
+            style.begin.encode(),
+            style.end.encode(),
+            tuple(end_ids),
+            is_open=self.format.is_open(prompt),
+            pieces=self.format.pieces,
+        )
+
     def assembler(
         self, request: GenerationRequest, assembler: ChoiceAssembler, prompt: Sequence[int]
     ) -> Assembler:
         """Of one choice. request: with its constraint."""
         if request.chat is None:
             return assembler
-        # Other constraints hold from the first token on: such a model does not think.
-        is_free = request.constraint is None or isinstance(request.constraint.constraint, Marked)
-        is_open = is_free and self.format.is_open(prompt)
+        is_open = _is_free(request) and self.format.is_open(prompt)
         parser = self.format.parser(request.chat, is_open=is_open)
         return assembler if parser is None else ChatAssembler(assembler, parser)
 
@@ -134,6 +159,25 @@ class Chats:
             raise _invalid(message, given.param)
         if given is not None and not isinstance(given.constraint, JsonSchema):
             raise _invalid(f"{given.param} and tools exclude each other", given.param)
+
+
+def _is_free(request: GenerationRequest) -> bool:
+    """Whether a model may think: other constraints hold from the first token on."""
+    return request.constraint is None or isinstance(request.constraint.constraint, Marked)
+
+
+def _check_budget(request: GenerationRequest, options: ChatOptions) -> None:
+    """What is said for a model has no log probabilities."""
+    if options.thinking_budget is None:
+        return
+    param = "thinking_token_budget"
+    others = {
+        "log probabilities": request.sampling.logprobs is not None,
+        "use_beam_search": request.beams is not None,
+    }
+    for other, is_asked in others.items():
+        if is_asked:
+            raise _invalid(f"{param} excludes {other}", param)
 
 
 def _unsupported(why: str) -> ApiError:

@@ -85,12 +85,20 @@ class PromptEncoder:
             prompts, lambda prompt: self._encode(prompt, flow, info, max_tokens), max_at_once
         )
 
-    async def encode_plain(self, texts: Sequence[str], context: RequestContext) -> list[list[int]]:
+    async def encode_plain(
+        self,
+        texts: Sequence[str],
+        context: RequestContext,
+        *,
+        parse_special_tokens: bool = False,
+    ) -> list[list[int]]:
         """Tokens of texts as they stand within others."""
         flow = _flow_of(context)
 
         async def encode(text: str) -> list[int]:
-            job = EncodeText(text, add_special_tokens=False, parse_special_tokens=False)
+            job = EncodeText(
+                text, add_special_tokens=False, parse_special_tokens=parse_special_tokens
+            )
             return list(await self._tokenizer.encode_text(job, flow))
 
         return await in_turns(texts, encode, _TEXTS_AT_ONCE)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from service.backend import GenerationBackend
+from service.backend import GenerationBackend, TokenStream
 from service.handler.beam_requests import search_plans, with_beam_length
 from service.handler.beam_streams import search_streams
 from service.handler.best import with_likelihoods
@@ -38,6 +38,7 @@ from service.handler.metrics import RequestMetrics
 from service.handler.requests import GenerationRequest, Prompt
 from service.handler.sources import without_excluded
 from service.handler.submission import engine_requests, submit_all
+from service.handler.thinking import BudgetedBackend
 from service.handler.token_rules import with_token_rules
 from service.limits import Limits
 from service.request_context import RequestContext
@@ -47,7 +48,7 @@ from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.pool import Tokenizer
 from service.tokenizer.stop_strings import StopStrings
 from workers.engine.encoder_input import TextEncoder
-from workers.engine.protocol import ModelInfo
+from workers.engine.protocol import GenerateRequest, ModelInfo
 
 
 class Handler:
@@ -210,12 +211,7 @@ class Handler:
         caller = context.caller
         specs = await engine_requests(sent, caller, fitted, unique_id, grammar, pooling)
         submitted_s = self._clock()
-        if request.beams is None:
-            streams = await submit_all(self._backend, specs, context, max_at_once)
-        else:
-            firsts = specs[:: request.n]
-            plans = search_plans(firsts, request, request.beams, self.limits, self.model_info)
-            streams = search_streams(plans, self._backend, context)
+        streams = await self._streams(request, context, specs, max_at_once)
         info = GenerationInfo(
             request_id=request.request_id or unique_id,
             model=self.model_info.name,
@@ -253,6 +249,32 @@ class Handler:
         )
         generation.describe()
         return generation
+
+    async def _streams(
+        self,
+        request: GenerationRequest,
+        context: RequestContext,
+        specs: list[GenerateRequest],
+        max_at_once: int,
+    ) -> list[TokenStream]:
+        """Of all choices. Raises ApiError."""
+        if request.beams is None:
+            backend = await self._backend_of(request, context, specs[0].prompt_token_ids)
+            return await submit_all(backend, specs, context, max_at_once)
+        firsts = specs[:: request.n]
+        plans = search_plans(firsts, request, request.beams, self.limits, self.model_info)
+        return search_streams(plans, self._backend, context)
+
+    async def _backend_of(
+        self, request: GenerationRequest, context: RequestContext, prompt: list[int]
+    ) -> GenerationBackend:
+        """One that keeps to the request's thinking budget, where it has any."""
+        end = self._chats.thinking_end(request)
+        if not end:
+            return self._backend
+        encode = self._encoder.encode_plain
+        (end_ids,) = await encode([end], context, parse_special_tokens=True)
+        return BudgetedBackend(self._chats.thinking_plan(request, prompt, end_ids), self._backend)
 
     def _assemblers(
         self, request: GenerationRequest, first_prompt: list[int], echoes: list[str]

@@ -19,6 +19,8 @@ def value_of(field):
     }
     if field.cpp_type == field.CPPTYPE_MESSAGE:
         return messages_of(field.message_type)
+    if field.type == field.TYPE_BYTES:
+        return st.binary(max_size=12)
     if field.cpp_type == field.CPPTYPE_STRING:
         roles = st.sampled_from(["user", "assistant", "system", "tiny", "{}", '{"a": [1]}'])
         return roles | st.text(max_size=12)

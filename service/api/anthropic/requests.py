@@ -24,8 +24,8 @@ _DEFAULTS = SamplingParams()
 
 class Thinking(StrictModel):
     """enabled and adaptive let the model think as its template has it; disabled turns that off
-    where the template can. budget_tokens is a wish: what bounds thinking is max_tokens. display:
-    omitted keeps the thinking from the answer."""
+    where the template can. budget_tokens: so many tokens of thinking, and then its end is said for
+    the model. display: omitted keeps the thinking from the answer."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
@@ -144,7 +144,11 @@ class MessagesRequest(CountTokensRequest):
             cache_salt=self.cache_salt or "",
             unset=unset_sampling(self),
             constraint=self._constraint,
-            chat=self.tool_set.to_chat_options(limits, shows_reasoning=shows_reasoning),
+            chat=self.tool_set.to_chat_options(
+                limits,
+                shows_reasoning=shows_reasoning,
+                thinking_budget=None if self.thinking is None else self.thinking.budget_tokens,
+            ),
         )
 
     def _sampling(self) -> SamplingParams:

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from service.api.chat_prompts import MAX_ARGUMENT_VALUES, check_arguments
 from service.api.json_shape import measure
-from service.api.openai.parameters import StrictModel
+from service.api.openai.parameters import Count, StrictModel
 from service.api.tool_sets import FunctionTool, ToolSet
 from service.chat.options import ChatOptions
 from service.errors import ApiError, ApiErrorCode
@@ -110,12 +110,14 @@ class ToolParameters(StrictModel):
     """tool_choice: "auto" (the default with tools), "none": they are kept from the model,
     "required": at least one is called, or the one to call. parallel_tool_calls: false for one call
     at most. include_reasoning: false keeps what the model thought from the answer.
+    thinking_token_budget: so many tokens of thinking, and then its end is said for the model.
     """
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Count | None = None
 
     @model_validator(mode="after")
     def _refuse_tool_contradictions(self) -> Self:
@@ -136,7 +138,9 @@ class ToolParameters(StrictModel):
     def to_chat_options(self, limits: Limits) -> ChatOptions:
         """Raises ApiError."""
         return self.tool_set.to_chat_options(
-            limits, shows_reasoning=self.include_reasoning is not False
+            limits,
+            shows_reasoning=self.include_reasoning is not False,
+            thinking_budget=self.thinking_token_budget,
         )
 
 

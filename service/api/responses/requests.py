@@ -64,11 +64,13 @@ Includable = Literal[
 
 class Reasoning(StrictModel):
     """effort: a variable of the model's template, reasoning_effort; max is xhigh there. summary:
-    there are none, since all of the thinking is in the answer; concise cannot be had."""
+    there are none, since all of the thinking is in the answer; concise cannot be had. max_tokens:
+    of thinking, after which its end is said for the model."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    max_tokens: PositiveInt32 | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -199,7 +201,11 @@ class ResponsesRequest(ConstrainedParameters):
             text=text_options(self, echo=False),
             **common_fields(self),
             constraint=self.constraint,
-            chat=self.tool_set.to_chat_options(limits, shows_reasoning=True),
+            chat=self.tool_set.to_chat_options(
+                limits,
+                shows_reasoning=True,
+                thinking_budget=None if self.reasoning is None else self.reasoning.max_tokens,
+            ),
         )
 
     def _to_prompt(self, items: Sequence[Item], limits: Limits) -> EncodeChat:

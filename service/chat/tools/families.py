@@ -3,7 +3,9 @@
 from service.chat.tools.deepseek import DeepSeekParser
 from service.chat.tools.glm import GlmParser
 from service.chat.tools.granite import GraniteParser
+from service.chat.tools.harmony import HarmonyParser
 from service.chat.tools.hermes import HermesParser
+from service.chat.tools.kimi import KimiParser
 from service.chat.tools.llama import LlamaJsonParser
 from service.chat.tools.mistral import MistralParser
 from service.chat.tools.parser import ToolParser
@@ -15,6 +17,8 @@ _SIGNS: tuple[tuple[str, type[ToolParser]], ...] = (
     ("<function=", QwenCoderParser),
     ("<arg_key>", GlmParser),
     ("<｜tool▁calls▁begin｜>", DeepSeekParser),
+    ("<|tool_calls_section_begin|>", KimiParser),
+    ("<|channel|>", HarmonyParser),
     ("[TOOL_CALLS]", MistralParser),
     ("<|tool_call|>", GraniteParser),
     ("<tool_call>", HermesParser),

@@ -91,8 +91,8 @@ def json_arguments(schema: Mapping[str, Any], lark: LarkRules) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """A call is head, the function's name, middle, its arguments, tail; calls stand between begin
-    and end, with separators."""
+    """A call is head, the function's name, infix, middle, its arguments, tail; calls stand between
+    begin and end, with separators. infix: an expression of Lark, others are texts."""
 
     head: str
     middle: str
@@ -101,6 +101,7 @@ class CallSyntax:
     separator: str = "\n"
     end: str = ""
     arguments: ArgumentRule = json_arguments
+    infix: str = ""
 
 
 def calls_rule(
@@ -117,6 +118,7 @@ def calls_rule(
 
 
 def _call(syntax: CallSyntax, tool: Tool, lark: LarkRules, opener: str) -> str:
-    head = lark.text((syntax.head + tool.name + syntax.middle).removeprefix(opener))
+    head = lark.text((syntax.head + tool.name).removeprefix(opener))
+    head = " ".join(filter(None, (head, syntax.infix, lark.text(syntax.middle))))
     arguments = syntax.arguments(tool.parameters, lark)
     return lark.add(f"{head} {arguments} {lark.text(syntax.tail)}")

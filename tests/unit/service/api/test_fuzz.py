@@ -24,6 +24,7 @@ from service.api.openai.scores import RerankRequest
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.responses.requests import ResponsesRequest
 from service.api.services import ApiServices
+from service.api.sglang.requests import GenerateBody
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.random_requests import JSON_VALUES, messages_of
@@ -54,6 +55,7 @@ def api_schema(tmp_path_factory):
     [
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/generate"),
         ("POST", "/v1/messages"),
         ("POST", "/v1/responses"),
         ("GET", "/v1/responses/{response_id}/input_items"),
@@ -87,6 +89,7 @@ VALID = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello"}],
     },
+    "/generate": {"text": "hello"},
     "/v1/messages": {
         "model": "tiny",
         "max_tokens": 9,
@@ -112,6 +115,7 @@ def _names_of(path):
     model = {
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatCompletionRequest,
+        "/generate": GenerateBody,
         "/v1/messages": MessagesRequest,
         "/v1/responses": ResponsesRequest,
         "/v1/messages/count_tokens": CountTokensRequest,

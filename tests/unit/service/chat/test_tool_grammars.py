@@ -180,3 +180,28 @@ def test_what_a_format_cannot_hold_is_refused(schema):
     tools = (Tool("f", schema, True),)
     with pytest.raises(UnwritableSchemaError):
         grammars("qwen3_coder").of_calls(options(tools=tools), is_open=False)
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_where_everything_is_a_message_thinking_may_come_before_calls_and_answers(thought):
+    made = grammars("harmony", STYLES["harmony"])
+    for choice in ("required", "auto"):
+        constraint = made.of_calls(options(choice), is_open=False)
+        call = written_at_random(grammars("harmony").of_calls(options(), is_open=False), 1)
+        text = (thought + call).encode()
+        assert matcher_of(constraint).try_consume_tokens(list(text)) == len(text)
+        wrong = text.replace(b"functions.", b"functions.un")
+        assert matcher_of(constraint).try_consume_tokens(list(wrong)) < len(wrong)
+    said = f"{thought}{FINAL}Yes.".encode()
+    assert matcher_of(constraint).try_consume_tokens(list(said)) == len(said)
+    for tools in ((), TOOLS):
+        asked = ChatOptions(tools, "auto")
+        answer = made.of_answer(JsonSchema('{"type": "null"}'), asked, is_open=False)
+        said = f"{thought}{FINAL}null".encode()
+        assert matcher_of(answer).try_consume_tokens(list(said)) == len(said)
+        wrong = f"{thought}{FINAL}nil".encode()
+        assert matcher_of(answer).try_consume_tokens(list(wrong)) < len(wrong)

@@ -125,6 +125,21 @@ CALLS = {
             ("now", {}),
         ],
     ),
+    "kimi": (
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{QUOTED}<|tool_call_end|><|tool_call_begin|>functions.now:1"
+        "<|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>",
+        "I look.",
+        [("get_weather", PARIS), ("now", {})],
+    ),
+    "harmony": (
+        "harmony",
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        f"{QUOTED}<|call|><|start|>assistant<|channel|>commentary to=functions.now<|message|>{{}}",
+        "",
+        [("get_weather", PARIS), ("now", {})],
+    ),
     "glm": (
         "glm4",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>42</arg_value>\n"
@@ -155,6 +170,12 @@ TEXTS = {
     "deepseek_v3": ["<｜tool▁calls▁begin｜>x", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>[]"],
     "qwen3_coder": ["<tool_call>\n<function=unknown>\n</function>", "<function=", "<tool_call>{}"],
     "glm4": ["<tool_call>unknown\n</tool_call>", "<tool_call>"],
+    "kimi_k2": [
+        "<|tool_calls_section_begin|>x",
+        "<|tool_call_begin|>functions.unknown:0<|tool_call_argument_begin|>{}",
+        "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>[]",
+    ],
+    "harmony": ["<|channel|>commentary to=functions.unknown<|message|>{}", "<|channel|>x"],
 }
 
 
@@ -312,6 +333,12 @@ def test_a_call_that_is_cut_is_not_made_whole_by_one_that_nobody_is_told_of():
     assert not parser.is_whole
 
 
+def test_a_call_of_kimis_keeps_the_id_that_its_results_are_told_by():
+    text = CALLS["kimi"][1]
+    _, calls = read("kimi_k2", [text])
+    assert [call_id for call_id, *_ in calls] == ["functions.get_weather:0", "functions.now:1"]
+
+
 def test_an_id_of_the_models_own_is_kept():
     _, found = read("mistral", [CALLS["mistral, later"][1]])
     assert found[1][0] == "abc123def"
@@ -344,6 +371,8 @@ def test_noise_is_read_alike_however_it_is_cut(family):
         ("<tool_call> <function=f>", "qwen3_coder"),
         ("<tool_call> <arg_key>", "glm4"),
         ("[TOOL_CALLS]", "mistral"),
+        ("<|tool_calls_section_begin|>", "kimi_k2"),
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("<|tool_call|> <tool_call>", "granite"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ('{"name": function name, "parameters": dictionary}', "llama3_json"),
