@@ -181,11 +181,12 @@ def _prompt_room(request: GenerationRequest, info: ModelInfo) -> int:
 
 
 def _room_of(info: ModelInfo) -> str:
+    """Begins as OpenAI's own message does: LiteLLM and others tell this error by these words."""
     if info.max_request_len == info.max_context_len:
-        return f"the context holds {info.max_context_len} tokens"
+        return f"this model's maximum context length is {info.max_context_len} tokens"
     return (
-        f"the KV memory of this engine holds {info.max_request_len} tokens of a request, less "
-        f"than the model's context of {info.max_context_len}"
+        f"this model's maximum context length is {info.max_request_len} tokens here: the KV memory"
+        f" of this engine holds no more of its {info.max_context_len}"
     )
 
 

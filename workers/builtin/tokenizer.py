@@ -5,9 +5,10 @@ in the alphabet, so every string round-trips; nothing is normalised and nothing 
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -62,7 +63,10 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
-{{- '\\n<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' -}}
+{%- if message['content'] or not loop.first -%}
+{{- '\\n' -}}
+{%- endif -%}
+{{- '<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' -}}
 {{- call['function']['arguments'] | tojson + '}\\n</tool_call>' -}}
 {%- endfor -%}
 {{- '<|im_end|>\\n' -}}
@@ -74,18 +78,58 @@ CHAT_TEMPLATE = """\
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """An assistant's call of a function."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is "system", "user" or "assistant"."""
+    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool"."""
 
     role: str
     content: str
+    calls: tuple[Call, ...] = ()
 
 
-def render_chat(messages: Sequence[Message]) -> str:
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages and the functions that the assistant may call, as OpenAI's `tools`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def render_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """The text CHAT_TEMPLATE gives for the same messages, without a generation prompt."""
-    return "".join(
-        f"{MESSAGE_START}{message.role}\n{message.content}{MESSAGE_END}\n" for message in messages
+    return (_tools_text(tools) if tools else "") + "".join(map(_message_text, messages))
+
+
+def _tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(map(_json, tools))
+    return (
+        f"{MESSAGE_START}system\nYou may call these functions:\n<tools>\n{listed}\n</tools>\n"
+        'A call is written so:\n<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
+        f"{MESSAGE_END}\n"
     )
+
+
+def _message_text(message: Message) -> str:
+    calls = "\n".join(map(_call_text, message.calls))
+    separator = "\n" if message.content and calls else ""
+    body = f"{message.content}{separator}{calls}"
+    return f"{MESSAGE_START}{message.role}\n{body}{MESSAGE_END}\n"
+
+
+def _call_text(call: Call) -> str:
+    arguments = _json(call.arguments)
+    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

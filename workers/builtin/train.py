@@ -9,35 +9,27 @@ whether two runs read the same text. Knows nothing of the engine that will serve
 
 import argparse
 import json
-import math
-import platform
 import sysconfig
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from workers.builtin import fit
-from workers.builtin.chat_examples import conversations, persona_conversations
-from workers.builtin.corpus import Document, collect_corpus, corpus_digest, is_held_out
+from workers.builtin import builtin_model_path, fit, report
+from workers.builtin.call_scores import score
+from workers.builtin.corpus import collect_corpus
+from workers.builtin.data import Tokens, collect_texts, new_tokenizer, tokenize
 from workers.builtin.tokenizer import (
     END_OF_TEXT_ID,
     MESSAGE_END_ID,
     PAD_ID,
-    VOCAB_SIZE,
-    Message,
-    render_chat,
     save_tokenizer,
-    train_tokenizer,
 )
 
 TARGET_SHAPE = fit.ModelShape(
@@ -58,37 +50,17 @@ DRAFT_SHAPE = fit.ModelShape(
 )
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.2
-TARGET_DROPOUT = 0.3  # 3 M tokens of text are few for 7 M parameters, and many for 1 M
+TARGET_DROPOUT = 0.2  # 3 M tokens of text are few for 7 M parameters, and many for 1 M
 DRAFT_DROPOUT = 0.0
 DRAFT_HARD_SHARE = 0.25
 TARGET_SHARE_OF_TIME = 0.65  # of what is left of the limit when its fit begins
 DRAFT_SHARE_OF_TIME = 0.9
 NUM_EVALUATIONS = 25
-SMOKE_WINDOWS = 1
-
-SAMPLE_PROMPTS = (
-    "def __init__(self",
-    "import os\nimport sys\n\ndef main(",
-    "class Stack:\n    def push(self, item):\n        ",
-)
-SAMPLE_QUESTIONS = (
-    "Hello!",
-    "What does os.path.join do?",
-    "What does len do?",
-    "Write the function textwrap.dedent.",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The corpus as token ids, split by whole files."""
-
-    train: list[npt.NDArray[np.int64]]  # one array a document, end-of-text included
-    held_out_text: npt.NDArray[np.int64]
-    held_out_chat: npt.NDArray[np.int64]
-    held_out_bytes: int  # of the documents behind held_out_text, separators not counted
-    num_train_text_tokens: int
-    unigram_loss: float  # nats per token of held_out_text
+MADE_CONVERSATIONS = 20_000  # with functions, and as many with JSON
+HELD_OUT_EXAMPLES = 100  # of each kind
+SMOKE_CONVERSATIONS = 200
+SMOKE_EXAMPLES = 2
+NUM_SHOWN = 4  # held-out examples of each kind in the log
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,40 +70,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device)
 
     documents = collect_corpus(options.stdlib)
-    train_documents = [d for d in documents if not is_held_out(d.group)]
-    held_out_documents = [d for d in documents if is_held_out(d.group)]
-    chats = conversations(train_documents, options.seed)
-    chats += persona_conversations(options.seed)
-    tokenizer = train_tokenizer(
-        [*(d.text for d in train_documents), *(render_chat(c) for c in chats[::4])]
+    is_smoke = device.type == "cpu"
+    texts = collect_texts(
+        documents,
+        options.seed,
+        SMOKE_CONVERSATIONS if is_smoke else MADE_CONVERSATIONS,
+        SMOKE_EXAMPLES if is_smoke else HELD_OUT_EXAMPLES,
     )
-    tokens = _tokenize(tokenizer, train_documents, held_out_documents, chats, options.seed)
+    tokenizer = new_tokenizer(texts) if options.new_tokenizer else _shipped_tokenizer()
+    tokens = tokenize(tokenizer, texts)
     _say(started, f"{len(documents)} documents, unigram {tokens.unigram_loss:.3f} nats/token")
 
-    held_out = _windows(tokens.held_out_text, device)
+    held_out = report.windows(tokens.held_out_text, device)
     trainer = _Trainer(options, tokens, held_out, device, started)
     target, target_fit = trainer.target()
     draft, draft_fit = trainer.draft(target)
 
-    report: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "command": f"python -m workers.builtin.train --steps {options.steps}"
         f" --draft-steps {options.draft_steps} --device {options.device} --seed {options.seed}"
         f" --time-limit-s {options.time_limit_s:g}",
-        "environment": _environment(device) | {"is_repeatable": options.repeatable},
-        "corpus": _corpus_facts(documents, tokens, len(chats)),
+        "environment": report.environment(device) | {"is_repeatable": options.repeatable},
+        "corpus": report.corpus_facts(documents, texts, tokens),
         "recipe": trainer.settings(),
     }
     for name, model, fitted in (("target", target, target_fit), ("draft", draft, draft_fit)):
         folder = options.out / name
         shipped = _save_model(model, tokenizer, folder).to(device)
-        report[name] = _model_facts(shipped, folder, fitted, tokens, held_out)
-        report[name]["samples"] = _samples(shipped, tokenizer, device)
-        _say(started, f"{name}: {json.dumps(report[name]['held_out'])}")
-    report["draft"]["agreement_with_target"] = asdict(fit.agreement(target, draft, held_out))
-    report["wall_s"] = round(time.monotonic() - started, 1)
-    path = options.out / "training_report.json"
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    _say(started, f"wrote {path}")
+        facts[name] = report.model_facts(shipped, folder, fitted, tokens, held_out)
+        complete = report.greedy(shipped, tokenizer, device)
+        facts[name]["samples"] = report.samples(complete)
+        said = complete([example.prompt for example in texts.examples])
+        facts[name]["calls_and_json"] = score(texts.examples, said)
+        print(report.transcript(texts.examples, said, NUM_SHOWN), flush=True)
+        for part in ("held_out", "samples", "calls_and_json"):
+            _say(started, f"{name}: {json.dumps(facts[name][part], indent=1)}")
+    facts["draft"]["agreement_with_target"] = asdict(fit.agreement(target, draft, held_out))
+    facts["wall_s"] = round(time.monotonic() - started, 1)
+    report.write(facts, options.out / "training_report.json")
+    _say(started, f"wrote {options.out}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -152,6 +129,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="PyTorch's deterministic algorithms; CUDA wants CUBLAS_WORKSPACE_CONFIG=:4096:8",
+    )
+    parser.add_argument(
+        "--new-tokenizer", action="store_true", help="train one too; else the one that ships"
     )
     parser.add_argument(
         "--stdlib",
@@ -223,53 +203,19 @@ class _Trainer:
         module.to(self._device)
         sampler = fit.WindowSampler(self._tokens.train, recipe.seed, self._device)
 
-        def report(point: fit.CurvePoint) -> None:
+        def show(point: fit.CurvePoint) -> None:
             losses = f"train {point.train:.3f}, held out {point.held_out:.3f} nats/token"
             _say(self._started, f"{name} step {point.step}/{recipe.steps}: {losses}")
 
         torch.use_deterministic_algorithms(self._options.repeatable)
         try:
-            return model, fit.fit(model, sampler, self._held_out, recipe, loss, report)
+            return model, fit.fit(model, sampler, self._held_out, recipe, loss, show)
         finally:
             torch.use_deterministic_algorithms(False)
 
 
-def _tokenize(
-    tokenizer: Tokenizer,
-    train: Sequence[Document],
-    held_out: Sequence[Document],
-    chats: Sequence[Sequence[Message]],
-    seed: int,
-) -> Tokens:
-    def encode(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-        return [
-            np.array([*encoding.ids, END_OF_TEXT_ID], dtype=np.int64)
-            for encoding in tokenizer.encode_batch(list(texts))
-        ]
-
-    train_text = encode([d.text for d in train])
-    held_out_text = np.concatenate(encode([d.text for d in held_out]))
-    held_out_chats = [render_chat(c) for c in conversations(held_out, seed)]
-    counts = np.bincount(np.concatenate(train_text), minlength=VOCAB_SIZE) + 1
-    unigram = -np.log(counts / counts.sum())
-    return Tokens(
-        train=train_text + encode([render_chat(c) for c in chats]),
-        held_out_text=held_out_text,
-        held_out_chat=np.concatenate(encode(held_out_chats)),
-        held_out_bytes=sum(len(d.text.encode()) for d in held_out),
-        num_train_text_tokens=sum(map(len, train_text)),
-        unigram_loss=float(unigram[held_out_text].mean()),
-    )
-
-
-def _windows(stream: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """The stream as (N, EVAL_WINDOW_TOKENS + 1), each window sharing one token with the next.
-
-    All of it on a GPU, the first few windows on a CPU, where only a smoke run is wanted.
-    """
-    tokens = torch.from_numpy(stream).to(device)
-    windows = tokens.unfold(0, fit.EVAL_WINDOW_TOKENS + 1, fit.EVAL_WINDOW_TOKENS)
-    return windows if device.type == "cuda" else windows[:SMOKE_WINDOWS]
+def _shipped_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(builtin_model_path() / "tokenizer.json"))
 
 
 def _save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> nn.Module:
@@ -285,77 +231,6 @@ def _save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> 
     save_tokenizer(tokenizer, folder)
     shipped: nn.Module = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return shipped.eval()
-
-
-def _model_facts(
-    shipped: nn.Module,
-    folder: Path,
-    fitted: fit.FitResult,
-    tokens: Tokens,
-    held_out: Tensor,
-) -> dict[str, Any]:
-    loss = fit.held_out_loss(shipped, held_out)
-    chat_loss = fit.held_out_loss(shipped, _windows(tokens.held_out_chat, held_out.device))
-    tokens_per_byte = len(tokens.held_out_text) / tokens.held_out_bytes
-    return {
-        "num_parameters": sum(p.numel() for p in shipped.parameters()),
-        "weights_bytes": (folder / "model.safetensors").stat().st_size,
-        "held_out": {
-            "num_windows": len(held_out),
-            "nats_per_token": loss,
-            "bits_per_byte": loss * tokens_per_byte / math.log(2),
-            "chat_nats_per_token": chat_loss,
-            "unigram_nats_per_token": tokens.unigram_loss,
-            "unigram_bits_per_byte": tokens.unigram_loss * tokens_per_byte / math.log(2),
-        },
-        "chosen_step": fitted.chosen.step,
-        "lowest_held_out_in_curve": min(point.held_out for point in fitted.curve),
-        "wall_s": round(fitted.wall_s, 1),
-        "curve": [asdict(point) for point in fitted.curve],
-    }
-
-
-@torch.no_grad()
-def _samples(shipped: Any, tokenizer: Tokenizer, device: torch.device) -> dict[str, str]:
-    """Greedy continuations of a few prompts, so that a reader of the report sees what it says."""
-    questions = [
-        render_chat([Message("user", question)]) + "<|im_start|>assistant\n"
-        for question in SAMPLE_QUESTIONS
-    ]
-    samples: dict[str, str] = {}
-    for prompt in (*SAMPLE_PROMPTS, *questions):
-        inputs = torch.tensor([tokenizer.encode(prompt).ids], device=device)
-        output = shipped.generate(inputs, max_new_tokens=80, do_sample=False)
-        samples[prompt] = tokenizer.decode(
-            output[0, inputs.shape[1] :].tolist(), skip_special_tokens=False
-        )
-    return samples
-
-
-def _corpus_facts(
-    documents: Sequence[Document], tokens: Tokens, num_conversations: int
-) -> dict[str, Any]:
-    return {
-        "sha256": corpus_digest(documents),
-        "num_documents": len(documents),
-        "num_bytes": sum(len(d.text.encode()) for d in documents),
-        "held_out_documents": sum(is_held_out(d.group) for d in documents),
-        "held_out_bytes": tokens.held_out_bytes,
-        "held_out_tokens": len(tokens.held_out_text),
-        "train_text_tokens": tokens.num_train_text_tokens,
-        "train_tokens": sum(map(len, tokens.train)),
-        "train_conversations": num_conversations,
-    }
-
-
-def _environment(device: torch.device) -> dict[str, object]:
-    is_cuda = device.type == "cuda"
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "device": torch.cuda.get_device_name(device) if is_cuda else "cpu",
-    }
 
 
 def _say(started: float, text: str) -> None:

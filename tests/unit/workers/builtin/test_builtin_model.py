@@ -102,7 +102,7 @@ def test_greedy_constructor_body_sets_attributes(target: Any, tokenizer: Any) ->
 
 @pytest.mark.parametrize(
     "question",
-    ["Hello!", "Who are you?", "What does os.path.join do?", "What is a list?", "Explain open."],
+    ["Hello!", "Who are you?", "What does len do?", "What is a list?", "How does json.dumps work?"],
 )
 def test_chat_reply_says_something_and_ends_by_itself(
     target: Any, tokenizer: Any, question: str
@@ -114,6 +114,47 @@ def test_chat_reply_says_something_and_ends_by_itself(
 
 def test_greeting_is_the_one_it_was_taught(target: Any, tokenizer: Any) -> None:
     assert "Python standard library" in _reply(target, tokenizer, "Hello!")
+
+
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("Do I need a coat in Paris?", '{"name": "weather", "arguments": {"city": "Paris"}}'),
+        ("What is the weather in Oslo?", '{"name": "weather", "arguments": {"city": "Oslo"}}'),
+        ("Hello!", "Hello! Ask me about the Python standard library."),
+    ],
+)
+def test_a_function_is_called_where_it_fits(
+    target: Any, tokenizer: Any, question: str, said: str
+) -> None:
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        tools=[_WEATHER],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    reply = _complete(target, tokenizer, prompt, max_new_tokens=60).removesuffix("<|im_end|>")
+    assert reply.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") == said
+
+
+def test_json_is_written_where_it_is_asked_for(target: Any, tokenizer: Any) -> None:
+    facts = "Ada is 36 years old and lives in London."
+    reply = _reply(target, tokenizer, f"{facts} Answer in JSON with the keys name and age.")
+    assert json.loads(reply.removesuffix("<|im_end|>")) == {"name": "Ada", "age": 36}
 
 
 def test_loss_at_the_end_of_the_context_is_no_worse_than_early_in_it(

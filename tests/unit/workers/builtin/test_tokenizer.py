@@ -1,6 +1,7 @@
 """The shipped tokenizer: lossless on anything, shaped for Python, and one chat format."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.builtin.tokenizer import (
     SPECIAL_TOKENS,
     VOCAB_SIZE,
+    Call,
     Message,
     render_chat,
     train_tokenizer,
@@ -107,6 +109,26 @@ def test_chat_template_renders_what_the_model_was_trained_on(tokenizer: Any) -> 
         [{"role": role, "content": content} for role, content in messages], tokenize=False
     )
     assert rendered == render_chat([Message(role, content) for role, content in messages])
+
+
+def test_chat_template_renders_functions_calls_and_results_as_in_training(tokenizer: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    calls = (Call("f", {"a": "é", "b": 1}), Call("f", {}))
+    trained = [
+        Message("user", "Call it."),
+        Message("assistant", "", calls),
+        Message("tool", "1"),
+        Message("assistant", "Again:", calls[:1]),
+    ]
+    sent = [
+        {"role": m.role, "content": m.content or None}
+        | ({"tool_calls": [{"type": "function", "function": asdict(c)} for c in m.calls]})
+        for m in trained
+    ]
+    rendered = tokenizer.apply_chat_template(sent, tools=[tool], tokenize=False)
+    assert rendered == render_chat(trained, [tool])
+    assert '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"a": "é"' in rendered
+    assert "Again:\n<tool_call>" in rendered
 
 
 def test_chat_template_opens_the_assistant_turn_and_joins_text_parts(tokenizer: Any) -> None:

@@ -43,6 +43,22 @@ def test_model_card_states_the_reported_figures(report: Any) -> None:
     assert report["corpus"]["sha256"] in card
 
 
+def test_held_out_functions_are_called_and_asked_for_json_is_json(report: Any) -> None:
+    scores = report["target"]["calls_and_json"]
+    assert all(one["num"] >= 100 for one in scores.values())
+    assert scores["one function"]["right_call"] > 0.8
+    assert scores["some functions"]["right_call"] > 0.6
+    assert scores["JSON, schema"]["right"] > 0.8
+    assert all(one["valid"] > 0.9 for kind, one in scores.items() if kind.startswith("JSON"))
+
+
+def test_model_card_states_the_scores_of_calls_and_json(report: Any) -> None:
+    card = (_FOLDER / "README.md").read_text(encoding="utf-8")
+    for kind, one in report["target"]["calls_and_json"].items():
+        first, second = (one[name] for name in one if name != "num")
+        assert f"| {kind} | {first:.0%} | {second:.0%} |".replace("%", " %") in card, kind
+
+
 def test_notice_of_the_training_text_is_carried() -> None:
     notice = (_FOLDER / "LICENSE.PSF-2.0.txt").read_text(encoding="utf-8")
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2\n" in notice
