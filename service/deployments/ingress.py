@@ -148,6 +148,7 @@ class IngressService:
             self._end_requests,
             self._config.drain_timeout_s,
         ).run()
+        await self._responses.finish()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

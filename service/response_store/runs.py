@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from service.errors import ApiError
 from service.response_store.records import ResponseName
@@ -12,6 +12,7 @@ from service.response_store.store import ResponseStore
 T = TypeVar("T")
 _WATCH_TIMEOUT_S = 5.0
 _RETRY_S = 1.0
+_FINISH_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,7 @@ class Runs:
         self.store = store
         self.max_response_bytes = max_response_bytes
         self._runs: dict[ResponseName, Run] = {}
+        self._held: set[asyncio.Task[None]] = set()
 
     def add(self, name: ResponseName) -> Run:
         """To be removed when it is over."""
@@ -61,6 +63,20 @@ class Runs:
 
     def remove(self, name: ResponseName) -> None:
         self._runs.pop(name, None)
+
+    def hold(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that nobody waits for; until it is done it is kept here."""
+        task = asyncio.create_task(work)
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
+
+    async def finish(self) -> None:
+        """Wait for a moment until what is held has told the store how it ended, then stop it."""
+        if self._held:
+            _, late = await asyncio.wait(self._held, timeout=_FINISH_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def follow(self) -> None:
         """Stop what others have cancelled, for ever."""

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 
 import openai
 import pytest
@@ -102,6 +103,20 @@ def check_cancelling(client):
     assert client.responses.retrieve(event.response.id).status == "cancelled"
 
 
+def check_the_background(client):
+    begun = client.responses.create(input=QUESTION, background=True, **ASKED)
+    assert begun.status == "in_progress"
+    end_s = time.monotonic() + 60
+    while (ended := client.responses.retrieve(begun.id)).status == "in_progress":
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    whole = client.responses.create(input=QUESTION, **ASKED)
+    assert ended.output_text == whole.output_text
+    asked = {"model": MODEL, "input": QUESTION, "extra_body": {"ignore_eos": True}}
+    held = client.responses.create(background=True, max_output_tokens=1500, **asked)
+    assert client.responses.cancel(held.id).status == "cancelled"
+
+
 def cancel(client, response_id, cancelled):
     cancelled.append(client.responses.cancel(response_id))
 
@@ -123,6 +138,7 @@ def main(url):
     check_parsing(client)
     check_the_store(client)
     check_cancelling(client)
+    check_the_background(client)
     check_errors(client)
 
 

@@ -58,6 +58,7 @@ class Draft:
             id=self.id,
             created_at=info.created_s,
             status=IN_PROGRESS,
+            background=bool(request.background),
             max_output_tokens=request.max_output_tokens,
             max_tool_calls=request.max_tool_calls,
             metadata=request.metadata or {},
@@ -103,6 +104,12 @@ class Draft:
         head.completed_at = completed_s if status == "completed" else None
         head.error = None if failure is None else failure_body(failure)
         head.incomplete_details = IncompleteDetails(cut) if status == "incomplete" else None
+
+    def fail(self, failure: ApiError) -> None:
+        """It has ended, and then failed."""
+        head = self.head
+        head.status, head.error = FAILED, failure_body(failure)
+        head.completed_at = head.incomplete_details = None
 
     def head_json(self) -> list[bytes]:
         parts = JsonParts()

@@ -12,7 +12,7 @@ from service.api.responses.items import Item
 from service.api.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, Output
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.wire import response_usage
-from service.errors import ApiError
+from service.errors import ApiError, ApiErrorCode
 from service.handler.events import Usage
 from service.handler.generation import Generation
 from service.response_store.records import BegunResponse, EndedResponse, ResponseName
@@ -70,6 +70,25 @@ class Keeping:
             self._beginning = asyncio.create_task(self._runs.store.begin(begun))
         return run
 
+    async def begin_in_background(self) -> Run:
+        """As begin(), of a response that nobody waits for. Raises ApiError where it cannot be kept,
+        since nobody would ever see it."""
+        await self.prepare()
+        if sum(map(len, self.draft.head_json())) > self._runs.max_response_bytes:
+            raise self._too_large()
+        run = await self.begin()
+        try:
+            if self._beginning is not None:
+                await self._beginning
+        except BaseException:
+            self._runs.remove(self.name)
+            raise
+        return run
+
+    def _too_large(self) -> ApiError:
+        message = f"a stored response may have at most {self._runs.max_response_bytes} bytes"
+        return ApiError(ApiErrorCode.LIMIT_EXCEEDED, message)
+
     def ending(self, usage: Usage, *, is_cancelled: bool) -> Ending:
         """Of a response that has not failed."""
         if is_cancelled:
@@ -101,8 +120,11 @@ class Keeping:
             if self._beginning is not None:
                 await self._beginning
             if sum(map(len, (*head, *asked, *output))) > self._runs.max_response_bytes:
-                await self._runs.store.delete(self.name)
-                return False
+                if not self.draft.head.background:
+                    await self._runs.store.delete(self.name)
+                    return False
+                self.draft.fail(self._too_large())
+                head, asked, output = self.draft.head_json(), [b"[]"], [b"[]"]
             model = self.draft.head.model
             ended = EndedResponse(
                 self.name,

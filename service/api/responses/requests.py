@@ -34,7 +34,6 @@ _NOT_HERE: dict[str, tuple[Any, ...]] = {
 }
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "access_programs": (None,),
-    "background": (None, False),
     "background_options": (None,),
     "context_management": (None, []),
     "conversation": (None,),
@@ -126,7 +125,8 @@ class StoredItems(StrictModel):
 class ResponsesRequest(ConstrainedParameters):
     """input: a text is short for one message of a user. instructions: a system message before all,
     not kept for responses that follow. previous_response_id: what comes before the input. store
-    (default true): keep the response, as far as there is room. include:
+    (default true): keep the response, as far as there is room. background: answer at once; the
+    response is in the store, and goes on without its client. include:
     "message.output_text.logprobs" for log probabilities; the others are of tools that there are
     not, or ask for what is there anyway. max_tool_calls: of tools that run at the server, so of
     none. What completions and chats have besides is as there.
@@ -143,6 +143,7 @@ class ResponsesRequest(ConstrainedParameters):
     include: Annotated[list[Includable], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: Count | None = None
     store: bool | None = None
+    background: bool | None = None
     previous_response_id: ShortText | None = None
     max_tool_calls: PositiveInt32 | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -162,6 +163,7 @@ class ResponsesRequest(ConstrainedParameters):
             raise _invalid(f'top_logprobs needs include: ["{LOGPROBS}"]', "top_logprobs")
         if self.text is not None and self.text.constraint() and super().constraint is not None:
             raise _invalid("text.format and other constraints exclude each other", "text.format")
+        self._check_background()
         self._check_metadata()
         return self
 
@@ -225,6 +227,18 @@ class ResponsesRequest(ConstrainedParameters):
         if self.text is not None and self.text.verbosity is not None:
             kwargs["verbosity"] = self.text.verbosity
         return kwargs
+
+    def _check_background(self) -> None:
+        if not self.background:
+            return
+        if not self.is_stored:
+            raise _invalid("background needs store: true, to be found later", "background")
+        if self.stream:
+            raise ApiError(
+                ApiErrorCode.UNSUPPORTED_PARAMETER,
+                "a response in the background is not streamed",
+                "background",
+            )
 
     def _check_metadata(self) -> None:
         pairs = self.metadata or {}

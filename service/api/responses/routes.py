@@ -1,6 +1,5 @@
 """The HTTP routes of the Responses API. Parses, calls the model's handler, renders."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,15 +11,15 @@ from service.api.generation_routes import Place, with_id
 from service.api.http_replies import EventStreamResponse, response_in_pieces, until_disconnect
 from service.api.middleware import context_of
 from service.api.openapi import describe_body
+from service.api.responses.background import collect_output, run_in_background
 from service.api.responses.conversation import Conversations
-from service.api.responses.keeping import Keeping
-from service.api.responses.output import COMPLETED
+from service.api.responses.keeping import Keeping, begun_json
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.stored_routes import add_stored_routes
 from service.api.responses.stream import ResponseStream
 from service.handler.generation import Generation
 from service.limits import Limits
-from service.response_store.runs import Runs
+from service.response_store.runs import Run, Runs
 
 RESPONSES = "/v1/responses"
 
@@ -57,9 +56,22 @@ def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) 
             handler = models.pick(neutral.model, context.record)
             generation = await until_disconnect(request, handler.start(neutral, context, lease))
         keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
+        if body.background:
+            return await _background(generation, keeping, services.runs)
         if body.stream:
             return await _streamed(generation, keeping, services.peek_s)
         return await _whole(request, generation, keeping)
+
+
+async def _background(generation: Generation, keeping: Keeping, runs: Runs) -> Response:
+    """The response as it begins. Raises ApiError where it cannot be kept."""
+    try:
+        run = await keeping.begin_in_background()
+    except BaseException:
+        await generation.aclose()
+        raise
+    runs.hold(run_in_background(generation, keeping, run))
+    return await response_in_pieces(iter(begun_json(keeping.draft)))
 
 
 async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> Response:
@@ -76,7 +88,7 @@ async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> 
 async def _whole(request: Request, generation: Generation, keeping: Keeping) -> Response:
     """Raises ApiError where the generation fails."""
     async with generation:
-        await until_disconnect(request, _collect(generation, keeping))
+        await until_disconnect(request, collect_output(generation, keeping, Run()))
         ending = keeping.ending(generation.usage, is_cancelled=False)
         pieces = await until_disconnect(request, keeping.end(ending))
         return await until_disconnect(request, response_in_pieces(_taken(pieces)))
@@ -87,14 +99,3 @@ def _taken(pieces: list[bytes]) -> Iterator[bytes]:
     pieces.reverse()
     while pieces:
         yield pieces.pop()
-
-
-async def _collect(generation: Generation, keeping: Keeping) -> None:
-    output = keeping.output
-    async for delta in generation:
-        for grown in output.push(delta):
-            if grown.closed is not None:
-                for _ in grown.closed.seal(COMPLETED):
-                    await asyncio.sleep(0)
-    for _ in output.finish():
-        pass

@@ -67,7 +67,12 @@ REFUSED = {
         "tool_choice",
     ),
     "two tools of one name": ({"tools": [TOOL, TOOL]}, INVALID, "tools.name"),
-    "in the background": ({"background": True}, UNSUPPORTED, "background"),
+    "a stream in the background": (
+        {"background": True, "stream": True},
+        UNSUPPORTED,
+        "background",
+    ),
+    "what would be lost": ({"background": True, "store": False}, INVALID, "background"),
     "a conversation": ({"conversation": "c"}, UNSUPPORTED, "conversation"),
     "a prompt of a server": ({"prompt": {"id": "p"}}, UNSUPPORTED, "prompt"),
     "truncation": ({"truncation": "auto"}, UNSUPPORTED, "truncation"),

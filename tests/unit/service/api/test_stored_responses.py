@@ -268,6 +268,78 @@ async def test_a_failed_stream_says_so_and_is_kept_as_failed(client, gpt, bench)
     assert (kept.status, kept.output[0].status) == ("failed", "incomplete")
 
 
+async def test_a_response_goes_on_in_the_background(gpt, bench):
+    bench.backend.gate = asyncio.Semaphore(3)
+    begun = await gpt.create(model="tiny", input="one", background=True)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    assert (await gpt.retrieve(begun.id)).to_dict() == begun.to_dict()
+    for _ in range(99):
+        bench.backend.gate.release()
+
+    async def is_over():
+        return (await gpt.retrieve(begun.id)).status != "in_progress"
+
+    async with asyncio.timeout(5):
+        while not await is_over():
+            await asyncio.sleep(0.01)
+    ended = await gpt.retrieve(begun.id)
+    assert (ended.status, ended.output_text) == ("completed", ANSWER)
+    assert ended.usage.output_tokens > 1
+    follow = await gpt.create(model="tiny", input="two", previous_response_id=begun.id)
+    assert follow.usage.input_tokens > ended.usage.input_tokens
+
+
+async def test_a_response_in_the_background_is_stopped(gpt, bench, services):
+    following = asyncio.create_task(services.responses.follow())
+    bench.backend.gate = asyncio.Semaphore(3)
+    begun = await gpt.create(model="tiny", input="one", background=True)
+    await until(lambda: bench.backend.gate.locked())
+    stopped = await gpt.cancel(begun.id)
+    following.cancel()
+    assert stopped.status == "cancelled"
+    assert ANSWER.startswith(stopped.output_text)
+    assert bench.backend.streams[0].is_aborted
+    assert (await gpt.retrieve(begun.id)).to_dict() == stopped.to_dict()
+    assert services.responses._held == set()
+
+
+async def ended_in_background(gpt, **asked):
+    begun = await gpt.create(model="tiny", background=True, **asked)
+    async with asyncio.timeout(5):
+        while (ended := await gpt.retrieve(begun.id)).status == "in_progress":
+            await asyncio.sleep(0.01)
+    return ended
+
+
+async def test_what_fails_in_the_background_is_kept_as_failed(gpt, bench):
+    bench.backend.script = lambda request: [
+        make_failure(request, ErrorCode.ENGINE_FAILED, "the replica is gone")
+    ]
+    ended = await ended_in_background(gpt, input="one")
+    assert (ended.status, ended.error.type) == ("failed", "replica_lost")
+
+
+async def test_what_is_too_large_to_be_kept_fails_in_the_background(gpt, services):
+    services.responses.max_response_bytes = 1200
+    ended = await ended_in_background(gpt, input="x" * 300)
+    assert (ended.status, ended.error.type, ended.output) == ("failed", "limit_exceeded", [])
+    with pytest.raises(openai.BadRequestError) as raised:
+        await gpt.create(
+            model="tiny", background=True, input="x", metadata={"k": "v" * 500, "l": "v" * 500}
+        )
+    assert raised.value.code == "limit_exceeded"
+
+
+async def test_an_ingress_that_leaves_ends_what_it_holds(gpt, bench, services, monkeypatch):
+    monkeypatch.setattr("service.response_store.runs._FINISH_S", 0.05)
+    bench.backend.gate = asyncio.Semaphore(3)
+    begun = await gpt.create(model="tiny", input="one", background=True)
+    await until(lambda: bench.backend.gate.locked())
+    await services.responses.finish()
+    assert bench.backend.streams[0].is_aborted
+    assert (await gpt.retrieve(begun.id)).status == "cancelled"
+
+
 class Unreachable:
     """Implements ResponseStore."""
 
@@ -287,6 +359,8 @@ async def test_without_a_store_responses_are_made_and_lookups_fail_typed(client)
         assert '"store":false' in answer.text
         assert '"completed"' in answer.text
     follow = {**asked, "previous_response_id": "resp_1"}
+    alone = await client.post("/v1/responses", json={**asked, "background": True})
+    assert (alone.status_code, alone.json()["error"]["code"]) == (503, "unavailable")
     for answer in (
         await client.post("/v1/responses", json=follow),
         await client.get("/v1/responses/resp_1"),
