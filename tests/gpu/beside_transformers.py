@@ -46,6 +46,17 @@ def compare(logits_of, prompts, results):
     return Comparison(np.concatenate(gaps), np.concatenate(errors) if errors else np.empty(0))
 
 
+@torch.inference_mode()
+def largest_differences(logits_of, others_of, prompts, results):
+    """Between two ways to compute the logits that each token was chosen from."""
+    found = []
+    for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        text = [*prompt, *result.token_ids]
+        differences = (logits_of(index, text).float() - others_of(index, text).float()).abs()
+        found.append(differences.amax(dim=-1)[len(prompt) - 1 : -1].cpu().numpy())
+    return np.concatenate(found)
+
+
 class GpuEngine:
     """An engine whose graphs are captured beforehand; counts replays and eager steps."""
 

@@ -1,19 +1,27 @@
 """Models that keep states on a GPU: tokens are those of transformers' own code on it, however steps
 cut, batch and cache them; decode steps in graphs where attention has them."""
 
+import sys
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from tests.fakes.tiny_reference import config_of, random_prompt, save_random_model
 from tests.fakes.tiny_state_models import MAX_CONTEXT_LEN, STATE_MODELS
-from tests.gpu.beside_transformers import GpuEngine, compare
+from tests.gpu.beside_transformers import GpuEngine, compare, largest_differences
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.config import EngineConfig
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU
+
+# torch's own operations, where transformers finds no others: those of fla are tuned for minutes
+# when they are first used.
+sys.modules.setdefault("fla", None)
 
 NUM_TOKENS = 64
 PLAIN = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -23,15 +31,18 @@ DELTA = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }
+# Every token to every expert: which ones a token gets, is no matter of a rounding.
+ALL_EXPERTS = {"num_experts_per_tok": 4}
 MODELS = {
     **STATE_MODELS,
+    "qwen3_next": ("Qwen3NextForCausalLM", {**DELTA, **ALL_EXPERTS}),
     "bamba": ("BambaForCausalLM", {**MAMBA, "mamba_chunk_size": 8}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", DELTA),
 }
 PROMPTS = [random_prompt(length) for length in (1, 24, 41, 3, 90)]
 # torch's own kernels round alike; chunks of another size do not.
 MAX_ERROR = 1e-3
-MAX_GAP_BF16 = 0.5
+NEAR_TIE_BF16 = 0.25
 MIN_LIKELIEST_BF16 = 0.85
 
 
@@ -41,6 +52,7 @@ class StateModel:
         self.folder = str(folder)
         save_random_model(config_of(name, self.class_name, changes), self.class_name, folder)
 
+    @cache  # noqa: B019 - a model is its module's
     def logits_of(self, dtype):
         """As transformers computes them on the GPU, in one pass without a cache."""
         model_class = getattr(transformers, self.class_name)
@@ -71,9 +83,14 @@ def assert_equal(comparison):
     assert comparison.errors.max() < MAX_ERROR, comparison
 
 
-def assert_near(comparison):
-    print("bfloat16:", comparison)
-    assert comparison.gaps.max() < MAX_GAP_BF16, comparison
+def assert_near(model, results):
+    """A token that is not the likeliest is as likely as bfloat16 can tell: by what it changes of
+    transformers' own logits. Gated delta rules change by more than others."""
+    rounded, exact = model.logits_of(torch.bfloat16), model.logits_of(torch.float32)
+    comparison = compare(rounded, PROMPTS, results)
+    rounding = largest_differences(rounded, exact, PROMPTS, results)
+    print("bfloat16:", comparison, f"rounding {np.median(rounding):.3f}, {rounding.max():.3f}")
+    assert (comparison.gaps <= np.maximum(NEAR_TIE_BF16, 2.0 * rounding)).all(), comparison
     assert (comparison.gaps == 0).mean() > MIN_LIKELIEST_BF16, comparison
 
 
@@ -86,11 +103,11 @@ def test_float32_tokens_are_those_of_transformers(model):
         {"page_size": 64, "max_running_requests": 1},
     ):
         engine = model.engine(dtype="float32", **changes)
-        for _ in range(2):
-            results = engine.generate(PROMPTS, TOLD)
-            assert_equal(compare(logits_of, PROMPTS, results))
+        assert_equal(compare(logits_of, PROMPTS, engine.generate(PROMPTS, TOLD)))
         if "num_state_snapshots" in changes:
+            results = engine.generate(PROMPTS, TOLD)
             assert results[-1].num_cached_tokens >= 64
+            assert_equal(compare(logits_of, PROMPTS, results))
         engine.close()
 
 
@@ -105,14 +122,13 @@ def test_float32_requests_that_were_retracted_go_on(model):
 @NEEDS_FA3
 def test_bfloat16_tokens_are_near_ties_apart_in_graphs(model):
     """The second time behind cached prefixes. No launch of a decode step waits for the device."""
-    logits_of = model.logits_of(torch.bfloat16)
     for page_size in (1, 16, 64):
         engine = model.engine(page_size=page_size, num_state_snapshots=16)
         assert engine.graphs is not None
         engine.launch_strictly(lambda plan: plan.is_decode)
         for sampling in (PLAIN, TOLD):
             results = engine.generate(PROMPTS, sampling)
-            assert_near(compare(logits_of, PROMPTS, results))
+            assert_near(model, results)
         assert results[-1].num_cached_tokens >= 64
         assert engine.num_replays > 1.5 * NUM_TOKENS
         engine.close()

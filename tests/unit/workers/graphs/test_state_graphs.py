@@ -117,6 +117,18 @@ def test_one_token_prompts_begin_from_no_state(delta_rule) -> None:
     assert runner.capturer.num_replays > NUM_TOKENS
 
 
+def test_one_token_behind_a_cached_prefix_goes_on_from_its_snapshot(delta_rule) -> None:
+    """Restored before the replay that reads it, whatever the slot held."""
+    config, prompt = config_of(delta_rule), list(range(5, 70))
+    rounds = [[prompt], [[7, 8, 9]], [prompt]]
+    wanted = eager(config, rounds, GREEDY)
+    runner = graphed_runner(config, sizes=[1])
+    runner.graphs.capture(1)
+    assert generate(config, runner, rounds, GREEDY) == wanted
+    # Every token of the third round, the first one too.
+    assert runner.capturer.num_replays == 3 * NUM_TOKENS - 2
+
+
 def test_what_decodes_leaves_snapshots_that_others_go_on_from(delta_rule) -> None:
     config, prompts = config_of(delta_rule), prompts_of(4)
     wanted = eager(config, [prompts], GREEDY)
