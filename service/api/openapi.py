@@ -33,6 +33,7 @@ from service.api.openai.wire import (
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.wire import DeletedResponse, ItemList, ResponseObject
 from service.api.sglang.requests import GenerateBody
+from service.api.sglang.wire import GenerateAnswer
 
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -70,6 +71,7 @@ _ERROR = {
 _ANSWERS: dict[str, Any] = {
     "/v1/completions": ResponseBody[CompletionChoice],
     "/v1/chat/completions": ResponseBody[ChatChoice],
+    "/generate": GenerateAnswer | list[GenerateAnswer],
     "/v1/messages": Message,
     "/v1/messages/count_tokens": TokenCount,
     "/v1/responses": ResponseObject,
@@ -87,7 +89,13 @@ _ANSWERS: dict[str, Any] = {
     "/v1/models": ModelList,
     "/v1/models/{model_id}": ModelCard,
 }
-_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
+_STREAMING = (
+    "/generate",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+)
 _EMPTY = ("/health", "/ping")
 
 PathParameters = tuple[str, ...]

@@ -36,7 +36,11 @@ class ChatGrammars:
 
         Raises UnwritableSchemaError.
         """
-        if self.family is None or self.syntax is None or not options.tools:
+        if self.family is None or not options.tools:
+            return None
+        if self.syntax is None:
+            if options.choice == "required" or any(tool.is_strict for tool in options.tools):
+                raise _unwritable()
             return None
         lark = LarkRules(self.token_ids)
         if options.choice == "required":
@@ -65,6 +69,8 @@ class ChatGrammars:
         if schema.is_lenient:
             document = {**document, "x-guidance": {**_own_guidance(document), **_LENIENT}}
         start = lark.json(document)
+        if options.tools and self.syntax is None:
+            raise _unwritable()
         if options.tools and self.syntax is not None:
             calls = calls_rule(
                 self.syntax, options.tools, lark, is_parallel=options.is_parallel, opener=""
@@ -105,6 +111,12 @@ class ChatGrammars:
         style = self.style
         marks = () if style is None else (style.begin, style.end)
         return [mark for mark in marks if mark in self.token_ids]
+
+
+def _unwritable() -> UnwritableSchemaError:
+    return UnwritableSchemaError(
+        "this model's calls are known by a regular expression, which no grammar can be made of"
+    )
 
 
 def _messages_and_calls(

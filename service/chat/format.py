@@ -94,6 +94,8 @@ def make_chat_format(
 
 def _choose_family(template: str, settings: ChatSettings) -> type[ToolParser] | None:
     chosen = settings.tool_call_parser
+    if settings.custom_tool_calls is not None:
+        return settings.custom_tool_calls.to_parser()
     return family_of(template) if chosen == "auto" else FAMILIES.get(chosen)
 
 

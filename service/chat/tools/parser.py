@@ -52,8 +52,9 @@ class ToolParser(ABC):
 
     @classmethod
     @abstractmethod
-    def syntax(cls, template: str) -> CallSyntax:
-        """How calls are written, for grammars. template: of the model, where versions differ."""
+    def syntax(cls, template: str) -> CallSyntax | None:
+        """How calls are written, for grammars; None where none can be made. template: of the model,
+        where versions differ."""
 
     @abstractmethod
     def _read(self, opener: str) -> Reading[str | None]:
