@@ -31,12 +31,16 @@ def check_image_request(request: GenerationRequest, limits: Limits, info: ModelI
     """Raise ApiError also where the request asks for what a prompt with images cannot have."""
     for prompt in request.prompts:
         check_images(prompt, limits, info)
-    if _has_images(request) and request.truncate_prompt_tokens is not None:
-        raise ApiError(
-            ApiErrorCode.UNSUPPORTED_PARAMETER,
-            "a prompt with images is not truncated: truncate_prompt_tokens cannot have this value",
-            "truncate_prompt_tokens",
-        )
+    if not _has_images(request):
+        return
+    # Half an image has no digest; and every beam would send the images again with every step.
+    for param, is_asked in (
+        ("truncate_prompt_tokens", request.truncate_prompt_tokens is not None),
+        ("use_beam_search", request.beams is not None),
+    ):
+        if is_asked:
+            message = f"{param} cannot have this value beside images"
+            raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, param)
 
 
 class ImageRoom:
@@ -55,13 +59,14 @@ class ImageRoom:
         if not _has_images(request):
             return lease
         files = [image for prompt in _chats(request) for image in prompt.images]
-        num_bytes = sum(file.num_bytes or self._max_file_bytes for file in files)
-        num_bytes += request.n * self._shown_bytes
+        own_bytes = sum(file.num_bytes for file in files)
+        fetched_bytes = self._max_file_bytes * sum(bool(file.url) for file in files)
+        num_bytes = own_bytes + fetched_bytes + request.n * self._shown_bytes
         # Who comes when nobody else has any is never too large.
         if self.num_bytes and self.num_bytes + num_bytes > self._max_bytes:
             message = "requests under way have as many images as this server holds"
             raise ApiError(ApiErrorCode.OVERLOADED, message)
-        return _RoomLease(lease, self, num_bytes)
+        return _RoomLease(lease, self, num_bytes, own_bytes)
 
     def settle(self, request: GenerationRequest, lease: Lease) -> None:
         """request: with its images as engines get them. Each of its choices brings them."""
@@ -71,15 +76,20 @@ class ImageRoom:
 
 
 class _RoomLease:
-    """A Lease and so many bytes of the room."""
+    """A Lease and so many bytes of the room. body_bytes: of its files as they came, which live as
+    long as the request's body does."""
 
-    def __init__(self, lease: Lease, room: ImageRoom, num_bytes: int) -> None:
+    def __init__(self, lease: Lease, room: ImageRoom, num_bytes: int, body_bytes: int) -> None:
+        self._body_bytes = body_bytes
         self._lease = lease
         self._room = room
         self._num_bytes = num_bytes
         room.num_bytes += num_bytes
 
-    def settle(self, num_bytes: int) -> None:
+    def settle(self, shown_bytes: int) -> None:
+        self._hold(self._body_bytes + shown_bytes)
+
+    def _hold(self, num_bytes: int) -> None:
         self._room.num_bytes += num_bytes - self._num_bytes
         self._num_bytes = num_bytes
 
@@ -93,11 +103,11 @@ class _RoomLease:
         self._lease.charge_prompt(num_tokens)
 
     def cancel(self) -> None:
-        self.settle(0)
+        self._hold(0)
         self._lease.cancel()
 
     def end(self, num_output_tokens: int) -> None:
-        self.settle(0)
+        self._hold(0)
         self._lease.end(num_output_tokens)
 
 

@@ -29,6 +29,8 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     POOLING_FILE,
     INDEX_FILE,
 )

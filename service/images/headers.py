@@ -15,6 +15,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 _MAX_SEGMENTS = 4096
 """Of a JPEG before its size; a camera writes fewer than a hundred."""
+_MAX_SCANS = 100
+"""Of a progressive JPEG, each of which goes over the whole image; encoders write about ten."""
 _NO_LENGTH = {0x01, *range(0xD0, 0xD8)}
 _NOT_A_FRAME = {0xC4, 0xC8, 0xCC}
 _FRAMES = set(range(0xC0, 0xD0)) - _NOT_A_FRAME
@@ -72,10 +74,17 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             break
         (length,) = struct.unpack_from(">H", data, place)
         if marker in _FRAMES:
+            _check_scans(data)
             height, width = struct.unpack_from(">HH", data, place + 3)
             return _checked("JPEG", width, height)
         place += length
     raise ImageRefusedError("the image is no JPEG: its size is not found")
+
+
+def _check_scans(data: bytes) -> None:
+    """The two bytes stand nowhere in a scan itself."""
+    if data.count(b"\xff\xda") > _MAX_SCANS:
+        raise ImageRefusedError(f"the image has more than {_MAX_SCANS} scans")
 
 
 def _read_webp(data: bytes) -> ImageHeader:

@@ -52,7 +52,7 @@ class Preparation:
         try:
             return cls._of(config)
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelLoadError(f"preprocessor_config.json cannot be used: {error}") from error
+            raise ModelLoadError(f"the folder's image processor cannot be used: {error}") from error
 
     @classmethod
     def _of(cls, config: Mapping[str, Any]) -> "Preparation":

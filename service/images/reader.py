@@ -19,6 +19,8 @@ from workers.engine.pixels import ImagePixels
 from workers.errors import ModelLoadError
 
 _FILE = "preprocessor_config.json"
+_COMBINED_FILE = "processor_config.json"
+_COMBINED_KEY = "image_processor"
 _FAMILIES = {"qwen2_vl", "qwen2_5_vl"}
 """Models whose eyes the engine has (workers.models.transformers_vision)."""
 
@@ -94,13 +96,16 @@ class ImageReader:
 
 def image_reader_of(folder: Path, ceilings: ImageCeilings) -> ImageReader | None:
     """None for a folder whose model sees nothing, or which does not say how images are prepared."""
-    config, path = _read_object(folder / "config.json"), folder / _FILE
-    if config.get("model_type") not in _FAMILIES or not path.is_file():
+    config = _read_object(folder / "config.json")
+    if config.get("model_type") not in _FAMILIES:
+        return None
+    found = _read_object(folder / _FILE) or _read_object(folder / _COMBINED_FILE).get(_COMBINED_KEY)
+    if not isinstance(found, dict):
         return None
     placeholder_id = config.get("image_token_id")
     if not isinstance(placeholder_id, int):
         raise ModelLoadError("config.json has no image_token_id")
-    return ImageReader(Preparation.of(_read_object(path)), placeholder_id, ceilings)
+    return ImageReader(Preparation.of(found), placeholder_id, ceilings)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -40,8 +40,39 @@ def png_of_zeros(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def jpeg_of_scans(num_scans: int, width: int, height: int) -> bytes:
+    """A progressive image whose last scan comes again and again; each goes over all of it."""
+    plain = saved(Image.new("RGB", (width, height), (1, 99, 200)), "JPEG", progressive=True)
+    last = plain.rindex(b"\xff\xda")
+    return plain[:-2] + plain[last:-2] * num_scans + plain[-2:]
+
+
 def webp_that_claims(width: int, height: int) -> bytes:
     """An extended header and nothing behind it."""
     size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + size
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def hostile_file(rng: np.random.Generator) -> bytes:
+    """Of a real file some bytes replaced, cut off or doubled; now and then something worse."""
+    kinds = ("PNG", "JPEG", "WEBP", "GIF")
+    data = bytearray(saved(picture(int(rng.integers(99)), 61, 47), str(rng.choice(kinds))))
+    match int(rng.integers(8)):
+        case 0:
+            return png_of_zeros(int(rng.integers(1, 60_000)), int(rng.integers(1, 2_000)))
+        case 1:
+            return webp_that_claims(int(rng.integers(1, 1 << 24)), int(rng.integers(1, 1 << 24)))
+        case 2:
+            return jpeg_of_scans(int(rng.integers(1, 200)), 512, 512)
+        case 3:
+            return rng.bytes(int(rng.integers(0, 5000)))
+        case 4:
+            return bytes(data[: int(rng.integers(len(data)))])
+        case 5:
+            place = int(rng.integers(len(data)))
+            return bytes(data[:place] + data[place // 2 :])
+        case _:
+            for place in rng.integers(0, len(data), int(rng.integers(1, 20))):
+                data[place] = rng.integers(0, 256)
+            return bytes(data)

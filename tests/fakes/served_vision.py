@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -44,15 +45,23 @@ PREPROCESSOR = {
 END_OF_TURN = 2
 
 
-def save_served_vision(folder: Path, model_type: str = "qwen2_5_vl") -> Path:
+def save_vision_text(folder: Path, preprocessor: dict[str, Any]) -> int:
+    """Tokenizer, template and what is said of images; the first of EYE_TOKENS."""
     make_byte_level_folder(folder, TEMPLATE)
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
     first = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens(list(EYE_TOKENS))
     tokenizer.save(str(path))
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    config = {"model_type": "qwen2_5_vl", "image_token_id": first}
+    (folder / "config.json").write_text(json.dumps(config))
+    return first
+
+
+def save_served_vision(folder: Path, model_type: str = "qwen2_5_vl") -> Path:
+    first = save_vision_text(folder, PREPROCESSOR)
     save_vision_model(folder, model_type, vocab_size=first + 8, first=first)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     generation = {"eos_token_id": END_OF_TURN, "pad_token_id": 0, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder

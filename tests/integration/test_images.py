@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import anthropic
 import grpc
 import httpx
+import numpy as np
 import pytest
 
+from service.images.files import ImageCeilings
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
-from tests.fakes.pictures import picture, png_of_zeros, saved
+from tests.fakes.pictures import hostile_file, picture, png_of_zeros, saved
 from tests.fakes.served_vision import reference_text, save_served_vision
 from tests.fakes.tiny_vision import vision_reference
 from tests.integration.services import replica_processes, running_service, wait_until
@@ -122,6 +124,69 @@ def test_hostile_images_are_refused_and_others_are_served(service, expected):
         answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.content")
     assert openai_text(service, PARTS) == expected
+
+
+URLS = [
+    "file:///etc/passwd",
+    "http://127.0.0.1:1/a.png",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[::1]/",
+    "https://example.com/a.png",
+    "data:",
+    "data:image/png;base64,",
+    "data:image/svg+xml;base64,PHN2Zz4=",
+    "data:text/html,<script>",
+    "gopher://x",
+    "\u0000",
+    "h" * 100_000,
+]
+
+
+def memory_bytes(service):
+    """Of the ingress and its tokenizer processes."""
+    (ingress,) = replica_processes(APP, "Ingress")
+    processes = [ingress, *ingress.children(recursive=True)]
+    return sum(process.memory_info().rss for process in processes)
+
+
+def test_any_image_and_any_url_has_a_typed_answer_and_leaves_nothing(service, expected):
+    """Seeded; a part of it goes through every protocol's own way of bringing images."""
+    assert openai_text(service, PARTS) == expected
+    before = memory_bytes(service)
+    rng = np.random.default_rng(7)
+    files = [hostile_file(rng) for _ in range(150)]
+    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
+
+    def post(url):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+        return httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60)
+
+    def call(file):
+        part = pb.ContentPart(image=pb.Image(media_type="image/png", data=file))
+        request = pb.GenerateRequest(
+            chat={"messages": [{"role": "user", "parts": [part]}]}, sampling={"max_tokens": 2}
+        )
+        with grpc.insecure_channel(service.grpc_address) as channel:
+            try:
+                pb_grpc.InferenceStub(channel).Generate(request, timeout=60)
+            except grpc.RpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(post, [*urls, *URLS]))
+        codes = list(pool.map(call, files[:50]))
+    statuses = {answer.status_code for answer in answers}
+    assert statuses == {200, 400}
+    assert {a.json()["error"]["param"] for a in answers if a.status_code == 400} == {
+        "messages.content"
+    }
+    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
+    assert all(answer.status_code == 400 for answer in answers[len(urls) :])
+    assert memory_bytes(service) - before < ImageCeilings().memory_bytes
+    assert openai_text(service, PARTS) == expected
+    wait_until(lambda: service.metric("tessera_live_requests") == 0, 30)
 
 
 def test_a_stream_with_an_image_goes_on_at_another_replica(service):

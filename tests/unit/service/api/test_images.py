@@ -273,11 +273,22 @@ async def test_images_are_what_users_show(client, role):
     assert "role user" in answer.json()["error"]["message"]
 
 
-async def test_a_prompt_with_images_is_not_truncated(client):
-    content = [image_url(CAT)]
-    body = {"messages": [{"role": "user", "content": content}], "truncate_prompt_tokens": 5}
+@pytest.mark.parametrize("more", [{"truncate_prompt_tokens": 5}, {"use_beam_search": True, "n": 2}])
+async def test_what_a_prompt_with_images_cannot_have_is_refused(client, more):
+    body = {"messages": [{"role": "user", "content": [image_url(CAT)]}], **more}
     answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["param"] == next(iter(more))
+
+
+async def test_engines_of_an_older_version_are_sent_none(client, bench):
+    media = msgspec.structs.replace(bench.backend.info.media, takes_pixels=False)
+    bench.backend.info = msgspec.structs.replace(bench.backend.info, media=media)
+    body = {"messages": [{"role": "user", "content": [image_url(CAT)]}]}
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    assert bench.backend.requests == []
 
 
 async def test_text_that_looks_like_a_placeholder_is_text(openai_client, bench):
@@ -290,9 +301,22 @@ async def test_text_that_looks_like_a_placeholder_is_text(openai_client, bench):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_room_for_images_is_given_back(openai_client, bench, n):
+async def test_room_for_images_is_held_as_long_as_they_are_and_given_back(
+    openai_client, bench, monkeypatch, n
+):
+    room, held = bench.handler._image_room, []
+    submit = bench.backend.submit
+
+    async def look(request, context):
+        held.append(room.num_bytes)
+        return await submit(request, context)
+
+    monkeypatch.setattr(bench.backend, "submit", look)
     await ask(openai_client, [CAT], n=n)
-    assert bench.handler._image_room.num_bytes == 0
+    num_shown = len(bench.backend.requests[0].media[0].values)
+    (settled,) = set(held)
+    assert n * num_shown + len(saved(CAT)) <= settled <= n * num_shown + len(saved(CAT)) + 2
+    assert room.num_bytes == 0
 
 
 async def test_images_beyond_what_a_server_holds_wait_outside(client, bench):

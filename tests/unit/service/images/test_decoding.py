@@ -11,6 +11,7 @@ from service.images.decoding import decode
 from service.images.errors import ImageRefusedError
 from service.images.headers import read_header
 from tests.fakes.pictures import (
+    jpeg_of_scans,
     opened,
     picture,
     png_chunk,
@@ -116,6 +117,7 @@ HOSTILE = {
     "webp that claims too much": webp_that_claims(1 << 24, 1 << 24),
     "webp without an image": webp_that_claims(64, 64),
     "gif with a larger frame": gif_with_a_larger_frame(),
+    "jpeg of many scans": jpeg_of_scans(100, 64, 64),
     "bomb": png_of_zeros(20_000, 1_000),
     **{
         f"half a {name}": data[: len(data) // 2]

@@ -93,5 +93,5 @@ def test_images_far_longer_than_wide_are_refused():
     ],
 )
 def test_what_is_not_done_here_is_said_when_a_folder_is_loaded(config):
-    with pytest.raises(ModelLoadError, match=r"preprocessor_config\.json cannot be used"):
+    with pytest.raises(ModelLoadError, match="image processor cannot be used"):
         Preparation.of(config)

@@ -1,7 +1,9 @@
 """Prompts with images: placeholders, ceilings, and memory."""
 
 import base64
-import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +11,10 @@ from service.images.errors import ImageRefusedError
 from service.images.files import ImageCeilings, ImageFile
 from service.images.preparation import Preparation
 from service.images.reader import ImageReader, TooManyTokensError, image_reader_of
-from tests.fakes.pictures import picture, png_of_zeros, saved
+from tests.fakes.pictures import picture, saved
 from workers.errors import ModelLoadError
 
+ROOT = Path(__file__).parents[4]
 PLACEHOLDER = 9
 SMALL, TALL = saved(picture(1, 56, 56)), saved(picture(2, 56, 112))
 
@@ -85,17 +88,33 @@ def test_prompts_that_become_too_long_are_refused_before_any_image_is_decoded(mo
     assert refused.value.num_tokens == 13
 
 
-def test_memory_is_bounded_and_the_bound_is_taken_back(monkeypatch):
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    monkeypatch.setattr(ImageCeilings, "memory_bytes", 1 << 20)
-    with pytest.raises(MemoryError):
-        show([PLACEHOLDER], png_of_zeros(4000, 4000))
+BOUNDED = """
+import resource
+from service.images.files import ImageCeilings
+from tests.fakes.pictures import png_of_zeros
+from tests.unit.service.images.test_reader import PLACEHOLDER, SMALL, show
+
+ImageCeilings.memory_bytes = 16 << 20
+before = resource.getrlimit(resource.RLIMIT_AS)
+try:
+    show([PLACEHOLDER], png_of_zeros(4096, 4096))
+except MemoryError:
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+    show([PLACEHOLDER], SMALL)
+    print("refused")
+"""
+
+
+def test_memory_is_bounded_and_the_bound_is_taken_back():
+    """In a process that has no memory to spare already."""
+    command = [sys.executable, "-c", BOUNDED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "refused\n", done.stderr
 
 
 def test_folders_without_eyes_or_without_a_word_on_them_have_no_reader(tmp_path):
     assert image_reader_of(tmp_path, ImageCeilings()) is None
-    (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 14}')
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert image_reader_of(tmp_path, ImageCeilings()) is None
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
@@ -105,3 +124,14 @@ def test_folders_without_eyes_or_without_a_word_on_them_have_no_reader(tmp_path)
     found = image_reader_of(tmp_path, ImageCeilings())
     assert found is not None
     assert found.placeholder_id == 5
+
+
+def test_the_form_of_a_folder_that_transformers_5_wrote_is_read(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl", "image_token_id": 9}')
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Qwen2VLProcessor"}')
+    assert image_reader_of(tmp_path, ImageCeilings()) is None
+    combined = '{"image_processor": {"min_pixels": 784, "patch_size": 7}}'
+    (tmp_path / "processor_config.json").write_text(combined)
+    found = image_reader_of(tmp_path, ImageCeilings())
+    assert found is not None
+    assert found.show([PLACEHOLDER], [ImageFile(SMALL)], None).images[0].num_patches == 64

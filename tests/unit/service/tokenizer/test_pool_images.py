@@ -1,0 +1,144 @@
+"""Images in the pool of processes: none holds the event loop, the memory or a worker for long."""
+
+import asyncio
+import gc
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from service.errors import ApiError, ApiErrorCode
+from service.images.files import ImageCeilings, ImageFile
+from service.tokenizer.fair_queue import Flow
+from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
+from tests.fakes.loop_probe import MAX_UNITS, held_units
+from tests.fakes.pictures import (
+    jpeg_of_scans,
+    picture,
+    png_of_zeros,
+    saved,
+    webp_that_claims,
+)
+from tests.fakes.served_vision import save_vision_text
+
+pytestmark = pytest.mark.asyncio
+CEILINGS = ImageCeilings()
+SIDE = 2048
+ANNE = Flow("anne", "1")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_vision_text(tmp_path, {"max_pixels": SIDE * SIDE, "patch_size": 16})
+    return tmp_path
+
+
+def make_pool(folder, **settings):
+    return TokenizerPool(TokenizerPoolConfig(folder, **{"timeout_s": 30.0, **settings}))
+
+
+@pytest_asyncio.fixture
+async def pool(folder):
+    pool = make_pool(folder)
+    await pool.start()
+    yield pool
+    await pool.aclose()
+
+
+def chat(*files, **more):
+    content = [{"type": "image"}] * len(files)
+    images = [ImageFile(file) for file in files]
+    return EncodeChat([{"role": "user", "content": content}], images=images, **more)
+
+
+def memory_bytes(pool, name):
+    """Of the fullest worker, as the kernel counts it."""
+    workers = [*pool._processes._lanes._idle, *pool._processes._lanes._idle_for_short]
+    assert len(workers) == 2
+    lines = [
+        line
+        for worker in workers
+        for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+    ]
+    return 1024 * max(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+async def test_the_largest_images_do_not_hold_the_loop(pool):
+    file = saved(picture(1, SIDE, SIDE), "JPEG")
+    seen, held = await held_units(lambda: pool.encode_images(chat(file), ANNE))
+    assert len(seen.images[0].values) == 3 * CEILINGS.max_shown_pixels
+    assert seen.spans[0].num_tokens == (SIDE // 32) ** 2
+    assert held < MAX_UNITS
+
+
+HOSTILE = {
+    "a bomb": png_of_zeros(30_000, 30_000),
+    "a bomb in one row": png_of_zeros(1 << 25, 1),
+    "no end of an image": png_of_zeros(4096, 4096)[:-5000],
+    "a canvas of gigabytes": webp_that_claims(1 << 24, 1 << 24),
+    "a canvas at the ceiling": webp_that_claims(4096, 4096),
+    "an image of many scans": jpeg_of_scans(10_000, 4096, 4096),
+    "nonsense": bytes(range(256)) * 30_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_images_cost_little_and_no_worker(pool, name):
+    before = memory_bytes(pool, "VmHWM")
+
+    async def refused():
+        with pytest.raises(ApiError) as raised:
+            await pool.encode_images(chat(HOSTILE[name]), ANNE)
+        return raised.value
+
+    error, held = await held_units(refused)
+    assert (error.code, error.param) == (ApiErrorCode.INVALID_REQUEST, "messages.content")
+    # 50 ms of a quiet core are 5 units; here it is 20 ms as for everything else.
+    assert held < MAX_UNITS
+    assert memory_bytes(pool, "VmHWM") - before < CEILINGS.memory_bytes
+    assert len(await pool.encode_text(EncodeText("hello"), ANNE)) > 0
+
+
+async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool):
+    """Which is there for those that take more."""
+    before = memory_bytes(pool, "VmHWM")
+    gc.collect()
+    files = [
+        saved(picture(1, 4096, 4096), "JPEG"),
+        saved(picture(1, 512, 512).resize((4096, 4096)).convert("RGBA"), compress_level=1),
+    ]
+    for file in files:
+        seen = await pool.encode_images(chat(file), ANNE)
+        assert seen.spans[0].num_tokens == (SIDE // 32) ** 2
+    assert memory_bytes(pool, "VmHWM") - before < CEILINGS.memory_bytes
+
+
+async def test_an_image_that_takes_too_long_is_its_requests_fault(folder):
+    file = jpeg_of_scans(80, 4096, 4096)
+    pool = make_pool(folder, timeout_s=1.0)
+    await pool.start()
+    try:
+        with pytest.raises(ApiError) as raised:
+            await pool.encode_images(chat(file), ANNE)
+        assert raised.value.code is ApiErrorCode.LIMIT_EXCEEDED
+        async with asyncio.timeout(60):
+            seen = await pool.encode_images(chat(saved(picture(1, 64, 64))), ANNE)
+        assert seen.spans[0].num_tokens == 4
+    finally:
+        await pool.aclose()
+
+
+async def test_images_do_not_hold_up_short_texts(pool):
+    slow = asyncio.create_task(pool.encode_images(chat(jpeg_of_scans(40, 2048, 2048)), ANNE))
+    await asyncio.sleep(0.05)
+    await pool.encode_text(EncodeText("hello"), Flow("ben", "2"))
+    assert not slow.done()
+    await slow
+
+
+async def test_a_prompt_that_becomes_too_long_says_how_long(pool):
+    job = chat(saved(picture(1, 640, 640)), max_tokens=100)
+    with pytest.raises(ApiError, match=r"at least 4\d\d") as raised:
+        await pool.encode_images(job, ANNE)
+    assert raised.value.code is ApiErrorCode.CONTEXT_LENGTH_EXCEEDED
