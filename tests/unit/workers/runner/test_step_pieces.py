@@ -13,7 +13,6 @@ from workers.errors import ErrorCode
 from workers.runner import step_pieces
 from workers.runner.model_runner import ModelRunner
 from workers.runner.step_pieces import split_plan
-from workers.sampling import state
 from workers.sampling.params import SamplingParams
 from workers.sampling.state import SamplingState
 from workers.scheduler.plan import AdmittedRequest, PromptLogprobRow, StepPlan
@@ -126,18 +125,18 @@ def test_what_is_tried_again_counts_no_output_twice(folder, monkeypatch):
     )
     expected, _, _ = run_all(folder, [asking] * 3)
     counts: list[tuple[int, ...]] = []
-    of_sampled, count = state._sampled_logprobs, SamplingState._count_output
+    of_sampled, count = SamplingState._logprobs, SamplingState._count_output
 
-    def one_row(logits, token_ids, rows, host):
+    def one_row(self, logits, token_ids, rows, host):
         if len(token_ids) > 1:
             raise torch.OutOfMemoryError("injected")
-        return of_sampled(logits, token_ids, rows, host)
+        return of_sampled(self, logits, token_ids, rows, host)
 
     def counted(self, rows, token_ids):
         counts.append(tuple(rows.slots.tolist()))
         count(self, rows, token_ids)
 
-    monkeypatch.setattr(state, "_sampled_logprobs", one_row)
+    monkeypatch.setattr(SamplingState, "_logprobs", one_row)
     monkeypatch.setattr(SamplingState, "_count_output", counted)
     told, _, _ = run_all(folder, [asking] * 3)
     assert told == expected
