@@ -56,6 +56,8 @@ def to_generation_request(
     is_scoring_only = sampling.HasField("max_tokens") and sampling.max_tokens == 0
     if is_scoring_only and not request.echo:
         raise _invalid("max_tokens must be at least 1, or 0 together with echo", "max_tokens")
+    if request.echo and request.text.suffix:
+        raise _invalid("suffix excludes echo", "suffix")
     if request.echo and request.HasField("chat"):
         raise ApiError(
             ApiErrorCode.UNSUPPORTED_PARAMETER, "echo is not supported for chats", "echo"
@@ -157,6 +159,8 @@ def _keeps_beginning(request: pb.EmbedRequest | pb.GenerateRequest) -> bool:
 
 def _to_input(given: pb.EmbedInput) -> Prompt:
     kind = given.WhichOneof("prompt")
+    if kind == "text" and given.text.suffix:
+        raise _invalid("suffix is for what is written, not for vectors", "suffix")
     if kind == "text":
         return _to_text(given.text)
     if kind == "token_ids":
@@ -169,6 +173,7 @@ def _to_text(text: pb.Text) -> EncodeText:
         text.text,
         add_special_tokens=_or_true(text, "add_special_tokens"),
         parse_special_tokens=_or_true(text, "parse_special_tokens"),
+        suffix=text.suffix,
     )
 
 

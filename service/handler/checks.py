@@ -103,11 +103,18 @@ def check_prompt(prompt: Prompt, limits: Limits) -> None:
     """Raise ApiError if the prompt is too large to be tokenised."""
     match prompt:
         case EncodeText():
-            _check_bytes(prompt.text, limits.max_prompt_bytes, "prompt")
+            _check_bytes(prompt.text + prompt.suffix, limits.max_prompt_bytes, "prompt")
+            _check_suffix(prompt)
         case EncodeChat():
             _check_chat(prompt, limits)
         case TokenPrompt() | AudioPrompt() | ImagePrompt():
             check_num_tokens(prompt.token_ids, limits, "prompt")
+
+
+def _check_suffix(prompt: EncodeText) -> None:
+    if prompt.suffix and not prompt.parse_special_tokens:
+        message = "suffix needs parse_special_tokens: its marks are special tokens"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "suffix")
 
 
 def check_num_tokens(token_ids: Sequence[int], limits: Limits, param: str) -> None:

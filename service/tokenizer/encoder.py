@@ -14,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 from service.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from service.tokenizer.detokenizer import decode_all
 from service.tokenizer.folder import TokenizerFiles, read_tokenizer_files
+from service.tokenizer.infill import infill_marks_of
 from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
 from service.tokenizer.pieces import TokenPieces, build_token_pieces, sample_token_ids
 from service.tokenizer.special_tokens import Shield, SpecialTokenGuard, UnguardableTextError
@@ -88,11 +89,22 @@ class TextEncoder:
     def encode_text(self, job: EncodeText) -> list[int]:
         """Token ids of a text, in the tokenizer's own way unless special tokens are to be text.
 
-        Raises PromptTooLongError."""
-        self._check_floor(job.text, job.max_tokens)
+        Raises PromptTooLongError, and EncodeRefusedError for a suffix that the model has no marks
+        for."""
+        text = self._with_suffix(job) if job.suffix else job.text
+        self._check_floor(text, job.max_tokens)
         if job.parse_special_tokens:
-            return self._encode(job.text, job.add_special_tokens).ids
-        return self._encode_plain(job.text, job.add_special_tokens)
+            return self._encode(text, job.add_special_tokens).ids
+        return self._encode_plain(text, job.add_special_tokens)
+
+    def _with_suffix(self, job: EncodeText) -> str:
+        marks = infill_marks_of(self._tokenizer)
+        if marks is None:
+            raise EncodeRefusedError(
+                "suffix: this model's tokenizer has no fill-in-the-middle tokens that are known",
+                "suffix",
+            )
+        return marks.joined(job.text, job.suffix)
 
     def encode_chat(self, job: EncodeChat) -> list[int]:
         """Token ids of a conversation. Raises EncodeRefusedError or PromptTooLongError."""

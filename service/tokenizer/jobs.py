@@ -27,6 +27,7 @@ class EncodeText(msgspec.Struct, frozen=True, tag="text"):
     """add_special_tokens: what the tokenizer's post-processor adds, such as a beginning token.
 
     parse_special_tokens: read special tokens written in the text as tokens, else as plain text.
+    suffix: what stands behind a hole that is to be filled, for models that have marks for that.
     max_tokens: the answer may be TooLong where there are certainly more; None: there may be any.
     """
 
@@ -34,6 +35,7 @@ class EncodeText(msgspec.Struct, frozen=True, tag="text"):
     add_special_tokens: bool = True
     parse_special_tokens: bool = True
     max_tokens: int | None = None
+    suffix: str = ""
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):

@@ -50,7 +50,10 @@ class InlineTokenizer:
         )
 
     async def encode_text(self, job: EncodeText, flow: Flow) -> list[int]:
-        return self.encoder.encode_text(job)
+        try:
+            return self.encoder.encode_text(job)
+        except EncodeRefusedError as error:
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, error.message, error.param) from error
 
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> list[int]:
         try:

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import model_validator
 
 from service.api.openai.constraints import ConstrainedParameters
-from service.api.openai.parameters import Count
+from service.api.openai.parameters import Count, is_list_of
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.sampling import common_fields, sampling_params, text_options
 from service.errors import ApiError, ApiErrorCode
@@ -20,13 +20,15 @@ class CompletionRequest(ConstrainedParameters):
 
     logprobs: number of alternatives per token. parse_special_tokens: whether special tokens written
     in a text prompt are read as tokens; the default is yes, since the caller writes the whole
-    prompt. max_tokens 0 is allowed with echo, for scoring a prompt.
+    prompt. max_tokens 0 is allowed with echo, for scoring a prompt. suffix: what stands behind
+    the text that is to be written.
     """
 
     prompt: PromptValue
     echo: bool | None = None
     logprobs: Count | None = None
     parse_special_tokens: bool | None = None
+    suffix: str | None = None
 
     @model_validator(mode="after")
     def _zero_tokens_only_for_scoring(self) -> Self:
@@ -36,6 +38,15 @@ class CompletionRequest(ConstrainedParameters):
                 "max_tokens must be at least 1, or 0 together with echo",
                 "max_tokens",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_texts_before_a_suffix(self) -> Self:
+        if self.suffix and self.echo:
+            raise _invalid("suffix excludes echo")
+        given = self.prompt
+        if self.suffix and not isinstance(given, str) and not is_list_of(given, str):
+            raise _invalid("suffix needs a prompt that is text")
         return self
 
     def to_generation_request(self) -> GenerationRequest:
@@ -64,4 +75,9 @@ class CompletionRequest(ConstrainedParameters):
             text,
             add_special_tokens=self.add_special_tokens is not False,
             parse_special_tokens=self.parse_special_tokens is not False,
+            suffix=self.suffix or "",
         )
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, "suffix")

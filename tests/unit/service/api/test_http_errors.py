@@ -128,7 +128,6 @@ async def test_only_json_is_accepted(client):
         ({"best_of": 2, "stream": True}, "invalid_request", "best_of"),
         ({"best_of": True}, "invalid_request", "best_of"),
         ({"n": 1.5}, "invalid_request", "n"),
-        ({"suffix": "x"}, "unsupported_parameter", "suffix"),
         ({"store": True}, "unsupported_parameter", "store"),
         ({"chat_template": "{{ 1 }}"}, "unsupported_parameter", "chat_template"),
         ({"use_beam_search": True, "stop": "x"}, "invalid_request", "use_beam_search"),

@@ -288,6 +288,33 @@ async def test_words_of_beam_searches_ask_for_one(client, extra):
     assert (error["code"], error["param"]) == ("invalid_request", next(iter(extra)))
 
 
+@pytest.mark.parametrize(
+    ("path", "extra", "code"),
+    [
+        ("/v1/completions", {}, "invalid_request"),
+        ("/v1/completions", {"echo": True}, "invalid_request"),
+        ("/v1/completions", {"prompt": [5]}, "invalid_request"),
+        ("/v1/completions", {"parse_special_tokens": False}, "invalid_request"),
+        ("/v1/chat/completions", {}, "unsupported_parameter"),
+    ],
+)
+async def test_a_suffix_that_cannot_be_had_is_refused_by_its_name(client, bench, path, extra, code):
+    answer = await client.post(path, json={**PATHS[path], "suffix": "x", **extra})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, "suffix")
+    assert bench.backend.requests == []
+
+
+async def test_a_suffix_reaches_the_tokenizer_by_both_protocols(client, stub, bench, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        bench.tokenizer.encoder, "encode_text", lambda job: seen.append(job.suffix) or [5]
+    )
+    await posted(client, "/v1/completions", prompt=["a", "b"], suffix="behind")
+    await stub.Generate(pb.GenerateRequest(text=pb.Text(text="a", suffix="behind")))
+    assert seen == ["behind"] * 3
+
+
 @pytest.fixture
 def lenient_client(services):
     app = build_http_app(dataclasses.replace(services, unknown_fields="ignore"))
