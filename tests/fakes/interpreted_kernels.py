@@ -1,17 +1,22 @@
-"""Kernels of mixtures of experts and latents by Triton's interpreter, against plain torch.
+"""Kernels of mixtures of experts, latents and token masks by Triton's interpreter, against plain
+torch.
 
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from workers.constraints.masks import StepMasks
 from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
 from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
 from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import _add_norm_kernel
+from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
+from workers.sampling.token_masks import rule_out as plain_rule_out
 
 TOLERANCE = 1e-4
 
@@ -104,6 +109,25 @@ def check_parts_beyond_32_bits(num_tokens=2, hidden=16, num_splits=3, stride=1_1
     assert (residual == 6.0).all()
 
 
+def check_masks(num_rows, vocab_size, dtype):
+    slots, positions = np.arange(num_rows, dtype=np.int32), np.full(num_rows, 9, dtype=np.int32)
+    masked = np.arange(0, num_rows, 2, dtype=np.int32)
+    words = np.random.default_rng(3).integers(-(2**31), 2**31, (len(masked), -(-vocab_size // 32)))
+    masks = StepMasks(0, masked, positions[masked], words.astype(np.int32).reshape(-1))
+    # Columns beyond the vocabulary, as a padded head has them, and two equal likeliest tokens.
+    logits = torch.randn(num_rows, vocab_size + 24).to(dtype)[:, :vocab_size]
+    logits[:, [3, vocab_size - 1]] = 9.0
+    on_device = upload_masks(slots, positions, masks, torch.device("cpu"))
+    allowed = plain_rule_out(logits, slots, positions, masks)
+    assert torch.equal(rule_out(logits, on_device), allowed)
+    first = [int((row == row.max()).nonzero()[0]) for row in allowed]
+    logits[1, 7] = torch.nan
+    token_ids, has_nan = greedy(logits, on_device)
+    assert has_nan.tolist() == [row == 1 for row in range(num_rows)]
+    assert token_ids.tolist() == [first[0], 0, *first[2:]]
+    assert upload_masks(slots + 100, positions, masks, torch.device("cpu")) is None
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     check_experts(1, 8, 2, 3, 40, 24, 16)
@@ -112,4 +136,6 @@ if __name__ == "__main__":
     check_latents(RotaryEmbedding)
     check_latents(InterleavedRotaryEmbedding)
     check_parts_beyond_32_bits()
+    check_masks(5, 100, torch.float32)
+    check_masks(4, 5000, torch.bfloat16)
     print("all equal")

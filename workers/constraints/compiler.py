@@ -1,20 +1,23 @@
 """From a grammar's text to a matcher, with llguidance and the tokenizer of one model."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
-from llguidance.numpy import fill_next_token_bitmask
+from llguidance.numpy import fill_next_token_bitmask_par
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.constraints.limits import parser_limits
-from workers.constraints.matcher import MaskBits
+from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.errors import ErrorCode, RequestRejectedError
 
 MAX_CACHED_GRAMMARS = 256
+MAX_MASK_THREADS = 8
+"""Masks of a step take a few times as long as one; more threads than that only wake."""
 MAX_CACHED_TEXT_BYTES = 1 << 20
 """Of all grammars that are kept: what is made of a byte took about 70."""
 _MAX_REASON_CHARS = 300
@@ -24,25 +27,31 @@ class GrammarMatcher:
     """A TokenMatcher around an LLMatcher of its own."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
 
     @property
     def failure(self) -> str:
-        return _short(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return _short(self.matcher.get_error()) if self.matcher.is_error() else ""
 
     @property
     def is_complete(self) -> bool:
-        return self._matcher.is_stopped()
+        return self.matcher.is_stopped()
 
     def consume(self, token_id: int) -> None:
-        self._matcher.consume_token(token_id)
+        self.matcher.consume_token(token_id)
 
-    def fill(self, bits: MaskBits, row: int) -> None:
-        fill_next_token_bitmask(self._matcher, bits, row)
+    def take_forced(self, token_id: int) -> list[int]:
+        """llguidance tokenizes the text that must follow, leaves out what a longer token might go
+        beyond, and has each of these tokens alone in its mask; the tests hold it to that."""
+        forced = self.matcher.compute_ff_tokens()
+        if len(forced) < 2 or forced[0] != token_id:
+            return []
+        return forced if self.matcher.consume_tokens(forced) else []
 
 
 class GrammarCompiler:
-    """Thread-safe. Reads the tokenizer at its first use and keeps what it compiled, by its text.
+    """Reads the tokenizer at its first use and keeps what it compiled, by its text. compile is safe
+    for threads; masks are filled by native ones of its own.
 
     folder: the model's, with a tokenizer.json. vocab_size: tokens that the model's head has.
     eos_token_ids: what may follow a complete text; at least one.
@@ -55,6 +64,7 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._executor = LLExecutor(min(MAX_MASK_THREADS, os.cpu_count() or 1))
 
     def compile(self, grammar: str, token_ids: Sequence[int]) -> GrammarMatcher:
         """A matcher that has gone past token_ids.
@@ -66,6 +76,12 @@ class GrammarCompiler:
         if token_ids and not matcher.consume_tokens(list(token_ids)):
             raise _refusal(f"the output so far does not obey it: {matcher.get_error()}")
         return GrammarMatcher(matcher)
+
+    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        """Without the interpreter lock while it takes. rows: matchers of this compiler."""
+        own = [(one.matcher, row) for one, row in rows if isinstance(one, GrammarMatcher)]
+        if own:
+            fill_next_token_bitmask_par(self._executor, own, bits)
 
     def _fresh(self, grammar: str) -> LLMatcher:
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
-from workers.constraints.matcher import TokenMatcher
+from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
 from workers.errors import ErrorCode, RequestRejectedError
 
@@ -20,10 +20,13 @@ Accept = Callable[[GenerateRequest, TokenMatcher], None]
 
 
 class Compiler(Protocol):
-    """Any thread may call it."""
-
     def compile(self, grammar: str, token_ids: Sequence[int]) -> TokenMatcher:
-        """A matcher that has gone past token_ids. Raises RequestRejectedError."""
+        """A matcher that has gone past token_ids. Any thread may call it. Raises
+        RequestRejectedError."""
+        ...
+
+    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        """As FillMasks, of what compile made."""
         ...
 
 
@@ -54,6 +57,10 @@ class GrammarDesk(Protocol):
         """Until something is compiled, if anything waits."""
         ...
 
+    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        """As FillMasks, of what was handed over."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -79,6 +86,9 @@ class NoGrammars:
         return []
 
     def wait(self, timeout_s: float) -> None: ...
+
+    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        raise AssertionError(f"nothing was handed over: {self._reason}")
 
     def close(self) -> None: ...
 
@@ -140,6 +150,9 @@ class CompilingDesk:
         futures = [future for _, future in self._waiting.values()]
         if futures and not self._last_words:
             wait(futures, timeout_s, return_when=FIRST_COMPLETED)
+
+    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        self._compiler.fill(rows, bits)
 
     def close(self) -> None:
         """Waits for nothing: a compilation under way touches nothing but its own."""

@@ -10,8 +10,8 @@ MaskBits = npt.NDArray[np.int32]
 
 
 class TokenMatcher(Protocol):
-    """Where one request stands in its grammar. Only the thread that drives the engine uses it, but
-    that rows of masks may be filled in by several threads at once."""
+    """Where one request stands in its grammar. Only the thread that drives the engine uses it; what
+    may follow, of many at once, is asked of who made them (GrammarDesk.fill)."""
 
     @property
     def failure(self) -> str:
@@ -27,6 +27,8 @@ class TokenMatcher(Protocol):
         """Go on by a token. One that the grammar does not allow is a failure."""
         ...
 
-    def fill(self, bits: MaskBits, row: int) -> None:
-        """Write which tokens may follow."""
+    def take_forced(self, token_id: int) -> list[int]:
+        """Go past the tokens that must follow one after the other, the first of them token_id: the
+        only one in the mask of each place. Empty, and nothing is gone past, where only one is
+        known."""
         ...

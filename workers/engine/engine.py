@@ -11,13 +11,14 @@ import msgspec
 
 from workers.config import EngineConfig
 from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
-from workers.constraints.masks import MaskFiller
+from workers.constraints.masks import MaskFiller, StepMasks, look_ahead
 from workers.engine.clock import StepClock
 from workers.engine.encoder_input import EncoderInput
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import ConfigError, RequestRejectedError, id_in_use
+from workers.kv_cache.radix_node import EMPTY
 from workers.loading.weights import OnProgress
 from workers.parallel.group import SingleRank
 from workers.pooling.params import PoolingParams
@@ -65,7 +66,7 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
-        self._filler = MaskFiller(info.vocab_size)
+        self._filler = MaskFiller(info.vocab_size, grammars.fill)
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(on_step)
@@ -164,7 +165,13 @@ class Engine:
     def _provide_masks(self, plan: StepPlan) -> None:
         """Every plan before this one is committed, so that all tokens before its own are known."""
         rows = self._scheduler.constrained_rows(plan)
-        self._executor.provide(self._filler.fill(plan.step_id, rows))
+        if not rows:
+            self._executor.provide(StepMasks(plan.step_id, EMPTY, EMPTY, EMPTY))
+            return
+        masks = self._filler.fill(plan.step_id, rows)
+        self._executor.provide(masks)
+        # The step goes on meanwhile.
+        look_ahead(rows, masks)
 
     def prepare_while_idle(self) -> bool:
         """Use a moment without work for one piece of preparation; whether there was any left."""
@@ -194,7 +201,6 @@ class Engine:
             return
         self._is_closed = True
         self._grammars.close()
-        self._filler.close()
         self._executor.forget_masks()
         while self._in_flight:
             plan, pending = self._in_flight.popleft()

@@ -29,6 +29,8 @@ from workers.scheduler.plan import IntArray, StepPlan, StepResult
 
 Replay = Callable[[], None]
 RunStep = Callable[[], torch.Tensor]
+DrawSamples = Callable[[torch.Tensor, IntArray, IntArray], SampledTokens]
+"""From logits (n, vocab_size) of slots and positions, int32 (n,) each on the host."""
 
 
 class GraphCapturer(Protocol):
@@ -66,12 +68,12 @@ class _DecodeGraph:
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedRows:
-    """Of the last replay, until the next one. slots: int64 (size,), static, padding included.
-    own_slots: of the plan's rows, host int32 (rows,)."""
+    """Of the last replay, until the next one. rows: static, padding included. plan: whose rows they
+    are, in its order."""
 
     logits: torch.Tensor
-    slots: torch.Tensor
-    own_slots: IntArray
+    rows: StepRows
+    plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,39 +147,52 @@ class DecodeGraphs:
         Plainly greedy steps come back as a GraphedStep, others as tokens still on the device. One
         that raises torch.OutOfMemoryError can be repeated.
         """
+        slot = self.replay(plan)
+        if sampling.is_plainly_greedy(plan.slots, plan.prefix_lens + plan.num_new_tokens):
+            return GraphedStep(slot, slot.step, plan.batch_size)
+        return self.finish(plan, sampling, sampling.sample)
+
+    def replay(self, plan: StepPlan) -> StagingSlot:
+        """As run, of a plan whose samples are drawn later, by finish."""
         num_rows, size = plan.batch_size, self._size_for(plan)
-        seq_lens = plan.prefix_lens + plan.num_new_tokens
         slot = self._stage(num_rows, size, plan)
         graph, timer = self._next_graph(size)
         graph.replay()
-        self._replayed = _ReplayedRows(graph.logits, graph.rows.slots, plan.slots)
+        self._replayed = _ReplayedRows(graph.logits, graph.rows, plan)
         if timer is not None:
-            timer.on_replay(seq_lens)
+            timer.on_replay(plan.prefix_lens + plan.num_new_tokens)
             self._pending_timers.append(timer)
         slot.mark_used()
-        if sampling.is_plainly_greedy(plan.slots, seq_lens):
-            return GraphedStep(slot, slot.step, num_rows)
+        return slot
+
+    def finish(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:
+        """Tokens of the plan that has just been replayed. The whole step can be repeated where it
+        raises torch.OutOfMemoryError."""
         try:
-            return self.sample(plan, sampling)
+            return self.sample(plan, sampling, draw)
         except torch.OutOfMemoryError:
             # The graph ended with greedy tokens; a repeated step goes on from what it began with.
-            rows = graph.rows.first(num_rows)
-            sampling.remember(rows.slots, rows.input_ids)
+            rows = self._last_replay().rows.first(plan.batch_size)
+            sampling.remember_first(plan.slots, rows.slots, rows.input_ids)
             raise
 
-    def sample(self, plan: StepPlan, sampling: SamplingState) -> SampledTokens:
+    def sample(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:
         """Tokens of a plan that has just been replayed, or of some of its rows that follow each
         other. Can be repeated."""
-        replayed = self._replayed
-        if replayed is None:
-            raise RuntimeError("no step has been replayed")
-        first = int(np.flatnonzero(replayed.own_slots == plan.slots[0])[0])
+        replayed = self._last_replay()
+        own = replayed.plan
+        is_first = (own.slots == plan.slots[0]) & (own.prefix_lens == plan.prefix_lens[0])
+        first = int(np.flatnonzero(is_first)[0])
         rows = slice(first, first + plan.batch_size)
         logits = self._model.whole_logits(replayed.logits[rows])
-        seq_lens = plan.prefix_lens + plan.num_new_tokens
-        sampled = sampling.sample(logits, plan.slots, seq_lens)
-        sampling.remember(replayed.slots[rows], sampled.token_ids)
+        sampled = draw(logits, plan.slots, plan.prefix_lens + plan.num_new_tokens)
+        sampling.remember_last(plan.slots, replayed.rows.slots[rows], sampled.token_ids)
         return sampled
+
+    def _last_replay(self) -> _ReplayedRows:
+        if self._replayed is None:
+            raise RuntimeError("no step has been replayed")
+        return self._replayed
 
     def drain_attention(self) -> list[AttentionTiming]:
         """Timings of measured replays that the device has passed, each once. Never waits."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from workers.constraints.masks import StepMasks
 from workers.engine.observer import AttentionRecord
 from workers.runner.executor import PendingStep, StepOutcome
+from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_pieces import ReadableStep
 from workers.scheduler.plan import StepPlan
 
@@ -90,31 +91,65 @@ class CudaPendingStep:
         return StepOutcome(result, started_s, finished_s, self._drain_attention())
 
 
+class HalfLaunchedStep:
+    """A step whose forward pass is on the device and whose samples are launched with its masks."""
+
+    def __init__(self, launch_samples: Callable[[], PendingStep]) -> None:
+        self._launch_samples = launch_samples
+        self._whole: PendingStep | None = None
+
+    def go_on(self) -> None:
+        """The masks are there, or nobody wants the step any more."""
+        self._whole = self._launch_samples()
+
+    def outcome(self) -> StepOutcome:
+        """Raises RuntimeError before go_on: it would wait for ever."""
+        if self._whole is None:
+            raise RuntimeError("a step was awaited before its masks were provided")
+        return self._whole.outcome()
+
+
 class CudaStepExecutor:
-    """Launches in the caller: a launch never waits for the device."""
+    """Launches in the caller: a launch never waits for the device. One plan at a time waits for
+    masks, and no other is launched before they are there."""
 
     def __init__(
         self,
         launch: Callable[[StepPlan], PendingStep],
+        masks: MaskInbox,
         prepare: Callable[[], bool],
         close: Callable[[], None],
     ) -> None:
         self._launch = launch
+        self._masks = masks
         self._prepare = prepare
         self._close = close
+        self._half: HalfLaunchedStep | None = None
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        return self._launch(plan)
+        """Raises RuntimeError where the plan before still waits for masks."""
+        if self._half is not None:
+            raise RuntimeError("a step was launched before the masks of the last were provided")
+        step = self._launch(plan)
+        if isinstance(step, HalfLaunchedStep):
+            self._half = step
+        return step
 
     def provide(self, masks: StepMasks) -> None:
-        """Raises NotImplementedError: no plan of a CUDA runner waits for masks."""
-        raise NotImplementedError("grammars are not there on CUDA yet")
+        self._masks.put(masks)
+        self._go_on()
 
     def forget_masks(self) -> None:
-        """Nothing waits."""
+        self._masks.close()
+        self._go_on()
 
     def prepare_while_idle(self) -> bool:
         return self._prepare()
 
     def close(self) -> None:
         self._close()
+
+    def _go_on(self) -> None:
+        half, self._half = self._half, None
+        if half is not None:
+            half.go_on()

@@ -7,6 +7,7 @@ lacked a graph, the host captures it. An idle engine captures the rest.
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from attention.timing import UntimedAttention
 from workers.config import EngineConfig
 from workers.engine.observer import AttentionRecord
 from workers.graphs.capture_attempts import CaptureAttempts
-from workers.graphs.decode_graphs import DecodeGraphs, GraphedStep
+from workers.graphs.decode_graphs import DecodeGraphs, DrawSamples, GraphedStep
 from workers.graphs.graph_set import (
     CudaGraphCapturer,
     build_decode_graphs,
@@ -29,6 +30,7 @@ from workers.runner.cuda_executor import (
     CudaPendingStep,
     CudaStepExecutor,
     DeviceClock,
+    HalfLaunchedStep,
     StepEvents,
 )
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
@@ -36,10 +38,14 @@ from workers.runner.model_runner import LaunchedStep, ModelRunner, attention_rec
 from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
 from workers.runner.step_pieces import ReadableStep, launch_in_pieces
-from workers.scheduler.plan import StepPlan
+from workers.sampling.state import SampledTokens
+from workers.scheduler.plan import IntArray, StepPlan
 from workers.scheduler.step_filling import TILE_TOKENS
 
 logger = logging.getLogger(__name__)
+
+LaunchSamples = Callable[[], ReadableStep]
+"""Waits for the masks of the step whose samples it launches."""
 
 MAX_TIMED_TOKENS = 4096
 """With more, every number of tokens fills the device nearly as well."""
@@ -49,8 +55,6 @@ class CudaModelRunner(ModelRunner):
     """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
 
     num_padding_slots: ClassVar[int] = 1
-    # Its launches must not wait for the host.
-    takes_masks: ClassVar[bool] = False
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -102,17 +106,29 @@ class CudaModelRunner(ModelRunner):
         return seconds
 
     def make_executor(self) -> StepExecutor:
-        return CudaStepExecutor(self.launch, self.prepare_while_idle, self.close)
+        return CudaStepExecutor(self.launch, self._masks, self.prepare_while_idle, self.close)
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Launch a plan; its results are on their way to the host when this returns."""
+        """Launch a plan; its results are on their way to the host when this returns. Of one that
+        waits for masks the forward pass: a HalfLaunchedStep."""
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         is_graphed = self._graphs_of(plan) is not None
         start.record()
+        if len(plan.masked_slots):
+            finish = self._begin_within_memory(plan)
+            submitted_s = time.perf_counter() if is_graphed else NEVER_SUBMITTED_S
+            return HalfLaunchedStep(lambda: self._end(plan, finish(), start, submitted_s))
         step = self._launch_within_memory(plan, self._launch_any)
+        submitted_s = time.perf_counter() if is_graphed else NEVER_SUBMITTED_S
+        return self._end(plan, step, start, submitted_s)
+
+    def _end(
+        self, plan: StepPlan, step: ReadableStep, start: torch.cuda.Event, submitted_s: float
+    ) -> PendingStep:
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end.record()
-        events = StepEvents(start, end, time.perf_counter() if is_graphed else NEVER_SUBMITTED_S)
+        events = StepEvents(start, end, submitted_s)
+        # Behind the samples, on every rank: both may hold collectives.
         self._capture_after(plan)
         return CudaPendingStep(step, events, self._clock, self._drain_attention)
 
@@ -126,19 +142,70 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def _launch_any(self, plan: StepPlan) -> ReadableStep:
+        if len(plan.masked_slots):
+            return self._begin_any(plan)()
         graphs = self._graphs_of(plan)
         if graphs is None:
             return self._launch(plan)
+        self._prepare_replay(plan)
+        step = self._within_replay(graphs, plan, lambda: graphs.run(plan, self._sampling))
+        for states in self._states:
+            save_behind_replay(states, plan, self._device)
+        return step
+
+    def _prepare_replay(self, plan: StepPlan) -> None:
         for media in self._media:
             media.apply(plan.media)
         for states in self._states:
             begin_replay(states, plan, self._device)
         self._sampling.admit(plan.admitted)
         self._inputs.apply_memory_writes(plan)
-        step = self._replay(graphs, plan)
+
+    def _begin_within_memory(self, plan: StepPlan) -> LaunchSamples:
+        """Launch the forward pass of a plan that waits for masks. What is returned launches the
+        samples once these are there; where memory lacked, all of it, in pieces."""
+        try:
+            finish = self._begin_any(plan)
+        except torch.OutOfMemoryError:
+            if not self._is_alone:
+                raise
+            return lambda: launch_in_pieces(plan, self._launch, self._free_memory)
+        return lambda: self._launch_within_memory(plan, lambda _: finish())
+
+    @torch.inference_mode()
+    def _begin_any(self, plan: StepPlan) -> LaunchSamples:
+        graphs = self._graphs_of(plan)
+        if graphs is None:
+            begun = self._begin(plan)
+            return lambda: self._finish(begun)
+        self._prepare_replay(plan)
+        graphs.replay(plan)
         for states in self._states:
             save_behind_replay(states, plan, self._device)
-        return step
+        return lambda: self._finish_replay(graphs, plan)
+
+    @torch.inference_mode()
+    def _finish_replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+        draw = self._draw(plan)
+        return self._within_replay(graphs, plan, lambda: graphs.finish(plan, self._sampling, draw))
+
+    def _draw(self, plan: StepPlan) -> DrawSamples:
+        if len(plan.masked_slots):
+            return partial(self._sample_masked, plan.step_id)
+        return self._sampling.sample
+
+    def _sample_masked(
+        self, step_id: int, logits: torch.Tensor, slots: IntArray, positions: IntArray
+    ) -> SampledTokens:
+        # Triton comes with torch for CUDA only.
+        from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
+
+        masks = upload_masks(slots, positions, self._mask_source.wait(step_id), self._device)
+        if masks is None:
+            return self._sampling.sample(logits, slots, positions)
+        if self._sampling.is_plainly_greedy(slots, positions):
+            return SampledTokens(*greedy(logits, masks), None)
+        return self._sampling.sample_from(rule_out(logits, masks), logits, slots, positions)
 
     def _graphs_of(self, plan: StepPlan) -> DecodeGraphs | None:
         """Those that can run the plan. They have no positions but those of tokens in their
@@ -148,9 +215,14 @@ class CudaModelRunner(ModelRunner):
             return None
         return None if any(media.shows_in(plan) for media in self._media) else graphs
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+    def _within_replay(
+        self,
+        graphs: DecodeGraphs,
+        plan: StepPlan,
+        finish: Callable[[], GraphedStep | SampledTokens],
+    ) -> ReadableStep:
         try:
-            step = graphs.run(plan, self._sampling)
+            step = finish()
         except torch.OutOfMemoryError:
             if not (self._states and self._is_alone):
                 raise
@@ -160,7 +232,8 @@ class CudaModelRunner(ModelRunner):
         return launch_in_pieces(plan, partial(self._sample_replayed, graphs), self._free_memory)
 
     def _sample_replayed(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
-        return LaunchedStep(graphs.sample(plan, self._sampling).start_download())
+        sampled = graphs.sample(plan, self._sampling, self._draw(plan))
+        return LaunchedStep(sampled.start_download())
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         segments = self._segments

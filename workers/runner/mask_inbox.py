@@ -32,7 +32,7 @@ class MaskInbox:
             self._changed.wait_for(lambda: step_id in self._masks or self._is_closed)
             for old in [known for known in self._masks if known < step_id]:
                 del self._masks[old]
-            return self._masks.get(step_id) or StepMasks(step_id, EMPTY, EMPTY)
+            return self._masks.get(step_id) or StepMasks(step_id, EMPTY, EMPTY, EMPTY)
 
     def close(self) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ from attention.memory.slot_states import SlotStates
 from attention.router import build_attention
 from attention.timing import AttentionTiming
 from workers.config import EngineConfig
-from workers.constraints.desk import CompilingDesk, GrammarDesk, NoGrammars
+from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
 from workers.engine.observer import AttentionRecord
 from workers.engine.protocol import ModelInfo
@@ -32,6 +32,7 @@ from workers.pooling.states import PooledStates, needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
+from workers.runner.grammars import can_repeat_slots, make_grammar_desk, why_no_grammars
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.mask_inbox import MaskInbox, MaskSource
@@ -39,7 +40,7 @@ from workers.runner.media_stage import media_stages
 from workers.runner.sizing import make_timer, plan_attention
 from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step
-from workers.runner.step_inputs import StepInputBuilder, StepInputs
+from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.sampling.logprobs import (
     LogprobTensors,
@@ -50,11 +51,9 @@ from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.token_masks import rule_out
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, EncoderAccount, SchedulerConfig
-from workers.scheduler.plan import PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
-
-_TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ class ModelRunner:
     """
 
     num_padding_slots: ClassVar[int] = 0
-    takes_masks: ClassVar[bool] = True
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -162,7 +160,7 @@ class ModelRunner:
             dtype=str(self.dtype).removeprefix("torch."),
             max_request_len=self.scheduler_config(config).max_request_len,
             has_prefix_cache=self.scheduler_config(config).enable_prefix_cache,
-            has_grammars=not self._why_no_grammars(),
+            has_grammars=not why_no_grammars(self.facts),
             encoder=None if self._model.encoder is None else self._model.encoder.info,
             embedding=self.facts.embedding,
             media=self._media_info(config),
@@ -185,6 +183,7 @@ class ModelRunner:
             seed=config.seed,
             bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
             max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
+            can_repeat_slots=can_repeat_slots(config, self._model) and not self._retentions,
             encoder=self._encoder_account(),
             num_snapshots=self._num_snapshots,
             product_s=self._product_s,
@@ -215,24 +214,7 @@ class ModelRunner:
 
     def grammar_desk(self) -> GrammarDesk:
         """Where requests with grammars are prepared for this runner's steps."""
-        reason = self._why_no_grammars()
-        if reason:
-            return NoGrammars(reason)
-        # Read where grammars can be had only: no step needs it.
-        from workers.constraints.compiler import GrammarCompiler
-
-        facts = self.facts
-        return CompilingDesk(GrammarCompiler(facts.folder, facts.vocab_size, facts.eos_token_ids))
-
-    def _why_no_grammars(self) -> str:
-        """Empty where they can be had."""
-        if not self.takes_masks:
-            return "grammars are not there on CUDA yet"
-        if not (self.facts.folder / _TOKENIZER_FILE).is_file():
-            return f"the model folder has no {_TOKENIZER_FILE}, which grammars are matched with"
-        if not self.facts.eos_token_ids:
-            return "the model has no token that ends a sequence"
-        return ""
+        return make_grammar_desk(self.facts)
 
     def run(self, plan: StepPlan) -> StepOutcome:
         """Run a plan and wait for its tokens."""
@@ -290,8 +272,12 @@ class ModelRunner:
     def _free_memory(self) -> None:
         """Give memory back that the allocator only keeps."""
 
-    @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
+        return self._finish(self._begin(plan))
+
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan) -> BegunStep:
+        """All of a step but what waits for its masks."""
         for states in self._states:
             begin_step(states, plan, self._device)
         self._sampling.admit(plan.admitted)
@@ -315,9 +301,16 @@ class ModelRunner:
         unfinished = hidden[num_sampling:]
         chunk_has_nan = start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None
         pooled = pool_states(plan, every, unfinished) if plan.pooled else None
+        logits = self._model.compute_logits(hidden[:num_sampling]) if num_sampling else None
+        return BegunStep(inputs, logits, prompt, chunk_has_nan, pooled)
+
+    @torch.inference_mode()
+    def _finish(self, begun: BegunStep) -> LaunchedStep:
         # Behind all that takes memory: a launch that fails must not have counted its tokens.
-        sampled = self._sample(hidden[:num_sampling], inputs)
-        launched = LaunchedStep(sampled.start_download(), prompt, chunk_has_nan, pooled)
+        sampled = self._sample(begun)
+        launched = LaunchedStep(
+            sampled.start_download(), begun.prompt_logprobs, begun.chunk_has_nan, begun.pooled
+        )
         # Last, so that a launch that fails can be repeated: see launch_in_pieces.
         for states in self._states:
             states.commit()
@@ -344,23 +337,29 @@ class ModelRunner:
         )
         return output.hidden
 
-    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> SampledTokens:
-        """hidden: one row for each token to be sampled."""
-        if len(inputs.sample_slots) == 0:
+    def _sample(self, begun: BegunStep) -> SampledTokens:
+        inputs, logits = begun.inputs, begun.logits
+        if logits is None:
             nothing = torch.empty(0, dtype=torch.int64, device=self._device)
             return SampledTokens(nothing, nothing.bool(), None)
-        logits = self._model.compute_logits(hidden)
         slots, positions = inputs.sample_slots, inputs.sample_positions
         if len(inputs.masked_slots):
-            allowed = rule_out(logits, slots, self._mask_source.wait(inputs.step_id))
-            sampled = self._sampling.sample_from(allowed, logits, slots, positions)
+            sampled = self._sample_masked(inputs.step_id, logits, slots, positions)
         else:
             sampled = self._sampling.sample(logits, slots, positions)
         return self._take_samples(sampled, inputs)
 
+    def _sample_masked(
+        self, step_id: int, logits: torch.Tensor, slots: IntArray, positions: IntArray
+    ) -> SampledTokens:
+        """Waits for the masks of the step."""
+        allowed = rule_out(logits, slots, positions, self._mask_source.wait(step_id))
+        return self._sampling.sample_from(allowed, logits, slots, positions)
+
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Keep what later steps go on from; returns what the host is told."""
-        self._sampling.remember(inputs.sample_slots_device, sampled.token_ids)
+        slots = inputs.sample_slots_device
+        self._sampling.remember_last(inputs.sample_slots, slots, sampled.token_ids)
         return sampled
 
     def _prompt_logprobs(

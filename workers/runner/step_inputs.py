@@ -15,8 +15,10 @@ from attention.forward_batch import AttentionDispatch, ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.models.token_inputs import PlacedEmbeddings
+from workers.pooling.states import PooledStates
+from workers.sampling.logprobs import LogprobTensors
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import IntArray, StepPlan, TableWrite
+from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, TableWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,18 @@ class StepInputs:
     step_id: int
     masked_slots: IntArray
     embeddings: PlacedEmbeddings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step whose forward pass is launched and whose samples are not drawn. logits: a row for each
+    token to be sampled, None where no row samples; the rest as in model_runner's LaunchedStep."""
+
+    inputs: StepInputs
+    logits: torch.Tensor | None
+    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...]
+    chunk_has_nan: torch.Tensor | None
+    pooled: PooledStates | None
 
 
 class _Uploaded(NamedTuple):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -158,6 +159,26 @@ class SamplingState:
     def remember(self, slots: Tensor, token_ids: Tensor) -> None:
         """Keep token_ids as what the slots sampled last; both int64 (n,) on the device."""
         self.last_token_ids.index_copy_(0, slots, token_ids)
+
+    def remember_last(self, host_slots: IntArray, slots: Tensor, token_ids: Tensor) -> None:
+        """As remember, of rows among which those of one slot follow each other: the last counts.
+        host_slots: int32 (n,), slots on the host."""
+        ends = np.append(host_slots[1:] != host_slots[:-1], True)
+        self._remember_some(ends, slots, token_ids)
+
+    def remember_first(self, host_slots: IntArray, slots: Tensor, token_ids: Tensor) -> None:
+        """As remember_last, but the first counts."""
+        starts = np.append(True, host_slots[1:] != host_slots[:-1])
+        self._remember_some(starts, slots, token_ids)
+
+    def _remember_some(
+        self, counts: npt.NDArray[np.bool_], slots: Tensor, token_ids: Tensor
+    ) -> None:
+        if counts.all():
+            self.remember(slots, token_ids)
+            return
+        (rows,) = upload([np.flatnonzero(counts)], self._device)
+        self.remember(slots.index_select(0, rows), token_ids.index_select(0, rows))
 
     def resolve(self, input_ids: Tensor, token_slots: Tensor) -> Tensor:
         """input_ids with each negative one replaced by what its slot sampled last.

@@ -101,11 +101,12 @@ class Committer:
         token_ids, requests = result.token_ids.tolist(), record.sampling
         logprobs = _checked_logprobs(record, result)
         if not record.num_drafts:
-            return [
+            outputs = [
                 self._take(request, token_id, entry)
                 for request, token_id, entry in zip(requests, token_ids, logprobs, strict=True)
                 if not request.is_ended
             ]
+            return _joined_repeats(outputs) if record.has_repeats else outputs
         outputs, stop = [], 0
         for request, run_len in zip(requests, result.run_lens.tolist(), strict=True):
             start, stop = stop, stop + run_len
@@ -180,7 +181,7 @@ class Committer:
 
 
 def _no_mask(request: Request) -> OutputError:
-    reason = request.matcher.failure if isinstance(request, ConstrainedRequest) else "unknown"
+    reason = request.failure if isinstance(request, ConstrainedRequest) else "unknown"
     return OutputError(ErrorCode.INVALID_REQUEST, f"the grammar cannot be followed: {reason}")
 
 
@@ -238,6 +239,17 @@ def _joined(first: StepOutput, second: StepOutput) -> StepOutput:
     if first.logprobs is not None:
         second.logprobs = first.logprobs + (second.logprobs or [])
     return second
+
+
+def _joined_repeats(outputs: list[StepOutput]) -> list[StepOutput]:
+    """One of each request: those of one follow each other."""
+    joined: list[StepOutput] = []
+    for output in outputs:
+        if joined and joined[-1].request_id == output.request_id:
+            joined[-1] = _joined(joined[-1], output)
+        else:
+            joined.append(output)
+    return joined
 
 
 def _required(entry: TokenLogprobs | None, request: Request) -> TokenLogprobs:

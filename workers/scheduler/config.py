@@ -61,7 +61,9 @@ class SchedulerConfig:
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
     they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
     where the model gives none. media: what the model takes in place of placeholders, None for
-    nothing. max_media_bytes: of what live requests have brought.
+    nothing. max_media_bytes: of what live requests have brought. can_repeat_slots: whether decode
+    rows of one step may belong to one slot, as they may where nothing but keys and values of every
+    token is kept of a request.
     """
 
     page_size: int
@@ -84,6 +86,7 @@ class SchedulerConfig:
     product_s: tuple[float, ...] = ()
     embedding_size: int = 0
     media: MediaInfo | None = None
+    can_repeat_slots: bool = False
     max_media_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
@@ -107,6 +110,10 @@ class SchedulerConfig:
             )
         if self.max_draft_tokens < 0:
             raise ConfigError(f"max_draft_tokens must not be negative, got {self.max_draft_tokens}")
+        if self.can_repeat_slots and (self.max_draft_tokens or self.bounded or self.encoder):
+            raise ConfigError(
+                "rows of one slot: beside drafts, windows and encoders there are none"
+            )
         if self.max_draft_tokens and self.bounded:
             raise ConfigError("speculative: layers with windows or chunks cannot take drafts yet")
         self._check_accounts()

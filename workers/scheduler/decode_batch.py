@@ -3,6 +3,7 @@
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
+from workers.scheduler.forced_rows import ForcedRows
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
@@ -10,15 +11,22 @@ from workers.scheduler.running_table import RunningTable, SlotArray
 
 
 class DecodeBatcher:
-    """Adds decode rows to a draft and takes the pages that they need."""
+    """Adds decode rows to a draft and takes the pages that they need. forced: adds them where
+    grammars force tokens; None where a slot has one row of a step at most."""
 
     def __init__(
-        self, table: RunningTable, memory: RequestMemory, pool: PagePool, retractor: Retractor
+        self,
+        table: RunningTable,
+        memory: RequestMemory,
+        pool: PagePool,
+        retractor: Retractor,
+        forced: ForcedRows | None,
     ) -> None:
         self._table = table
         self._memory = memory
         self._pool = pool
         self._retractor = retractor
+        self._forced = forced
         self._page_size = np.int32(table.page_size)
 
     def num_rows_and_keys(self) -> tuple[int, int]:
@@ -28,6 +36,12 @@ class DecodeBatcher:
 
     def add_rows(self, draft: PlanDraft, can_retract: bool) -> bool:
         """False, and nothing is added, when pages are short and nothing may be retracted now."""
+        if (
+            self._forced is not None
+            and self._table.num_constrained
+            and self._forced.add_rows(draft)
+        ):
+            return True
         while True:
             slots = self._table.decode_slots()
             if self._take_pages(slots):
@@ -36,9 +50,10 @@ class DecodeBatcher:
                 return False
             self._retractor.retract_one()
         if len(slots):
-            draft.set_decode_rows(self._advance(slots))
+            rows = self._advance(slots)
+            draft.set_decode_rows(rows)
             if self._table.num_constrained:
-                draft.constrain(self._table.requests_at(slots))
+                draft.constrain(rows.requests, rows.prefix_lens + 1)
         return True
 
     def _take_pages(self, slots: SlotArray) -> bool:

@@ -2,7 +2,7 @@
 is in it. Decides nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,8 @@ class PendingCommit:
 
     rows: the request of every row. sampling: those of rows that yield tokens, in row order.
     num_drafts: how many drafts each of the first of them has, a few or none; the others have none.
-    constrained: those of them with a grammar.
+    constrained: those of them with a grammar, and the position that each samples. has_repeats:
+    whether rows of one request follow each other.
     completed_prefills: those of them whose prefill ends with this step. unfinished_prefills: the
     request of every other row and how many of its tokens are computed then, in row order.
     prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
@@ -43,15 +44,17 @@ class PendingCommit:
     unfinished_prefills: list[tuple[Request, int]]
     prompt_logprob_rows: list[tuple[int, int, Request]]
     num_drafts: tuple[int, ...] = ()
-    constrained: list[ConstrainedRequest] = field(default_factory=list)
+    constrained: list[tuple[ConstrainedRequest, int]] = field(default_factory=list)
     pooled_rows: tuple[tuple[int, PooledRequest, bool], ...] = ()
+    has_repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeDraft:
     """Rows that go on from the token that their slot sampled last; slots, prefix_lens and
     num_new_tokens int32 (n,), input_ids and, by account, out_cache_locs int32 (num tokens,).
-    num_drafts: of each row, or empty where none has any.
+    num_drafts: of each row, or empty where none has any. has_repeats: rows of one slot follow each
+    other, forced tokens behind the one sampled last.
     """
 
     slots: IntArray
@@ -61,6 +64,7 @@ class DecodeDraft:
     out_cache_locs: tuple[IntArray, ...]
     requests: list[Request]
     num_drafts: tuple[int, ...] = ()
+    has_repeats: bool = False
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -108,7 +112,7 @@ class PlanDraft:
         self._owes_chunk = False
         self._completed: list[Request] = []
         self._unfinished: list[tuple[Request, int]] = []
-        self._constrained: list[ConstrainedRequest] = []
+        self._constrained: list[tuple[ConstrainedRequest, int]] = []
         self._prompt_logprobs: list[PromptLogprobRow] = []
         self._prompt_logprob_rows: list[tuple[int, int, Request]] = []
         self._pooled_rows: tuple[tuple[int, PooledRequest, bool], ...] = ()
@@ -139,9 +143,14 @@ class PlanDraft:
         self._decode = rows
         self.budget -= len(rows.input_ids)
 
-    def constrain(self, requests: Iterable[Request]) -> None:
-        """These have rows that sample in this step; those of them with a grammar wait for masks."""
-        self._constrained += [one for one in requests if isinstance(one, ConstrainedRequest)]
+    def constrain(self, requests: Sequence[Request], positions: IntArray) -> None:
+        """These have rows that sample in this step, tokens at these positions, int32 (n,); those of
+        them with a grammar wait for masks."""
+        self._constrained += [
+            (one, position)
+            for one, position in zip(requests, positions.tolist(), strict=True)
+            if isinstance(one, ConstrainedRequest)
+        ]
 
     @property
     def can_admit(self) -> bool:
@@ -202,7 +211,7 @@ class PlanDraft:
         self._input_ids.append(request.buffer[start:stop])
         self._out_cache_locs.append(out_cache_locs)
         if yields_token:
-            self.constrain((request,))
+            self.constrain((request,), np.array([stop], dtype=np.int32))
             self._completed.append(request)
         else:
             self._unfinished.append((request, stop))
@@ -227,6 +236,7 @@ class PlanDraft:
             self._decode.num_drafts,
             self._constrained,
             self._pooled_rows,
+            self._decode.has_repeats,
         )
         if not self._slots:
             return self._decode_plan(table_writes, cleared), record
@@ -285,7 +295,7 @@ class PlanDraft:
     def _masked_slots(self) -> IntArray:
         if not self._constrained:
             return EMPTY
-        return np.array([request.slot for request in self._constrained], dtype=np.int32)
+        return np.array([request.slot for request, _ in self._constrained], dtype=np.int32)
 
     def _add_prompt_logprobs(self, request: Request, start: int, stop: int) -> None:
         """Tokens start .. stop - 1 predict start + 1 .. stop, as far as these are the prompt's."""

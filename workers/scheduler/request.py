@@ -3,6 +3,7 @@
 Knows nothing of pages but the node it locks; what a slot holds is the running table's.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,9 +142,14 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class ConstrainedRequest(Request):
-    """A request whose output obeys a grammar, and ends when that allows no more."""
+    """A request whose output obeys a grammar, and ends when that allows no more.
+
+    forced: tokens that must follow the known ones, in order, which the matcher has gone past.
+    """
 
     matcher: TokenMatcher = field(kw_only=True)
+    forced: deque[int] = field(default_factory=deque)
+    failure: str = ""
 
     @property
     def is_constrained(self) -> bool:
@@ -152,18 +158,40 @@ class ConstrainedRequest(Request):
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """ERROR where the grammar can be followed no further, which may have shown when the mask
         was made: matcher.failure says why."""
-        if self._has_failed():
+        if not self.forced and self._has_failed():
             return FinishReason.ERROR
         reason = Request.finish_reason_after(self, token_id)
         if reason is FinishReason.STOP:
             return reason
-        self.matcher.consume(token_id)
-        if self._has_failed():
+        if not self._go_on(token_id):
             return FinishReason.ERROR
-        return FinishReason.STOP if self.matcher.is_complete else reason
+        if self.forced or self.matcher.failure or not self.matcher.is_complete:
+            return reason
+        return FinishReason.STOP
+
+    def forced_token(self, position: int) -> int | None:
+        """What must stand there, None where the matcher's masks say it."""
+        ahead = position - self.num_tokens
+        return self.forced[ahead] if ahead < len(self.forced) else None
+
+    def look_ahead(self, token_id: int) -> None:
+        """The mask of the next token allows token_id alone: find out what must follow."""
+        if not self.sampling.depends_on_output:
+            self.forced.extend(self.matcher.take_forced(token_id))
+
+    def _go_on(self, token_id: int) -> bool:
+        if not self.forced:
+            self.matcher.consume(token_id)
+            return not self._has_failed()
+        expected = self.forced.popleft()
+        if token_id != expected:
+            self.failure = f"token {expected} must follow, and {token_id} was sampled"
+        # A failure of the matcher is of a token behind the forced ones.
+        return not self.failure
 
     def _has_failed(self) -> bool:
-        return bool(self.matcher.failure)
+        self.failure = self.failure or self.matcher.failure
+        return bool(self.failure)
 
 
 @dataclass(slots=True, eq=False)

@@ -48,10 +48,11 @@ class RunBatcher:
     def add_rows(self, draft: PlanDraft, can_retract: bool) -> bool:
         slots = self._table.decode_slots()
         num_drafts = self._num_drafts(slots)
-        if num_drafts.any() and self._take_pages(slots, num_drafts):
-            draft.set_decode_rows(self._advance(slots, num_drafts))
+        if num_drafts.any() and take_run_pages(self._table, self._pool, slots, 1 + num_drafts):
+            rows = self._advance(slots, num_drafts)
+            draft.set_decode_rows(rows)
             if self._table.num_constrained:
-                draft.constrain(self._table.requests_at(slots))
+                draft.constrain(rows.requests, rows.prefix_lens + 1)
             return True
         return self._plain.add_rows(draft, can_retract)
 
@@ -62,22 +63,6 @@ class RunBatcher:
         share = (self._max_step_tokens - len(slots)) // 2 // max(len(slots), 1)
         num_drafts: IntArray = np.minimum(table.max_drafts[slots], np.minimum(useful, share))
         return np.maximum(num_drafts, 0)
-
-    def _take_pages(self, slots: SlotArray, num_drafts: IntArray) -> bool:
-        """What every slot lacks for all of its run; for all of them or for none."""
-        table = self._table
-        num_tokens = table.seq_lens[slots] + 1 + num_drafts
-        missing = -(-num_tokens // np.int32(table.page_size)) - table.num_pages[slots]
-        pages = self._pool.allocate(int(np.maximum(missing, 0).sum()))
-        if pages is None:
-            return False
-        start = 0
-        for turn in range(int(missing.max())):
-            takers = slots[missing > turn]
-            stop = start + len(takers)
-            table.append_page_each(takers, [of_account[start:stop] for of_account in pages])
-            start = stop
-        return True
 
     def _advance(self, slots: SlotArray, num_drafts: IntArray) -> DecodeDraft:
         table, page_size = self._table, np.int32(self._table.page_size)
@@ -99,3 +84,21 @@ class RunBatcher:
             table.requests_at(slots),
             tuple(num_drafts.tolist()),
         )
+
+
+def take_run_pages(
+    table: RunningTable, pool: PagePool, slots: SlotArray, num_new: IntArray
+) -> bool:
+    """What every slot lacks for num_new more tokens; for all of them or for none."""
+    num_tokens = table.seq_lens[slots] + num_new
+    missing = -(-num_tokens // np.int32(table.page_size)) - table.num_pages[slots]
+    pages = pool.allocate(int(np.maximum(missing, 0).sum()))
+    if pages is None:
+        return False
+    start = 0
+    for turn in range(int(missing.max())):
+        takers = slots[missing > turn]
+        stop = start + len(takers)
+        table.append_page_each(takers, [of_account[start:stop] for of_account in pages])
+        start = stop
+    return True

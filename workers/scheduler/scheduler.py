@@ -12,6 +12,7 @@ from functools import partial
 import msgspec
 
 from attention.memory.layout import EveryToken
+from workers.constraints.masks import MaskRow
 from workers.constraints.matcher import TokenMatcher
 from workers.engine.protocol import AccountPages, EngineStats, GenerateRequest, StepOutput
 from workers.errors import IntegrityError, id_in_use
@@ -26,6 +27,7 @@ from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.decode_batch import DecodeBatcher
 from workers.scheduler.encoder_memory import EncoderMemory
+from workers.scheduler.forced_rows import ForcedRows
 from workers.scheduler.integrity import check_pages
 from workers.scheduler.ledger import Ledger
 from workers.scheduler.media_memory import MediaMemory
@@ -136,11 +138,15 @@ class Scheduler:
         if self._ledger.is_known(request_id):
             raise id_in_use(request_id)
 
-    def constrained_rows(self, plan: StepPlan) -> list[tuple[int, TokenMatcher]]:
-        """Slot and matcher of each row of an uncommitted plan that samples under a grammar, every
-        plan before it being committed. Rows whose requests have ended are left out."""
+    def constrained_rows(self, plan: StepPlan) -> list[MaskRow]:
+        """Rows of an uncommitted plan that sample under a grammar, every plan before it being
+        committed. Those whose requests have ended are left out."""
         (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
-        return [(one.slot, one.matcher) for one in record.constrained if not one.is_ended]
+        return [
+            MaskRow(one.slot, position, one)
+            for one, position in record.constrained
+            if not one.is_ended
+        ]
 
     def abort(self, request_id: str) -> bool:
         """End a request now, wherever it is; its pages are back at once.
@@ -281,7 +287,13 @@ class Scheduler:
 
     def _build_policy(self) -> BatchPolicy:
         config = self._config
-        decode: DecodeRows = DecodeBatcher(self._table, self._memory, self._pool, self._retractor)
+        forced = None
+        if config.can_repeat_slots:
+            max_rows = min(config.max_slots, config.max_step_tokens)
+            forced = ForcedRows(self._table, self._pool, max_rows)
+        decode: DecodeRows = DecodeBatcher(
+            self._table, self._memory, self._pool, self._retractor, forced
+        )
         if config.max_draft_tokens:
             decode = RunBatcher(decode, self._table, self._pool, config.max_step_tokens)
         admission = Admission(

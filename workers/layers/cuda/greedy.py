@@ -12,7 +12,7 @@ import triton.language as tl
 from workers.graphs.decode_step import StepRing, StepRows
 from workers.layers.cuda.launch import next_power_of_2
 
-_VOCAB_BLOCK = 4096
+VOCAB_BLOCK = 4096
 
 
 def _begin_step(  # noqa: PLR0913
@@ -164,7 +164,7 @@ class TritonStepKernels:
 
 def num_vocab_blocks(num_tokens: int) -> int:
     """Into how many blocks block_argmax cuts so many logits."""
-    return -(-num_tokens // _VOCAB_BLOCK)
+    return -(-num_tokens // VOCAB_BLOCK)
 
 
 Maxima = tuple[torch.Tensor, torch.Tensor]
@@ -184,7 +184,7 @@ def block_argmax(logits: torch.Tensor, num_tokens: int, first_token: int, maxima
         logits.stride(0),
         num_tokens,
         first_token,
-        BLOCK=_VOCAB_BLOCK,
+        BLOCK=VOCAB_BLOCK,
         num_warps=4,
     )
 

@@ -1,7 +1,11 @@
 """Grammars against the built-in model's tokenizer: what may follow, when a text is complete."""
 
+import json
+import random
 import time
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -10,7 +14,7 @@ from transformers import AutoTokenizer
 from workers.builtin import builtin_model_path
 from workers.constraints import compiler as compiler_module
 from workers.constraints.compiler import GrammarCompiler, GrammarMatcher
-from workers.constraints.masks import MaskFiller
+from workers.constraints.masks import MaskFiller, MaskRow, look_ahead
 from workers.errors import ErrorCode, RequestRejectedError
 
 TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path())
@@ -27,25 +31,96 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def allowed(*matchers: GrammarMatcher) -> list[set[int]]:
-    filler = MaskFiller(VOCAB_SIZE)
-    masks = filler.fill(3, list(enumerate(matchers)))
-    filler.close()
+class Alone:
+    """A request of which nothing but its matcher counts. seen: what must follow, as it was told."""
+
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self.matcher = matcher
+        self.seen: list[int] = []
+
+    def forced_token(self, position: int) -> int | None:
+        return None
+
+    def look_ahead(self, token_id: int) -> None:
+        self.seen.append(token_id)
+
+
+def allowed(compiler: GrammarCompiler, *matchers: GrammarMatcher) -> list[set[int]]:
+    filler = MaskFiller(VOCAB_SIZE, compiler.fill)
+    masks = filler.fill(
+        3, [MaskRow(slot, 7, Alone(matcher)) for slot, matcher in enumerate(matchers)]
+    )
     assert (masks.step_id, masks.slots.tolist()) == (3, list(range(len(matchers))))
+    assert masks.positions.tolist() == [7] * len(matchers)
     bits = (masks.rows[:, :, None] >> np.arange(32)) & 1
     return [set(np.flatnonzero(row).tolist()) for row in bits.reshape(len(matchers), -1)]
 
 
 def test_a_mask_has_the_tokens_that_the_grammar_allows_next(compiler: GrammarCompiler):
-    (first,) = allowed(compiler.compile(YES_OR_NO, []))
+    (first,) = allowed(compiler, compiler.compile(YES_OR_NO, []))
     assert {TOKENIZER.decode([token_id]) for token_id in first} == {"y", "n", "no"}
 
 
 def test_rows_have_masks_of_their_own(compiler: GrammarCompiler):
     matchers = [compiler.compile(YES_OR_NO, ids("y")), compiler.compile(YES_OR_NO, ids("n"))]
-    after_y, after_n = allowed(*matchers)
+    after_y, after_n = allowed(compiler, *matchers)
     assert {TOKENIZER.decode([token_id]) for token_id in after_y} == {"es"}
     assert {TOKENIZER.decode([token_id]) for token_id in after_n} == {"o"}
+
+
+def test_who_has_one_token_left_is_told(compiler: GrammarCompiler):
+    requests = [Alone(compiler.compile(YES_OR_NO, ids(text))) for text in ("", "y", "n", "no")]
+    rows = [MaskRow(slot, 1, request) for slot, request in enumerate(requests)]
+    look_ahead(rows, MaskFiller(VOCAB_SIZE, compiler.fill).fill(0, rows))
+    assert [request.seen for request in requests] == [[], ids("es"), ids("o"), [EOS]]
+
+
+def texts_of(schema: dict[str, Any], compiler: GrammarCompiler, seed: int) -> tuple[str, int]:
+    """A random text under the schema, and how many of its tokens were forced. Masks allow each of
+    these alone, which is what makes them forced."""
+    rng = random.Random(seed)
+    matcher = compiler.compile(LLMatcher.grammar_from_json_schema(json.dumps(schema)), [])
+    text: list[int] = []
+    num_forced = 0
+    while not matcher.is_complete:
+        assert not matcher.failure
+        (tokens,) = allowed(compiler, matcher)
+        if len(tokens) == 1:
+            token_by_token = GrammarMatcher(matcher.matcher.deep_copy())
+            forced = matcher.take_forced(*tokens)
+            for token_id in forced:
+                assert allowed(compiler, token_by_token) == [{token_id}]
+                token_by_token.consume(token_id)
+            assert allowed(compiler, token_by_token) == allowed(compiler, matcher) or not forced
+            text += forced
+            num_forced += len(forced)
+            if forced:
+                continue
+        text.append(rng.choice(sorted(tokens)))
+        matcher.consume(text[-1])
+    return TOKENIZER.decode(text), num_forced
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+SCHEMAS = [
+    {"type": "object", "properties": {"first_name": DIGIT, "\u00fcber-\u540d of it": DIGIT}},
+    {"enum": ["a longer text than that", "a longer text than this", "something else"]},
+    {"type": "array", "items": {"const": {"kind": "point"}}, "minItems": 2, "maxItems": 3},
+    {"type": "string", "pattern": "^order-[0-9]{2}/2024-[ab]{1,2} of the shop$"},
+    {"type": "object", "properties": {"when": {"format": "date"}, "is_open": {"type": "boolean"}}},
+]
+
+
+@pytest.mark.parametrize("index", range(len(SCHEMAS)))
+def test_masks_allow_every_forced_token_alone(compiler: GrammarCompiler, index: int):
+    schema = {**SCHEMAS[index]}
+    schema |= {"required": list(schema.get("properties", {})), "additionalProperties": False}
+    forced = 0
+    for seed in range(6):
+        text, num_forced = texts_of(schema, compiler, seed)
+        jsonschema.validate(json.loads(text), schema)
+        forced += num_forced
+    assert forced > 6
 
 
 def test_a_complete_text_may_only_end(compiler: GrammarCompiler):
@@ -54,7 +129,7 @@ def test_a_complete_text_may_only_end(compiler: GrammarCompiler):
         assert not matcher.is_complete
         matcher.consume(token_id)
     assert matcher.is_complete
-    assert allowed(matcher) == [{EOS}]
+    assert allowed(compiler, matcher) == [{EOS}]
 
 
 def test_what_is_not_allowed_is_a_failure(compiler: GrammarCompiler):
@@ -106,13 +181,12 @@ def test_a_folder_without_a_tokenizer_is_a_refusal(tmp_path):
 def test_an_ambiguous_grammar_fails_before_its_masks_take_long(compiler: GrammarCompiler):
     """By time of the process: with the library's own limits the 40th mask took seconds."""
     grammar = LLMatcher.grammar_from_lark('start: a\na: a a a | a a | /[a-z ]/ | ""')
-    matcher, filler = compiler.compile(grammar, []), MaskFiller(VOCAB_SIZE)
+    matcher, filler = compiler.compile(grammar, []), MaskFiller(VOCAB_SIZE, compiler.fill)
     started_s = time.process_time()
     for number in range(200):
-        filler.fill(number, [(0, matcher)])
+        filler.fill(number, [MaskRow(0, number, Alone(matcher))])
         matcher.consume(ids("a")[0])
         if matcher.failure:
             break
-    filler.close()
     assert "items" in matcher.failure
     assert time.process_time() - started_s < 3

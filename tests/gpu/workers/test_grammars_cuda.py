@@ -1,0 +1,80 @@
+"""Outputs obey their grammars on a GPU: by replayed graphs and eagerly, beside rows without one."""
+
+import json
+
+import pytest
+
+from tests.gpu.engines import BUILTIN, share_equal
+from tests.unit.workers.engine import test_forced_tokens as forced
+from tests.unit.workers.engine.test_grammars import MIXED, TOKENIZER, check, request_of, run
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.protocol import FinishReason, GenerateRequest
+from workers.sampling.params import SamplingParams
+
+
+def engine_of(**settings):
+    return Engine.from_config(EngineConfig(**BUILTIN, check_integrity_when_idle=True, **settings))
+
+
+def texts(results):
+    return [one.token_ids for one in results]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"enable_cuda_graphs": False}, {"page_size": 16, "num_pages": 5, "max_step_tokens": 48}],
+    ids=["graphs", "eager", "few_pages_and_chunks"],
+)
+def test_every_output_obeys_its_grammar(settings) -> None:
+    engine = engine_of(**settings)
+    try:
+        for _ in range(3):
+            check(run(engine, *MIXED))
+            while engine.prepare_while_idle():
+                pass
+    finally:
+        engine.close()
+
+
+def test_constrained_rows_leave_greedy_ones_beside_them_alone() -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompts = [list(range(10, 40)), list(range(100, 120))]
+    plain = [GenerateRequest(f"p{i}", prompt, greedy) for i, prompt in enumerate(prompts)]
+    engine = engine_of()
+    try:
+        while engine.prepare_while_idle():
+            pass
+        alone = texts(run(engine, *plain))
+        under_grammar = request_of(60, MIXED[0].grammar, temperature=0.0, logprobs=None)
+        *beside, constrained = run(engine, *plain, under_grammar)
+        # Batches of other sizes take other kernels: near ties may turn.
+        assert share_equal(texts(beside), alone) > 0.8
+        assert constrained.finish_reason is FinishReason.STOP
+    finally:
+        engine.close()
+
+
+def test_forced_tokens_come_in_runs_and_are_what_masks_would_have_given() -> None:
+    """By replays and eagerly, beside rows of other kinds."""
+    by_settings = {}
+    for name, settings in {"graphs": {}, "eager": {"enable_cuda_graphs": False}}.items():
+        engine = engine_of(**settings)
+        try:
+            while engine.prepare_while_idle():
+                pass
+            results = run(engine, *forced.requests())
+            fixed = results[4]
+            assert TOKENIZER.decode(fixed.token_ids) == forced.TEXT
+            for index in (0, 2, 3, 5):
+                text = TOKENIZER.decode(results[index].token_ids)
+                assert list(json.loads(text)) == forced.NAMES
+            assert all(len(one.logprobs) == len(one.token_ids) for one in results[:5])
+            (alone,) = run(engine, forced.requests()[0])
+            num_steps = engine.stats().num_steps
+            (again,) = run(engine, forced.requests()[0])
+            assert engine.stats().num_steps - num_steps < 0.6 * len(again.token_ids)
+            by_settings[name] = texts([*results[2:3], *results[4:5], alone])
+        finally:
+            engine.close()
+    assert share_equal(by_settings["graphs"], by_settings["eager"]) > 0.5
