@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 MODEL = "builtin"
-ASKED = {"model": MODEL, "temperature": 0, "max_output_tokens": 60}
+ASKED = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
 QUESTION = "What does os.path.join do?"
 WEATHER = {
     "type": "function",
@@ -64,8 +64,7 @@ def check_tools(client):
 
 
 def check_parsing(client):
-    asked = {**ASKED, "max_output_tokens": 200}
-    parsed = client.responses.parse(input="Name a city.", text_format=City, **asked)
+    parsed = client.responses.parse(input="Name a city.", text_format=City, **ASKED)
     assert isinstance(parsed.output_parsed, City)
 
 
