@@ -43,7 +43,7 @@ TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 _UNION_TAGS = ("str", "int", "float", "bool")
 
-# Features that are not built yet: the values that ask for nothing.
+# What is not built, or means nothing there (docs/api.md says why): the values that ask for nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "chat_template": (None,),
