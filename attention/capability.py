@@ -31,13 +31,13 @@ class BackendCapability:
     bounds on a CUDA device, None where there is no bound. kv_dtypes: what the pool may hold.
     default_page_size: tokens a page, the backend's own best. has_unequal_head_dims: V heads of
     another size than K heads. has_mixed_batches: one-token rows and longer rows in one EXTEND step.
-    has_chunked_attention: queries that see their own chunk of positions only. has_unlike_layers:
-    layers with heads of their own. has_shared_kv: layers that read the K and V of earlier ones.
-    has_bounded_accounts: layers whose tokens stand in a page table of their own while they can be
-    seen, and no longer. has_cross_attention: layers that see an encoder's tokens. latent_dims,
-    latent_rope_dims: sizes of latents and of their rotated parts that kernels are built for, None
-    for any. has_heads: models that keep K and V of heads. install_hint: a command or a sentence for
-    the operator.
+    has_chunked_attention: queries that see their own chunk of positions only.
+    has_chunks_of_any_size: not only of whole pages. has_unlike_layers: layers with heads of their
+    own. has_shared_kv: layers that read the K and V of earlier ones. has_bounded_accounts: layers
+    whose tokens stand in a page table of their own while they can be seen, and no longer.
+    has_cross_attention: layers that see an encoder's tokens. latent_dims, latent_rope_dims: sizes
+    of latents and of their rotated parts that kernels are built for, None for any. has_heads:
+    models that keep K and V of heads. install_hint: a command or a sentence for the operator.
     """
 
     name: str
@@ -56,6 +56,7 @@ class BackendCapability:
     has_mla: bool
     install_hint: str
     has_chunked_attention: bool = False
+    has_chunks_of_any_size: bool = True
     has_unlike_layers: bool = False
     has_shared_kv: bool = False
     has_bounded_accounts: bool = False

@@ -140,6 +140,10 @@ class ForwardBatch:
         default_factory=lambda: np.zeros(0, dtype=np.int32)
     )
 
+    @property
+    def locs_by_account(self) -> tuple[torch.Tensor, ...]:
+        return (self.out_cache_loc, *self.bounded_cache_locs)
+
     def cache_locs(self, account: int) -> torch.Tensor:
         """Where the new tokens' K and V go in the account, int64 (num_tokens,)."""
         return self.out_cache_loc if account == 0 else self.bounded_cache_locs[account - 1]

@@ -2,6 +2,7 @@
 
 from attention.backends import (
     flash_attention,
+    flash_attention_chunks,
     flash_attention_fp8,
     flash_attention_latent,
     flash_attention_triton,
@@ -24,6 +25,7 @@ from attention.registration import (
 
 BACKEND_MODULES = (
     flash_attention,
+    flash_attention_chunks,
     flash_attention_fp8,
     flash_attention_latent,
     flash_attention_triton,

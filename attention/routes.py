@@ -102,6 +102,7 @@ def needs_of_layer(needs: AttentionNeeds, layer: LayerAttentionConfig) -> Attent
         needs_logit_cap=layer.logit_cap > 0.0,
         needs_sinks=layer.has_sinks,
         needs_chunked_attention=layer.chunk_size > 0,
+        chunk_size=max(layer.chunk_size, 0),
         needs_cross_attention=layer.max_encoder_tokens > 0,
     )
 

@@ -49,7 +49,7 @@ class Preference:
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=("fa3_triton", "fa3", "fa3_fp8", "torch_native", "torch_native_fp8"),
+        mha=("fa3_triton", "fa3", "fa3_chunks", "fa3_fp8", "torch_native", "torch_native_fp8"),
         # benchmarks/h200/latent_attention.py: fa3 decodes as fast or faster but for a few rows.
         mla=("fa3", "flashmla", "torch_native"),
     ),
@@ -93,7 +93,8 @@ class DeviceFacts:
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
     """What the model and the flags ask of a backend. page_size: None leaves it to the backend.
-    latent: what a model with needs_mla keeps; None where its sizes do not matter."""
+    chunk_size: of needs_chunked_attention, 0 where it does not matter. latent: what a model with
+    needs_mla keeps; None where its sizes do not matter."""
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -108,6 +109,7 @@ class AttentionNeeds:
     needs_shared_kv: bool = False
     needs_cross_attention: bool = False
     needs_mixed_batches: bool = False
+    chunk_size: int = 0
     latent: LatentEntry | None = None
 
 
@@ -269,7 +271,17 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
     for feature, is_needed, is_there in features:
         if is_needed and not is_there:
             return f"has no {feature}, which this model needs"
-    return _unfit_latent(capability, needs.latent)
+    return _unfit_chunks(capability, needs) or _unfit_latent(capability, needs.latent)
+
+
+def _unfit_chunks(capability: BackendCapability, needs: AttentionNeeds) -> str | None:
+    page_size = _page_size(capability, needs)
+    if capability.has_chunks_of_any_size or needs.chunk_size % page_size == 0:
+        return None
+    return (
+        f"has chunks of whole pages only, this model's {needs.chunk_size} tokens are none of "
+        f"{page_size}"
+    )
 
 
 def _unfit_latent(capability: BackendCapability, latent: LatentEntry | None) -> str | None:

@@ -33,7 +33,7 @@ from workers.graphs.decode_graphs import (
     GraphedStep,
     batch_size_ladder,
 )
-from workers.graphs.decode_step import HOST_ROW_FIELDS, StepRing, StepRows
+from workers.graphs.decode_step import StepRing, StepRows
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.models.base import CausalLM
@@ -64,6 +64,7 @@ class _StubBackend:
     """What DecodeGraphs asks of a backend when nothing is captured."""
 
     config = _StubConfig()
+    req_to_token_pool = ReqToTokenPool(1, 1, CPU)
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
         """No buffers."""
@@ -86,7 +87,7 @@ class _StubCapturer:
     """Records nothing; a replay answers the next step of the ring with zeros."""
 
     def __init__(self, ring: StepRing) -> None:
-        self._asked = ring.rows[:, HOST_ROW_FIELDS, 0].numpy()
+        self._asked = ring.rows[:, ring.num_fields, 0].numpy()
         self._answered = ring.sampled[:, -1].numpy()
 
     def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -140,7 +141,7 @@ class StubExecutor(StepExecutor):
         self._inputs = StepInputBuilder(table, cast(TokenToKVPool, _StubPool()), CPU)
         self._sampling = SamplingState(num_slots, VOCAB_SIZE, (), CPU)
         sizes = batch_size_ladder(MAX_REQUESTS)
-        staging = StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS)
+        staging = StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS, 1)
         self._graphs = DecodeGraphs(
             cast(CausalLM, None),
             cast(GraphAttentionBackend, _StubBackend()),

@@ -18,7 +18,7 @@ from attention.backends.flash_attention_metadata import (
     StepFacts,
     metadata_of,
 )
-from attention.backends.flash_attention_steps import FlashAttentionSteps
+from attention.backends.flash_attention_steps import AccountTables, FlashAttentionSteps
 from attention.backends.mixed_batches import (
     MAX_PROMPT_TOKENS_PER_DECODE_ROW,
     MIN_DECODE_ROWS,
@@ -37,7 +37,6 @@ from attention.kernels.providers import (
     load_triton_kernels,
     probe_flash_attention_3,
 )
-from attention.kernels.step_tables import StepTables
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
@@ -82,6 +81,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         has_unequal_head_dims=True,
         has_mixed_batches=True,
         has_mla=True,
+        has_bounded_accounts=True,
         install_hint=FLASH_ATTENTION_3_INSTALL,
         # Those of `qv`: flash_api.cpp in the hopper folder of the flash-attention project.
         latent_dims=range(256, 513, 8),
@@ -102,7 +102,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         self._kernels = load_flash_attention_3()
         self._check(config, self._kernels)
         self._triton = load_triton_kernels()
-        self._windows = {layer.sliding_window_size for layer in config.layers}
+        self._accounts = _accounts_by_window(config)
         self._planning_layers = _first_layers(config)
         self._metadata: dict[int, FlashAttentionMetadata] = {}
         self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
@@ -133,8 +133,11 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
                 f"not {config.kv_dtype}"
             )
 
-    def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
-        self._metadata = {window: metadata_of(tables, facts, window) for window in self._windows}
+    def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
+        self._metadata = {
+            window: metadata_of(tables[account], facts, window)
+            for window, account in self._accounts.items()
+        }
         self._schedules = {}
 
     def forward_extend(
@@ -235,7 +238,12 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         save_kv_cache: bool,
     ) -> None:
         if save_kv_cache:
-            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
+            places = self._places(layer, forward_batch)
+            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, places, k, v)
+
+    def _places(self, layer: AttentionLayer, forward_batch: ForwardBatch) -> torch.Tensor:
+        """Where the new tokens' K and V go, of the layer's account."""
+        return forward_batch.cache_locs(self._accounts[layer.sliding_window_size])
 
     def _attend(
         self,
@@ -331,6 +339,15 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     capability: BackendCapability = replace(
         FlashAttentionBackend.capability, name="fa3_deterministic", has_mla=False
     )
+
+
+def _accounts_by_window(config: AttentionConfig) -> dict[int, int]:
+    """Of layers without chunks: which account has a window's tokens, -1 being all."""
+    return {
+        layer.sliding_window_size: config.account_of(layer_id)
+        for layer_id, layer in enumerate(config.layers)
+        if layer.chunk_size <= 0 and not layer.max_encoder_tokens
+    }
 
 
 def _first_layers(config: AttentionConfig) -> frozenset[int]:

@@ -33,6 +33,7 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
         dtypes=(torch.bfloat16,),
         kv_dtypes=(torch.float8_e4m3fn,),
         has_mla=False,
+        has_bounded_accounts=False,
     )
 
     def __init__(

@@ -28,7 +28,7 @@ from attention.backends.flash_attention_prompts import (
     heads_pay,
     prompt_rows,
 )
-from attention.backends.flash_attention_steps import FlashAttentionSteps
+from attention.backends.flash_attention_steps import AccountTables, FlashAttentionSteps
 from attention.backends.mixed_batches import cut_mixed_step, num_leading_decode_rows
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
@@ -39,7 +39,6 @@ from attention.kernels.providers import (
     load_triton_kernels,
     probe_flash_attention_3,
 )
-from attention.kernels.step_tables import StepTables
 from attention.kernels.torch_latent import project_values
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
@@ -48,6 +47,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_latent_backend
 
 _ALL_KEYS = -1
+_ONLY_ACCOUNT = 0  # layers with latents see every token
 _KERNEL_CHOOSES_SPLITS = 0
 
 
@@ -112,8 +112,8 @@ class FlashAttentionLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
             self.config, self.req_to_token_pool, forward_batch, whole.cu_seqlens_q, first_row
         )
 
-    def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
-        self._metadata = metadata_of(tables, facts, _ALL_KEYS)
+    def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
+        self._metadata = metadata_of(tables[_ONLY_ACCOUNT], facts, _ALL_KEYS)
         self._prompt_rows = None
 
     def _step_metadata(self) -> FlashAttentionMetadata:

@@ -16,12 +16,12 @@ import torch
 
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_metadata import FlashAttentionMetadata, StepFacts
+from attention.backends.flash_attention_steps import AccountTables
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, measured_tuning
 from attention.kernels.paged_decode import DecodePlan, PagedDecode, ScoreRule
-from attention.kernels.step_tables import StepTables
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection
@@ -141,7 +141,7 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
         super().record_step_tables(forward_batch)
         self._decoder.plan(self._cache_seqlens())
 
-    def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
+    def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
         super()._start_step(tables, facts)
         self._decoder.forget_plans()
 
@@ -173,7 +173,7 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
             return super().forward_projected(projection, layer, forward_batch)
         metadata = self._step_metadata(layer)
         return self._decoder.attend_projected(
-            projection, forward_batch.out_cache_loc, layer, metadata
+            projection, self._places(layer, forward_batch), layer, metadata
         )
 
 

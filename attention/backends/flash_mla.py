@@ -13,10 +13,10 @@ import torch
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
 from attention.backends.flash_attention_metadata import FlashAttentionMetadata, StepFacts
+from attention.backends.flash_attention_steps import AccountTables
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import AttentionConfig
 from attention.kernels.providers import FLASH_MLA_INSTALL, load_flash_mla, probe_flash_mla
-from attention.kernels.step_tables import StepTables
 from attention.kernels.torch_latent import project_values
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.req_to_token_pool import ReqToTokenPool
@@ -71,7 +71,7 @@ class FlashMLABackend(FlashAttentionLatentBackend):
         self._flash_mla = load_flash_mla()
         self._plan: RowPlan | None = None
 
-    def _start_step(self, tables: StepTables, facts: StepFacts) -> None:
+    def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
         super()._start_step(tables, facts)
         self._plan = None
 

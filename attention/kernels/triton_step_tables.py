@@ -30,6 +30,7 @@ def _fill_step_tables(  # noqa: PLR0913
     page_size: tl.constexpr,
     pages_per_program: tl.constexpr,
     rows_per_pass: tl.constexpr,
+    window: tl.constexpr,
 ) -> None:
     """Program (row, block): a block of the row's pages; block 0 also writes the row's lengths."""
     row = tl.program_id(0)
@@ -55,7 +56,11 @@ def _fill_step_tables(  # noqa: PLR0913
         is_used = pages < num_pages
         slot = tl.load(slots + row).to(tl.int64)
         first_tokens = req_to_token + slot * req_to_token_stride + pages * page_size
-        cache_indices = tl.load(first_tokens, mask=is_used, other=0)
+        is_seen = is_used
+        if window > 0:
+            first_key = seq_len - tl.maximum(tl.load(extend_seq_lens + row), 1) - window + 1
+            is_seen = is_used & (pages >= tl.maximum(first_key, 0) // page_size)
+        cache_indices = tl.load(first_tokens, mask=is_seen, other=0)
         row_table = page_table + row.to(tl.int64) * page_table_stride
         tl.store(row_table + pages, cache_indices // page_size, mask=is_used)
 
@@ -87,12 +92,16 @@ def fill_step_tables(
     tables: StepTables,
     page_size: int,
     max_seq_len: int,
+    window: int,
 ) -> None:
     """Fill the first bs rows of tables.
 
     req_to_token int32 (num_slots, max_context_len); slots int64 (bs,); seq_lens, extend_seq_lens
     int32 (bs,); max_seq_len: a host copy of seq_lens' maximum, it only sizes the launch. Entries
-    of the page table past a row's last page keep what they held.
+    of the page table past a row's last page keep what they held. window: 0, or the most recent
+    keys that a query sees, its own included, where the others' pages may be somebody else's by now:
+    the dummy page then stands for those that no new token sees. Kernels load whole blocks of keys,
+    those before the window too, and multiply values by zero there.
     """
     num_pages = triton.cdiv(max_seq_len, page_size)
     grid = (slots.shape[0], max(1, triton.cdiv(num_pages, _PAGES_PER_PROGRAM)))
@@ -110,4 +119,5 @@ def fill_step_tables(
         page_size=page_size,
         pages_per_program=_PAGES_PER_PROGRAM,
         rows_per_pass=_ROWS_PER_PASS,
+        window=window,
     )

@@ -7,7 +7,7 @@ no request and no free list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -44,6 +44,7 @@ class GroupedTokenToKVPool(TokenToKVPool):
         self._pools: list[TokenToKVPool] = []
         self._accounts: list[int] = []
         self._places: dict[int, tuple[TokenToKVPool, int]] = {}
+        self._account_of_layer = tuple(map(config.account_of, range(config.num_layers)))
         for group in config.kv_layout.groups:
             account = config.account_of_group(group)
             pool = make_pool(_config_of_group(config, group), pages_by_account[account])
@@ -77,6 +78,9 @@ class GroupedTokenToKVPool(TokenToKVPool):
         pool, index = self._places[layer_id]
         pool.set_kv_buffer(index, out_cache_loc, k, v)
 
+    def account_of(self, layer_id: int) -> int:
+        return self._account_of_layer[layer_id]
+
     @property
     def pages_by_account(self) -> tuple[int, ...]:
         return self._pages_by_account
@@ -88,9 +92,13 @@ class GroupedTokenToKVPool(TokenToKVPool):
         self._clear(account, cache_indices)
 
     def _clear(self, account: int, cache_indices: torch.Tensor) -> None:
+        for pool in self._pools_of(account):
+            pool.clear_tokens(cache_indices)
+
+    def _pools_of(self, account: int) -> Iterator[TokenToKVPool]:
         for pool, own_account in zip(self._pools, self._accounts, strict=True):
             if own_account == account:
-                pool.clear_tokens(cache_indices)
+                yield pool
 
 
 def _config_of_group(config: AttentionConfig, group: CacheGroup) -> AttentionConfig:

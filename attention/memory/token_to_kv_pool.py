@@ -58,6 +58,10 @@ class TokenToKVPool(ABC):
         """How many pages each account's tokens have."""
         return (self.num_pages,)
 
+    def account_of(self, layer_id: int) -> int:
+        """The account whose cache indices the layer's pages are read by."""
+        return 0
+
     @abstractmethod
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         """Zero what cache_indices int64 (n,) hold, in account 0, in all layers. No wait."""

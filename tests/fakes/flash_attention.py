@@ -243,13 +243,17 @@ def fill_step_tables(
     tables: StepTables,
     page_size: int,
     max_seq_len: int,
+    window: int,
 ) -> None:
     bs = len(slots)
     tables.cache_seqlens[:bs] = seq_lens
     tables.cu_seqlens_q[1 : bs + 1] = extend_seq_lens.cumsum(0)
     tables.cu_seqlens_k[1 : bs + 1] = seq_lens.cumsum(0)
-    for row, (slot, length) in enumerate(zip(slots.tolist(), seq_lens.tolist(), strict=True)):
+    lengths = zip(slots.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
+    for row, (slot, length, num_new) in enumerate(lengths):
         pages = req_to_token[slot, :length:page_size] // page_size
+        if window:
+            pages[: max(length - max(num_new, 1) - window + 1, 0) // page_size] = 0
         tables.page_table[row, : len(pages)] = pages
 
 

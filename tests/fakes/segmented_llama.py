@@ -16,7 +16,7 @@ class SegmentedLlama(LlamaForCausalLM, SegmentedCausalLM):
         attention = self.model.decoder_layers[layer].self_attn
         q, k, v = attention.inputs(places.positions, hidden)
         v = v.unflatten(-1, (-1, attention.head_dim))
-        self.pool.set_kv_buffer(layer, places.cache_loc, k, v)
+        self.pool.set_kv_buffer(layer, places.cache_locs[self.pool.account_of(layer)], k, v)
         return tuple(_kept(x, new) for x in (q, k, v))
 
     def attend(self, layer, inputs, batch):

@@ -184,7 +184,17 @@ OTHERS = {
         {"num_warps": 2},
     ),
     "begin_step": Variant(
-        greedy._begin_step_kernel, {**_RING, **_STEP}, {"BLOCK": 512}, {"num_warps": 4}
+        greedy._begin_step_kernel,
+        {**_RING, **_STEP},
+        {"BLOCK": 512, "NUM_FIELDS": 4},
+        {"num_warps": 4},
+    ),
+    "place_rows": Variant(
+        greedy._place_rows_kernel,
+        {**_RING, "cache_indices": "*i32", "table": "*i32"}
+        | dict.fromkeys(("positions", "cache_loc"), "*i64"),
+        {"BLOCK": 512},
+        {"num_warps": 4},
     ),
     "block_argmax": Variant(
         greedy._block_argmax_kernel,

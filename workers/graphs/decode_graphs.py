@@ -19,7 +19,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.graph_timing import GraphAttentionTimer
 from attention.timing import AttentionTiming
-from workers.graphs.decode_step import DecodeStepKernels, StepRows
+from workers.graphs.decode_step import FIRST_CACHE_FIELD, DecodeStepKernels, StepRows
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing, StagingSlot
 from workers.models.base import CausalLM
@@ -117,7 +117,8 @@ class DecodeGraphs:
         self._staging = staging
         self._sizes = np.array(sizes)
         self._padding_slot = padding_slot
-        self._rows = StepRows.allocate(max_rows, device)
+        num_accounts = len(backend.req_to_token_pool.own_tables)
+        self._rows = StepRows.allocate(max_rows, device, num_accounts)
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._ones_cpu = np.ones(max_rows, dtype=np.int32)
         self._graphs: dict[int, _DecodeGraph] = {}
@@ -294,7 +295,9 @@ class DecodeGraphs:
             rows[0, :num_rows] = plan.slots
             rows[1, :num_rows] = plan.prefix_lens + 1
             rows[2, :num_rows] = plan.input_ids
-            rows[3, :num_rows] = plan.out_cache_loc
+            rows[FIRST_CACHE_FIELD, :num_rows] = plan.out_cache_loc
+            for account, locs in enumerate(plan.bounded_cache_locs, start=1):
+                rows[FIRST_CACHE_FIELD + account, :num_rows] = locs
         rows[0, num_rows:size] = self._padding_slot
         rows[1:, num_rows:size] = 0
         return slot
@@ -317,4 +320,5 @@ class DecodeGraphs:
             extend_prefix_lens_cpu=self._ones_cpu[:size],
             attn_backend=attention,
             is_captured=True,
+            bounded_cache_locs=rows.bounded_cache_locs,
         )

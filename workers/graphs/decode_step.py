@@ -9,17 +9,17 @@ from typing import Protocol
 
 import torch
 
-HOST_ROW_FIELDS = 4
-"""Rows of the host's matrix: slot, sequence length, input id, cache index. A further row's first
-element is the step's number."""
+FIRST_CACHE_FIELD = 3
+"""Rows of the host's matrix: slot, sequence length, input id, then a cache index in each account of
+KV memory. A further row's first element is the step's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRing:
     """Slots of host memory that steps take by turns, and which one it is, which the device knows.
 
-    rows: int32 (slots, HOST_ROW_FIELDS + 1, max_rows) and sampled: int32 (slots, max_rows + 1) lie
-    in the host's memory, page-locked for CUDA, which reads and writes it where it is; sampled ends
+    rows: int32 (slots, num_fields + 1, max_rows) and sampled: int32 (slots, max_rows + 1) lie in
+    the host's memory, page-locked for CUDA, which reads and writes it where it is; sampled ends
     with the number of the step that it answers. next_slot: int32 (1,), current: int32 (2,) slot and
     number of the step under way; both on the device. begin reads next_slot and sets current, end
     reads current and sets next_slot: no launch reads what it writes.
@@ -31,9 +31,11 @@ class StepRing:
     current: torch.Tensor
 
     @classmethod
-    def allocate(cls, num_slots: int, max_rows: int, device: torch.device) -> "StepRing":
+    def allocate(
+        cls, num_slots: int, max_rows: int, device: torch.device, num_accounts: int
+    ) -> "StepRing":
         is_pinned = device.type == "cuda"
-        rows_shape = (num_slots, HOST_ROW_FIELDS + 1, max_rows)
+        rows_shape = (num_slots, FIRST_CACHE_FIELD + num_accounts + 1, max_rows)
         return cls(
             torch.zeros(rows_shape, dtype=torch.int32, pin_memory=is_pinned),
             torch.zeros((num_slots, max_rows + 1), dtype=torch.int32, pin_memory=is_pinned),
@@ -45,10 +47,17 @@ class StepRing:
     def num_slots(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def num_fields(self) -> int:
+        return self.rows.shape[1] - 1
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Static device tensors of a step's rows, padding included. int64 (n,), lengths int32."""
+    """Static device tensors of a step's rows, padding included. int64 (n,), lengths int32.
+
+    bounded_cache_locs: out_cache_loc of each account beside account 0.
+    """
 
     slots: torch.Tensor
     input_ids: torch.Tensor
@@ -56,14 +65,16 @@ class StepRows:
     out_cache_loc: torch.Tensor
     seq_lens: torch.Tensor
     prefix_lens: torch.Tensor
+    bounded_cache_locs: tuple[torch.Tensor, ...]
 
     @classmethod
-    def allocate(cls, max_rows: int, device: torch.device) -> "StepRows":
-        slots, input_ids, positions, out_cache_loc = torch.zeros(
-            (4, max_rows), dtype=torch.int64, device=device
+    def allocate(cls, max_rows: int, device: torch.device, num_accounts: int) -> "StepRows":
+        slots, input_ids, positions, *cache_locs = torch.zeros(
+            (3 + num_accounts, max_rows), dtype=torch.int64, device=device
         )
         seq_lens, prefix_lens = torch.zeros((2, max_rows), dtype=torch.int32, device=device)
-        return cls(slots, input_ids, positions, out_cache_loc, seq_lens, prefix_lens)
+        own, *bounded = cache_locs
+        return cls(slots, input_ids, positions, own, seq_lens, prefix_lens, tuple(bounded))
 
     def first(self, num_rows: int) -> "StepRows":
         return StepRows(
@@ -73,6 +84,7 @@ class StepRows:
             self.out_cache_loc[:num_rows],
             self.seq_lens[:num_rows],
             self.prefix_lens[:num_rows],
+            tuple(locs[:num_rows] for locs in self.bounded_cache_locs),
         )
 
 
@@ -82,8 +94,8 @@ class DecodeStepKernels(Protocol):
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         """Fill rows (n each) from the ring's next slot, which becomes the current one.
 
-        A negative input id means what the slot sampled last. Also writes each row's cache index
-        to req_to_token at its position.
+        A negative input id means what the slot sampled last. Also writes each row's cache indices
+        to the accounts' tables at its position.
         """
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
@@ -98,26 +110,28 @@ class DecodeStepKernels(Protocol):
 class TorchStepKernels:
     """In plain torch, on any device: the reference of faster ones. Waits for the device.
 
-    req_to_token int32 (slots, positions), last_token_ids int64 (slots,): written to.
+    tables: of each account int32 (slots, positions), last_token_ids int64 (slots,): written to.
     """
 
-    req_to_token: torch.Tensor
+    tables: tuple[torch.Tensor, ...]
     last_token_ids: torch.Tensor
 
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         host_rows = ring.rows[int(ring.next_slot)].to(rows.slots.device)
         ring.current[0] = ring.next_slot[0]
-        ring.current[1] = host_rows[HOST_ROW_FIELDS, 0]
-        fields = host_rows[:HOST_ROW_FIELDS, : rows.slots.shape[0]].long()
-        slots, seq_lens, input_ids, cache_indices = fields
+        ring.current[1] = host_rows[ring.num_fields, 0]
+        fields = host_rows[: ring.num_fields, : rows.slots.shape[0]].long()
+        slots, seq_lens, input_ids, *cache_indices = fields
         rows.seq_lens.copy_(seq_lens)
         rows.slots.copy_(slots)
         rows.positions.copy_((seq_lens - 1).clamp_(min=0))
         rows.prefix_lens.copy_(rows.positions)
-        rows.out_cache_loc.copy_(cache_indices)
         last = self.last_token_ids.index_select(0, slots)
         rows.input_ids.copy_(torch.where(input_ids < 0, last, input_ids))
-        self.req_to_token[slots, rows.positions] = cache_indices.int()
+        all_locs = rows.out_cache_loc, *rows.bounded_cache_locs
+        for table, locs, found in zip(self.tables, all_locs, cache_indices, strict=True):
+            locs.copy_(found)
+            table[slots, rows.positions] = found.int()
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         current, number = ring.current.tolist()

@@ -118,14 +118,19 @@ def build_decode_graphs(
         model,
         backend,
         step_kernels(
-            backend.req_to_token_pool.req_to_token,
+            backend.req_to_token_pool.own_tables,
             sampling.last_token_ids,
             tp,
             model.vocab_shard,
             sizes[-1],
         ),
         capturer,
-        StagingRing.pinned(sizes[-1], MAX_UNCOMMITTED_PLANS, backend.config.device),
+        StagingRing.pinned(
+            sizes[-1],
+            MAX_UNCOMMITTED_PLANS,
+            backend.config.device,
+            len(backend.req_to_token_pool.own_tables),
+        ),
         sizes,
         padding_slot,
         AttentionTwins(
@@ -136,10 +141,15 @@ def build_decode_graphs(
 
 
 def build_segment_graphs(
-    config: EngineConfig, model: CausalLM, dtype: torch.dtype, capturer: CudaGraphCapturer
+    config: EngineConfig,
+    model: CausalLM,
+    backend: AttentionBackend,
+    capturer: CudaGraphCapturer,
 ) -> SegmentGraphs | None:
     """None where a flag forbids graphs or the model cannot be cut. Attention may be any."""
     if not (config.enable_cuda_graphs and isinstance(model, SegmentedCausalLM)):
         return None
     sizes = token_count_ladder(min(config.max_step_tokens, MAX_SEGMENT_TOKENS))
-    return SegmentGraphs(model, capturer, sizes, dtype, capturer.device)
+    num_accounts = len(backend.req_to_token_pool.own_tables)
+    dtype = backend.config.dtype
+    return SegmentGraphs(model, capturer, sizes, dtype, capturer.device, num_accounts)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.graphs.decode_step import HOST_ROW_FIELDS, StepRing
+from workers.graphs.decode_step import StepRing
 
 NUM_STAGING_SLOTS = 4
 """More than suffice for an engine: a rank whose tokens nobody reads may launch so many steps ahead
@@ -48,16 +48,16 @@ class HostMark:
 
 
 class StagingSlot:
-    """rows: int32 (HOST_ROW_FIELDS, max_rows); sampled: int32 (max_rows,). Host arrays.
+    """rows: int32 (num_fields of the ring, max_rows); sampled: int32 (max_rows,). Host arrays.
 
     step: the number of the step whose rows these are.
     """
 
     def __init__(self, ring: StepRing, index: int, mark: StreamMark) -> None:
         self.index = index
-        self.rows: npt.NDArray[np.int32] = ring.rows[index, :HOST_ROW_FIELDS].numpy()
+        self.rows: npt.NDArray[np.int32] = ring.rows[index, : ring.num_fields].numpy()
         self.sampled: npt.NDArray[np.int32] = ring.sampled[index, :-1].numpy()
-        self._asked: npt.NDArray[np.int32] = ring.rows[index, HOST_ROW_FIELDS, :1].numpy()
+        self._asked: npt.NDArray[np.int32] = ring.rows[index, ring.num_fields, :1].numpy()
         self._answered: npt.NDArray[np.int32] = ring.sampled[index, -1:].numpy()
         self._mark = mark
         self._is_used = False
@@ -103,13 +103,16 @@ class StagingRing:
         self._num_taken = 0
 
     @classmethod
-    def on_host(cls, max_rows: int, max_plans: int) -> "StagingRing":
-        ring = StepRing.allocate(NUM_STAGING_SLOTS, max_rows, torch.device("cpu"))
+    def on_host(cls, max_rows: int, max_plans: int, num_accounts: int) -> "StagingRing":
+        device = torch.device("cpu")
+        ring = StepRing.allocate(NUM_STAGING_SLOTS, max_rows, device, num_accounts)
         return cls(ring, [HostMark() for _ in range(NUM_STAGING_SLOTS)], max_plans)
 
     @classmethod
-    def pinned(cls, max_rows: int, max_plans: int, device: torch.device) -> "StagingRing":
-        ring = StepRing.allocate(NUM_STAGING_SLOTS, max_rows, device)
+    def pinned(
+        cls, max_rows: int, max_plans: int, device: torch.device, num_accounts: int
+    ) -> "StagingRing":
+        ring = StepRing.allocate(NUM_STAGING_SLOTS, max_rows, device, num_accounts)
         new_event: Callable[[], StreamMark] = torch.cuda.Event
         return cls(ring, [new_event() for _ in range(NUM_STAGING_SLOTS)], max_plans)
 

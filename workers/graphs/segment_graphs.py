@@ -85,7 +85,7 @@ class _StepGraphs:
 class SegmentGraphs:
     """The segment graphs of one rank. No method waits for the device.
 
-    sizes: numbers of tokens, ascending. dtype: the model's.
+    sizes: numbers of tokens, ascending. dtype: the model's. num_accounts: of KV memory.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class SegmentGraphs:
         sizes: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        num_accounts: int,
     ) -> None:
         self._model = model
         self._capturer = capturer
@@ -105,8 +106,8 @@ class SegmentGraphs:
         geometry = model.geometry
         width = geometry.tp_q_head_num * geometry.v_head_dim
         self._attended = torch.zeros((sizes[-1], width), dtype=dtype, device=device)
-        # Input ids, positions and cache indices of each token.
-        self._tokens = torch.zeros((3, sizes[-1]), dtype=torch.int64, device=device)
+        # Input ids, positions and, by account, cache indices of each token.
+        self._tokens = torch.zeros((2 + num_accounts, sizes[-1]), dtype=torch.int64, device=device)
 
     @property
     def captured_sizes(self) -> list[int]:
@@ -150,8 +151,9 @@ class SegmentGraphs:
     def capture(self, size: int) -> None:
         """Capture one of the sizes."""
         self._missing.remove(size)
-        # The trials' tokens are all padding.
+        # The trials' tokens are all padding: they write to the dummy page, which holds numbers.
         self._tokens[:, :size].zero_()
+        self._attended[:size].zero_()
         _, residual = self._capturer.try_out(lambda: self._begin(size))
         num_advances = self._model.geometry.num_layers - 1
         # Between them they launch what the others do: where layers differ, the first ones do.
@@ -176,7 +178,8 @@ class SegmentGraphs:
         return self._inputs(layer + 1, size, hidden)
 
     def _inputs(self, layer: int, size: int, hidden: torch.Tensor) -> AttentionInputs:
-        places = TokenPlaces(positions=self._tokens[1, :size], cache_loc=self._tokens[2, :size])
+        positions, *cache_locs = self._tokens[1:, :size]
+        places = TokenPlaces(positions, tuple(cache_locs))
         return self._model.attention_inputs(layer, hidden, places, self._new)
 
     def _size_for(self, num_tokens: int) -> int:
@@ -189,7 +192,7 @@ class SegmentGraphs:
         kernels may load the dummy page, where padding writes, beside a row's own.
         """
         num_tokens = batch.num_tokens
-        fields = (batch.input_ids, batch.positions, batch.out_cache_loc)
+        fields = (batch.input_ids, batch.positions, *batch.locs_by_account)
         for row, values in zip(self._tokens, fields, strict=True):
             row[:num_tokens].copy_(values)
         self._tokens[:, num_tokens:size].zero_()

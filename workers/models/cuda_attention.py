@@ -38,7 +38,7 @@ class PooledAttention:
     """The rope kernel itself writes K and V to the layer's pages, or, in decode steps where the
     backend can, the attention kernel does all of it.
 
-    k_rows, v_rows: the pages as (tokens, kv_heads * head_dim).
+    k_rows, v_rows: the pages as (tokens, kv_heads * head_dim). account: of these pages.
     """
 
     attention: RadixAttention
@@ -46,9 +46,10 @@ class PooledAttention:
     dtype: torch.dtype
     k_rows: torch.Tensor
     v_rows: torch.Tensor
+    account: int
 
     def rotate(self, qkv: torch.Tensor, places: TokenPlaces, new: NewTensor) -> AttentionInputs:
-        targets = places.cache_loc, self.k_rows, self.v_rows
+        targets = places.cache_locs[self.account], self.k_rows, self.v_rows
         return (self.rope(qkv, places.positions, *targets, self.dtype, new),)
 
     def attend(self, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
@@ -105,8 +106,10 @@ def layer_attention(
     qkv = module.qkv_proj
     shape = RopeShape(qkv.tp_q_head_num, qkv.tp_k_head_num, module.head_dim)
     rope = FusedRope(shape, Rotation(module.rotary.cos_sin, qkv.bias, norm))
-    k_pool, v_pool = token_to_kv_pool.get_kv_buffer(module.attn.layer_id)
+    layer_id = module.attn.layer_id
+    k_pool, v_pool = token_to_kv_pool.get_kv_buffer(layer_id)
     if k_pool.dtype != dtype:
         return SavedAttention(module.attn, rope, dtype)
     width = qkv.tp_k_head_num * module.head_dim
-    return PooledAttention(module.attn, rope, dtype, k_pool.view(-1, width), v_pool.view(-1, width))
+    rows = k_pool.view(-1, width), v_pool.view(-1, width)
+    return PooledAttention(module.attn, rope, dtype, *rows, token_to_kv_pool.account_of(layer_id))

@@ -107,7 +107,7 @@ class _FusedLayer:
     ) -> AttentionInputs:
         """hidden: normalised input -> queries and what the pool keeps, which has it by then."""
         queries, keys = self.queries(self.joined(hidden))
-        return self.projection(queries, keys, places.positions, places.cache_loc, new)
+        return self.projection(queries, keys, places.positions, places.cache_locs[0], new)
 
     def attend(self, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
         q, kept = inputs
@@ -231,7 +231,7 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
         self, tokens: TokenInputs, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins."""
-        places = TokenPlaces(tokens.positions, batch.out_cache_loc)
+        places = TokenPlaces(tokens.positions, batch.locs_by_account)
         residual, hidden = self.begin(tokens.ids)
         for index, layer in enumerate(self._layers):
             attended = layer.attend(layer.attention_inputs(hidden, places, torch.empty), batch)

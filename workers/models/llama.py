@@ -191,7 +191,7 @@ class LlamaForCausalLM(NativeCausalLM):
         self, tokens: TokenInputs, forward_batch: ForwardBatch, taps: list[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins. taps: filled."""
-        places = TokenPlaces(tokens.positions, forward_batch.out_cache_loc)
+        places = TokenPlaces(tokens.positions, forward_batch.locs_by_account)
         residual, hidden = self.begin(tokens.ids)
         for layer in range(self._last):
             # In one expression: no name keeps the attention's output while the next one runs.

@@ -20,10 +20,11 @@ AttentionInputs = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Of each new token. positions, cache_loc: int64 (n,), where its K and V go."""
+    """Of each new token. positions: int64 (n,). cache_locs: int64 (n,) of each account of KV
+    memory, where its K and V go."""
 
     positions: torch.Tensor
-    cache_loc: torch.Tensor
+    cache_locs: tuple[torch.Tensor, ...]
 
 
 class SegmentedCausalLM(NativeCausalLM):

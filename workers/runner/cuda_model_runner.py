@@ -70,7 +70,7 @@ class CudaModelRunner(ModelRunner):
         self._graphs = build_decode_graphs(
             config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
         )
-        self._segments = build_segment_graphs(config, self._model, self.dtype, capturer)
+        self._segments = build_segment_graphs(config, self._model, self._backend, capturer)
         self._measure_largest_step(config)
         self._product_s = self._time_products(config)
 

@@ -21,9 +21,11 @@ _SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, prompt_logpro
 def largest_step(config: SchedulerConfig) -> StepPlan:
     """Prompts on the pool's first pages and slots, which therefore must be free.
 
-    Has fewer tokens or rows where the pool or the context hold no more.
+    Has fewer tokens or rows where the pool or the context hold no more. All accounts use pages of
+    the same numbers.
     """
-    pages = np.arange(1, config.num_pages, dtype=np.int32)
+    num_pages = min([config.num_pages, *(account.num_pages for account in config.bounded)])
+    pages = np.arange(1, num_pages, dtype=np.int32)
     num_rows = min(config.max_slots, len(pages))
     if config.encoder is not None:
         num_rows = min(num_rows, 1 + _pages_beside_longest(config.encoder, config.page_size))
@@ -35,6 +37,12 @@ def largest_step(config: SchedulerConfig) -> StepPlan:
     num_tokens = int(lengths.sum())
     input_ids = np.arange(num_tokens, dtype=np.int32) % np.int32(config.vocab_size)
     row_pages = np.split(pages[: len(pages) // num_rows * num_rows], num_rows)
+    locations = np.concatenate(
+        [
+            _locations(own, int(n), config.page_size)
+            for own, n in zip(row_pages, lengths, strict=True)
+        ]
+    )
     return StepPlan(
         step_id=0,
         is_decode=bool(lengths.max() == 1),
@@ -43,12 +51,8 @@ def largest_step(config: SchedulerConfig) -> StepPlan:
         prefix_lens=np.zeros(num_rows, dtype=np.int32),
         samples=np.ones(num_rows, dtype=np.int32),
         input_ids=input_ids,
-        out_cache_loc=np.concatenate(
-            [
-                _locations(own, int(n), config.page_size)
-                for own, n in zip(row_pages, lengths, strict=True)
-            ]
-        ),
+        out_cache_loc=locations,
+        bounded_cache_locs=(locations,) * len(config.bounded),
         admitted=tuple(
             AdmittedRequest(slot, 0, _SAMPLING, num_prompt_tokens=int(n))
             for slot, n in enumerate(lengths)
@@ -89,6 +93,7 @@ def without_trace(plan: StepPlan, page_size: int) -> StepPlan:
     return msgspec.structs.replace(
         plan,
         cleared=plan.out_cache_loc,
+        bounded_cleared=plan.bounded_cache_locs,
         encoder=EncoderPlan(cleared=np.concatenate([EMPTY, *written])),
     )
 

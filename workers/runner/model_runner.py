@@ -42,11 +42,8 @@ from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step
 from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
-from workers.sampling.logprobs import (
-    LogprobTensors,
-    pack_logprobs,
-    prompt_logprobs,
-)
+from workers.runner.value_check import value_checks
+from workers.sampling.logprobs import LogprobTensors, pack_logprobs, prompt_logprobs
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.token_masks import rule_out
 from workers.sampling.transfer import start_download
@@ -127,6 +124,7 @@ class ModelRunner:
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
         )
         self._media = media_stages(self._model.media, device)
+        self._value_checks = value_checks(attention.config, token_to_kv_pool)
         self._timer = make_timer(self._backend, device)
         self._req_to_token = req_to_token_pool.req_to_token
         self._inputs = StepInputBuilder(req_to_token_pool, token_to_kv_pool, device)
@@ -297,6 +295,8 @@ class ModelRunner:
         )
         if wants_all:
             hidden = hidden.index_select(0, inputs.state_indices)
+        for check in self._value_checks:
+            hidden = check.mark(hidden, inputs.batch, inputs.state_indices)
         num_sampling = len(inputs.sample_slots)
         unfinished = hidden[num_sampling:]
         chunk_has_nan = start_download(unfinished.isnan().any(dim=-1)) if len(unfinished) else None

@@ -1,11 +1,15 @@
 """How many pages each account of KV memory gets of a number of bytes. Allocates nothing."""
 
+from collections.abc import Sequence
+
 from attention.config import AttentionConfig
 from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import Retention, span_pages
+from workers.runner.account_shares import bounded_share
 from workers.runner.encoder_page_count import encoder_page_bytes, encoder_page_count
+from workers.scheduler.config import BoundedAccount
 
 _VIRTUAL_PAGES_A_REAL_ONE = 4
 """Where no layer keeps every token, account 0 only counts: how many more tokens the prefix cache
@@ -32,7 +36,8 @@ def _own_pages(
 
     A bounded account gets what all running requests can hold at once, of a cached prefix and of
     their own, and prompts on their way through it; account 0 gets the rest, but no more than every
-    slot at full context can use. Where there is too little for that, all have equally many.
+    slot at full context can use. The bounded ones get bounded_share of the bytes at most. Where one
+    request has no room in that, all have equally many pages.
     """
     most = _most_pages(config, attention)
     wanted = [
@@ -47,16 +52,24 @@ def _own_pages(
         for account in range(1 + len(wanted))
     )
     all_alike = budget_bytes // (own_bytes + sum(bounded_bytes))
-    bounded = [min(pages, all_alike) for pages in wanted]
-    left_bytes = budget_bytes - sum(
-        pages * size for pages, size in zip(bounded, bounded_bytes, strict=True)
-    )
+    spans = [span_pages(kept, attention.page_size) for kept in attention.bounded_retentions]
+    share = bounded_share(own_bytes, bounded_bytes, spans, _context_pages(attention))
+    wanted_bytes = _num_bytes(wanted, bounded_bytes)
+    scale = min(1.0, share * budget_bytes / wanted_bytes) if wanted else 1.0
+    least = [
+        _least_pages(config, kept, attention.page_size) for kept in attention.bounded_retentions
+    ]
+    bounded = [
+        min(want, all_alike, max(int(want * scale), enough))
+        for want, enough in zip(wanted, least, strict=True)
+    ]
+    left_bytes = budget_bytes - _num_bytes(bounded, bounded_bytes)
     if own_bytes:
         num_pages = min(left_bytes // own_bytes, most)
     else:
         num_pages = min(_VIRTUAL_PAGES_A_REAL_ONE * min(bounded) + _context_pages(attention), most)
     # With as many pages as account 0 an account is never the first to run short.
-    short = [have for have, want in zip(bounded, wanted, strict=True) if have < want]
+    short = [have for have, enough in zip(bounded, least, strict=True) if have < enough]
     num_pages = min([num_pages, *short])
     if num_pages <= NUM_RESERVED_PAGES:
         beside = (
@@ -72,6 +85,10 @@ def _own_pages(
     return num_pages, *bounded
 
 
+def _num_bytes(pages: Sequence[int], page_bytes: Sequence[int]) -> int:
+    return sum(num * size for num, size in zip(pages, page_bytes, strict=True))
+
+
 def _most_pages(config: EngineConfig, attention: AttentionConfig) -> int:
     """More than every slot at full context can use would never be touched."""
     max_tokens = config.max_running_requests * attention.max_context_len
@@ -83,7 +100,17 @@ def _context_pages(attention: AttentionConfig) -> int:
 
 
 def _wanted_pages(config: EngineConfig, retention: Retention, page_size: int) -> int:
-    """Two steps' prompts are under way: one is computed while the next one is planned."""
     a_request = 2 * span_pages(retention, page_size) + 1
-    under_way = 2 * -(-config.max_step_tokens // page_size)
+    under_way = _pages_under_way(config, page_size)
     return config.max_running_requests * a_request + under_way + NUM_RESERVED_PAGES
+
+
+def _least_pages(config: EngineConfig, retention: Retention, page_size: int) -> int:
+    """With fewer, one request that runs alone would wait for its own pages."""
+    alone = BoundedAccount(retention, 0).min_pages(page_size)
+    return alone + _pages_under_way(config, page_size)
+
+
+def _pages_under_way(config: EngineConfig, page_size: int) -> int:
+    """Of two steps' prompts: one is computed while the next one is planned."""
+    return 2 * -(-config.max_step_tokens // page_size)

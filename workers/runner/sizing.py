@@ -80,8 +80,7 @@ def plan_attention(
     choice = choose_routes(asked, detect_device(loaded.device), needs, layers)
     attention_config = replace(
         loaded.attention_config(choice.page_size, kv_dtype),
-        # Graphs have one table of requests so far.
-        has_bounded_accounts=choice.has_bounded_accounts and loaded.device.type == "cpu",
+        has_bounded_accounts=choice.has_bounded_accounts,
     )
     entries = loaded.model.state_entries
     state_bytes = state_bytes_of(config.max_running_requests + num_padding_slots, entries)

@@ -51,7 +51,7 @@ class Committer:
         self._collect_prompt_logprobs(record, result)
         failed = (record.rows[row] for row in result.failed_rows)
         outputs = [self._fail(one, _OUT_OF_MEMORY) for one in failed if not one.is_ended]
-        _vouch_for_chunks(record, result)
+        _vouch_for_chunks(record, result, self._memory.lets_go_of_tokens)
         outputs += self._take_all(record, result)
         if record.pooled_rows:
             outputs += self._take_pooled(record, result)
@@ -66,7 +66,7 @@ class Committer:
         return outputs
 
     def _take(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> StepOutput:
-        if token_id == NAN_TOKEN:
+        if token_id == NAN_TOKEN or request.has_nan:
             return self._fail(request, _NO_NUMBER)
         request.num_vouched_tokens = request.num_tokens
         request.append(token_id)
@@ -185,9 +185,10 @@ def _no_mask(request: Request) -> OutputError:
     return OutputError(ErrorCode.INVALID_REQUEST, f"the grammar cannot be followed: {reason}")
 
 
-def _vouch_for_chunks(record: PendingCommit, result: StepResult) -> None:
+def _vouch_for_chunks(record: PendingCommit, result: StepResult, lets_go_of_tokens: bool) -> None:
     """A chunk's last state was computed from all tokens up to it. One that is no number ends
-    nobody: only what later tokens make of it decides that."""
+    nobody: what later tokens make of it decides that. Where layers let go of tokens, later ones
+    may not have seen it: nothing vouches for it any more."""
     if len(result.chunk_has_nan) != len(record.unfinished_prefills):
         raise ValueError(
             f"step {record.step_id} has {len(record.unfinished_prefills)} unfinished prefills, its "
@@ -196,7 +197,8 @@ def _vouch_for_chunks(record: PendingCommit, result: StepResult) -> None:
     for (request, num_tokens), has_nan in zip(
         record.unfinished_prefills, result.chunk_has_nan, strict=True
     ):
-        if not has_nan and not request.is_ended:
+        request.has_nan |= has_nan and lets_go_of_tokens
+        if not (has_nan or request.has_nan) and not request.is_ended:
             request.num_vouched_tokens = num_tokens
 
 

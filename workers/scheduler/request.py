@@ -34,9 +34,10 @@ class Request:
     max_draft_tokens: of a step; 0 where what a token may be depends on the ones before it.
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
-    because a final state or logits that were computed from all of them are. encoder: what the
-    encoder reads, where the model has one. content: where tokens stand for what is no text. media:
-    what the model is given in their places, until the request ends: it may have to come again.
+    because a final state or logits that were computed from all of them are. has_nan: a state of its
+    prompt is no number, and later tokens may not have seen that. encoder: what the encoder reads,
+    where the model has one. content: where tokens stand for what is no text. media: what the model
+    is given in their places, until the request ends: it may have to come again.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class Request:
     node: RadixNode | None = None
     prefill_len: int = 0
     num_vouched_tokens: int = 0
+    has_nan: bool = False
     is_ended: bool = False
     first_scheduled_s: float | None = None
     num_cached_tokens: int = 0
@@ -136,6 +138,7 @@ class Request:
         self.node = None
         self.prefill_len = 0
         self.num_vouched_tokens = 0
+        self.has_nan = False
         if self.num_output_tokens == 0:
             self.prompt_logprobs.clear()
 

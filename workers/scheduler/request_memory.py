@@ -57,6 +57,11 @@ class RequestMemory:
         self._nothing_cleared = (EMPTY,) * (1 + bounded.num_accounts)
         self._cleared: tuple[list[IntArray], ...] = tuple([] for _ in self._nothing_cleared)
 
+    @property
+    def lets_go_of_tokens(self) -> bool:
+        """Whether some layers see a token for a while only."""
+        return self._bounded.num_accounts > 0
+
     def match_and_lock(self, request: Request) -> PrefixMatch:
         """The cached prefix of the request's tokens, locked; at least one token is left to compute.
 

@@ -15,7 +15,8 @@ DEVICE = torch.device("cuda")
 
 @pytest.mark.parametrize("page_size", [1, 16, 24, 128, 256])
 @pytest.mark.parametrize("num_rows", [1, 7, 600])
-def test_step_tables(num_rows, page_size):
+@pytest.mark.parametrize("window", [0, 1, 700])
+def test_step_tables(num_rows, page_size, window):
     generator = torch.Generator().manual_seed(num_rows * page_size)
     max_len = 3000
     table = torch.randint(0, 10**6, (num_rows + 2, max_len), generator=generator).int().to(DEVICE)
@@ -26,7 +27,7 @@ def test_step_tables(num_rows, page_size):
     for fill in (load_triton_kernels().fill_step_tables, described.fill_step_tables):
         tables = StepTables.allocate(num_rows + 5, -(-max_len // page_size), DEVICE)
         tables.page_table.fill_(-7)
-        fill(table, slots, seq_lens, new, tables, page_size, int(seq_lens.max()))
+        fill(table, slots, seq_lens, new, tables, page_size, int(seq_lens.max()), window)
         filled.append(tables)
     assert torch.equal(filled[0].cache_seqlens, filled[1].cache_seqlens)
     assert torch.equal(filled[0].cu_seqlens_q, filled[1].cu_seqlens_q)

@@ -176,15 +176,15 @@ def test_step_ends_equal_the_plain_ones(num_rows) -> None:
     logits[0, 7] = float("nan")
     slots = torch.randperm(num_slots)[:num_rows]
     host_rows = torch.stack(
-        [slots, torch.arange(num_rows), torch.arange(num_rows) % 3 - 1, slots * 2]
+        [slots, torch.arange(num_rows), torch.arange(num_rows) % 3 - 1, slots * 2, slots + 9]
     ).to(torch.int32)
     outcomes = []
     for kind in (TorchStepKernels, TritonStepKernels):
-        table = torch.zeros((num_slots, 64), dtype=torch.int32, device=CUDA)
+        tables = torch.zeros((2, num_slots, 64), dtype=torch.int32, device=CUDA).unbind()
         last = torch.arange(num_slots, device=CUDA)
-        kernels = kind(table, last)
-        rows = StepRows.allocate(num_rows, CUDA)
-        staging = StagingRing.pinned(64, 1, CUDA)
+        kernels = kind(tables, last)
+        rows = StepRows.allocate(num_rows, CUDA, 2)
+        staging = StagingRing.pinned(64, 1, CUDA, 2)
         staging.take()
         slot = staging.take()
         slot.rows[:, :num_rows] = host_rows.numpy()
@@ -195,7 +195,8 @@ def test_step_ends_equal_the_plain_ones(num_rows) -> None:
         slot.check_answered(slot.step)
         sampled = torch.from_numpy(slot.sampled[:num_rows].copy()).to(CUDA)
         filled = (rows.input_ids, rows.positions, rows.seq_lens, rows.prefix_lens)
-        outcomes.append((table, last, *filled, sampled))
+        places = (rows.out_cache_loc, *rows.bounded_cache_locs)
+        outcomes.append((*tables, last, *filled, *places, sampled))
     for plain, fused in zip(*outcomes, strict=True):
         assert torch.equal(plain, fused) or _only_ties_differ(plain, fused, logits)
 

@@ -70,6 +70,7 @@ def every_backend(*instead):
     fakes = [
         fake_backend("fa3_triton", has_unequal_head_dims=False),
         fake_backend("fa3", has_mla=True),
+        fake_backend("fa3_chunks"),
         fake_backend("fa3_fp8"),
         fake_backend("torch_native", **NATIVE),
         fake_backend("torch_native_fp8", **NATIVE),
@@ -141,13 +142,14 @@ def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(capl
     registry = every_backend(
         fake_backend("fa3_triton", missing=missing),
         fake_backend("fa3", missing=missing),
+        fake_backend("fa3_chunks", missing=missing),
         fake_backend("fa3_fp8", page_sizes=(1, 16), default_page_size=1),
     )
     with caplog.at_level(logging.INFO, logger="attention.selection"):
         choice = select_attention_backend(None, HOPPER, BF16, registry)
     assert choice.name == "fa3_fp8"
     assert choice.page_size == 1
-    assert [name for name, _ in choice.rejected] == ["fa3_triton", "fa3"]
+    assert [name for name, _ in choice.rejected] == ["fa3_triton", "fa3", "fa3_chunks"]
     assert "sgl_kernel" in choice.rejected[0][1]
     assert "pip install fa3" in str(choice)
     assert "fa3_fp8" in caplog.text

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.graphs.decode_step import StepRing, StepRows
+from workers.graphs.decode_step import FIRST_CACHE_FIELD, StepRing, StepRows
 from workers.layers.cuda.launch import next_power_of_2
 
 VOCAB_BLOCK = 4096
@@ -31,6 +31,7 @@ def _begin_step(  # noqa: PLR0913
     row_stride: tl.tensor,
     table_stride: tl.tensor,
     num_rows: tl.tensor,
+    NUM_FIELDS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
     """One program. The host's memory is read past the caches: it changes between launches."""
@@ -42,7 +43,7 @@ def _begin_step(  # noqa: PLR0913
     seq_len = tl.load(host_rows + row_stride + rows, mask=is_row, other=0, volatile=True)
     token = tl.load(host_rows + 2 * row_stride + rows, mask=is_row, other=0, volatile=True)
     cache_index = tl.load(host_rows + 3 * row_stride + rows, mask=is_row, other=0, volatile=True)
-    number = tl.load(host_rows + 4 * row_stride, volatile=True)
+    number = tl.load(host_rows + NUM_FIELDS * row_stride, volatile=True)
     token = token.to(tl.int64)
     last = tl.load(last_token_ids + slot, mask=is_row, other=0)
     position = tl.maximum(seq_len - 1, 0)
@@ -58,6 +59,35 @@ def _begin_step(  # noqa: PLR0913
 
 
 _begin_step_kernel = triton.jit(_begin_step, do_not_specialize=("num_rows",))
+
+
+def _place_rows(  # noqa: PLR0913
+    cache_indices: tl.tensor,
+    current: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    table: tl.tensor,
+    cache_loc: tl.tensor,
+    slot_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_rows: tl.tensor,
+    BLOCK: tl.constexpr,  # noqa: N803
+) -> None:
+    """One program, behind _begin_step: where the rows' tokens go in one more account.
+
+    cache_indices: the account's field of the ring's first slot.
+    """
+    rows = tl.arange(0, BLOCK)
+    is_row = rows < num_rows
+    host_row = cache_indices + tl.load(current) * slot_stride + rows
+    cache_index = tl.load(host_row, mask=is_row, other=0, volatile=True)
+    slot = tl.load(slots + rows, mask=is_row, other=0)
+    position = tl.load(positions + rows, mask=is_row, other=0)
+    tl.store(cache_loc + rows, cache_index.to(tl.int64), mask=is_row)
+    tl.store(table + slot * table_stride + position, cache_index, mask=is_row)
+
+
+_place_rows_kernel = triton.jit(_place_rows, do_not_specialize=("num_rows", "cache_indices"))
 
 
 def _block_argmax(
@@ -127,9 +157,13 @@ _end_step_kernel = triton.jit(_end_step)
 
 @dataclass(frozen=True, slots=True)
 class TritonStepKernels:
-    """The step's ends in three launches. See workers.graphs.decode_step.DecodeStepKernels."""
+    """The step's ends in three launches, and one for each account beside account 0. See
+    workers.graphs.decode_step.DecodeStepKernels.
 
-    req_to_token: torch.Tensor
+    tables: of each account int32 (slots, positions).
+    """
+
+    tables: tuple[torch.Tensor, ...]
     last_token_ids: torch.Tensor
 
     def begin(self, ring: StepRing, rows: StepRows) -> None:
@@ -139,7 +173,7 @@ class TritonStepKernels:
             ring.next_slot,
             ring.current,
             self.last_token_ids,
-            self.req_to_token,
+            self.tables[0],
             rows.slots,
             rows.input_ids,
             rows.positions,
@@ -148,11 +182,27 @@ class TritonStepKernels:
             rows.prefix_lens,
             ring.rows.stride(0),
             ring.rows.stride(1),
-            self.req_to_token.stride(0),
+            self.tables[0].stride(0),
             num_rows,
+            NUM_FIELDS=ring.num_fields,
             BLOCK=next_power_of_2(num_rows),
             num_warps=4,
         )
+        for account, locs in enumerate(rows.bounded_cache_locs, start=1):
+            table = self.tables[account]
+            _place_rows_kernel[(1,)](
+                ring.rows[0, FIRST_CACHE_FIELD + account],
+                ring.current,
+                rows.slots,
+                rows.positions,
+                table,
+                locs,
+                ring.rows.stride(0),
+                table.stride(0),
+                num_rows,
+                BLOCK=next_power_of_2(num_rows),
+                num_warps=4,
+            )
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         size = logits.shape[0], num_vocab_blocks(logits.shape[1])

@@ -185,17 +185,18 @@ class PeerStepKernels:
 
 
 def step_kernels(
-    req_to_token: torch.Tensor,
+    tables: tuple[torch.Tensor, ...],
     last_token_ids: torch.Tensor,
     tp: TPGroup,
     shard: VocabShard | None,
     max_rows: int,
 ) -> DecodeStepKernels:
-    """For steps of up to max_rows rows. shard: of this rank's logits, None where it has all.
+    """For steps of up to max_rows rows. tables: of requests, by account. shard: of this rank's
+    logits, None where it has all.
 
     A collective of the group, where there is a shard.
     """
-    alone = TritonStepKernels(req_to_token, last_token_ids)
+    alone = TritonStepKernels(tables, last_token_ids)
     if shard is None:
         return alone
     memory = tp.share_memory(PeerStepKernels.peer_bytes(shard, max_rows))

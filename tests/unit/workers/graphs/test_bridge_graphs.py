@@ -1,11 +1,8 @@
 """Decode graphs of models in transformers' own code, on a CPU: a replay does what an eager step
 does, padding rows and all, and nothing in them keeps a host's decision."""
 
-from dataclasses import replace
-
 import pytest
 
-from attention.backends.torch_native import TorchNativeBackend
 from tests.fakes.tiny_models import (
     LATENT,
     SLIDING_WINDOW,
@@ -35,10 +32,8 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_replayed_steps_give_the_tokens_of_eager_ones(name, tmp_path, monkeypatch) -> None:
+def test_replayed_steps_give_the_tokens_of_eager_ones(name, tmp_path) -> None:
     """Three rows, of which the graph of four makes a fourth of padding."""
-    every_token = replace(TorchNativeBackend.capability, has_bounded_accounts=False)
-    monkeypatch.setattr(TorchNativeBackend, "capability", every_token)
     folder = save_tiny_model(CAPTURED[name], tmp_path)
     config, prompts = (
         config_of(str(folder), max_step_tokens=48, model_impl="transformers"),

@@ -102,14 +102,13 @@ class GraphedCpuRunner(ModelRunner):
         )
         self._timer._backend = self._backend
         self.capturer = ClosureCapturer()
+        tables = self._backend.req_to_token_pool.own_tables
         self.graphs = DecodeGraphs(
             self._model,
             self._backend,
-            TorchStepKernels(
-                self._backend.req_to_token_pool.req_to_token, self._sampling.last_token_ids
-            ),
+            TorchStepKernels(tables, self._sampling.last_token_ids),
             self.capturer,
-            StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS),
+            StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS, len(tables)),
             sizes,
             padding_slot=MAX_ROWS,
             twins=AttentionTwins(
@@ -343,21 +342,23 @@ def test_the_ladder_ends_at_the_limit_and_ascends() -> None:
 
 
 def test_step_ends_resolve_tokens_write_the_table_and_mark_nans() -> None:
-    table = torch.zeros((4, 6), dtype=torch.int32)
+    table, windows = torch.zeros((2, 4, 6), dtype=torch.int32)
     last = torch.tensor([10, 11, 12, 13])
-    kernels = TorchStepKernels(table, last)
-    rows = StepRows.allocate(3, CPU)
-    staging = StagingRing.on_host(3, 1)
+    kernels = TorchStepKernels((table, windows), last)
+    rows = StepRows.allocate(3, CPU, 2)
+    staging = StagingRing.on_host(3, 1, 2)
     staging.take()
     slot = staging.take()
-    slot.rows[:] = [[2, 0, 3], [5, 1, 0], [-1, 7, 0], [21, 9, 0]]
+    slot.rows[:] = [[2, 0, 3], [5, 1, 0], [-1, 7, 0], [21, 9, 0], [31, 5, 0]]
     staging.point_device_at(slot)
     kernels.begin(staging.ring, rows)
     assert rows.input_ids.tolist() == [12, 7, 0]
     assert rows.seq_lens.tolist() == [5, 1, 0]
     assert rows.positions.tolist() == rows.prefix_lens.tolist() == [4, 0, 0]
-    assert table[2, 4] == 21
-    assert table[0, 0] == 9
+    assert (table[2, 4], table[0, 0]) == (21, 9)
+    assert (windows[2, 4], windows[0, 0]) == (31, 5)
+    assert rows.out_cache_loc.tolist() == [21, 9, 0]
+    assert [locs.tolist() for locs in rows.bounded_cache_locs] == [[31, 5, 0]]
     logits = torch.tensor([[0.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [5.0, 1.0, 0.0]])
     kernels.end(logits, rows.slots, staging.ring)
     assert slot.sampled.tolist() == [1, NAN_TOKEN, 0]

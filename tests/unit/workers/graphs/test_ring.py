@@ -17,9 +17,12 @@ class RingOfOneRow:
 
     def __init__(self, max_plans):
         self._kernels = TorchStepKernels(
-            torch.zeros((4, 6), dtype=torch.int32), torch.zeros(4).long()
+            (torch.zeros((4, 6), dtype=torch.int32),), torch.zeros(4).long()
         )
-        self._rows, self.staging = StepRows.allocate(1, CPU), StagingRing.on_host(1, max_plans)
+        self._rows, self.staging = (
+            StepRows.allocate(1, CPU, 1),
+            StagingRing.on_host(1, max_plans, 1),
+        )
 
     def launch(self, token_id):
         slot = self.staging.take()
@@ -52,11 +55,11 @@ def test_tokens_of_a_slot_that_is_another_step_s_by_now_are_refused() -> None:
 
 def test_a_ring_of_fewer_slots_than_plans_under_way_is_refused() -> None:
     with pytest.raises(ValueError, match="need as many slots, got 4"):
-        StagingRing.on_host(1, NUM_STAGING_SLOTS + 1)
+        StagingRing.on_host(1, NUM_STAGING_SLOTS + 1, 1)
 
 
 def test_tokens_that_the_device_has_not_given_yet_are_refused() -> None:
-    staging = StagingRing.on_host(1, 1)
+    staging = StagingRing.on_host(1, 1, 1)
     slot = staging.take()
     with pytest.raises(RuntimeError, match="answered"):
         GraphedStep(slot, slot.step, 1).read()

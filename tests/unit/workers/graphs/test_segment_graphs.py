@@ -54,7 +54,10 @@ class SegmentedRunner(ModelRunner):
         self._model.__class__ = SegmentedLlama
         self._model.pool = self._backend.token_to_kv_pool
         self.capturer = ClosureCapturer()
-        self.segments = SegmentGraphs(self._model, self.capturer, SIZES, self.dtype, CPU)
+        num_accounts = len(self.pages_by_account)
+        self.segments = SegmentGraphs(
+            self._model, self.capturer, SIZES, self.dtype, CPU, num_accounts
+        )
         self.steps = []
         while is_ready and self.segments.capture_next():
             pass
@@ -69,7 +72,7 @@ class SegmentedRunner(ModelRunner):
         return self.segments.run(inputs.batch, inputs.state_indices)
 
 
-@pytest.fixture(scope="module", params=["llama3", "qwen3"])
+@pytest.fixture(scope="module", params=["llama3", "qwen3", "qwen2_windowed"])
 def folder(request, tmp_path_factory):
     return str(save_tiny_model(NATIVE[request.param], tmp_path_factory.mktemp("segments")))
 
@@ -150,6 +153,17 @@ def test_what_is_no_number_in_an_earlier_step_does_not_reach_the_dummy_page(fold
     runner = segmented(config)
     runner.segments._attended.fill_(float("nan"))
     texts(config, runner, [list(range(3, 13))], SamplingParams(temperature=0.0, max_tokens=1))
+    check_numbers(runner)
+
+
+def test_what_is_no_number_when_a_size_is_captured_does_not_reach_the_dummy_page(folder) -> None:
+    runner = segmented(config_of(folder), is_ready=False)
+    runner.segments._attended.fill_(float("nan"))
+    assert runner.segments.capture_next()
+    check_numbers(runner)
+
+
+def check_numbers(runner) -> None:
     for layer in range(runner._model.geometry.num_layers):
         for pool in runner._backend.token_to_kv_pool.get_kv_buffer(layer):
             assert pool.isfinite().all()

@@ -163,6 +163,10 @@ class Batch:
     out_cache_loc: torch.Tensor | None = None
     attention_out: torch.Tensor | None = None
 
+    @property
+    def locs_by_account(self):
+        return (self.out_cache_loc,)
+
 
 def batch_of(num_tokens=NUM_TOKENS):
     tokens = torch.arange(num_tokens)
@@ -266,7 +270,7 @@ def test_segments_hold_what_lies_between_two_layers_attention(monkeypatch):
     launches = Launches()
     model = fused_llama(monkeypatch, launches)
     capturer = LoggingCapturer(launches)
-    graphs = SegmentGraphs(model, capturer, [NUM_TOKENS], torch.float32, CPU)
+    graphs = SegmentGraphs(model, capturer, [NUM_TOKENS], torch.float32, CPU, 1)
     assert graphs.capture_next()
     # As captured, every token is padding at position 0 and attention has left nothing yet.
     first = [call.replace(PLACES, "at [0, 0, 0, 0, 0]") for call in ATTENDED[False][0][:-1]]

@@ -21,8 +21,9 @@ PROMPT = list(range(5, 40))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return save_tiny_model(NATIVE["llama3"], tmp_path_factory.mktemp("llama3"))
+def folder(request, tmp_path_factory) -> str:
+    name = getattr(request, "param", "llama3")
+    return save_tiny_model(NATIVE[name], tmp_path_factory.mktemp(name))
 
 
 def runner_of(engine: Engine) -> ModelRunner:
@@ -55,6 +56,7 @@ def test_it_has_all_tokens_and_rows_that_a_step_can_have(changes, num_rows, num_
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("folder", ["llama3", "qwen2_windowed"], indirect=True)
 def test_it_runs_and_leaves_nothing(folder, page_size):
     config = EngineConfig(model=folder, page_size=page_size, num_pages=64, max_running_requests=6)
     engine = Engine.from_config(config)
@@ -64,7 +66,8 @@ def test_it_runs_and_leaves_nothing(folder, page_size):
     runner = runner_of(engine)
     runner.try_largest_step(config)
     pool = runner._inputs._token_to_kv_pool
-    assert all(not buffer.any() for buffer in pool.get_kv_buffer(0))
+    for layer_id in range(pool.num_layers):
+        assert all(not buffer.any() for buffer in pool.get_kv_buffer(layer_id))
     assert engine.generate([PROMPT], GREEDY)[0].token_ids == expected
     engine.close()
 
@@ -110,7 +113,7 @@ def test_too_little_memory_is_said_at_the_start(folder, monkeypatch):
     config = EngineConfig(model=folder, page_size=16, num_pages=64, max_running_requests=6)
     engine = Engine.from_config(config)
 
-    def refuse(self, hidden, inputs):
+    def refuse(self, begun):
         raise torch.OutOfMemoryError("injected")
 
     monkeypatch.setattr(ModelRunner, "_sample", refuse)

@@ -60,6 +60,34 @@ def test_four_times_as_much_context_fits_where_windows_are_kept_apart(page_size)
     assert used_bytes(apart, (after + 1, windows)) > 64 * GIB
 
 
+def requests_of(config, pages, num_tokens):
+    """How many requests of so many tokens, which decode, an account each lets run."""
+    seen = (num_tokens, min(num_tokens, 1024 + config.page_size))
+    return [
+        num * config.page_size / tokens for num, tokens in zip(pages, seen, strict=True) if tokens
+    ]
+
+
+@pytest.mark.parametrize("max_running_requests", [8, 64, 256])
+@pytest.mark.parametrize("num_tokens", [256, 1024, 4096, 32_768, CONTEXT])
+def test_more_than_half_of_the_requests_fit_that_would_with_the_best_division(
+    max_running_requests, num_tokens
+) -> None:
+    """Gemma 3 12B's layers in what an H200 has beside its weights, pages of 128 as fa3 takes."""
+    config, budget = attention(page_size=128), 90 * GIB
+    pages = pages_by_account(
+        engine(max_running_requests=max_running_requests, max_step_tokens=8192), config, budget
+    )
+    assert used_bytes(config, pages) <= budget
+    per_token = [config.kv_bytes_of_account(account) for account in (0, 1)]
+    of_request = num_tokens * per_token[0] + min(num_tokens, 1024) * per_token[1]
+    best = min(max_running_requests, budget / of_request)
+    fitting = min(max_running_requests, *requests_of(config, pages, num_tokens))
+    assert fitting > 0.48 * best, "pages are whole"
+    before = budget / (sum(per_token) * num_tokens)
+    assert num_tokens < 8192 or fitting >= min(max_running_requests, 2.5 * before)
+
+
 def test_little_memory_is_for_all_accounts_alike() -> None:
     config = attention()
     pages = pages_by_account(engine(max_running_requests=256), config, GIB // 2)

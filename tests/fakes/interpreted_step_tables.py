@@ -1,0 +1,65 @@
+"""What a step's tables are filled by, in Triton's interpreter, against plain torch.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import torch
+
+from attention.kernels.step_tables import StepTables
+from attention.kernels.triton_step_tables import fill_step_tables
+from tests.fakes import flash_attention as described
+from workers.graphs.decode_step import StepRows, TorchStepKernels
+from workers.graphs.ring import StagingRing
+from workers.layers.cuda.greedy import TritonStepKernels
+
+CPU = torch.device("cpu")
+
+
+def check_tables(num_rows, page_size, window, max_len=90):
+    table = torch.randint(0, 10**6, (num_rows + 2, max_len)).int()
+    slots = torch.randperm(num_rows + 2)[:num_rows]
+    seq_lens = torch.randint(0, max_len + 1, (num_rows,)).int()
+    new = torch.minimum(torch.randint(0, 40, (num_rows,)).int(), seq_lens)
+    filled = []
+    for fill in (fill_step_tables, described.fill_step_tables):
+        tables = StepTables.allocate(num_rows + 3, -(-max_len // page_size), CPU)
+        tables.page_table.fill_(-7)
+        fill(table, slots, seq_lens, new, tables, page_size, int(seq_lens.max()), window)
+        filled.append(tables)
+    for name in ("cache_seqlens", "cu_seqlens_q", "cu_seqlens_k", "page_table"):
+        assert torch.equal(*(getattr(one, name) for one in filled)), name
+    first = (seq_lens - new.clamp(min=1) - window + 1).clamp(min=0) // page_size
+    is_hidden = torch.arange(filled[0].page_table.shape[1]) < first[:, None]
+    assert window == 0 or not filled[0].page_table[:num_rows][is_hidden].any()
+
+
+def check_begin(num_rows, num_accounts, num_slots=12):
+    """Rows of the second slot of a ring, some of whose tokens the device knows."""
+    outcomes = []
+    slots = torch.randperm(num_slots)[:num_rows].int()
+    lengths, tokens = torch.arange(num_rows).int(), torch.arange(num_rows).int() % 3 - 1
+    places = [slots * (2 + account) + account for account in range(num_accounts)]
+    for kind in (TorchStepKernels, TritonStepKernels):
+        tables = tuple(torch.zeros(num_slots, 64, dtype=torch.int32) for _ in range(num_accounts))
+        rows = StepRows.allocate(num_rows, CPU, num_accounts)
+        staging = StagingRing.on_host(num_rows + 5, 1, num_accounts)
+        staging.take()
+        slot = staging.take()
+        slot.rows[:, :num_rows] = torch.stack([slots, lengths, tokens, *places]).numpy()
+        staging.point_device_at(slot)
+        kind(tables, torch.arange(num_slots)).begin(staging.ring, rows)
+        static = (rows.slots, rows.input_ids, rows.positions, rows.seq_lens, rows.prefix_lens)
+        locs = (rows.out_cache_loc, *rows.bounded_cache_locs)
+        outcomes.append((*tables, *static, *locs, staging.ring.current))
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+    assert [loc.tolist() for loc in locs] == [place.tolist() for place in places]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for page_size in (1, 16, 24):
+        for window in (0, 1, 20):
+            check_tables(5, page_size, window)
+    for num_accounts in (1, 2, 3):
+        check_begin(7, num_accounts)
+    print("all equal")

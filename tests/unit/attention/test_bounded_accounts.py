@@ -1,0 +1,131 @@
+"""Windows in accounts of their own: pages that no query sees are somebody else's, NaN here, and
+tables go on naming them. The kernels' stand-ins multiply what a window hides by zero."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention import LayerAttentionConfig
+from attention.backends import flash_attention, flash_attention_triton
+from attention.backends.flash_attention import FlashAttentionBackend
+from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.backends.torch_native import TorchNativeBackend
+from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from tests.fakes.flash_attention import (
+    FakePagedDecode,
+    fake_flash_attention_3,
+    fake_triton_kernels,
+)
+from tests.unit.attention.cases import AttentionCase, CaseSpec, build_case, relative_error, rows_of
+
+BACKENDS = [TorchNativeBackend, FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
+TOLERANCE = 1e-2
+STEPS = {
+    "decode": rows_of((0, 1), (1, 1), (15, 1), (16, 1), (300, 1), (64, 1)),
+    "extend": rows_of((0, 5), (207, 130), (128, 2), (33, 16)),
+    "mixed": rows_of(*[(40 + i, 1) for i in range(33)], (0, 300), (255, 1), (17, 9), (0, 1)),
+}
+LAYERS = {
+    "window": LayerAttentionConfig(sliding_window_size=24),
+    "of_one": LayerAttentionConfig(sliding_window_size=1),
+    "everything": LayerAttentionConfig(sliding_window_size=100, logit_cap=1.5, has_sinks=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def fake_kernels(monkeypatch):
+    monkeypatch.setattr(flash_attention, "load_flash_attention_3", fake_flash_attention_3)
+    monkeypatch.setattr(flash_attention, "load_triton_kernels", fake_triton_kernels)
+    monkeypatch.setattr(flash_attention_triton, "PagedDecode", FakePagedDecode)
+
+
+def windowed(rows, layer, page_size) -> AttentionCase:
+    half = torch.bfloat16
+    return build_case(CaseSpec(rows, page_size, dtype=half, kv_dtype=half, layer=layer))
+
+
+def with_account(case: AttentionCase) -> AttentionCase:
+    """The layer's tokens in account 1, without the pages that no new token sees; account 0 has no
+    bytes, and what says where its tokens are is wrong."""
+    config = replace(case.config, has_bounded_accounts=True)
+    num_pages, page_size = case.token_to_kv_pool.num_pages, case.spec.page_size
+    pool = GroupedTokenToKVPool(config, (num_pages, num_pages), MHATokenToKVPool)
+    for own, kept in zip(
+        pool.get_kv_buffer(0), case.token_to_kv_pool.get_kv_buffer(0), strict=True
+    ):
+        own.copy_(kept)
+    (retention,) = config.bounded_retentions
+    old = case.req_to_token_pool
+    table = ReqToTokenPool(old.max_running_requests, old.max_context_len, case.q.device, 2)
+    table.req_to_token.fill_(num_pages * page_size - 1)
+    table.tables[1].copy_(old.req_to_token)
+    slots = case.batch.req_pool_indices.tolist()
+    for slot, row in zip(slots, case.spec.rows, strict=True):
+        first_seen = retention.first_visible(row.prefix_len) // page_size
+        gone = table.tables[1][slot, : first_seen * page_size : page_size].long() // page_size
+        for buffer in pool.get_kv_buffer(0):
+            buffer[gone] = torch.nan
+            buffer[0] = 1.0  # the dummy page holds numbers
+    places = case.batch.out_cache_loc
+    batch = replace(
+        case.batch, out_cache_loc=torch.zeros_like(places), bounded_cache_locs=(places,)
+    )
+    return replace(case, config=config, req_to_token_pool=table, token_to_kv_pool=pool, batch=batch)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pages_that_were_given_back_are_in_no_output(backend, page_size, rows, layer):
+    case = windowed(rows, layer, page_size)
+    assert relative_error(with_account(case).run(backend), case.run_oracle()) < TOLERANCE
+
+
+@pytest.mark.parametrize("backend_class", BACKENDS[1:])
+def test_tables_of_every_account_are_recorded(backend_class):
+    """A layer that sees everything and one that does not, in a graph that has more rows."""
+    case = with_account(windowed(STEPS["decode"], LAYERS["window"], 16))
+    config = replace(case.config, num_layers=2, layers=(LayerAttentionConfig(), LAYERS["window"]))
+    pages = (case.token_to_kv_pool.num_pages,) * 2
+    pool = GroupedTokenToKVPool(config, pages, MHATokenToKVPool)
+    windows = pool.get_kv_buffer(1)
+    for buffer, kept in zip(windows, case.token_to_kv_pool.get_kv_buffer(0), strict=True):
+        buffer.copy_(kept)
+    backend = backend_class(config, case.req_to_token_pool, pool)
+    backend.init_cuda_graph_state(8)
+    backend.init_forward_metadata_capture_cuda_graph(case.batch)
+    backend.record_step_tables(case.batch)
+    captured = {window: one.page_table for window, one in backend._metadata.items()}
+    assert captured.keys() == {-1, 24}
+    slots = case.batch.req_pool_indices.tolist()
+    long_row = 4  # of 300 tokens and one
+    for window, table in zip((-1, 24), case.req_to_token_pool.own_tables, strict=True):
+        named = (table[slots[long_row], :301:16] // 16).tolist()
+        if window > 0:
+            named[:17] = [0] * 17  # positions 277 and up are seen
+        assert captured[window][long_row, :19].tolist() == named
+    case.layer.layer_id = 1
+    with torch.inference_mode():
+        out = backend.forward_decode(case.q, case.k, case.v, case.layer, case.batch)
+    expected = windowed(STEPS["decode"], LAYERS["window"], 16).run_oracle()
+    assert relative_error(out, expected) < TOLERANCE
+
+
+def test_the_kernels_that_fill_a_step_s_tables_do_what_plain_torch_does() -> None:
+    """By Triton's interpreter, in a process of its own: it reads the variable when imported."""
+    pytest.importorskip("triton", reason="comes with torch for CUDA only")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.interpreted_step_tables"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "all equal", done.stderr
