@@ -7,9 +7,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from service.api.openai.parameters import GenerationParameters, StrictModel, is_harmless
+from service.api.openai.structural_tags import StructuralTag, tag_object
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import NamedConstraint
 from service.limits import MAX_GRAMMAR_BYTES
@@ -69,7 +77,6 @@ T = TypeVar("T")
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "disable_additional_properties": (None, False),
     "disable_any_whitespace": (None, False),
-    "structural_tag": (None,),
     "whitespace_pattern": (None,),
 }
 ChoiceTexts = Annotated[list[str], Field(fail_fast=True)]
@@ -86,10 +93,14 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """text: anything. json_object: some JSON object. json_schema: JSON of that schema."""
+    """text: anything. json_object: some JSON object. json_schema: JSON of that schema.
+    structural_tag: text in which what follows one of triggers is one of structures."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+    _tag: StructuralTag | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _has_a_schema_if_it_says_so(self) -> Self:
@@ -100,7 +111,20 @@ class ResponseFormat(StrictModel):
             raise _invalid(f"{param} needs response_format.type json_schema", param)
         return self
 
+    @model_validator(mode="after")
+    def _has_a_tag_if_it_says_so(self) -> Self:
+        own = {"structures": self.structures, "triggers": self.triggers}
+        given = {name: value for name, value in own.items() if value is not None}
+        if self.type == "structural_tag":
+            self._tag = StructuralTag.model_validate(given)
+        elif given:
+            param = f"response_format.{next(iter(given))}"
+            raise _invalid(f"{param} needs response_format.type structural_tag", param)
+        return self
+
     def constraint(self) -> Constraint | None:
+        if self._tag is not None:
+            return self._tag.constraint("response_format")
         if self.json_schema is not None:
             return JsonSchema(self.json_schema.schema_, is_lenient=self.json_schema.strict is False)
         return JSON_OBJECT if self.type == "json_object" else None
@@ -108,13 +132,14 @@ class ResponseFormat(StrictModel):
 
 class StructuredOutputs(StrictModel):
     """json: a schema. regex: the whole text matches. choice: one of these texts. grammar: Lark or
-    GBNF. json_object: true."""
+    GBNF. json_object: true. structural_tag: an object with structures and triggers, or its text."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None
     choice: ChoiceTexts | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Annotated[StructuralTag | None, BeforeValidator(tag_object)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -147,7 +172,9 @@ class ConstrainedParameters(GenerationParameters):
             raise _invalid(f"{names} exclude each other: keep one", found[1].param)
         if self.structured_outputs is not None and not found:
             param = "structured_outputs"
-            raise _invalid(f"{param} needs json, regex, choice, grammar or json_object", param)
+            raise _invalid(
+                f"{param} needs json, regex, choice, grammar, json_object or structural_tag", param
+            )
         return self
 
     @property
@@ -159,6 +186,7 @@ class ConstrainedParameters(GenerationParameters):
             return
         form = self.response_format or ResponseFormat(type="text")
         outputs = self.structured_outputs or StructuredOutputs()
+        tag, tag_param = outputs.structural_tag, "structured_outputs.structural_tag"
         for param, constraint in (
             ("response_format", form.constraint()),
             ("structured_outputs.json", _if_given(JsonSchema, outputs.json_)),
@@ -166,6 +194,7 @@ class ConstrainedParameters(GenerationParameters):
             ("structured_outputs.choice", _if_given(_choices, outputs.choice)),
             ("structured_outputs.grammar", _if_given(Lark, outputs.grammar)),
             ("structured_outputs.json_object", JSON_OBJECT if outputs.json_object else None),
+            (tag_param, None if tag is None else tag.constraint(tag_param)),
             ("guided_json", _if_given(JsonSchema, self.guided_json)),
             ("guided_regex", _if_given(Regex, self.guided_regex)),
             ("guided_choice", _if_given(_choices, self.guided_choice)),

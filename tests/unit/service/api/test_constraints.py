@@ -111,7 +111,7 @@ REFUSED = [
         {"response_format": {"type": "xml"}},
         "invalid_request",
         "response_format.type",
-        "'text', 'json_object' or 'json_schema'",
+        "'json_schema' or 'structural_tag'",
     ),
     (
         {"response_format": {"type": "json_schema"}},
