@@ -59,7 +59,7 @@ export class Panel {
     value("cached").textContent = count(cached);
     value("free").textContent = count(total - used - cached);
     const perTile = Math.max(1, Math.round(total / NUM_TILES));
-    value("scale").textContent = `pages; a tile is ${count(perTile)}`;
+    value("scale").textContent = perTile === 1 ? "a page a tile" : `${count(perTile)} pages a tile`;
     const label = `${used} of ${total} pages in use, ${cached} kept for later`;
     byId("tiles").setAttribute("aria-label", label);
     showHits(replicas);
@@ -104,7 +104,7 @@ class Figure {
   }
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+const percent = (share) => `${(100 * share).toFixed(share < 0.095 ? 1 : 0)} %`;
 
 function makeTiles() {
   const tiles = Array.from({ length: NUM_TILES }, () => element("i", { className: "tile" }));

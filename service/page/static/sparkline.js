@@ -41,9 +41,9 @@ export class Sparkline {
   }
 }
 
-// A single point gets a short dash, else it would not be seen.
+// A single point gets a stem, else it would not be seen.
 function lineOf(run) {
-  const points = run.length > 1 ? run : [[run[0][0] - 1, run[0][1]], run[0]];
+  const points = run.length > 1 ? run : [run[0], [run[0][0], HEIGHT]];
   return `M${points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`;
 }
 
