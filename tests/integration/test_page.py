@@ -171,7 +171,8 @@ async def test_a_tool_is_called_and_its_result_goes_back(page) -> None:
     assert "4 degrees, rain" in await page.read("document.querySelector('.tool').innerText")
 
 
-async def test_escape_stops_an_answer_for_the_server_too(page, service) -> None:
+@pytest.mark.parametrize("by", ["the button", "Escape"])
+async def test_an_answer_is_stopped_for_the_server_too(page, service, by) -> None:
     await open_options(page, "panel-sampling")
     await page.click("document.getElementById('max_tokens')")
     await page.read("document.getElementById('max_tokens').select()")
@@ -179,7 +180,10 @@ async def test_escape_stops_an_answer_for_the_server_too(page, service) -> None:
     await page.click("document.getElementById('prompt')")
     await ask(page, "Write the class argparse.ArgumentParser.")
     await page.until(f"{ANSWER}.length > 5")
-    await page.press("Escape")
+    if by == "Escape":
+        await page.press("Escape")
+    else:
+        await page.click("document.getElementById('stop')")
     await page.until("document.getElementById('stop').hidden")
     assert await page.read(f"{FOCUS}.id") == "prompt"
     async with asyncio.timeout(10):

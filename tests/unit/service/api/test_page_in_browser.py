@@ -13,11 +13,13 @@ from service.api.http import build_http_app
 from service.api.web import WebSurface
 from service.deployments.listeners import HttpServer, bind_shared
 from service.errors import ApiError, ApiErrorCode
+from service.handler.directory import ModelDirectory
+from service.observability.live import LiveState
 from service.page.files import load_page
 from tests.browser import open_browser
 from tests.fakes.backend import make_outputs
 from tests.fakes.callers import callers_of
-from tests.fakes.live import FakeReader
+from tests.fakes.live import FakeReader, make_replica
 from tests.page_checks import check_page
 from tests.programs import needed, skip_without
 
@@ -36,7 +38,7 @@ def open_page(services, tmp_path):
     @asynccontextmanager
     async def start(**changes):
         web = WebSurface(page=load_page(), reader=FakeReader())
-        app = build_http_app(dataclasses.replace(services, web=web, **changes))
+        app = build_http_app(dataclasses.replace(services, **{"web": web, **changes}))
         server = HttpServer(app, keep_alive_timeout_s=5, drain_timeout_s=1)
         listener = bind_shared("127.0.0.1", 0)
         await server.start(listener)
@@ -95,6 +97,27 @@ async def test_what_a_model_writes_is_text_whatever_it_says(open_page, bench) ->
         inside = "document.querySelectorAll('.messages img, .messages script, .messages b').length"
         assert await page.read(inside) == 0
         await check_page(page, origin)
+
+
+async def test_of_several_models_the_chosen_one_answers_and_its_engines_are_shown(
+    open_page, bench
+) -> None:
+    models = [dataclasses.replace(bench.served, name=name) for name in ("first", "second")]
+    directory = ModelDirectory(models, bench.handler.limits, bench.metrics)
+    replicas = [
+        make_replica("e1", "first", num_used_pages=11),
+        make_replica("e2", "second", num_used_pages=22),
+    ]
+    web = WebSurface(page=load_page(), reader=FakeReader(LiveState(0, replicas)))
+    used = "document.querySelector('[data-value=used]').textContent"
+    async with open_page(models=directory, web=web) as (page, _):
+        await page.until(f"{used} === '11'")
+        await page.read("document.getElementById('model').focus()")
+        await page.type("second")
+        await page.until(f"{used} === '22'")
+        await ask(page)
+        await page.until(STATS)
+        assert await page.read("document.querySelector('.assistant .who').innerText") == "second"
 
 
 async def test_a_refusal_is_shown_and_the_conversation_goes_on(open_page, bench) -> None:
