@@ -33,9 +33,11 @@ _QUESTIONS = (
     "Write the function textwrap.dedent.",
     "What does shutil.copy do?",
 )
-_CHAT = ("Write the function textwrap.dedent.", "What does os.path.join do?")
+_QUESTION = "What does os.path.join do?"
+_QUESTION_FOR_A_TOOL = "Do I need a coat in Paris?"
+_RESULT = "rain, 12 degrees"
 _DONE = "document.querySelector('.message.assistant:last-child .stats').textContent"
-_UNSURE = "[...document.querySelectorAll('.message .token')].findLast(e => e.dataset.sure >= 2)"
+_UNSURE = "[...document.querySelectorAll('.message .token')].findLast(e => e.dataset.sure >= 1)"
 
 
 def measure_cpu() -> tuple[float, float]:
@@ -83,12 +85,18 @@ async def take_picture(service: RunningService) -> None:
 async def _chat(page: Browser) -> None:
     """At a temperature at which the small model knows what it says."""
     await page.read("document.getElementById('temperature').value = 0.3")
-    await page.read("document.getElementById('max_tokens').value = 120")
-    for number, question in enumerate(_CHAT, 1):
-        await page.type(question)
-        await page.press("Enter")
-        shown = f"document.querySelectorAll('.message.assistant').length === {number}"
-        await page.until(f"{shown} && {_DONE}", timeout_s=60)
+    await _ask(page, _QUESTION, 1)
+    await page.read("document.getElementById('tool_choice').value = 'auto'")
+    await _ask(page, _QUESTION_FOR_A_TOOL, 2)
+    await page.click("document.querySelector('.call input')")
+    await _ask(page, _RESULT, 3)
+
+
+async def _ask(page: Browser, text: str, number: int) -> None:
+    await page.type(text)
+    await page.press("Enter")
+    shown = f"document.querySelectorAll('.message.assistant').length === {number}"
+    await page.until(f"{shown} && {_DONE}", timeout_s=60)
 
 
 def main() -> None:

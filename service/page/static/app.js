@@ -4,23 +4,20 @@ import { ApiError, getJson, useKey } from "./api.js";
 import { Chat, OptionError } from "./chat.js";
 import { byId, element } from "./dom.js";
 import { drawGlyphs } from "./glyphs.js";
-import { connectTabs, fillExamples } from "./options.js";
+import { choose, connectTabs, fillExamples } from "./options.js";
 import { Panel } from "./panel.js";
 
 const POLL_MS = 1000;
 const RETRY_MS = 3000;
-const SUGGESTIONS = {
-  builtin: [
-    "What does os.path.join do?",
-    "Write the function textwrap.dedent.",
-    "What does json.loads do?",
-  ],
-  other: [
-    "Explain attention in two sentences.",
-    "Write a haiku about memory.",
-    "What is a prime number?",
-  ],
-};
+const SUGGESTIONS = [
+  { text: "What does os.path.join do?" },
+  { text: "Do I need a coat in Paris?", option: "tools", label: "calls a tool" },
+  {
+    text: "Ada is 36 years old and lives in London. Extract the person.",
+    option: "schema",
+    label: "answers in JSON",
+  },
+];
 
 const panel = new Panel();
 const openPanel = connectTabs();
@@ -48,19 +45,19 @@ async function loadModels() {
     ...data.map(({ id }) => element("option", { value: id }, id)),
   );
   hasModels = true;
-  showSuggestions();
 }
 
 function showSuggestions() {
-  const isBuiltin = byId("model").value.startsWith("builtin");
-  const texts = isBuiltin ? SUGGESTIONS.builtin : SUGGESTIONS.other;
-  byId("suggestions").replaceChildren(
-    ...texts.map((text) => {
-      const button = element("button", { type: "button" }, text);
-      button.addEventListener("click", () => say(text));
-      return element("li", {}, button);
-    }),
-  );
+  const items = SUGGESTIONS.map(({ text, option, label }) => {
+    const button = element("button", { type: "button" }, text);
+    if (label) button.append(" ", element("span", { className: "mark" }, label));
+    button.addEventListener("click", () => {
+      choose(option);
+      say(text);
+    });
+    return element("li", {}, button);
+  });
+  byId("suggestions").replaceChildren(...items);
 }
 
 async function refresh() {
@@ -119,7 +116,6 @@ function connect() {
     chat.clear();
     byId("prompt").focus();
   });
-  byId("model").addEventListener("change", showSuggestions);
   byId("panel-key").addEventListener("submit", (event) => {
     event.preventDefault();
     useKey(byId("key").value.trim());
@@ -129,6 +125,7 @@ function connect() {
 }
 
 drawGlyphs();
+showSuggestions();
 fillExamples();
 connect();
 poll();

@@ -7,14 +7,11 @@ const EXAMPLE_TOOLS = [
     type: "function",
     function: {
       name: "get_weather",
-      description: "The weather in a city",
+      description: "Tells the weather of a city.",
       parameters: {
         type: "object",
-        properties: {
-          city: { type: "string", maxLength: 20 },
-          unit: { enum: ["celsius", "fahrenheit"] },
-        },
-        required: ["city", "unit"],
+        properties: { city: { type: "string", maxLength: 40 } },
+        required: ["city"],
         additionalProperties: false,
       },
     },
@@ -23,11 +20,11 @@ const EXAMPLE_TOOLS = [
 const EXAMPLE_SCHEMA = {
   type: "object",
   properties: {
-    title: { type: "string", maxLength: 40 },
-    stars: { type: "integer", minimum: 1, maximum: 5 },
-    recommended: { type: "boolean" },
+    name: { type: "string", maxLength: 40 },
+    age: { type: "integer", minimum: 0, maximum: 150 },
+    city: { type: "string", maxLength: 40 },
   },
-  required: ["title", "stars", "recommended"],
+  required: ["name", "age", "city"],
   additionalProperties: false,
 };
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "repetition_penalty"];
@@ -39,12 +36,20 @@ export class OptionError extends Error {}
 export function fillExamples() {
   byId("tools").value = JSON.stringify(EXAMPLE_TOOLS, null, 2);
   byId("schema").value = JSON.stringify(EXAMPLE_SCHEMA, null, 2);
-  const mark = () => {
-    byId("tools-mark").hidden = !byId("tool_choice").value;
-    byId("schema-mark").hidden = !byId("use_schema").checked;
-  };
-  byId("tool_choice").addEventListener("change", mark);
-  byId("use_schema").addEventListener("change", mark);
+  byId("tool_choice").addEventListener("change", markWhatIsOn);
+  byId("use_schema").addEventListener("change", markWhatIsOn);
+}
+
+/** Tools that the model may call, an answer in the schema, or neither. */
+export function choose(option) {
+  byId("tool_choice").value = option === "tools" ? "auto" : "";
+  byId("use_schema").checked = option === "schema";
+  markWhatIsOn();
+}
+
+function markWhatIsOn() {
+  byId("tools-mark").hidden = !byId("tool_choice").value;
+  byId("schema-mark").hidden = !byId("use_schema").checked;
 }
 
 /** Each button opens its panel and closes the others. */
