@@ -25,6 +25,7 @@ test: lint types imports tools
 # apt-get can fetch them; nothing is installed or started. Where something is missing, its tests are skipped and counted.
 tools: $(VENV)/.dev-installed
 	$(BIN)/python -m tests.programs
+	$(BIN)/python -m tests.client_environment
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

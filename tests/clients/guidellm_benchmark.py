@@ -1,0 +1,52 @@
+"""`python tests/clients/guidellm_benchmark.py http://127.0.0.1:8000`: GuideLLM with its defaults.
+
+Before it measures it asks for /health, which is its validation of a target.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from workers.builtin import builtin_model_path
+
+NUM_REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 6, 24, 12
+
+
+def benchmark(url, folder, *profile):
+    """The report of one run."""
+    command = [
+        *(Path(sys.executable).with_name("guidellm"), "run", "--disable-console-interactive"),
+        *("--backend", f"kind=openai_http,target={url}"),
+        *("--profile", ",".join(profile)),
+        *("--constraint", f"kind=max_requests,count={NUM_REQUESTS}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={builtin_model_path()}"),
+        "--data",
+        f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}",
+        *("--output", f"kind=json,path={folder}/report.json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads((folder / "report.json").read_text())
+
+
+def check(report):
+    (run,) = report["benchmarks"]
+    totals = run["metrics"]["request_totals"]
+    assert totals["successful"] == NUM_REQUESTS
+    assert totals["errored"] == totals["incomplete"] == 0
+    tokens = run["metrics"]["output_token_count"]["successful"]
+    assert tokens["mean"] == OUTPUT_TOKENS
+    assert run["metrics"]["time_to_first_token_ms"]["successful"]["mean"] > 0
+    assert run["metrics"]["inter_token_latency_ms"]["successful"]["mean"] > 0
+
+
+def main(url):
+    for profile in (("kind=synchronous",), ("kind=concurrent", "streams=3")):
+        with tempfile.TemporaryDirectory() as folder:
+            check(benchmark(url, Path(folder), *profile))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
