@@ -3,8 +3,9 @@
     python3 -m benchmarks.mask_threads FOLDER [--rows N]
 
 FOLDER: of benchmarks/h200/structured_model.py. Every row has a matcher of its own, under the schema
-of 20 fields, and draws random allowed tokens. A line for each number of threads: milliseconds that
-the masks of a step take, of new matchers and of such that have been through their text once.
+of 20 fields, a copy of one of as many templates as an engine has, and draws random allowed tokens.
+A line for each number of threads: milliseconds that the masks of a step take, of new matchers and
+of such that have been through their text once.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.h200.structured_workload import schema_of_20_fields
 from service.tokenizer.grammars import JSON_DEFAULTS
+from workers.constraints.compiler import NUM_TEMPLATES
 from workers.constraints.limits import parser_limits
 
 NUM_STEPS = 160
@@ -63,8 +65,14 @@ def main() -> None:
         if num_threads > 2 * (os.cpu_count() or 1):
             break
         executor = LLExecutor(num_threads)
-        template = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
-        matchers = [template.deep_copy() for _ in range(arguments.rows)]
+        templates = [
+            LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+            for _ in range(NUM_TEMPLATES)
+        ]
+        matchers = [
+            templates[row * NUM_TEMPLATES // arguments.rows].deep_copy()
+            for row in range(arguments.rows)
+        ]
         first = step_ms(matchers, executor, -(-len(tokenizer) // 32))
         for matcher in matchers:
             matcher.reset()

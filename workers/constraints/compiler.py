@@ -4,6 +4,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -18,16 +19,20 @@ from workers.errors import ErrorCode, RequestRejectedError
 MAX_CACHED_GRAMMARS = 256
 MAX_MASK_THREADS = 8
 """Masks of a step take a few times as long as one; more threads than that only wake."""
+NUM_TEMPLATES = 8
+"""Of a grammar that many requests have: as many of its masks are made at once."""
 MAX_CACHED_TEXT_BYTES = 1 << 20
 """Of all grammars that are kept: what is made of a byte took about 70."""
 _MAX_REASON_CHARS = 300
 
 
 class GrammarMatcher:
-    """A TokenMatcher around an LLMatcher of its own."""
+    """A TokenMatcher around an LLMatcher of its own. template: the number of the one that it is a
+    copy of, among those of its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, template: int = 0) -> None:
         self.matcher = matcher
+        self.template = template
 
     @property
     def failure(self) -> str:
@@ -49,6 +54,26 @@ class GrammarMatcher:
         return forced if self.matcher.consume_tokens(forced) else []
 
 
+@dataclass(slots=True)
+class _Templates:
+    """Of one grammar, never gone past a token. Copies share what llguidance has learned of the
+    grammar and the lock around it, so that their masks take turns however many threads there are:
+    requests are spread over several."""
+
+    matchers: list[LLMatcher] = field(default_factory=list)
+    num_copies: int = 0
+
+    def add(self, matcher: LLMatcher) -> GrammarMatcher:
+        self.matchers.append(matcher)
+        return GrammarMatcher(matcher.deep_copy(), len(self.matchers) - 1)
+
+    def copy(self) -> GrammarMatcher:
+        """Of each in turn."""
+        self.num_copies += 1
+        template = self.num_copies % len(self.matchers)
+        return GrammarMatcher(self.matchers[template].deep_copy(), template)
+
+
 class GrammarCompiler:
     """Reads the tokenizer at its first use and keeps what it compiled, by its text. compile is safe
     for threads; masks are filled by native ones of its own.
@@ -63,7 +88,7 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, _Templates] = OrderedDict()
         self._executor = LLExecutor(min(MAX_MASK_THREADS, os.cpu_count() or 1))
 
     def compile(self, grammar: str, token_ids: Sequence[int]) -> GrammarMatcher:
@@ -72,35 +97,40 @@ class GrammarCompiler:
         Takes a millisecond as a rule, seconds at worst. Raises RequestRejectedError where the
         grammar cannot be compiled, or does not allow token_ids.
         """
-        matcher = self._fresh(grammar)
-        if token_ids and not matcher.consume_tokens(list(token_ids)):
-            raise _refusal(f"the output so far does not obey it: {matcher.get_error()}")
-        return GrammarMatcher(matcher)
+        fresh = self._fresh(grammar)
+        if token_ids and not fresh.matcher.consume_tokens(list(token_ids)):
+            raise _refusal(f"the output so far does not obey it: {fresh.matcher.get_error()}")
+        return fresh
 
     def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
         """Without the interpreter lock while it takes. rows: matchers of this compiler."""
-        own = [(one.matcher, row) for one, row in rows if isinstance(one, GrammarMatcher)]
+        own = [(one, row) for one, row in rows if isinstance(one, GrammarMatcher)]
+        # Threads take runs of neighbours: those of one template would wait for each other anyway.
+        own.sort(key=lambda asked: asked[0].template)
         if own:
-            fill_next_token_bitmask_par(self._executor, own, bits)
+            asked = [(one.matcher, row) for one, row in own]
+            fill_next_token_bitmask_par(self._executor, asked, bits)
 
-    def _fresh(self, grammar: str) -> LLMatcher:
+    def _fresh(self, grammar: str) -> GrammarMatcher:
         with self._lock:
             known = self._compiled.get(grammar)
             if known is not None:
                 self._compiled.move_to_end(grammar)
-                return known.deep_copy()
+                if len(known.matchers) >= NUM_TEMPLATES:
+                    return known.copy()
             tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         with self._lock:
-            self._compiled[grammar] = matcher
+            fresh = self._compiled.setdefault(grammar, _Templates()).add(matcher)
             while len(self._compiled) > MAX_CACHED_GRAMMARS or self._is_full():
                 self._compiled.popitem(last=False)
-            return matcher.deep_copy()
+            return fresh
 
     def _is_full(self) -> bool:
-        return sum(map(len, self._compiled)) > MAX_CACHED_TEXT_BYTES
+        sizes = (len(text) * len(known.matchers) for text, known in self._compiled.items())
+        return sum(sizes) > MAX_CACHED_TEXT_BYTES
 
     def _read_tokenizer(self) -> LLTokenizer:
         try:

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import jsonschema
@@ -142,12 +143,36 @@ def test_what_is_not_allowed_is_a_failure(compiler: GrammarCompiler):
 def test_requests_of_one_grammar_do_not_share_where_they_stand(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ):
-    first = compiler.compile(YES_OR_NO, ids("yes"))
-    # Compiled once: a second time would be noticed.
+    matchers = [
+        compiler.compile(YES_OR_NO, ids("yes")) for _ in range(compiler_module.NUM_TEMPLATES)
+    ]
+    # No further template: making one would be noticed.
     monkeypatch.setattr(compiler_module, "LLMatcher", None)
     second = compiler.compile(YES_OR_NO, [])
-    assert first.is_complete
+    assert all(matcher.is_complete for matcher in matchers)
     assert not second.is_complete
+
+
+def test_requests_of_one_grammar_are_spread_over_templates_that_share_no_lock():
+    """In copies of one template threads wait for each other."""
+    compiler = GrammarCompiler(builtin_model_path(), VOCAB_SIZE, [EOS])
+    num = compiler_module.NUM_TEMPLATES
+    turns = [compiler.compile(YES_OR_NO, []) for _ in range(3 * num)]
+    assert Counter(one.template for one in turns) == dict.fromkeys(range(num), 3)
+    (templates,) = compiler._compiled.values()
+    assert len(set(map(id, templates.matchers))) == num
+
+
+def test_the_mask_of_a_row_is_its_own_whatever_the_order_of_templates():
+    compiler = GrammarCompiler(builtin_model_path(), VOCAB_SIZE, [EOS])
+    texts = ("", "y", "n", "ye", "yes", "no", "", "y", "ye", "n", "no", "yes")
+    rows = [(compiler.compile(YES_OR_NO, ids(text)), row) for row, text in enumerate(texts)]
+    together = np.zeros((len(rows), -(-VOCAB_SIZE // 32)), dtype=np.int32)
+    compiler.fill(rows, together)
+    for matcher, row in rows:
+        alone = np.zeros_like(together[:1])
+        compiler.fill([(matcher, 0)], alone)
+        assert np.array_equal(together[row], alone[0]), texts[row]
 
 
 def test_old_grammars_are_forgotten(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
