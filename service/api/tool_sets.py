@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.api.openai.constraints import schema_bytes
+from service.api.openai.schema_sizes import schema_bytes
 from service.chat.options import ChatOptions, ChoiceKind, Tool
 from service.errors import ApiError, ApiErrorCode
 from service.limits import Limits

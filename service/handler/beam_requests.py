@@ -52,9 +52,10 @@ def check_beams(request: GenerationRequest, limits: Limits) -> None:
 
 def with_beam_length(request: GenerationRequest, limits: Limits) -> GenerationRequest:
     """The request with a longest length if it is a beam search, which takes no more than that."""
-    if request.beams is None or request.default_max_tokens is not None:
+    default, most = request.default_max_tokens, limits.max_beam_tokens
+    if request.beams is None or (default is not None and default <= most):
         return request
-    return replace(request, default_max_tokens=limits.max_beam_tokens)
+    return replace(request, default_max_tokens=most)
 
 
 def search_plans(

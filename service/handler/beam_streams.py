@@ -13,10 +13,9 @@ import msgspec
 
 from service.backend import GenerationBackend, TokenStream
 from service.errors import ApiError, ApiErrorCode
-from service.handler.beams import Beam, BeamOptions, BeamSearch
+from service.handler.beams import Beam, BeamOptions, BeamSearch, Tops
 from service.handler.choice import raise_if_failed
 from service.request_context import RequestContext
-from workers.engine.logprobs import TokenLogprobs
 from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.sampling.params import MAX_LOGPROBS, SamplingParams
 
@@ -57,15 +56,15 @@ class SearchRun:
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             raise ValueError("a beam search needs a longest length")
-        search = BeamSearch(plan.num_beams, plan.options, plan.ending_ids, max_tokens)
+        search = BeamSearch(
+            plan.num_beams, plan.options, plan.ending_ids, max_tokens, sampling.logprobs or 0
+        )
         while search.live:
             search.advance(await self._next_tokens(search.live, search.num_candidates))
         best = search.best(plan.num_beams)
         return [self._output(beam) for beam in best]
 
-    async def _next_tokens(
-        self, beams: Sequence[Beam], num_candidates: int
-    ) -> list[tuple[Sequence[int], Sequence[float]]]:
+    async def _next_tokens(self, beams: Sequence[Beam], num_candidates: int) -> list[Tops]:
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -115,7 +114,7 @@ class SearchRun:
             last if is_ended else None,
         )
         if sampling.logprobs is not None:
-            output.logprobs = [_cut(entry, sampling.logprobs) for entry in beam.entries]
+            output.logprobs = list(beam.entries)
         if first is not None:
             output.num_cached_tokens = first.num_cached_tokens
             output.queue_s, output.prefill_s = first.queue_s, first.prefill_s
@@ -147,15 +146,9 @@ class BeamStream:
         await self._run.aclose()
 
 
-def _top_of(output: StepOutput) -> tuple[Sequence[int], Sequence[float]]:
+def _top_of(output: StepOutput) -> Tops:
     entry = (output.logprobs or [])[0]
     return entry.top_token_ids, entry.top_logprobs
-
-
-def _cut(entry: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        entry.logprob, entry.rank, entry.top_token_ids[:num_top], entry.top_logprobs[:num_top]
-    )
 
 
 def search_streams(

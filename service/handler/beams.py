@@ -5,7 +5,7 @@ Knows log probabilities and token ids only; who computes them is somebody else's
 transformers' GenerationMixin._beam_search, so that texts are the same for the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,9 +26,14 @@ class BeamOptions:
     early_stopping: EarlyStopping = False
 
 
+Tops = tuple[Sequence[int], Sequence[float]]
+"""The likeliest next tokens of a beam and their log probabilities."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """score: the sum of its tokens' log probabilities. entries: of each token."""
+    """score: the sum of its tokens' log probabilities. entries: of each token, with as many others
+    as the search is to tell."""
 
     token_ids: tuple[int, ...] = ()
     score: float = 0.0
@@ -40,19 +45,30 @@ class _Candidate:
     parent: Beam
     token_id: int
     score: float
-    entry: TokenLogprobs
+    logprob: float
+    rank: int
+    tops: Tops
 
-    def grown(self) -> Beam:
-        parent = self.parent
-        return Beam((*parent.token_ids, self.token_id), self.score, (*parent.entries, self.entry))
+    def grown(self, num_top: int) -> Beam:
+        parent, (token_ids, logprobs) = self.parent, self.tops
+        entry = TokenLogprobs(
+            self.logprob, self.rank, list(token_ids[:num_top]), list(logprobs[:num_top])
+        )
+        return Beam((*parent.token_ids, self.token_id), self.score, (*parent.entries, entry))
 
 
 class BeamSearch:
     """live: beams that go on, the best one first; empty when the search is over. num_candidates:
-    the likeliest tokens that advance() needs of each."""
+    the likeliest tokens that advance() needs of each. num_top: how many of them a beam keeps of
+    each of its tokens."""
 
     def __init__(
-        self, num_beams: int, options: BeamOptions, ending_ids: frozenset[int], max_tokens: int
+        self,
+        num_beams: int,
+        options: BeamOptions,
+        ending_ids: frozenset[int],
+        max_tokens: int,
+        num_top: int,
     ) -> None:
         self.live = [Beam()]
         self.num_candidates = max(2, 1 + len(ending_ids)) * num_beams
@@ -60,23 +76,25 @@ class BeamSearch:
         self._options = options
         self._ending_ids = ending_ids
         self._max_tokens = max_tokens
+        self._num_top = num_top
         self._num_tokens = 0
         self._ended: list[tuple[float, Beam]] = []
 
-    def advance(self, tops: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
-        """tops: of each live beam, its likeliest next tokens and their log probabilities."""
-        candidates = self._candidates(tops)
+    def advance(self, tops: Sequence[Tops]) -> None:
+        """tops: of each live beam."""
         self._num_tokens += 1
         penalty = self._num_tokens**self._options.length_penalty
-        ends = [self._is_end(candidate) for candidate in candidates]
-        pairs = list(zip(candidates, ends, strict=True))
-        self._ended += [
-            (one.score / penalty, one.grown()) for one, is_end in pairs[: self._num_beams] if is_end
-        ]
+        going: list[Beam] = []
+        for place, one in enumerate(self._candidates(tops)):
+            if not self._is_end(one):
+                going.append(one.grown(self._num_top))
+            elif place < self._num_beams:
+                self._ended.append((one.score / penalty, one.grown(self._num_top)))
+            if len(going) == self._num_beams <= place + 1:
+                break
         # Stable: of equal ones the first to end stays first.
         self._ended = sorted(self._ended, key=lambda one: -one[0])[: self._num_beams]
-        going = [one for one, is_end in pairs if not is_end][: self._num_beams]
-        self.live = [one.grown() for one in going]
+        self.live = going
         if self.live and not self._may_improve():
             self.live = []
 
@@ -84,22 +102,19 @@ class BeamSearch:
         """Ended beams, the best one first."""
         return [beam for _, beam in self._ended[:num]]
 
-    def _candidates(
-        self, tops: Sequence[tuple[Sequence[int], Sequence[float]]]
-    ) -> list[_Candidate]:
-        made = [
-            _Candidate(
-                beam,
-                token_id,
-                beam.score + logprob,
-                TokenLogprobs(logprob, rank, list(token_ids), list(logprobs)),
-            )
-            for beam, (token_ids, logprobs) in zip(self.live, tops, strict=True)
-            for rank, (token_id, logprob) in enumerate(
-                zip(token_ids, logprobs, strict=True), start=1
-            )
+    def _candidates(self, tops: Sequence[Tops]) -> Iterator[_Candidate]:
+        """The best one first; of equal ones those of better beams, and likelier tokens. Made one by
+        one, as few of them are looked at."""
+        losses = [
+            (-(beam.score + logprob), index, rank)
+            for index, (beam, (_, logprobs)) in enumerate(zip(self.live, tops, strict=True))
+            for rank, logprob in enumerate(logprobs)
         ]
-        return sorted(made, key=lambda one: -one.score)[: self.num_candidates]
+        for loss, index, rank in sorted(losses)[: self.num_candidates]:
+            token_ids, logprobs = tops[index]
+            yield _Candidate(
+                self.live[index], token_ids[rank], -loss, logprobs[rank], rank + 1, tops[index]
+            )
 
     def _is_end(self, candidate: _Candidate) -> bool:
         return candidate.token_id in self._ending_ids or self._num_tokens >= self._max_tokens

@@ -21,7 +21,8 @@ class SamplingDefaults:
         if request.default_max_tokens is None and self.max_tokens is not None:
             request = replace(request, default_max_tokens=self.max_tokens)
         own = {name: value for name, value in self.values.items() if name in request.unset}
-        if not own:
+        # A beam search samples nothing.
+        if not own or request.beams is not None:
             return request
         return replace(request, sampling=msgspec.structs.replace(request.sampling, **own))
 

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from service.api.openai.parameters import GenerationParameters, StrictModel, is_harmless
+from service.api.openai.schema_sizes import schema_bytes
 from service.api.openai.structural_tags import StructuralTag, tag_object
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import NamedConstraint
@@ -29,9 +30,6 @@ from service.tokenizer.constraints import (
     Lark,
     Regex,
 )
-
-# Of a number or of punctuation, roughly.
-_VALUE_BYTES = 8
 
 
 def _schema_text(value: Any) -> str:
@@ -46,25 +44,6 @@ def _schema_text(value: Any) -> str:
     if schema_bytes(value) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def schema_bytes(schema: dict[str, Any]) -> int:
-    """Roughly, and not beyond the most that any schema may have. Writing it holds the interpreter
-    lock from beginning to end; looking at it does not."""
-    size, unseen = 0, [schema]
-    while unseen:
-        item: Any = unseen.pop()
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, dict):
-            size += sum(map(len, item)) + _VALUE_BYTES * len(item)
-            unseen.extend(item.values())
-        elif isinstance(item, list):
-            size += _VALUE_BYTES * len(item)
-            unseen.extend(item)
-        if size > MAX_GRAMMAR_BYTES:
-            break
-    return size
 
 
 Schema = Annotated[
@@ -124,7 +103,7 @@ class ResponseFormat(StrictModel):
 
     def constraint(self) -> Constraint | None:
         if self._tag is not None:
-            return self._tag.constraint("response_format")
+            return self._tag.constraint
         if self.json_schema is not None:
             return JsonSchema(self.json_schema.schema_, is_lenient=self.json_schema.strict is False)
         return JSON_OBJECT if self.type == "json_object" else None
@@ -194,7 +173,7 @@ class ConstrainedParameters(GenerationParameters):
             ("structured_outputs.choice", _if_given(_choices, outputs.choice)),
             ("structured_outputs.grammar", _if_given(Lark, outputs.grammar)),
             ("structured_outputs.json_object", JSON_OBJECT if outputs.json_object else None),
-            (tag_param, None if tag is None else tag.constraint(tag_param)),
+            (tag_param, None if tag is None else tag.constraint),
             ("guided_json", _if_given(JsonSchema, self.guided_json)),
             ("guided_regex", _if_given(Regex, self.guided_regex)),
             ("guided_choice", _if_given(_choices, self.guided_choice)),

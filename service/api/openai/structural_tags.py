@@ -1,25 +1,24 @@
 """structural_tag: free text in which what follows a trigger obeys a schema, as vLLM takes it."""
 
-import json
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, PrivateAttr, WithJsonSchema, model_validator
 
 from service.api.openai.parameters import StrictModel
+from service.api.openai.schema_sizes import parsed_schema, schema_bytes
 from service.chat.tools.grammar import LarkRules, UnwritableSchemaError
-from service.errors import ApiError, ApiErrorCode
+from service.limits import MAX_GRAMMAR_BYTES
 from service.tokenizer.constraints import Marked
 
 MAX_STRUCTURES = 128
 
 
 def _object(value: Any) -> dict[str, Any]:
-    try:
-        document = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"must be JSON: {error}") from error
+    document = parsed_schema(value) if isinstance(value, str) else value
     if not isinstance(document, dict):
         raise ValueError("must be an object, or the JSON text of one")
+    if schema_bytes(document) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
     return document
 
 
@@ -50,9 +49,16 @@ class StructuralTag(StrictModel):
 
     structures: Annotated[list[Structure], Field(min_length=1, max_length=MAX_STRUCTURES)]
     triggers: Annotated[list[str], Field(min_length=1, max_length=MAX_STRUCTURES)]
+    _constraint: Marked = PrivateAttr()
 
     @model_validator(mode="after")
     def _structures_have_triggers(self) -> Self:
+        texts = [
+            *self.triggers,
+            *(text for one in self.structures for text in (one.begin, one.end)),
+        ]
+        if sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"the texts may have at most {MAX_GRAMMAR_BYTES} characters")
         if not all(self.triggers):
             raise ValueError("a trigger must not be empty")
         for structure in self.structures:
@@ -60,16 +66,23 @@ class StructuralTag(StrictModel):
                 raise ValueError(f"no trigger begins {structure.begin[:40]!r}")
         return self
 
-    def constraint(self, param: str) -> Marked:
-        """Raises ApiError for a schema that cannot be written into a grammar."""
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        """Here and not later, so that large grammars are written where large bodies are parsed."""
         lark = LarkRules({})
         try:
             parts = [part for trigger in self.triggers if (part := self._behind(trigger, lark))]
             text = lark.add(r"/(.|\n)*/")
         except UnwritableSchemaError as error:
-            message = f"{param}: {error}"
-            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, param) from error
-        return lark.finish(f"({' | '.join(parts)})* {text}")
+            raise ValueError(str(error)) from error
+        except RecursionError as error:
+            raise ValueError("a schema is nested too deeply") from error
+        self._constraint = lark.finish(f"({' | '.join(parts)})* {text}")
+        return self
+
+    @property
+    def constraint(self) -> Marked:
+        return self._constraint
 
     def _behind(self, trigger: str, lark: LarkRules) -> str:
         """Text up to the trigger and what may follow; empty where nothing begins with it. Of

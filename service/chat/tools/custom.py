@@ -1,16 +1,20 @@
 """Calls as an operator describes them: by a template of one, or marks and a regular expression."""
 
 import json
-import re
+import logging
 from typing import Any, Self
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from service.chat.reading import MAX_HEAD_CHARS, NotACallError, Reading, read_until, skip_space
 from service.chat.tools.grammar import CallSyntax
 from service.chat.tools.parser import ToolParser
 
-MAX_CALL_CHARS = 1 << 18
+MAX_CALL_CHARS = 1 << 16
+MAX_MATCH_S = 0.01
+"""Of a processor, for one text: models write what clients have them write."""
+_log = logging.getLogger(__name__)
 _NAME, _ARGUMENTS = "{name}", "{arguments}"
 
 
@@ -59,11 +63,11 @@ def _parts(template: str) -> tuple[str, str, str]:
     return head, middle, tail
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(pattern: str) -> "regex.Pattern[str]":
     """Raises ValueError."""
     try:
-        made = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+        made = regex.compile(pattern, regex.DOTALL)
+    except regex.error as error:
         raise ValueError(f"pattern is no regular expression: {error}") from error
     if not {"name", "arguments"} <= made.groupindex.keys():
         raise ValueError("pattern needs groups called name and arguments")
@@ -102,13 +106,23 @@ def _by_pattern(begin: str, end: str, pattern: str) -> type[ToolParser]:
         name = "custom"
         openers = (begin,)
         inner_marks = (end,)
+        # Of a choice whose text has taken too long once nothing more is matched.
+        _gives_up = False
 
         @classmethod
         def syntax(cls, template: str) -> None:
             return None
 
+        def _match(self, text: str) -> "regex.Match[str] | None":
+            try:
+                return None if self._gives_up else compiled.fullmatch(text, timeout=MAX_MATCH_S)
+            except TimeoutError:
+                self._gives_up = True
+                _log.warning("custom_tool_calls.pattern is slow on %d characters", len(text))
+                return None
+
         def _read(self, opener: str) -> Reading[None]:
-            found = compiled.fullmatch((yield from read_until(end, MAX_CALL_CHARS)))
+            found = self._match((yield from read_until(end, MAX_CALL_CHARS)))
             if found is None:
                 raise NotACallError
             arguments = (found["arguments"] or "").strip() or "{}"

@@ -87,3 +87,49 @@ def test_what_is_no_tag_is_refused(field, changes, message) -> None:
 def test_structures_need_their_type() -> None:
     with pytest.raises(ApiError, match="needs response_format.type structural_tag"):
         request_of({"response_format": {"type": "text", "triggers": ["a"]}})
+
+
+MIB = 1 << 20
+LARGE = {
+    "a list in the tag's text": '{"triggers":["a"],"structures":[' + "1," * (4 * MIB // 2) + "1]}",
+    "a list in a schema's text": {
+        "triggers": ["a"],
+        "structures": [{"begin": "a", "schema": '{"enum":[' + "1," * (2 * MIB) + "1]}", "end": ""}],
+    },
+    "many values in few bytes": '{"triggers":[' + "1," * 500_000 + '1],"structures":[]}',
+    "a long text in a schema": {
+        "triggers": ["a"],
+        "structures": [{"begin": "a", "schema": {"title": "x" * (6 * MIB)}, "end": ""}],
+    },
+    "a long text": {
+        "triggers": ["a"],
+        "structures": [{"begin": "a", "schema": {}, "end": "x" * (6 * MIB)}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_would_hold_the_interpreter_for_long_is_refused_by_its_size(name, monkeypatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("it was parsed"))
+    monkeypatch.setattr(json, "dumps", lambda value, **_: pytest.fail("it was written"))
+    with pytest.raises(ValidationError, match="may have at most"):
+        request_of({"structured_outputs": {"structural_tag": LARGE[name]}})
+
+
+def refusal_of(depth: int) -> str:
+    schema = '{"a":' * depth + "1" + "}" * depth
+    tag = {"triggers": ["a"], "structures": [{"begin": "a", "schema": schema, "end": ""}]}
+    try:
+        request_of({"structured_outputs": {"structural_tag": tag}})
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
+def test_a_schema_of_any_depth_is_taken_or_refused() -> None:
+    """Some can be read and not be written: at which depth says the stack that is left."""
+    refusals = [refusal_of(depth) for depth in range(100, 1100)]
+    assert not refusals[0]
+    assert any("nested too deeply" in refusal for refusal in refusals)
+    assert "must be JSON" in refusals[-1]
+    assert "may have at most" in refusal_of(100_000)

@@ -1,6 +1,7 @@
 """Calls in a form that an operator describes, by a template or a regular expression."""
 
 import json
+import time
 
 import jsonschema
 import pytest
@@ -110,3 +111,20 @@ def test_a_description_and_the_parsers_name_need_each_other():
     with pytest.raises(ValidationError):
         ChatSettings(custom_tool_calls=TEMPLATE)
     assert ChatSettings(tool_call_parser="custom", custom_tool_calls=TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inner"),
+    [
+        (r'.*name="(?P<name>.*)".*args=(?P<arguments>.*)\.', 'name="' * 2000),
+        (r"(?P<name>(a|aa)+)\|(?P<arguments>.*)", "a" * 60),
+    ],
+)
+def test_a_pattern_that_a_text_makes_slow_holds_nobody_up(pattern, inner, caplog):
+    described = CustomToolCalls(begin="((", end="))", pattern=pattern)
+    text = f"(({inner}))" * 20
+    started_s = time.thread_time()
+    content, calls = read(described, [text])
+    assert time.thread_time() - started_s < 1.0
+    assert (content, calls) == (text, [])
+    assert len(caplog.records) == 1

@@ -116,7 +116,8 @@ def test_texts_are_those_of_transformers(engine, reference, prompts, num_beams, 
         found = [output.token_ids for output in outputs]
         assert [ids + [PAD_ID] * (len(expected[0]) - len(ids)) for ids in found] == expected
         lengths |= {len(ids) for ids in found}
-    assert len(lengths) > 1
+    # A search for long texts may well end none early.
+    assert len(lengths) > 1 or options.length_penalty > 1
 
 
 def test_a_beams_log_probabilities_are_those_of_its_tokens(engine, prompts):

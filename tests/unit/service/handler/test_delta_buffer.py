@@ -1,5 +1,7 @@
 """Deltas that are put together tell the same as one by one."""
 
+import time
+
 from service.chat.parsed import ToolCallDelta
 from service.handler.delta_buffer import DeltaBuffer
 from service.handler.events import ChoiceDelta, TokenLogprob
@@ -39,3 +41,25 @@ def test_a_delta_has_one_part_of_a_call_at_most():
     buffer.add(ChoiceDelta(0, "", [9]))
     (merged,) = [delta for delta in map(buffer.add, deltas()) if delta is not None]
     assert [call.index for call in merged.tool_calls] == [0, 1]
+
+
+def test_a_token_costs_the_same_however_many_are_held():
+    def add_s(num_tokens):
+        buffer = DeltaBuffer(1 << 30)
+        started_s = time.thread_time()
+        for i in range(num_tokens):
+            buffer.add(ChoiceDelta(0, "word", [i], num_output_tokens=i + 1))
+        last = buffer.add(ChoiceDelta(0, "", [], finish_reason="length"))
+        assert last.token_ids == list(range(1, num_tokens))
+        assert len(last.text) == 4 * (num_tokens - 1)
+        return (time.thread_time() - started_s) / num_tokens
+
+    assert add_s(64_000) < 8 * min(add_s(2_000) for _ in range(3))
+
+
+def test_lists_of_others_do_not_grow():
+    buffer = DeltaBuffer(3)
+    given = [ChoiceDelta(0, "a", [i]) for i in range(4)]
+    sent = [delta for delta in map(buffer.add, given) if delta is not None]
+    assert [delta.token_ids for delta in sent] == [[0], [1, 2, 3]]
+    assert [delta.token_ids for delta in given] == [[0], [1], [2], [3]]
