@@ -30,7 +30,9 @@ class StateGraphsRunner(GraphedCpuRunner):
     _launch = ModelRunner._launch
     _launch_any = CudaModelRunner._launch_any
     _graphs_of = CudaModelRunner._graphs_of
-    _replay = CudaModelRunner._replay
+    _prepare_replay = CudaModelRunner._prepare_replay
+    _within_replay = CudaModelRunner._within_replay
+    _draw = CudaModelRunner._draw
     _sample_replayed = CudaModelRunner._sample_replayed
 
     @property
