@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -143,7 +144,7 @@ class StubExecutor(StepExecutor):
         sizes = batch_size_ladder(MAX_REQUESTS)
         staging = StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS, 1)
         self._graphs = DecodeGraphs(
-            cast(CausalLM, None),
+            cast(CausalLM, SimpleNamespace(state_entries=())),
             cast(GraphAttentionBackend, _StubBackend()),
             _StubKernels(),
             _StubCapturer(staging.ring),

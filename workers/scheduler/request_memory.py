@@ -43,9 +43,11 @@ class RequestMemory:
         media: Sequence[MediaMemory],
     ) -> None:
         """states: every change of pages here is told there. media: who has a slot is told there.
-        Callers plan steps with both."""
+        Callers plan steps with both. lets_go_of_tokens: whether some layers see a token for a while
+        only."""
         self.states = states
         self.media = media
+        self.lets_go_of_tokens = bounded.num_accounts > 0
         self._table = table
         self._pool = pool
         self._cache = cache
@@ -56,11 +58,6 @@ class RequestMemory:
         # By account.
         self._nothing_cleared = (EMPTY,) * (1 + bounded.num_accounts)
         self._cleared: tuple[list[IntArray], ...] = tuple([] for _ in self._nothing_cleared)
-
-    @property
-    def lets_go_of_tokens(self) -> bool:
-        """Whether some layers see a token for a while only."""
-        return self._bounded.num_accounts > 0
 
     def match_and_lock(self, request: Request) -> PrefixMatch:
         """The cached prefix of the request's tokens, locked; at least one token is left to compute.
