@@ -5,12 +5,15 @@ import json
 import pytest
 
 from tests.gpu.engines import BUILTIN, share_equal
+from tests.gpu.needs import NEEDS_GPU
 from tests.unit.workers.engine import test_forced_tokens as forced
 from tests.unit.workers.engine.test_grammars import MIXED, TOKENIZER, check, request_of, run
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.sampling.params import SamplingParams
+
+pytestmark = NEEDS_GPU
 
 
 def engine_of(**settings):

@@ -89,4 +89,6 @@ def test_logits_of_every_position_are_transformers(model, reference, name):
 
 
 def test_what_a_model_takes_follows_from_its_config(model):
-    assert model.media.info(64 * 4 * 100 + 1) == ImageInfo(PLACEHOLDER, 96, MERGE, 100)
+    assert model.media.info(64 * 4 * 100 + 1) == ImageInfo(
+        PLACEHOLDER, 96, MERGE, 100, takes_pixels=True
+    )
