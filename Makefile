@@ -11,15 +11,18 @@ TEST_PROCESSES ?= 0
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: serve test tools lock constraints lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
+.PHONY: serve test checks tools lock constraints lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
 
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
 
 # Integration tests wait more than they compute, so unit tests run beside them; each has namespaces of
 # its own. Both are shown when they have ended, and both end whatever the other one comes to.
-test: lint types imports tools
+test: $(VENV)/.dev-installed
+	$(MAKE) --jobs=2 --output-sync=target checks tools
 	$(MAKE) --jobs=2 --keep-going --output-sync=target unit integration
+
+checks: lint types imports
 
 # Helm and redis-server come with the dev extra. Prometheus and Chromium are unpacked from Debian's packages where
 # apt-get can fetch them; nothing is installed or started. Where something is missing, its tests are skipped and counted.

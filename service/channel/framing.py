@@ -5,6 +5,8 @@ import asyncio
 from service.channel.errors import ChannelError, FrameError
 
 LENGTH_BYTES = 4
+_MAX_JOINED_BYTES = 64 << 10
+"""Of bodies that go out with their length in one call, for which asyncio copies them."""
 
 
 async def read_frame(reader: asyncio.StreamReader, max_frame_bytes: int) -> bytes:
@@ -21,4 +23,10 @@ async def read_frame(reader: asyncio.StreamReader, max_frame_bytes: int) -> byte
 
 def write_frame(writer: asyncio.StreamWriter, body: bytes) -> None:
     """Queue one frame without waiting. The caller bounds what may pile up in the transport."""
-    writer.writelines((len(body).to_bytes(LENGTH_BYTES, "big"), body))
+    length = len(body).to_bytes(LENGTH_BYTES, "big")
+    if len(body) <= _MAX_JOINED_BYTES:
+        writer.writelines((length, body))
+    else:
+        writer.write(length)
+        # What is left unsent is cut off a view without a copy: an image's bytes hold the loop else.
+        writer.write(memoryview(body))

@@ -17,7 +17,7 @@ NAME = "chaos"
 NUM_STREAMS = 16
 NUM_TOKENS = 80
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

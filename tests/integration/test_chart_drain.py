@@ -14,8 +14,9 @@ from tests.integration.contained import contained
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["engine", pytest.param("ingress", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("role", ["engine", "ingress"])
 def test_a_stream_outlives_the_drain_of_its_node(role):
     environment = {
         **os.environ,

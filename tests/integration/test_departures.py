@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.chaos.departures import SCALED, UPGRADED, delete, scale_down, upgrade
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(240)]
 
 # An upgrade's replicas take some seconds to start, more on a busy machine; streams are to run all
 # the while. What a scale-down takes away is there before its streams begin.
@@ -20,9 +20,7 @@ SCALE_DOWN_STREAM_S = 15.0
 @pytest.mark.parametrize(
     ("application", "leave", "stream_s"),
     [
-        pytest.param(
-            UPGRADED, upgrade, UPGRADE_STREAM_S, id="rolling upgrade", marks=pytest.mark.nightly
-        ),
+        pytest.param(UPGRADED, upgrade, UPGRADE_STREAM_S, id="rolling upgrade"),
         pytest.param(SCALED, scale_down, SCALE_DOWN_STREAM_S, id="scale-down"),
     ],
 )

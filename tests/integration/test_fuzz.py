@@ -35,7 +35,7 @@ def test_nonsense_of_every_kind_breaks_and_leaves_nothing(service, tmp_path, fuz
     assert tally.num_failures == 0, tally.report()
     for source in (http_schema.SOURCE, grpc_calls.SOURCE, raw_sockets.HTTP):
         assert sum(tally.counts(source).values()) > 10
-    assert tally.counts(http_schema.SOURCE)["200"] > 10
+    assert tally.counts(http_schema.SOURCE)["200"] > fuzz_s / 4
     assert tally.counts(grpc_calls.SOURCE)["OK"] > 0
 
 
