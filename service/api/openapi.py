@@ -15,6 +15,7 @@ from service.api.live_routes import ReplicaLoad, ServerLoad
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
+from service.api.openai.pooling import PooledList, PoolingRequest
 from service.api.openai.scores import RankedList, RerankRequest, ScoreList, ScoreRequest
 from service.api.openai.tokenize import (
     DetokenizeRequest,
@@ -41,6 +42,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     CountTokensRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    PoolingRequest,
     GenerateBody,
     MessagesRequest,
     RerankRequest,
@@ -80,6 +82,7 @@ _ANSWERS: dict[str, Any] = {
     "/v1/responses/{response_id}/input_items": ItemList,
     "/v1/audio/transcriptions": TranscriptionBody,
     "/v1/embeddings": EmbeddingList,
+    "/pooling": PooledList,
     "/score": ScoreList,
     "/rerank": RankedList,
     "/tokenize": TokenizeResponse,

@@ -59,7 +59,8 @@ class UrlGuard:
         inner = _inner(address)
         if any(inner in network for network in self._networks if network.version == inner.version):
             return True
-        return inner.is_global and not (inner.is_multicast or inner.is_reserved)
+        is_for_all = not (inner.is_multicast or inner.is_reserved or _is_site_local(inner))
+        return inner.is_global and is_for_all
 
     def _is_allowed(self, name: str) -> bool:
         return name in self._hosts or name.endswith(self._suffixes or ("\0",))
@@ -121,6 +122,11 @@ def _inner(address: Address) -> Address:
     if isinstance(address, IPv6Address):
         return address.ipv4_mapped or address.sixtofour or _nat64(address) or address
     return address
+
+
+def _is_site_local(address: Address) -> bool:
+    """fec0::/10: given up by RFC 3879, routed inside some networks all the same."""
+    return isinstance(address, IPv6Address) and address.is_site_local
 
 
 def _nat64(address: IPv6Address) -> IPv4Address | None:

@@ -1,8 +1,8 @@
 """POST /v1/embeddings: the request, what it means to the handler, and its answer."""
 
 import base64
-from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 from msgspec import Struct
 from pydantic import model_validator
@@ -16,6 +16,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.collect import ChoiceResult
 from service.handler.embedding import embedding_request
 from service.handler.events import Usage
+from service.handler.generation import GenerationInfo
 from service.handler.requests import EmbeddingOptions, GenerationRequest
 from service.tokenizer.jobs import EncodeText
 from workers.pooling.vectors import unpack_vector
@@ -79,6 +80,11 @@ class EmbeddingUsage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
+    @classmethod
+    def of(cls, usage: Usage) -> Self:
+        cached = PromptTokensDetails(usage.num_cached_tokens)
+        return cls(usage.num_prompt_tokens, usage.num_total_tokens, cached)
+
 
 class EmbeddingList(Struct, frozen=True):
     """id: vLLM's; embd- and the request's."""
@@ -92,25 +98,32 @@ class EmbeddingList(Struct, frozen=True):
 
 
 def embeddings_body(
-    request: EmbeddingRequest,
-    request_id: str,
-    created_s: int,
-    model: str,
-    results: Sequence[ChoiceResult],
-    usage: Usage,
+    request: EmbeddingRequest, info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage
 ) -> Iterator[bytes]:
     """Pieces of an EmbeddingList, in the inputs' order."""
-    of = _encoded if request.encoding_format == "base64" else _listed
     parts = JsonParts()
+    data = vectors(parts, request, results, EmbeddingBody)
+    told = EmbeddingUsage.of(usage)
+    return parts.pieces(
+        EmbeddingList(f"embd-{info.request_id}", info.created_s, info.model, data, told)
+    )
+
+
+def vectors(
+    parts: JsonParts,
+    request: EmbeddingRequest,
+    results: Sequence[ChoiceResult],
+    made: Callable[[int, list[float] | str], Struct],
+) -> Any:
+    """The part of a body that has them, each made of its index and its values as they were asked
+    for."""
+    of = _encoded if request.encoding_format == "base64" else _listed
     num_values = max(len(result.embedding) // 4 for result in results)
-    data = parts.array(
+    return parts.array(
         results,
-        lambda some: [EmbeddingBody(one.index, of(one.embedding)) for one in some],
+        lambda some: [made(one.index, of(one.embedding)) for one in some],
         max(1, MAX_VALUES // num_values),
     )
-    cached = PromptTokensDetails(usage.num_cached_tokens)
-    told = EmbeddingUsage(usage.num_prompt_tokens, usage.num_total_tokens, cached)
-    return parts.pieces(EmbeddingList(f"embd-{request_id}", created_s, model, data, told))
 
 
 def _listed(embedding: bytes) -> list[float]:

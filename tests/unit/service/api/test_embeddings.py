@@ -82,6 +82,36 @@ async def test_texts_become_vectors_in_their_order(
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == num_tokens
 
 
+async def test_pooling_gives_the_same_vectors_in_its_own_shape(client, truth, name):
+    body = {"model": name, "input": TEXTS, "task": "embed", "dimensions": 7}
+    answer = (await client.post("/pooling", json=body)).json()
+    assert answer["id"].startswith("pool-")
+    assert (answer["object"], answer["model"]) == ("list", name)
+    assert [(one["index"], one["object"]) for one in answer["data"]] == [
+        (index, "pooling") for index in range(len(TEXTS))
+    ]
+    expected = truth(TEXTS, dimensions=7)
+    np.testing.assert_allclose([one["data"] for one in answer["data"]], expected, atol=1e-5)
+    encoded = (await client.post("/pooling", json=body | {"encoding_format": "base64"})).json()
+    values = [np.frombuffer(base64.b64decode(one["data"]), "<f4") for one in encoded["data"]]
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+    assert encoded["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"task": "classify"}, "invalid_request", "task"),
+        ({"messages": []}, "unknown_parameter", "messages"),
+        ({"input": []}, "limit_exceeded", "input"),
+    ],
+)
+async def test_what_pooling_is_not_for_is_refused_by_name(client, name, change, code, param):
+    response = await client.post("/pooling", json={"model": name, "input": "a", **change})
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+
+
 async def test_a_text_a_prompt_of_tokens_and_several_are_one_way_to_say_it(
     openai_client, bench, truth, name
 ):

@@ -20,6 +20,7 @@ from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingRequest
 from service.api.openai.parameters import HARMLESS
+from service.api.openai.pooling import PoolingRequest
 from service.api.openai.scores import RerankRequest
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.responses.requests import ResponsesRequest
@@ -98,6 +99,7 @@ VALID = {
     "/v1/responses": {"model": "tiny", "input": "hello", "max_output_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"model": "tiny", "input": "hello"},
+    "/pooling": {"model": "tiny", "input": "hello"},
     "/v2/rerank": {"query": "hello", "documents": ["there", "here"]},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
@@ -120,6 +122,7 @@ def _names_of(path):
         "/v1/responses": ResponsesRequest,
         "/v1/messages/count_tokens": CountTokensRequest,
         "/v1/embeddings": EmbeddingRequest,
+        "/pooling": PoolingRequest,
         "/v2/rerank": RerankRequest,
         "/tokenize": TokenizeRequest,
         "/detokenize": DetokenizeRequest,

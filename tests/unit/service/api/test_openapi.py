@@ -14,6 +14,7 @@ REQUESTS = {
     "/v1/messages": {"max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"input": ["hello", "world"]},
+    "/pooling": {"input": ["hello", "world"], "task": "embed"},
     "/v1/score": {"text_1": "hello", "text_2": ["world", "there"]},
     "/rerank": {"query": "hello", "documents": ["world", {"text": "there"}]},
     "/tokenize": {"prompt": "hello", "return_token_strs": True},

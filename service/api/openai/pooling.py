@@ -1,0 +1,49 @@
+"""POST /pooling, shaped as vLLM's: the rows that a model pools, which here are its embeddings."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from service.api.openai.embeddings import EmbeddingRequest, EmbeddingUsage, vectors
+from service.api.openai.json_parts import JsonParts
+from service.handler.collect import ChoiceResult
+from service.handler.events import Usage
+from service.handler.generation import GenerationInfo
+
+
+class PoolingRequest(EmbeddingRequest):
+    """As for embeddings. task: what the rows are for; None means the same."""
+
+    task: Literal["embed"] | None = None
+
+
+class PooledBody(Struct, frozen=True):
+    """data: the values of a vector, or them as base64."""
+
+    index: int
+    data: list[float] | str
+    object: str = "pooling"
+
+
+class PooledList(Struct, frozen=True):
+    """id: pool- and the request's."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PooledBody]
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+def pooling_body(
+    request: PoolingRequest, info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage
+) -> Iterator[bytes]:
+    """Pieces of a PooledList, in the inputs' order."""
+    parts = JsonParts()
+    data = vectors(parts, request, results, PooledBody)
+    told = EmbeddingUsage.of(usage)
+    return parts.pieces(
+        PooledList(f"pool-{info.request_id}", info.created_s, info.model, data, told)
+    )
