@@ -103,7 +103,9 @@ def test_float32_tokens_are_those_of_transformers(model):
         {"page_size": 64, "max_running_requests": 1},
     ):
         engine = model.engine(dtype="float32", **changes)
-        assert_equal(compare(logits_of, PROMPTS, engine.generate(PROMPTS, TOLD)))
+        # One after the other, a token takes a step of its own: two will do.
+        prompts = PROMPTS[:2] if "max_running_requests" in changes else PROMPTS
+        assert_equal(compare(logits_of, prompts, engine.generate(prompts, TOLD)))
         if "num_state_snapshots" in changes:
             results = engine.generate(PROMPTS, TOLD)
             assert results[-1].num_cached_tokens >= 64
