@@ -2,7 +2,8 @@
 
 A folder holds schemas, a JSON file each, or files of the JSON Schema test suite, a list of groups
 with a schema each (github.com/json-schema-org/JSON-Schema-Test-Suite, MIT; the sdist of PyPI's
-jsonschema has it in json/tests).
+jsonschema has it in json/tests). A schema of the suite that does not say so is of the draft that
+its folder is named after.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 Schema = dict[str, Any]
 _WORDS = ("name", "street", "size", "total", "is_open", "\u00fcber", "x-y", "tags", "owner", "when")
 _MAX_DEPTH = 3
+_DRAFTS = {f"draft{n}": f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 6, 7)}
 
 
 def generated(seed: int) -> Schema:
@@ -28,7 +30,8 @@ def of_folder(folder: Path) -> Iterator[Schema]:
         for group in groups:
             schema = group.get("schema") if isinstance(group, dict) else None
             if isinstance(schema, dict):
-                yield schema
+                draft = _DRAFTS.get(path.parent.name)
+                yield schema if draft is None else {"$schema": draft, **schema}
 
 
 def _object(rng: random.Random, depth: int) -> Schema:
