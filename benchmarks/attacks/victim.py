@@ -25,6 +25,7 @@ from service.api.http import build_http_app
 from service.api.services import ApiServices
 from service.deployments.departure import Departure
 from service.deployments.listeners import HttpServer, bind_shared
+from service.deployments.long_lived import settle
 from service.deployments.open_files import allow_connections
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
@@ -122,6 +123,7 @@ async def _serve(pipe: Connection, services: ApiServices) -> None:
     keeping = asyncio.create_task(doorkeeper.run())
     port = listener.getsockname()[1]
     await http.start(listener)
+    settle()
     pipe.send(Ports(port, rpc.port, os.getpid()))
     await asyncio.to_thread(pipe.recv)
     started_s = time.monotonic()

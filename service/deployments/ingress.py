@@ -28,6 +28,7 @@ from service.config import ModelConfig, ServeConfig
 from service.deployments.control_plane import ActorHandle, get_exporter, get_registry
 from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
+from service.deployments.long_lived import settle
 from service.deployments.metrics_reader import ActorMetricsReader
 from service.deployments.model_front import ModelFront, Readiness
 from service.deployments.registry import IngressReport, RegistryView, StartFailure
@@ -285,10 +286,12 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Raises what IngressService.start() raises, after telling whoever waits for it."""
         try:
-            return await self._service.start()
+            app = await self._service.start()
         except (ConfigError, ModelLoadError, OSError) as error:
             await self._service.report_failure(str(error))
             raise
+        settle()
+        return app
 
     def check_health(self) -> None:
         self._service.check_health()
