@@ -60,7 +60,8 @@ async def test_the_most_bytes_of_images_do_not_hold_the_loop():
             outputs, held = await held_units(ask)
     assert len(tokens(outputs)) == 8
     assert len(a.engine.requests[0].media[0].values) == most
-    assert held < MAX_UNITS
+    # Both ends are in this process, which holds its lock for what either copies.
+    assert held < 2 * MAX_UNITS
 
 
 async def test_what_has_no_images_says_nothing_of_them():
