@@ -24,9 +24,15 @@ def test_every_kind_of_layer_at_every_page_size(layer, page_size):
     assert error_of(case, TritonDecodeFlashAttentionBackend) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(8, 8), (8, 2), (8, 1), (14, 2), (64, 2)])
-def test_every_gqa_ratio_and_head_dim(q_heads, kv_heads, head_dim):
+@pytest.mark.parametrize(
+    ("head_dim", "q_heads", "kv_heads"),
+    [
+        *[(head_dim, 8, kv_heads) for head_dim in (32, 64, 96, 128, 256) for kv_heads in (8, 1)],
+        *[(head_dim, 14, 2) for head_dim in (32, 64, 256)],
+        *[(head_dim, 64, 2) for head_dim in (96, 128, 256)],
+    ],
+)
+def test_every_gqa_ratio_and_head_dim(head_dim, q_heads, kv_heads):
     spec = device_spec(
         DECODE, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim
     )

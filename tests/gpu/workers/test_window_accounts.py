@@ -118,15 +118,7 @@ def check_text(reference, outputs):
 
 @pytest.mark.parametrize(
     ("page_size", "backend"),
-    [
-        (1, None),
-        (16, None),
-        (64, None),
-        (128, None),
-        (16, "fa3"),
-        (128, "fa3"),
-        (16, "torch_native"),
-    ],
+    [(1, None), (16, None), (128, None), (64, "fa3"), (16, "torch_native")],
 )
 def test_text_is_transformers_own_but_for_near_ties(page_size, backend, folder, reference) -> None:
     """Together, in chunks, with prefix hits, decoding in graphs where the backend has them."""
@@ -191,7 +183,7 @@ class PoisonedStock:
 
 
 @pytest.mark.parametrize(
-    ("page_size", "backend"), [(1, None), (16, None), (128, None), (16, "fa3"), (128, "fa3")]
+    ("page_size", "backend"), [(1, None), (16, None), (128, None), (64, "fa3")]
 )
 def test_no_output_depends_on_a_page_that_was_given_back(
     page_size, backend, folder, reference
@@ -206,7 +198,7 @@ def test_no_output_depends_on_a_page_that_was_given_back(
     assert stock.num_returned > 0, "no page came back"
 
 
-@pytest.mark.parametrize(("page_size", "backend"), [(16, None), (128, None), (128, "fa3")])
+@pytest.mark.parametrize(("page_size", "backend"), [(16, None), (128, "fa3")])
 def test_a_request_of_no_numbers_spoils_nobody(page_size, backend, folder, reference) -> None:
     """It takes pages that others have let go of while they decode, and theirs come from its own."""
     engine, runner = build(
