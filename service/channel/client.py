@@ -13,7 +13,7 @@ from typing import Protocol
 
 from service.channel.address import ReplicaAddress
 from service.channel.errors import AuthenticationError, ChannelError
-from service.channel.framing import LENGTH_BYTES, read_frame, write_frame
+from service.channel.framing import LENGTH_BYTES, FrameWriter, read_frame
 from service.channel.handshake import greet_replica
 from service.channel.load import LoadView
 from service.channel.messages import (
@@ -24,6 +24,7 @@ from service.channel.messages import (
     decode_step_frame,
     encode,
 )
+from service.channel.outgoing import Outgoing
 from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
 from service.channel.unread import Unread
@@ -65,12 +66,10 @@ class ReplicaLink:
         self._is_local = address.node_id == node_id
         self._settings = settings
         self._on_change = on_change
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: FrameWriter | None = None
         self._sinks: dict[str, OutputSink] = {}
-        self._to_submit: list[GenerateRequest] = []
-        self._to_abort: list[str] = []
+        self._outgoing = Outgoing()
         self._is_flush_scheduled = False
-        self._sequence = 0
         self._silence = Silence(settings.look_interval_s, 0.0)
         self._unread = Unread(settings.max_outbox_bytes)
         self._last_sent_s = 0.0
@@ -105,15 +104,15 @@ class ReplicaLink:
         if self._writer is None:
             raise ChannelError("not connected")
         self._sinks[request.request_id] = sink
-        self._to_submit.append(request)
+        sequence = self._outgoing.submit(request)
         self._schedule_flush()
-        return self._sequence + 1
+        return sequence
 
     def abort(self, request_id: str) -> None:
         """End a request; its sink hears nothing more. Unknown ids are ignored."""
         if self._sinks.pop(request_id, None) is None:
             return
-        self._to_abort.append(request_id)
+        self._outgoing.abort(request_id)
         self._schedule_flush()
 
     async def aclose(self) -> None:
@@ -130,18 +129,20 @@ class ReplicaLink:
 
     def _flush(self) -> None:
         self._is_flush_scheduled = False
-        requests, self._to_submit = self._to_submit, []
-        aborts, self._to_abort = self._to_abort, []
         if self._writer is None:  # lost since: the sinks have been told
+            self._outgoing = Outgoing()
             return
+        requests = self._outgoing.next_requests()
         if requests:
-            self._sequence += 1
             self._send_submit(requests)
+        aborts = self._outgoing.next_aborts()
         if aborts:
             self._send(Abort(aborts))
+        if self._outgoing:
+            self._schedule_flush()
 
     def _send_submit(self, requests: list[GenerateRequest]) -> None:
-        body = encode(Submit(self._sequence, requests))
+        body = encode(Submit(self._outgoing.sequence, requests))
         if len(body) + LENGTH_BYTES <= self._settings.max_frame_bytes:
             self._write(body)
         elif len(requests) > 1:
@@ -158,7 +159,7 @@ class ReplicaLink:
 
     def _write(self, body: bytes) -> None:
         if self._writer is not None:
-            write_frame(self._writer, body)
+            self._writer.write(body)
             self._unread.add(LENGTH_BYTES + len(body))
             self._last_sent_s = time.monotonic()
 
@@ -190,12 +191,12 @@ class ReplicaLink:
             writer.transport.abort()
             raise ChannelError(f"another replica answers there: {welcome.replica_id}")
         self.model = welcome.model
-        self._sequence = 0
+        self._outgoing = Outgoing()
         self.load.clear()
         self._last_sent_s = time.monotonic()
         self._silence.on_heard(self._last_sent_s)
         self._unread = Unread(self._settings.max_outbox_bytes)
-        self._writer = writer
+        self._writer = FrameWriter(writer)
         self._on_change()
         return reader
 
@@ -220,7 +221,7 @@ class ReplicaLink:
         finally:
             watch.cancel()
 
-    def _receive(self, body: bytes) -> None:
+    def _receive(self, body: bytes | bytearray) -> None:
         frame = decode_step_frame(body)
         for output in frame.outputs:
             if output.finish_reason is None:
@@ -244,9 +245,7 @@ class ReplicaLink:
             now = time.monotonic()
             if self._silence.look(now) > self._settings.heartbeat_timeout_s:
                 self._leave("is silent")
-            elif self._writer is not None and self._unread.look(
-                self._writer.transport.get_write_buffer_size()
-            ):
+            elif self._writer is not None and self._unread.look(self._writer.num_unread_bytes):
                 self._leave("does not read")
             elif now - self._last_sent_s > self._settings.heartbeat_interval_s:
                 self._send(Ping())
@@ -254,12 +253,12 @@ class ReplicaLink:
     def _leave(self, reason: str) -> None:
         logger.warning("replica %s %s: disconnected", self.replica_id, reason)
         if self._writer is not None:
-            self._writer.transport.abort()
+            self._writer.abort()
 
     def _disconnect(self) -> None:
         if self._writer is None:
             return
-        self._writer.transport.abort()
+        self._writer.abort()
         self._writer = None
         lost, self._sinks = self._sinks, {}
         self.load.clear()

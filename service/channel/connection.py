@@ -7,7 +7,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from service.channel.framing import LENGTH_BYTES, write_frame
+from service.channel.framing import LENGTH_BYTES, FrameWriter
 from service.channel.messages import ReplicaLoad, StepFrame, encode
 from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
@@ -35,7 +35,7 @@ class IngressConnection:
         self.live: dict[str, LiveRequest] = {}
         self.seen_sequence = 0
         self._silence = Silence(settings.look_interval_s, time.monotonic())
-        self._writer = writer
+        self._writer = FrameWriter(writer)
         self._settings = settings
         self._last_load_s = 0.0
         self._is_draining_told = False
@@ -43,7 +43,7 @@ class IngressConnection:
     @property
     def is_overfull(self) -> bool:
         """True when the ingress leaves more unread than it may."""
-        return self._writer.transport.get_write_buffer_size() > self._settings.max_outbox_bytes
+        return self._writer.num_unread_bytes > self._settings.max_outbox_bytes
 
     def on_heard(self) -> None:
         """The ingress has said something."""
@@ -75,21 +75,16 @@ class IngressConnection:
 
     def close(self) -> None:
         """Drop the connection at once, with whatever is still unsent."""
-        self._writer.transport.abort()
+        self._writer.abort()
 
     async def finish(self) -> None:
         """Close after everything queued was sent or the peer has gone."""
-        self._writer.close()
-        try:
-            await self._writer.wait_closed()
-        except OSError:
-            # The ingress left first: there is nobody to send the rest to.
-            return
+        await self._writer.finish()
 
     def _send_frame(self, frame: StepFrame) -> None:
         body = encode(frame)
         if len(body) + LENGTH_BYTES <= self._settings.max_frame_bytes:
-            write_frame(self._writer, body)
+            self._writer.write(body)
         elif len(frame.outputs) > 1:
             middle = len(frame.outputs) // 2
             self._send_frame(_part(frame, frame.outputs[:middle], frame.load))

@@ -94,7 +94,7 @@ def encode(message: Handshake | IngressMessage | StepFrame) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_ingress_message(body: bytes) -> IngressMessage:
+def decode_ingress_message(body: bytes | bytearray) -> IngressMessage:
     """Raises FrameError."""
     try:
         return _ingress_decoder.decode(body)
@@ -102,7 +102,7 @@ def decode_ingress_message(body: bytes) -> IngressMessage:
         raise FrameError(f"no message of an ingress: {error}") from error
 
 
-def decode_step_frame(body: bytes) -> StepFrame:
+def decode_step_frame(body: bytes | bytearray) -> StepFrame:
     """Raises FrameError."""
     try:
         return _step_decoder.decode(body)
@@ -110,7 +110,7 @@ def decode_step_frame(body: bytes) -> StepFrame:
         raise FrameError(f"no step frame: {error}") from error
 
 
-def decode_handshake(body: bytes, expected: type[HandshakeT]) -> HandshakeT:
+def decode_handshake(body: bytes | bytearray, expected: type[HandshakeT]) -> HandshakeT:
     """Raises FrameError if the body is anything but a message of the expected type."""
     try:
         message = _handshake_decoder.decode(body)

@@ -188,7 +188,7 @@ class ChannelServer:
             ingress_id = await greet_ingress(reader, writer, self._key, welcome)
         return IngressConnection(ingress_id, writer, self._settings)
 
-    def _receive(self, connection: IngressConnection, body: bytes) -> None:
+    def _receive(self, connection: IngressConnection, body: bytes | bytearray) -> None:
         connection.on_heard()
         message = decode_ingress_message(body)
         if isinstance(message, Submit):

@@ -2,11 +2,18 @@
 
 import asyncio
 import hmac
+import socket
 
 import pytest
 
 from service.channel.errors import AuthenticationError, ChannelError, FrameError
-from service.channel.framing import read_frame, write_frame
+from service.channel.framing import (
+    LENGTH_BYTES,
+    SLICE_BYTES,
+    FrameWriter,
+    read_frame,
+    write_frame,
+)
 from service.channel.handshake import greet_ingress, greet_replica, new_channel_key
 from service.channel.messages import (
     PROTOCOL_VERSION,
@@ -124,3 +131,64 @@ async def test_a_handshake_does_not_wait_for_long_messages():
         await greet_ingress(pipe.reader, Pipe(), b"k" * 32, WELCOME)
     with pytest.raises(FrameError, match="expected ServerHello, got Welcome"):
         decode_handshake(encode(WELCOME), ServerHello)
+
+
+async def connected():
+    """A reader and a writer at the two ends of a socket."""
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    reader, other = await asyncio.open_connection(sock=theirs)
+    return writer, reader, other
+
+
+async def test_long_bodies_pass_in_slices_and_in_order():
+    writer, reader, other = await connected()
+    frames = FrameWriter(writer)
+    bodies = [b"a" * (9 * SLICE_BYTES + 1), b"b", b"c" * (2 * SLICE_BYTES), b"d" * SLICE_BYTES]
+    for body in bodies:
+        frames.write(body)
+    assert frames.num_unread_bytes == sum(LENGTH_BYTES + len(body) for body in bodies)
+    finishing = asyncio.create_task(frames.finish())
+    assert [await read_frame(reader, 1 << 30) for _ in bodies] == bodies
+    await finishing
+    assert frames.num_unread_bytes == 0
+    assert await reader.read() == b""
+    other.close()
+
+
+async def test_others_have_their_turns_while_a_long_body_is_written_and_read():
+    writer, reader, other = await connected()
+    frames = FrameWriter(writer)
+    frames.write(b"a" * (16 * SLICE_BYTES))
+    assert writer.transport.get_write_buffer_size() == 0, "nothing is copied at once"
+    reading, num_turns = asyncio.create_task(read_frame(reader, 1 << 30)), 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        assert writer.transport.get_write_buffer_size() <= 2 * SLICE_BYTES
+        num_turns += 1
+    assert num_turns > 16
+    frames.abort()
+    other.close()
+
+
+async def test_what_waits_for_a_peer_that_has_gone_is_given_up():
+    writer, _, other = await connected()
+    frames = FrameWriter(writer)
+    frames.write(b"a" * (64 * SLICE_BYTES))
+    await asyncio.sleep(0.01)
+    assert frames.num_unread_bytes > SLICE_BYTES
+    other.transport.abort()
+    async with asyncio.timeout(5):
+        await frames.finish()
+    assert frames.num_unread_bytes == 0
+
+
+async def test_an_abort_drops_what_waits():
+    writer, reader, other = await connected()
+    frames = FrameWriter(writer)
+    frames.write(b"a" * (64 * SLICE_BYTES))
+    frames.abort()
+    assert frames.num_unread_bytes == 0
+    with pytest.raises(ChannelError, match="closed"):
+        await read_frame(reader, 1 << 30)
+    other.close()

@@ -6,15 +6,19 @@ import dataclasses
 import logging
 import threading
 
+import msgspec
 import pytest
 
 from service.channel import client
 from service.channel.client import ReplicaLink
 from service.channel.errors import AuthenticationError, ChannelError
-from service.channel.handshake import new_channel_key
-from service.channel.messages import ReplicaLoad
+from service.channel.handshake import greet_ingress, new_channel_key
+from service.channel.messages import ReplicaLoad, Welcome
+from service.images.files import ImageCeilings
 from tests.fakes.engine import FakeEngine
+from tests.fakes.loop_probe import MAX_UNITS, held_units
 from tests.fakes.replica import FAST, NOTICING, FakeReplica, eventually
+from workers.engine.pixels import ImagePixels
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
 
@@ -183,7 +187,7 @@ async def test_a_connection_that_comes_back_counts_its_messages_anew():
             link.abort("r")
             await asyncio.sleep(0)
             assert link.submit(REQUEST, sink := DeafSink()) == 2
-            link._writer.transport.abort()
+            link._writer.abort()
             await eventually(lambda: sink.num_lost)
             assert link.num_live_requests == 0
             await eventually(lambda: link.is_connected)
@@ -197,7 +201,7 @@ async def test_an_id_that_nobody_knows_is_not_aborted():
         async with linking(replica.address) as link:
             await eventually(lambda: link.is_connected)
             link.abort("unknown")
-            assert link._to_abort == []
+            assert not link._outgoing
             assert not link._is_flush_scheduled
 
 
@@ -272,3 +276,44 @@ async def test_a_request_too_large_to_send_that_was_given_up_in_its_tick_holds_u
             await eventually(lambda: not replica.engine.running)
             assert unwanted.num_refused == unwanted.num_lost == 0
             assert link.is_connected
+
+
+@contextlib.asynccontextmanager
+async def a_replica_that_only_reads(address, folder):
+    """In the link's own loop."""
+    unheard = []
+
+    async def serve(reader, writer):
+        unheard.append(writer)
+        await greet_ingress(reader, writer, address.key, Welcome("replica-1", FakeEngine().info))
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+
+    path = str(folder / "channel.sock")
+    async with await asyncio.start_unix_server(serve, path):
+        yield dataclasses.replace(address, unix_path=path)
+        for writer in unheard:
+            writer.transport.abort()
+
+
+async def test_images_of_one_tick_do_not_hold_the_loop(tmp_path):
+    item = ImagePixels(b"d" * 16, 2, 2, 2, b"", bytes(3 * ImageCeilings().max_total_shown_pixels))
+    names = iter(map(str, range(100)))
+    with FakeReplica() as replica:
+        async with (
+            a_replica_that_only_reads(replica.address, tmp_path) as address,
+            linking(address, FAST.model_copy(update={"heartbeat_timeout_s": 60.0})) as link,
+        ):
+            await eventually(lambda: link.is_connected)
+            writer = link._writer
+
+            async def submit_all():
+                for _ in range(4):
+                    request = msgspec.structs.replace(REQUEST, request_id=next(names), media=[item])
+                    link.submit(request, DeafSink())
+                await eventually(lambda: not link._outgoing and not writer.num_unread_bytes)
+
+            _, held = await held_units(submit_all)
+            assert link._writer is writer, "it was never lost"
+    assert held < MAX_UNITS
