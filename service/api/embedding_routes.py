@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from service.api.body import read_body
-from service.api.http_replies import response_in_pieces, until_disconnect
+from service.api.http_replies import response_in_pieces, started, until_disconnect
 from service.api.middleware import context_of
 from service.api.openai.embeddings import EmbeddingRequest, embeddings_body
 from service.api.openai.pooling import PoolingRequest, pooling_body
@@ -67,7 +67,7 @@ def _add_route(
             handler = models.pick(neutral.model, context.record)
             with naming("input"):
                 work = handler.start(neutral, context, lease)
-                generation = await until_disconnect(request, work)
+                generation = await started(request, work)
         return await _respond(request, kind, body, generation)
 
 

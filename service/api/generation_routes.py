@@ -13,7 +13,9 @@ from service.api.body import read_body
 from service.api.http_replies import (
     EventStream,
     EventStreamResponse,
+    ended_by_failures,
     response_in_pieces,
+    started,
     until_disconnect,
 )
 from service.api.middleware import context_of
@@ -68,11 +70,12 @@ def add_generation_route(
             body = await read_body(request, kind.body_type, limits)
             neutral = with_id(kind.neutral(body, limits), context.record.request_id)
             handler = models.pick(neutral.model, context.record)
-            generation = await until_disconnect(request, handler.start(neutral, context, lease))
-        renderer = kind.renderer(body, generation.info)
-        if kind.is_stream(body):
-            return await streamed(generation, renderer, peek_s)
-        return await whole(request, generation, renderer)
+            generation = await started(request, handler.start(neutral, context, lease))
+        async with ended_by_failures(generation):
+            renderer = kind.renderer(body, generation.info)
+            if kind.is_stream(body):
+                return await streamed(generation, renderer, peek_s)
+            return await whole(request, generation, renderer)
 
 
 def with_id(neutral: GenerationRequest, request_id: str) -> GenerationRequest:

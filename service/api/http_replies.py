@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -109,6 +109,32 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for pending in (task, watcher):
             pending.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def started(request: Request, work: Coroutine[Any, Any, Generation]) -> Generation:
+    """As until_disconnect(). Where nobody is there any more to take it, the generation is ended."""
+    made: list[Generation] = []
+
+    async def start() -> None:
+        made.append(await work)
+
+    try:
+        await until_disconnect(request, start())
+    except BaseException:
+        for generation in made:
+            await generation.aclose()
+        raise
+    return made[0]
+
+
+@asynccontextmanager
+async def ended_by_failures(generation: Generation) -> AsyncIterator[None]:
+    """Until something else ends it, come what may."""
+    try:
+        yield
+    except BaseException as error:
+        await generation.aclose(error)
+        raise
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from service.api.body import read_body
-from service.api.http_replies import response_in_pieces, until_disconnect
+from service.api.http_replies import response_in_pieces, started, until_disconnect
 from service.api.middleware import context_of
 from service.api.openai.scores import RerankRequest, ScoreRequest, rerank_body, score_body
 from service.api.openapi import PathParameters, describe_body
@@ -66,7 +66,7 @@ def _add_route(
             handler = models.pick(neutral.model, context.record)
             with naming(texts.param):
                 work = handler.start(neutral, context, lease)
-                generation = await until_disconnect(request, work)
+                generation = await started(request, work)
         async with generation:
             results = await until_disconnect(request, collect(generation))
             scores = await cosines(texts, results)

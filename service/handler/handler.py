@@ -210,26 +210,29 @@ class Handler:
         pooling = pooling_of(request, self.model_info)
         caller = context.caller
         specs = await engine_requests(sent, caller, fitted, unique_id, grammar, pooling)
+        # What may fail comes before the streams: nobody else would end them.
+        client_ids = [prompt.client_token_ids for prompt in fitted]
+        make_assembler = self._assemblers(request, client_ids[0], echoes)
+        assemblers = [make_assembler(index) for index in range(len(specs))]
         submitted_s = self._clock()
         streams = await self._streams(request, context, specs, max_at_once)
         info = GenerationInfo(
             request_id=request.request_id or unique_id,
             model=self.model_info.name,
             created_s=int(time.time()),
-            prompts=[prompt.client_token_ids for prompt in fitted],
+            prompts=client_ids,
         )
-        make_assembler = self._assemblers(request, info.prompts[0], echoes)
         runs = [
             ChoiceRun(
                 stream,
-                make_assembler(index),
+                assemblers[index],
                 PromptEcho(
                     index,
                     echoes[index // request.n],
-                    info.prompts[index // request.n],
+                    client_ids[index // request.n],
                     is_echoed=request.text.echo and request.sampling.logprobs is not None,
                 ),
-                info.prompts[index // request.n],
+                client_ids[index // request.n],
                 submitted_s,
                 DeltaBuffer(request.stream_interval) if request.stream_interval > 1 else None,
             )

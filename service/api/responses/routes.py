@@ -8,7 +8,13 @@ from starlette.responses import Response
 
 from service.api.body import read_body
 from service.api.generation_routes import Place, with_id
-from service.api.http_replies import EventStreamResponse, response_in_pieces, until_disconnect
+from service.api.http_replies import (
+    EventStreamResponse,
+    ended_by_failures,
+    response_in_pieces,
+    started,
+    until_disconnect,
+)
 from service.api.middleware import context_of
 from service.api.openapi import describe_body
 from service.api.responses.background import collect_output, run_in_background
@@ -54,24 +60,23 @@ def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) 
             neutral = body.to_generation_request([*before, *items], limits)
             neutral = with_id(neutral, context.record.request_id)
             handler = models.pick(neutral.model, context.record)
-            generation = await until_disconnect(request, handler.start(neutral, context, lease))
-        keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
-        if body.background:
-            return await _background(generation, keeping, services.runs)
-        if body.stream:
-            return await _streamed(generation, keeping, services.peek_s)
-        return await _whole(request, generation, keeping)
+            generation = await started(request, handler.start(neutral, context, lease))
+        async with ended_by_failures(generation):
+            keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
+            if body.background:
+                await _put_behind(generation, keeping, services.runs)
+            elif body.stream:
+                return await _streamed(generation, keeping, services.peek_s)
+            else:
+                return await _whole(request, generation, keeping)
+        # Its client may leave: nothing of what follows ends the generation.
+        return await response_in_pieces(iter(begun_json(keeping.draft)))
 
 
-async def _background(generation: Generation, keeping: Keeping, runs: Runs) -> Response:
-    """The response as it begins. Raises ApiError where it cannot be kept."""
-    try:
-        run = await keeping.begin_in_background()
-    except BaseException:
-        await generation.aclose()
-        raise
+async def _put_behind(generation: Generation, keeping: Keeping, runs: Runs) -> None:
+    """Let it go on without its client. Raises ApiError where it cannot be kept."""
+    run = await keeping.begin_in_background()
     runs.hold(run_in_background(generation, keeping, run))
-    return await response_in_pieces(iter(begun_json(keeping.draft)))
 
 
 async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> Response:

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from service.api import model_routes
 from service.api.grpc import build_grpc_server
+from service.api.responses import keeping
 from service.observability.request_log.observer import NoTracing, RequestObserver
 from service.observability.request_log.record import NO_SPAN
 from service.proto import inference_pb2 as pb
@@ -176,3 +177,23 @@ async def test_a_grpc_client_that_leaves_is_no_bug(stub, bench, tracer):
     assert [reason for reason, _ in bench.metrics.named("finished")] == ["abort"]
     assert bench.metrics.named("rejected") == []
     assert [record.status for record in tracer.records] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}])
+async def test_a_bug_before_an_answer_leaves_nothing_running(
+    client, bench, services, monkeypatch, how
+):
+    def broken(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(model_routes.CompletionRenderer, "__init__", broken)
+    monkeypatch.setattr(keeping, "Draft", broken)
+    bench.backend.gate = asyncio.Semaphore(0)
+    asked = {"model": "tiny", "input": "hi", **how}
+    completion = COMPLETION | {"stream": "stream" in how}
+    for path, body in (("/v1/responses", asked), ("/v1/completions", completion)):
+        answer = await client.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert len(bench.backend.streams) == 2
+    assert bench.backend.num_live == 0
+    assert [reason for reason, _ in bench.metrics.named("finished")] == ["internal"] * 2

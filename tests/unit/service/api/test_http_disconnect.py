@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from service.api.http_replies import response_in_pieces
+from service.api.http_replies import response_in_pieces, started
 from service.deployments.listeners import HttpServer, bind_shared
 from tests.fakes.asgi_client import AsgiClient
 
@@ -177,3 +177,33 @@ async def test_a_small_body_has_its_length():
     made = []
     response = await response_in_pieces(_counted(2, made))
     assert response.headers["content-length"] == str(512 << 10)
+
+
+async def test_a_generation_that_nobody_can_take_any_more_is_ended():
+    """What waited for it was cancelled in the tick in which it had started."""
+
+    class Started:
+        num_ended = 0
+
+        async def aclose(self):
+            self.num_ended += 1
+
+    class Staying:
+        async def receive(self):
+            await asyncio.Event().wait()
+
+    made, may_start = Started(), asyncio.Event()
+
+    async def start():
+        await may_start.wait()
+        return made
+
+    waiting = asyncio.create_task(started(Staying(), start()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    may_start.set()
+    await asyncio.sleep(0)  # the generation is there, and its waiter has not been told
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert made.num_ended == 1

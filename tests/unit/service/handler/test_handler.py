@@ -9,6 +9,7 @@ import pytest
 
 from service.errors import ApiError, ApiErrorCode
 from service.handler import echo
+from service.handler.beams import BeamOptions
 from service.handler.checks import FittedPrompt
 from service.handler.collect import collect
 from service.handler.encoding import EnginePrompt, check_range, for_engine
@@ -369,3 +370,20 @@ async def test_an_output_of_many_tokens_leaves_others_a_turn(tmp_path):
     (result,) = await results_of(bench, made)
     assert len(result.token_ids) == 300
     assert time.monotonic() - started_s < 0.9
+
+
+@pytest.mark.parametrize("beams", [None, BeamOptions()])
+async def test_what_fails_while_a_request_is_put_together_leaves_nothing_at_a_replica(
+    bench, monkeypatch, beams
+):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(bench.handler, "_assemblers", lambda *_: broken)
+    before = asyncio.all_tasks()
+    with pytest.raises(RuntimeError, match="a bug"):
+        await bench.handler.start(request(n=2, beams=beams), context(), FreeLease())
+    await asyncio.sleep(0.01)
+    assert asyncio.all_tasks() == before
+    assert bench.backend.num_live == 0
+    assert bench.backend.requests == []
