@@ -11,17 +11,13 @@ above 1 says that Tessera is ahead. Exit status 1 if an engine failed.
 """
 
 import argparse
-import os
 import sys
-import tempfile
 from pathlib import Path
 
+from benchmarks.h200.engine_job import ENGINES, EngineJob, folder_of
 from benchmarks.h200.engine_process import EngineFailedError, run_engine
 from benchmarks.h200.measurements import Log, is_prefix_workload, lead_table, spread_table
 from benchmarks.h200.workloads import WORKLOADS
-
-ROOT = Path(__file__).resolve().parents[2]
-ENGINES = ("tessera", "vllm", "sglang")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,42 +35,35 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def command_of(name: str, arguments: argparse.Namespace) -> list[str]:
-    folder = Path(__file__).parent
-    driver = (
-        ["-m", "benchmarks.h200.run_tessera"]
-        if name == "tessera"
-        else [str(folder / "peers" / f"run_{name}.py")]
-    )
-    command = [sys.executable, *driver, str(arguments.config.resolve())]
-    command += ["--workload", arguments.workload, "--repeats", str(arguments.repeats)]
-    command += ["--tp", str(arguments.tp)]
-    if name == "tessera" and arguments.backend is not None:
-        command += ["--backend", arguments.backend]
-    return command
-
-
-def environment_of(name: str, sites: dict[str, str]) -> dict[str, str]:
-    """Tessera inherits ours. A peer sees its own packages only."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    python_path = f"{ROOT}:{inherited}" if name == "tessera" else sites[name]
-    return {**os.environ, "PYTHONPATH": python_path}
-
-
 def run_all(arguments: argparse.Namespace, sites: dict[str, str], log: Log) -> list[str]:
     """Names of the engines that failed; what they had measured before is in the log."""
     failed = []
     for name in arguments.engines:
-        command, environment = command_of(name, arguments), environment_of(name, sites)
-        # A peer must not find our packages in the folder it runs in.
-        folder = ROOT if name == "tessera" else Path(tempfile.gettempdir())
+        job = EngineJob(
+            name,
+            arguments.config,
+            arguments.workload,
+            arguments.repeats,
+            arguments.tp,
+            arguments.backend,
+        )
+        command, environment = job.command(), job.environment(sites)
         try:
-            for row in run_engine(command, environment, folder, arguments.timeout_s):
+            for row in run_engine(command, environment, folder_of(name), arguments.timeout_s):
                 log.add(arguments.config.stem, arguments.workload, row)
         except EngineFailedError as error:
             failed.append(name)
             print(f"{name}: {error}", file=sys.stderr, flush=True)
     return failed
+
+
+def print_tables(log: Log, model: str) -> None:
+    for workload in log.workloads(model):
+        samples = log.samples(model, workload)
+        kind = "prefix cache on" if is_prefix_workload(workload) else "prefix cache off"
+        print(f"\n{model}, {workload} workload, {kind}\n")
+        print(lead_table(samples))
+        print(f"\nmedian of the repeats (spread)\n\n{spread_table(samples)}")
 
 
 def main() -> int:
@@ -88,12 +77,7 @@ def main() -> int:
     for path in (*arguments.merge, arguments.log):
         log.read(path)
     failed = run_all(arguments, sites, log)
-    for workload in log.workloads(arguments.config.stem):
-        samples = log.samples(arguments.config.stem, workload)
-        kind = "prefix cache on" if is_prefix_workload(workload) else "prefix cache off"
-        print(f"\n{arguments.config.stem}, {workload} workload, {kind}\n")
-        print(lead_table(samples))
-        print(f"\nmedian of the repeats (spread)\n\n{spread_table(samples)}")
+    print_tables(log, arguments.config.stem)
     return 1 if failed else 0
 
 

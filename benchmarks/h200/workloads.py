@@ -79,9 +79,12 @@ WARM_UPS: tuple[Workload, ...] = (
 DECODES = (Decode(1, 1024), Decode(64, 1024), Decode(256, 128))
 LONG = Batch("16x7000_64_s", 16, 7000, 64)
 THROUGHPUT = Batch("512x1024_256_s", 512, 1024, 256)
+HALF_THROUGHPUT = Batch("256x1024_256_s", 256, 1024, 256)
 WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "full": (*DECODES, THROUGHPUT, LONG),
-    "reduced": (*DECODES, Batch("256x1024_256_s", 256, 1024, 256), LONG),
+    "reduced": (*DECODES, HALF_THROUGHPUT, LONG),
+    "brief": (*DECODES[:2], HALF_THROUGHPUT),
+    "brief_512": (*DECODES[:2], THROUGHPUT),
     "decode": DECODES,
     "batches": (THROUGHPUT, LONG),
     "chat": (

@@ -3,10 +3,11 @@
     PYTHONPATH=VLLM_SITE python3 benchmarks/h200/peers/run_vllm.py CONFIG_JSON [--workload prefix]
 
 The settings are vLLM's defaults but for what the table fixes for everybody: context, memory,
-running requests, prefix cache on or off. Its sampler is PyTorch's:
-FlashInfer's has to be compiled first. Over several GPUs nothing takes NVLink multicast, for vLLM as
-for everybody: its own all-reduce for what is small and NCCL for the rest, not PyTorch's multimem
-kernels and not FlashInfer's all-reduce with the norm in it.
+running requests, prefix cache on or off. Its sampler is PyTorch's and its products of experts are
+Triton's: FlashInfer's have to be compiled first, those of experts for many minutes. Over several
+GPUs nothing takes NVLink multicast, for vLLM as for everybody: its own all-reduce for what is small
+and NCCL for the rest, not PyTorch's multimem kernels and not FlashInfer's all-reduce with the norm
+in it.
 """
 
 import os
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_MOE_FP16": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 WITHOUT_MULTICAST = {
