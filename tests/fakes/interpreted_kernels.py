@@ -12,10 +12,11 @@ from workers.constraints.masks import StepMasks
 from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
 from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
 from workers.layers.cuda.latent_projection import LatentProjection
-from workers.layers.cuda.norm import _add_norm_kernel
+from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
 from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
+from workers.models.transformers_norms import rms_norm_in_torch
 from workers.sampling.token_masks import rule_out as plain_rule_out
 
 TOLERANCE = 1e-4
@@ -109,6 +110,17 @@ def check_parts_beyond_32_bits(num_tokens=2, hidden=16, num_splits=3, stride=1_1
     assert (residual == 6.0).all()
 
 
+def check_norm(num_tokens, hidden, scale_dtype):
+    """As transformers' own norms run: the scale in float32 and the rows in 16 bits. Not bfloat16,
+    which Triton's interpreter cuts off where a GPU rounds."""
+    x = (torch.randn(num_tokens, hidden) + 0.5).to(torch.float16)
+    scale = 1.0 + torch.randn(hidden).to(scale_dtype) * 0.1
+    normed = rms_norm(x, scale, 1e-6)
+    wanted = rms_norm_in_torch(x, scale, 1e-6)
+    assert normed.dtype is x.dtype
+    assert torch.allclose(normed.float(), wanted.float(), rtol=2**-10, atol=1e-6)
+
+
 def check_masks(num_rows, vocab_size, dtype):
     slots, positions = np.arange(num_rows, dtype=np.int32), np.full(num_rows, 9, dtype=np.int32)
     masked = np.arange(0, num_rows, 2, dtype=np.int32)
@@ -136,6 +148,8 @@ if __name__ == "__main__":
     check_latents(RotaryEmbedding)
     check_latents(InterleavedRotaryEmbedding)
     check_parts_beyond_32_bits()
+    check_norm(5, 24, torch.float32)
+    check_norm(1, 64, torch.float16)
     check_masks(5, 100, torch.float32)
     check_masks(4, 5000, torch.bfloat16)
     print("all equal")

@@ -11,6 +11,7 @@ from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
 from workers.models.transformers_class import may_keep_states
 from workers.models.transformers_model import TransformersCausalLM
+from workers.models.transformers_norms import fuse_norms
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_rope import fix_rope
 from workers.models.transformers_row_model import RowByRowCausalLM
@@ -28,6 +29,8 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
         return TransformersSeq2Seq(hf_model)
     parts = BodyAndHead.of(hf_model)
     config = text_config_of(parts.head.config)
+    if parts.head.device.type == "cuda":
+        _fuse(parts)
     fix_rope(parts.body, config, max_context_len)
     _check_kept_window(config, max_context_len)
     if config._attn_implementation != ATTENTION_NAME:
@@ -38,6 +41,14 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
         if may_keep_states(config, type(parts.head)):
             raise
         return _row_by_row(parts, str(error))
+
+
+def _fuse(parts: BodyAndHead) -> None:
+    # Triton comes with torch for CUDA only.
+    from workers.layers.cuda.norm import rms_norm
+
+    num_norms = fuse_norms(parts.body, rms_norm)
+    logger.info("%d RMSNorms run as a kernel each", num_norms)
 
 
 def _own_attention_obstacle(parts: BodyAndHead) -> str:

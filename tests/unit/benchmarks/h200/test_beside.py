@@ -31,7 +31,8 @@ def test_lanes_run_their_jobs_and_one_table_has_them_all(tmp_path: Path) -> None
     lanes = "--lane", "0", f"vllm:{MODEL}:brief", "--lane", "1", f"sglang:{MODEL}:brief"
     done = beside(tmp_path, *sites, *lanes)
     assert done.returncode == 0, done.stderr
-    assert "| workload | tessera |" in done.stdout and "256 requests" in done.stdout
+    assert "| workload | tessera |" in done.stdout
+    assert "256 requests" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert {(row["engine"], row["gpu"]) for row in rows} == {("vllm", "0"), ("sglang", "1")}
     assert {row["workload"] for row in rows} == {"brief"}
@@ -40,9 +41,7 @@ def test_lanes_run_their_jobs_and_one_table_has_them_all(tmp_path: Path) -> None
 def test_a_job_that_fails_leaves_its_lane_to_the_next(tmp_path: Path) -> None:
     sites = "--site", site(tmp_path, "vllm", BROKEN)
     sites += "--site", site(tmp_path, "sglang", of_any_config(SGLANG))
-    done = beside(
-        tmp_path, *sites, "--lane", "0", f"vllm:{MODEL}:brief", f"sglang:{MODEL}:brief"
-    )
+    done = beside(tmp_path, *sites, "--lane", "0", f"vllm:{MODEL}:brief", f"sglang:{MODEL}:brief")
     assert done.returncode == 1
     assert "exit status" in done.stderr
     assert '"engine": "sglang"' in (tmp_path / "log.jsonl").read_text()

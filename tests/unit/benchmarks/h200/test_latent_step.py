@@ -17,7 +17,8 @@ STEP = [
 
 def test_the_kernel_that_takes_most_is_told_alone_and_with_what_belongs_to_it() -> None:
     share = share_of(STEP, KERNELS["flashmla"])
-    assert "splitkv" in share.name and share.num_calls == 2
+    assert "splitkv" in share.name
+    assert share.num_calls == 2
     assert share.alone_us == 105.0
     # 2 + 100 + 5, and 113 after the last gemm, of which 3 are a wait.
     assert share.company_us == (107.0 + 113.0) / 2

@@ -1,0 +1,101 @@
+"""RMSNorms in transformers' own code, as one kernel each where a family's own take ten launches.
+
+A module is taken for an RMSNorm by what it computes, whatever its class is called. Knows no model.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+RMSNormKernel = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""(x (n, size), contiguous; scale (size,), of any type; eps) -> a new tensor of x's shape and type.
+The mean of squares is taken in float32."""
+
+_EPS_NAMES = ("variance_epsilon", "eps", "norm_eps")
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+_TRIAL_SHAPE = (3, 5)
+_MAX_ROUNDINGS = 4
+"""Rounding steps of the type between our result and the module's: two in each, in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsNorm:
+    """scale: float32 (size,)."""
+
+    kernel: RMSNormKernel
+    scale: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., size) -> its norm, of x's type, lying in memory as x does where that is dense."""
+        last = x.dim() - 1
+        order = [*sorted(range(last), key=x.stride, reverse=True), last]
+        by_address = x.permute(order)
+        rows = by_address.reshape(-1, x.shape[-1])
+        normed = self.kernel(rows.contiguous(), self.scale, self.eps).view(by_address.shape)
+        return normed.permute([order.index(axis) for axis in range(x.dim())])
+
+
+def rms_norm_in_torch(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """The oracle of every RMSNormKernel."""
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * inverse_rms * scale.float()).to(x.dtype)
+
+
+@torch.inference_mode()
+def fuse_norms(body: nn.Module, kernel: RMSNormKernel) -> int:
+    """Let the RMSNorms of 16-bit weights within body run as kernel; returns how many they are.
+
+    Their weights are taken as they are now.
+    """
+    num_fused = 0
+    for module in body.modules():
+        norm = _norm_of(module, kernel)
+        if norm is not None:
+            # An attribute of the instance: its parameters stay where they are.
+            module.forward = norm
+            num_fused += 1
+    return num_fused
+
+
+def _norm_of(module: nn.Module, kernel: RMSNormKernel) -> RowsNorm | None:
+    """None for a module that computes anything else."""
+    weight, eps = _weight_and_eps(module)
+    if weight is None or eps is None:
+        return None
+    for scale in (weight.float(), 1.0 + weight.float()):
+        norm = RowsNorm(kernel, scale, eps)
+        if _computes(module, norm, weight):
+            return norm
+    return None
+
+
+def _weight_and_eps(module: nn.Module) -> tuple[torch.Tensor | None, float | None]:
+    """Of a module that has one weight and takes one tensor."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weight = tensors.get("weight")
+    if weight is None or len(tensors) != 1 or weight.dim() != 1:
+        return None, None
+    if weight.dtype not in _KERNEL_DTYPES or len(inspect.signature(module.forward).parameters) != 1:
+        return None, None
+    given = (getattr(module, name, None) for name in _EPS_NAMES)
+    return weight, next((eps for eps in given if isinstance(eps, float)), None)
+
+
+def _computes(module: nn.Module, norm: RowsNorm, weight: torch.Tensor) -> bool:
+    """Of rows whose mean is not zero, and of rows so small that eps counts."""
+    random = torch.Generator().manual_seed(0)
+    drawn = torch.randn(*_TRIAL_SHAPE, weight.shape[0], generator=random) + 0.5
+    tolerance = _MAX_ROUNDINGS * torch.finfo(weight.dtype).eps
+    for size in (1.0, norm.eps**0.5):
+        x = (drawn * size).to(weight)
+        wanted, ours = module(x), rms_norm_in_torch(x, norm.scale, norm.eps)
+        if wanted.shape != ours.shape or wanted.dtype != ours.dtype:
+            return False
+        if not torch.allclose(ours.float(), wanted.float(), rtol=tolerance, atol=1e-6):
+            return False
+    return True
