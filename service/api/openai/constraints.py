@@ -12,13 +12,14 @@ from pydantic import (
     Field,
     PlainValidator,
     PrivateAttr,
+    TypeAdapter,
     WithJsonSchema,
     model_validator,
 )
 
 from service.api.openai.parameters import GenerationParameters, StrictModel, is_harmless
 from service.api.openai.schema_sizes import schema_bytes
-from service.api.openai.structural_tags import StructuralTag, tag_object
+from service.api.openai.structural_tags import FormatTag, StructuralTag, StructuresTag, tag_object
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import NamedConstraint
 from service.limits import MAX_GRAMMAR_BYTES
@@ -71,15 +72,20 @@ class JsonSchemaFormat(StrictModel):
     description: str | None = None
 
 
+_TAG: TypeAdapter[StructuresTag | FormatTag] = TypeAdapter(StructuralTag)
+
+
 class ResponseFormat(StrictModel):
     """text: anything. json_object: some JSON object. json_schema: JSON of that schema.
-    structural_tag: text in which what follows one of triggers is one of structures."""
+    structural_tag: text in which what follows one of triggers is one of structures; or a format
+    that is put together of others, as vLLM writes them."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
-    _tag: StructuralTag | None = PrivateAttr(default=None)
+    format: dict[str, Any] | None = None
+    _tag: StructuresTag | FormatTag | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _has_a_schema_if_it_says_so(self) -> Self:
@@ -92,10 +98,10 @@ class ResponseFormat(StrictModel):
 
     @model_validator(mode="after")
     def _has_a_tag_if_it_says_so(self) -> Self:
-        own = {"structures": self.structures, "triggers": self.triggers}
+        own = {"structures": self.structures, "triggers": self.triggers, "format": self.format}
         given = {name: value for name, value in own.items() if value is not None}
         if self.type == "structural_tag":
-            self._tag = StructuralTag.model_validate(given)
+            self._tag = _TAG.validate_python(given)
         elif given:
             param = f"response_format.{next(iter(given))}"
             raise _invalid(f"{param} needs response_format.type structural_tag", param)
@@ -111,7 +117,8 @@ class ResponseFormat(StrictModel):
 
 class StructuredOutputs(StrictModel):
     """json: a schema. regex: the whole text matches. choice: one of these texts. grammar: Lark or
-    GBNF. json_object: true. structural_tag: an object with structures and triggers, or its text."""
+    GBNF. json_object: true. structural_tag: an object with structures and
+    triggers or with a format, or its text."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None

@@ -308,7 +308,8 @@ def from_validation_error(error: ValidationError) -> ApiError:
     parts = [str(part) for part in problem["loc"] if part not in _UNION_TAGS]
     param = ".".join(part for part in parts if "[" not in part)[:256] or None
     if problem["type"] == "json_invalid":
-        return ApiError(ApiErrorCode.INVALID_JSON, f"the body is not JSON: {problem['msg']}")
+        why = problem["msg"].removeprefix("Invalid JSON: ")
+        return ApiError(ApiErrorCode.INVALID_JSON, f"the body is not JSON: {why}")
     if problem["type"] == "extra_forbidden":
         return ApiError(ApiErrorCode.UNKNOWN_PARAMETER, f"unknown parameter {param}", param)
     message = problem["msg"] if param is None else f"{param}: {problem['msg']}"

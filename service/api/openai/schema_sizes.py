@@ -1,7 +1,9 @@
 """How large a JSON schema is, before anything is done with it that its size makes long."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
 
 from service.api.json_shape import measure
 from service.limits import MAX_GRAMMAR_BYTES, MAX_OTHER_ITEMS
@@ -45,3 +47,21 @@ def parsed_schema(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON: {error}") from error
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """An object, or what a JSON text of one says. Raises ValueError where it is none, or too
+    large."""
+    document = parsed_schema(value) if isinstance(value, str) else value
+    if not isinstance(document, dict):
+        raise ValueError("must be an object, or the JSON text of one")
+    if schema_bytes(document) > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
+    return document
+
+
+JsonObject = Annotated[
+    dict[str, Any],
+    PlainValidator(json_object),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]

@@ -1,11 +1,14 @@
-"""structural_tag: free text in which what follows a trigger obeys a schema, as vLLM takes it."""
+"""structural_tag: what an output is put together of, in both of vLLM's shapes: structures with
+triggers in free text, or a format of other formats."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from service.api.openai.format_grammar import ALL_TEXT, format_grammar
 from service.api.openai.parameters import StrictModel
-from service.api.openai.schema_sizes import parsed_schema, schema_bytes
+from service.api.openai.schema_sizes import JsonObject, json_object
+from service.api.openai.structural_formats import AnyFormat
 from service.chat.tools.grammar import LarkRules, UnwritableSchemaError
 from service.limits import MAX_GRAMMAR_BYTES
 from service.tokenizer.constraints import Marked
@@ -13,25 +16,9 @@ from service.tokenizer.constraints import Marked
 MAX_STRUCTURES = 128
 
 
-def _object(value: Any) -> dict[str, Any]:
-    document = parsed_schema(value) if isinstance(value, str) else value
-    if not isinstance(document, dict):
-        raise ValueError("must be an object, or the JSON text of one")
-    if schema_bytes(document) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"a schema may have at most {MAX_GRAMMAR_BYTES} bytes")
-    return document
-
-
 def tag_object(value: Any) -> Any:
     """vLLM takes the text of the object."""
-    return _object(value) if isinstance(value, str) else value
-
-
-JsonObject = Annotated[
-    dict[str, Any],
-    PlainValidator(_object),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
-]
+    return json_object(value) if isinstance(value, str) else value
 
 
 class Structure(StrictModel):
@@ -42,11 +29,12 @@ class Structure(StrictModel):
     end: str
 
 
-class StructuralTag(StrictModel):
+class StructuresTag(StrictModel):
     """structures: what may stand in the text. triggers: texts behind which one of those that begin
     with it must follow. Text matches by its characters: a trigger that is one token of the model is
     written as text."""
 
+    type: Literal["structural_tag"] = "structural_tag"
     structures: Annotated[list[Structure], Field(min_length=1, max_length=MAX_STRUCTURES)]
     triggers: Annotated[list[str], Field(min_length=1, max_length=MAX_STRUCTURES)]
     _constraint: Marked = PrivateAttr()
@@ -72,7 +60,7 @@ class StructuralTag(StrictModel):
         lark = LarkRules({})
         try:
             parts = [part for trigger in self.triggers if (part := self._behind(trigger, lark))]
-            text = lark.add(r"/(.|\n)*/")
+            text = lark.add(ALL_TEXT)
         except UnwritableSchemaError as error:
             raise ValueError(str(error)) from error
         except RecursionError as error:
@@ -98,3 +86,35 @@ class StructuralTag(StrictModel):
 
     def _trigger_of(self, structure: Structure) -> str:
         return next(one for one in self.triggers if structure.begin.startswith(one))
+
+
+class FormatTag(StrictModel):
+    type: Literal["structural_tag"] = "structural_tag"
+    format: AnyFormat
+    _constraint: Marked = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        """As for structures."""
+        try:
+            self._constraint = format_grammar(self.format)
+        except UnwritableSchemaError as error:
+            raise ValueError(str(error)) from error
+        except RecursionError as error:
+            raise ValueError("a schema is nested too deeply") from error
+        return self
+
+    @property
+    def constraint(self) -> Marked:
+        return self._constraint
+
+
+def _shape(value: Any) -> str:
+    has_format = "format" in value if isinstance(value, dict) else isinstance(value, FormatTag)
+    return "format" if has_format else "structures"
+
+
+StructuralTag = Annotated[
+    Annotated[StructuresTag, Tag("structures")] | Annotated[FormatTag, Tag("format")],
+    Discriminator(_shape),
+]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.api.openai.constraints import Schema
 from service.api.openai.parameters import (
@@ -18,6 +18,7 @@ from service.api.openai.parameters import (
 )
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.sampling import distinct, unset_sampling
+from service.api.openai.structural_tags import StructuralTag, tag_object
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, NamedConstraint, Prompt, TextOptions
 from service.tokenizer.constraints import Constraint, JsonSchema, Lark, Regex
@@ -31,7 +32,6 @@ _SAMPLING_HARMLESS: dict[str, tuple[Any, ...]] = {
     "custom_params": (None,),
     "stop_regex": (None, []),
     "stream_interval": (None, 1),
-    "structural_tag": (None,),
 }
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "audio_data": (None,),
@@ -78,7 +78,8 @@ class _LenientModel(StrictModel):
 
 
 class GenerateSampling(_LenientModel):
-    """SGLang's names. At most one of json_schema, regex and ebnf, which may be Lark too.
+    """SGLang's names. At most one of json_schema, regex, ebnf, which may be Lark too, and
+    structural_tag.
 
     no_stop_trim: the stop string that ends a choice is part of its text.
     """
@@ -104,6 +105,7 @@ class GenerateSampling(_LenientModel):
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: Annotated[StructuralTag | None, BeforeValidator(tag_object)] = None
 
     @classmethod
     def harmless(cls) -> Mapping[str, tuple[Any, ...]]:
@@ -129,6 +131,10 @@ class GenerateSampling(_LenientModel):
             ("json_schema", None if self.json_schema is None else JsonSchema(self.json_schema)),
             ("regex", None if self.regex is None else Regex(self.regex)),
             ("ebnf", None if self.ebnf is None else Lark(self.ebnf)),
+            (
+                "structural_tag",
+                None if self.structural_tag is None else self.structural_tag.constraint,
+            ),
         )
         for name, constraint in made:
             if constraint is not None:
@@ -149,6 +155,11 @@ class GenerateSampling(_LenientModel):
         return {int(key): bias for key, bias in given.items()}
 
 
+def _or_defaults(value: Any) -> Any:
+    """null asks for nothing."""
+    return {} if value is None else value
+
+
 class GenerateBody(_LenientModel):
     """text or input_ids: one prompt, or several. return_logprob: log probabilities of the output,
     and from logprob_start_len 0 or more on of the prompt too, which is not streamed.
@@ -158,7 +169,7 @@ class GenerateBody(_LenientModel):
 
     text: PromptValue | None = None
     input_ids: PromptValue | None = None
-    sampling_params: GenerateSampling = GenerateSampling()
+    sampling_params: Annotated[GenerateSampling, BeforeValidator(_or_defaults)] = GenerateSampling()
     stream: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: Int32 | None = None

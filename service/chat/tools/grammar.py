@@ -30,13 +30,19 @@ class LarkRules:
     def add(self, expression: str) -> str:
         """The name of a new rule. Raises UnwritableSchemaError where that makes them too many, as
         definitions do that stand once for every argument."""
-        name = f"rule_{len(self.rules)}"
+        return self._add(f"rule_{len(self.rules)}", expression)
+
+    def terminal(self, expression: str) -> str:
+        """As add(), of texts and regular expressions that are matched as one."""
+        return self._add(f"TEXT_{len(self.rules)}", expression)
+
+    def _add(self, name: str, expression: str, options: str = "") -> str:
         self.num_bytes += _utf8_bytes(expression)
         if self.num_bytes > MAX_GRAMMAR_BYTES:
             raise UnwritableSchemaError(
                 f"it makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes"
             )
-        self.rules.append(f"{name}: {expression}")
+        self.rules.append(f"{name}{options}: {expression}")
         return name
 
     def text(self, text: str) -> str:
@@ -55,13 +61,13 @@ class LarkRules:
         styled = {**schema, "x-guidance": {**_JSON_STYLE, **own}}
         return self.add("%json " + json.dumps(styled, ensure_ascii=False))
 
-    def until(self, end: str) -> str:
-        """Any text, and then the end, which is a mark or a text that stands for none of it."""
+    def until(self, end: str, *others: str) -> str:
+        """Any text, and then the end, which is a mark or a text that stands for none of it; or one
+        of several texts."""
         if end in self.token_ids:
             return f"{self.add(ANY_TEXT)}? {self.mark(end)}"
-        name = f"rule_{len(self.rules)}"
-        self.rules.append(f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}")
-        return name
+        ends = " | ".join(map(json.dumps, (end, *others)))
+        return self._add(f"rule_{len(self.rules)}", f"/(.|\\n)*/ ({ends})", "[lazy]")
 
     def finish(self, start: str) -> Marked:
         return Marked("\n".join([f"start: {start}", *self.rules]), tuple(self.marks.values()))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from service.api.sglang.requests import DEFAULT_MAX_NEW_TOKENS
 from tests.fakes.text import ANSWER
 
 pytestmark = pytest.mark.asyncio
@@ -147,3 +148,19 @@ async def test_what_cannot_be_is_named(client, extra, code, param):
     answer = await client.post("/generate", json={**BODY, **extra})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+
+
+async def test_no_sampling_parameters_are_the_defaults(client, bench):
+    await generate(client, sampling_params=None)
+    assert bench.backend.requests[-1].sampling.max_tokens == DEFAULT_MAX_NEW_TOKENS
+
+
+@pytest.mark.parametrize("write", [dict, json.dumps])
+async def test_a_structural_tag_is_a_constraint(client, bench, write):
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "yes"}}
+    await generate(client, sampling_params={"structural_tag": write(tag)})
+    assert "yes" in bench.backend.requests[-1].grammar
+    both = {"structural_tag": write(tag), "regex": "a"}
+    answer = await client.post("/generate", json={**BODY, "sampling_params": both})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "sampling_params.structural_tag")
