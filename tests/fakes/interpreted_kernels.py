@@ -16,6 +16,7 @@ from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
 from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
+from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.models.transformers_norms import rms_norm_in_torch
 from workers.sampling.token_masks import rule_out as plain_rule_out
 
@@ -62,6 +63,28 @@ def check_experts(num_tokens, num_routed, num_shared, num_chosen, hidden, width,
         activated = activate_experts(x, gate_up, grouped, num_chosen + num_shared, tiles)
         out = project_experts(activated, down, one.weights, grouped, tiles).sum(0)
         assert torch.allclose(out, plain_experts(x, gate_up, down, one), atol=TOLERANCE)
+
+
+def check_routed(num_tokens, num_experts, num_chosen, hidden, width, gating, has_bias):
+    """Of a number of rows that takes the tiles of few."""
+    x = torch.randn(num_tokens, hidden)
+    ids = torch.stack([torch.randperm(num_experts)[:num_chosen] for _ in range(num_tokens)])
+    shares = torch.rand(num_tokens, num_chosen)
+    weights = RoutedWeights(
+        torch.randn(num_experts, 2 * width, hidden) * 0.3,
+        torch.randn(num_experts, hidden, width) * 0.3,
+        gating,
+        torch.randn(num_experts, 2 * width) if has_bias else None,
+        torch.randn(num_experts, hidden) if has_bias else None,
+    )
+    grouped = group(counted(shares, ids.int(), num_experts), 16)
+    tiles = ExpertTiles(16, 16, 16, 2, 4)
+    activated = activate_experts(
+        x, weights.gate_up, grouped, num_chosen, tiles, weights.gate_up_bias, gating
+    )
+    parts = project_experts(activated, weights.down, shares, grouped, tiles, weights.down_bias)
+    wanted = routed_in_torch(x, ids, shares, weights)
+    assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4)
 
 
 def check_latents(rotary_class, num_tokens=5, heads=3, nope=24, latent=40, rope=16, positions=64):
@@ -145,6 +168,8 @@ if __name__ == "__main__":
     check_experts(1, 8, 2, 3, 40, 24, 16)
     check_experts(23, 8, 2, 3, 48, 24, 16)
     check_experts(9, 6, 0, 2, 32, 16, 32)
+    check_routed(5, 6, 2, 40, 24, SILU, has_bias=False)
+    check_routed(19, 4, 3, 24, 40, Gating(1.702, 1.5), has_bias=True)
     check_latents(RotaryEmbedding)
     check_latents(InterleavedRotaryEmbedding)
     check_parts_beyond_32_bits()

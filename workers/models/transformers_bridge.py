@@ -10,6 +10,7 @@ from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
 from workers.models.transformers_class import may_keep_states
+from workers.models.transformers_experts import fuse_experts
 from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_norms import fuse_norms
 from workers.models.transformers_parts import BodyAndHead
@@ -46,9 +47,15 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
 def _fuse(parts: BodyAndHead) -> None:
     # Triton comes with torch for CUDA only.
     from workers.layers.cuda.norm import rms_norm
+    from workers.layers.cuda.routed_experts import routed_products
 
     num_norms = fuse_norms(parts.body, rms_norm)
-    logger.info("%d RMSNorms run as a kernel each", num_norms)
+    num_mixtures = fuse_experts(parts.body, routed_products)
+    logger.info(
+        "%d RMSNorms run as a kernel each, %d mixtures of experts in grouped products",
+        num_norms,
+        num_mixtures,
+    )
 
 
 def _own_attention_obstacle(parts: BodyAndHead) -> str:

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.routed_experts import SILU, Gating
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ExpertTiles:
 def _activate(  # noqa: PLR0913
     x: tl.tensor,
     gate_up: tl.tensor,
+    bias: tl.tensor,
     pairs: tl.tensor,
     blocks: tl.tensor,
     num_blocks: tl.tensor,
@@ -40,12 +42,15 @@ def _activate(  # noqa: PLR0913
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    ALPHA: tl.constexpr,  # noqa: N803
+    LIMIT: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     DEPTH: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """silu(x @ gate.T) * (x @ up.T) for the block's rows, at their places by expert."""
+    """The gated x @ gate.T and x @ up.T for the block's rows, at their places by expert."""
     begin_dependent(IS_DEPENDENT)
     block = tl.program_id(0) % max_blocks
     tile = tl.program_id(0) // max_blocks
@@ -74,7 +79,15 @@ def _activate(  # noqa: PLR0913
             gate = tl.dot(part, gate_part, gate)
             up = tl.dot(part, up_part, up)
         dtype: tl.constexpr = out.dtype.element_ty
-        activated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up
+        if HAS_BIAS:
+            bias_at = bias + expert * (2 * WIDTH) + column
+            gate += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias_at + WIDTH, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if LIMIT > 0:
+            # Not minimum and maximum: what is no number has to stay none.
+            gate = tl.where(gate > LIMIT, LIMIT, gate)
+            up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
+        activated = (gate * tl.sigmoid(ALPHA * gate)).to(dtype).to(tl.float32) * up
         target = out + (first + rows).to(tl.int64)[:, None] * WIDTH + column[None, :]
         tl.store(target, activated.to(dtype), mask=is_real[:, None] & is_column[None, :])
 
@@ -82,6 +95,7 @@ def _activate(  # noqa: PLR0913
 def _project(  # noqa: PLR0913
     x: tl.tensor,
     down: tl.tensor,
+    bias: tl.tensor,
     weights: tl.tensor,
     pairs: tl.tensor,
     blocks: tl.tensor,
@@ -92,12 +106,13 @@ def _project(  # noqa: PLR0913
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     DEPTH: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """weight * (x @ down.T) for the block's rows, at (choice, token)."""
+    """weight * (x @ down.T + bias) for the block's rows, at (choice, token)."""
     begin_dependent(IS_DEPENDENT)
     block = tl.program_id(0) % max_blocks
     tile = tl.program_id(0) // max_blocks
@@ -124,6 +139,9 @@ def _project(  # noqa: PLR0913
             part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
             is_weight = is_column[None, :] & is_inner[:, None]
             product = tl.dot(part, tl.load(weight_at + start, mask=is_weight, other=0.0), product)
+        if HAS_BIAS:
+            bias_at = bias + expert * WIDTH + column
+            product += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[None, :]
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
         row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
         target = out + row[:, None] * WIDTH + column[None, :]
@@ -138,16 +156,23 @@ _project_kernel = triton.jit(_project, do_not_specialize=["max_blocks", "num_tok
 
 
 def activate_experts(
-    x: torch.Tensor, gate_up: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, to: ExpertTiles
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    grouped: ExpertBlocks,
+    num_chosen: int,
+    to: ExpertTiles,
+    bias: torch.Tensor | None = None,
+    gating: Gating = SILU,
 ) -> torch.Tensor:
-    """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size), gate over up ->
-    (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
+    """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size) and bias (experts, 2 * width),
+    gate over up -> (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
     width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
     out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
     is_dependent = dependent_launch(x)
     _activate_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
         x,
         gate_up,
+        gate_up if bias is None else bias,
         grouped.pairs,
         grouped.blocks,
         grouped.num_blocks,
@@ -156,6 +181,9 @@ def activate_experts(
         DEPTH_SIZE=depth,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,
+        HAS_BIAS=bias is not None,
+        ALPHA=gating.alpha,
+        LIMIT=gating.limit,
         ROWS=grouped.block_rows,
         COLUMNS=to.columns,
         DEPTH=to.depth,
@@ -173,9 +201,11 @@ def project_experts(
     weights: torch.Tensor,
     grouped: ExpertBlocks,
     to: ExpertTiles,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x: of activate_experts; down (experts, hidden_size, width); weights float32 (n, num_chosen)
-    -> (num_chosen, n, hidden_size), whose sum over choices is the layer's output."""
+    """x: of activate_experts; down (experts, hidden_size, width), bias (experts, hidden_size);
+    weights float32 (n, num_chosen) -> (num_chosen, n, hidden_size), whose sum over choices is the
+    layer's output."""
     num_tokens, num_chosen = weights.shape
     _, width, depth = down.shape
     out = torch.empty((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
@@ -183,6 +213,7 @@ def project_experts(
     _project_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
         x,
         down,
+        down if bias is None else bias,
         weights,
         grouped.pairs,
         grouped.blocks,
@@ -193,6 +224,7 @@ def project_experts(
         DEPTH_SIZE=depth,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,
+        HAS_BIAS=bias is not None,
         ROWS=grouped.block_rows,
         COLUMNS=to.columns,
         DEPTH=to.depth,

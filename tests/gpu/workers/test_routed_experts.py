@@ -1,0 +1,47 @@
+"""Experts of transformers' code in grouped products of this repository, against float32."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.gpu.needs import NEEDS_GPU
+from workers.layers.cuda.routed_experts import routed_products
+from workers.layers.routed_experts import (
+    SILU,
+    Gating,
+    RoutedWeights,
+    routed_in_torch,
+)
+
+pytestmark = NEEDS_GPU
+CUDA = torch.device("cuda", 0)
+GPT_OSS = Gating(1.702, 7.0)
+
+
+def randn(*shape, size=1.0):
+    return torch.randn(*shape, dtype=torch.bfloat16, device=CUDA) * size
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 70, 300])
+@pytest.mark.parametrize(
+    ("gating", "has_bias", "hidden", "width"),
+    [(SILU, False, 256, 64), (GPT_OSS, True, 720, 360)],
+    ids=["silu", "gpt_oss"],
+)
+def test_routed_products(gating, has_bias, hidden, width, num_tokens) -> None:
+    """Widths that no tile divides, as gpt-oss's 2,880; every class of tiles."""
+    num_experts, num_chosen = 8, 4
+    x = randn(num_tokens, hidden)
+    scores = torch.rand(num_tokens, num_experts, device=CUDA)
+    shares, ids = scores.topk(num_chosen)
+    weights = RoutedWeights(
+        randn(num_experts, 2 * width, hidden, size=4 * hidden**-0.5),
+        randn(num_experts, hidden, width, size=width**-0.5),
+        gating,
+        randn(num_experts, 2 * width) if has_bias else None,
+        randn(num_experts, hidden) if has_bias else None,
+    )
+    ours = routed_products(x, ids, shares.bfloat16(), weights).float()
+    wanted = routed_in_torch(x.float(), ids, shares.bfloat16(), weights)
+    assert (ours - wanted).norm() < 0.01 * wanted.norm()
