@@ -3,6 +3,7 @@ beside its encoder."""
 
 import logging
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.errors import ConfigError, ModelLoadError
@@ -10,7 +11,7 @@ from workers.loading.model_folder import text_config_of
 from workers.models.base import CausalLM
 from workers.models.transformers_attention import ATTENTION_NAME, OWN_ATTENTION_NAME
 from workers.models.transformers_class import may_keep_states
-from workers.models.transformers_experts import fuse_experts
+from workers.models.transformers_experts import distinct_experts, fuse_experts
 from workers.models.transformers_model import TransformersCausalLM
 from workers.models.transformers_norms import fuse_norms
 from workers.models.transformers_parts import BodyAndHead
@@ -31,7 +32,7 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
     parts = BodyAndHead.of(hf_model)
     config = text_config_of(parts.head.config)
     if parts.head.device.type == "cuda":
-        _fuse(parts)
+        _fuse(parts, getattr(config, "num_experts_per_tok", None))
     fix_rope(parts.body, config, max_context_len)
     _check_kept_window(config, max_context_len)
     if config._attn_implementation != ATTENTION_NAME:
@@ -44,10 +45,12 @@ def bridged(hf_model: PreTrainedModel, max_context_len: int) -> CausalLM:
         return _row_by_row(parts, str(error))
 
 
-def _fuse(parts: BodyAndHead) -> None:
+@torch.inference_mode()
+def _fuse(parts: BodyAndHead, num_chosen: int | None) -> None:
+    """num_chosen: experts of a token, where the config says so."""
     # Triton comes with torch for CUDA only.
     from workers.layers.cuda.norm import rms_norm
-    from workers.layers.cuda.routed_experts import routed_products
+    from workers.layers.cuda.routed_experts import compile_ahead, routed_products
 
     num_norms = fuse_norms(parts.body, rms_norm)
     num_mixtures = fuse_experts(parts.body, routed_products)
@@ -56,6 +59,9 @@ def _fuse(parts: BodyAndHead) -> None:
         num_norms,
         num_mixtures,
     )
+    if num_chosen is not None:
+        for weights in distinct_experts(parts.body):
+            compile_ahead(weights, num_chosen)
 
 
 def _own_attention_obstacle(parts: BodyAndHead) -> str:

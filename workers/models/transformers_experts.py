@@ -58,6 +58,18 @@ def fuse_experts(body: nn.Module, products: RoutedProducts) -> int:
     return num_fused
 
 
+def distinct_experts(body: nn.Module) -> list[RoutedWeights]:
+    """Of what fuse_experts has replaced within body, one of each size and gate."""
+    found: dict[tuple[object, ...], RoutedWeights] = {}
+    for module in body.modules():
+        forward = module.forward
+        if isinstance(forward, RoutedExperts):
+            weights = forward.weights
+            key = weights.gate_up.shape, weights.gating, weights.gate_up_bias is None
+            found.setdefault(key, weights)
+    return list(found.values())
+
+
 def _are_experts(module: Any) -> bool:
     """What transformers' use_experts_implementation has made a module of experts, with a gate and
     nothing behind the experts."""

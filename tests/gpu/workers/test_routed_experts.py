@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 from tests.gpu.needs import NEEDS_GPU
 from workers.layers.cuda.routed_experts import routed_products
@@ -45,3 +45,18 @@ def test_routed_products(gating, has_bias, hidden, width, num_tokens) -> None:
     ours = routed_products(x, ids, shares.bfloat16(), weights).float()
     wanted = routed_in_torch(x.float(), ids, shares.bfloat16(), weights)
     assert (ours - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("num_chosen", [1, 3, 4])
+def test_no_number_of_tokens_compiles_anything_later(num_chosen, monkeypatch) -> None:
+    weights = RoutedWeights(randn(8, 128, 256), randn(8, 256, 64), SILU)
+    compile_ahead(weights, num_chosen)
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **facts: compiled.append(facts)
+    )
+    for num_tokens in (1, 7, 33, 64, 100, 257, 2000):
+        ids = torch.rand(num_tokens, 8, device=CUDA).topk(num_chosen).indices
+        shares = torch.rand(ids.shape, device=CUDA)
+        routed_products(randn(num_tokens, 256), ids, shares, weights)
+    assert compiled == []

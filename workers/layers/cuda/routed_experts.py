@@ -4,9 +4,12 @@ import torch
 
 from workers.layers.cuda.expert_gemm import activate_experts, project_experts
 from workers.layers.cuda.expert_routing import counted, group
-from workers.layers.cuda.expert_tiles import tiles_for
+from workers.layers.cuda.expert_tiles import BY_ROWS, tiles_for
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.routed_experts import RoutedWeights
+
+_MANY_ROWS = 128
+"""Of an expert: has the last of the tiles."""
 
 
 def routed_products(
@@ -30,3 +33,14 @@ def routed_products(
     )
     parts = project_experts(activated, experts.down, weights, grouped, project, experts.down_bias)
     return parts.sum(dim=0)
+
+
+def compile_ahead(experts: RoutedWeights, num_chosen: int) -> None:
+    """Run the products once with each of the tiles, so that no step waits for a compiler."""
+    num_experts, _, hidden_size = experts.gate_up.shape
+    for most_rows, _ in BY_ROWS:
+        num_tokens = max(1, min(most_rows, _MANY_ROWS) * num_experts // num_chosen)
+        hidden = experts.gate_up.new_zeros((num_tokens, hidden_size))
+        pairs = torch.arange(num_tokens * num_chosen, device=hidden.device)
+        ids = (pairs % num_experts).view(num_tokens, num_chosen)
+        routed_products(hidden, ids, hidden.new_zeros(ids.shape), experts)

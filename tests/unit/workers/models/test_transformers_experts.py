@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.fakes.tiny_models import LATENT, THROUGH_TRANSFORMERS, TinyModel, tiny_config
 from workers.layers.routed_experts import SILU, Gating, gated, routed_in_torch
-from workers.models.transformers_experts import fuse_experts
+from workers.models.transformers_experts import distinct_experts, fuse_experts
 
 BY_FAMILY = {
     **{name: THROUGH_TRANSFORMERS[name] for name in ("gpt_oss", "qwen3_moe", "mixtral")},
@@ -83,6 +83,15 @@ def test_gpt_oss_has_its_own_gate() -> None:
     body = random_body(BY_FAMILY["mixtral"])
     fuse_experts(body, CountedProducts())
     assert {module.forward.weights.gating for module in experts_of(body)} == {SILU}
+
+
+def test_layers_of_one_size_are_told_once() -> None:
+    body = random_body(BY_FAMILY["mixtral"])
+    assert distinct_experts(body) == []
+    fuse_experts(body, CountedProducts())
+    assert len(experts_of(body)) > 1
+    (weights,) = distinct_experts(body)
+    assert weights.gating == SILU
 
 
 def test_float32_experts_stay_as_they_are() -> None:
