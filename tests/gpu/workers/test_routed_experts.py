@@ -5,9 +5,9 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from tests.gpu.needs import NEEDS_GPU
-from workers.layers.cuda.routed_experts import routed_products
-from workers.layers.routed_experts import (
+from tests.gpu.needs import NEEDS_GPU  # noqa: E402
+from workers.layers.cuda.routed_experts import compile_ahead, routed_products  # noqa: E402
+from workers.layers.routed_experts import (  # noqa: E402
     SILU,
     Gating,
     RoutedWeights,
