@@ -5,11 +5,12 @@ import json
 
 
 class AsgiClient:
-    """Sends one request and then leaves when told to."""
+    """Sends one request and then leaves when told to. path: with its query. body None: GET."""
 
     def __init__(self, app, path, body):
+        path, _, query = path.partition("?")
         self.app = app
-        self.body = json.dumps(body).encode()
+        self.body = b"" if body is None else json.dumps(body).encode()
         self.left = asyncio.Event()
         self.messages = []
         self.has_body = False
@@ -19,12 +20,12 @@ class AsgiClient:
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": "GET" if body is None else "POST",
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(b"content-type", b"application/json"), (b"host", b"tessera")],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 from service.api.openai.json_parts import JsonParts
 from service.api.openai.logprobs import chat_logprobs
+from service.api.responses.draft import CANCELLED, FAILED
 from service.api.responses.output import (
+    COMPLETED,
+    INCOMPLETE,
     CallOutput,
     Grown,
     MessageOutput,
@@ -25,16 +28,27 @@ from service.api.responses.wire import (
 )
 from service.errors import ApiError
 
+EVENT_OF_STATUS = {
+    COMPLETED: "response.completed",
+    INCOMPLETE: "response.incomplete",
+    CANCELLED: "response.incomplete",
+    FAILED: "response.failed",
+}
+
 
 class EventWriter:
-    """Of one stream. Events come in pieces; all but those of long texts are one piece."""
+    """Of one stream. Events come in pieces; all but those of long texts are one piece. after: they
+    are not written up to this number."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: int = -1) -> None:
         self._num_events = 0
+        self._after = after
 
     def event(self, event: Event, parts: JsonParts) -> Iterator[bytes]:
         event.sequence_number = self._num_events
         self._num_events += 1
+        if event.sequence_number <= self._after:
+            return
         pieces = parts.pieces(event)
         yield sse_head(event) + next(pieces)
         yield from pieces

@@ -1,16 +1,16 @@
 """What stands behind the question mark of a stored response's address."""
 
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
-from service.api.openai.parameters import from_validation_error
+from service.api.openai.parameters import INT32_MAX, from_validation_error
 from service.api.responses.requests import Includable
 from service.errors import ApiError, ApiErrorCode
 
 _LISTS = {"include": "include", "include[]": "include"}
-_SWITCHES = ("stream", "include_obfuscation")
+_OBFUSCATION = "include_obfuscation"
 MAX_PAGE = 100
 
 
@@ -23,7 +23,17 @@ class _Query(BaseModel):
 
 
 class RetrieveQuery(_Query):
-    """Only what asks for no stream can be had; see refuse_switches()."""
+    """starting_after: the number of the last event that a client has."""
+
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _starts_a_stream(self) -> Self:
+        if self.starting_after is not None and not self.stream:
+            message = "starting_after needs stream=true"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "starting_after")
+        return self
 
 
 class ItemsQuery(_Query):
@@ -37,7 +47,8 @@ class ItemsQuery(_Query):
 Q = TypeVar("Q", bound=_Query)
 
 RETRIEVE_PARAMETERS = (
-    {"name": "stream", "in": "query", "schema": {"type": "string", "enum": ["false"]}},
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
 )
 ITEMS_PARAMETERS = (
     {"name": "after", "in": "query", "schema": {"type": "string", "maxLength": 256}},
@@ -58,7 +69,7 @@ def read_query(request: Request, model: type[Q]) -> Q:
             included = values.setdefault(_LISTS[name], [])
             assert isinstance(included, list)
             included.append(value)
-        elif name in _SWITCHES:
+        elif name == _OBFUSCATION:
             _refuse_unless_off(name, value)
         else:
             values[name] = value

@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from service.api.generation_routes import Place
-from service.api.http_replies import json_response, response_in_pieces
+from service.api.http_replies import EventStreamResponse, json_response, response_in_pieces
 from service.api.middleware import context_of
 from service.api.openai.wire import encode_json
 from service.api.openapi import describe
 from service.api.responses.conversation import not_found
-from service.api.responses.draft import CANCELLED, FAILED, failure_body, with_output
+from service.api.responses.draft import CANCELLED, with_output
 from service.api.responses.pages import item_page
 from service.api.responses.queries import (
     ITEMS_PARAMETERS,
@@ -22,7 +21,8 @@ from service.api.responses.queries import (
     RetrieveQuery,
     read_query,
 )
-from service.api.responses.wire import DeletedResponse, ResponseHead
+from service.api.responses.replay import ReplayedStream, shown_head
+from service.api.responses.wire import DeletedResponse
 from service.errors import ApiError, ApiErrorCode
 from service.response_store.records import ResponseName, State, StoredResponse
 from service.response_store.store import ResponseStore
@@ -37,9 +37,16 @@ def add_stored_routes(app: FastAPI, place: Place, store: ResponseStore) -> None:
 
     @app.get(path, openapi_extra=describe(place.parameters, RETRIEVE_PARAMETERS))
     async def retrieve(request: Request, response_id: str) -> Response:
-        read_query(request, RetrieveQuery)
+        query = read_query(request, RetrieveQuery)
         with desk.counting(request):
-            return await _shown(await desk.get(request, response_id))
+            stored = await desk.get(request, response_id)
+        if not query.stream:
+            return await _shown(stored)
+        if not shown_head(stored).background:
+            raise _conflict("only a response in the background can be streamed later")
+        after = -1 if query.starting_after is None else query.starting_after
+        events = ReplayedStream(store, desk.name(request, response_id), stored, after).events()
+        return EventStreamResponse(events, events.aclose)
 
     @app.delete(path, openapi_extra=describe(place.parameters))
     async def delete(request: Request, response_id: str) -> Response:
@@ -58,7 +65,7 @@ def add_stored_routes(app: FastAPI, place: Place, store: ResponseStore) -> None:
                 name = desk.name(request, response_id)
                 stopped = await store.cancel(name, _CANCEL_TIMEOUT_S)
                 stored = stored if stopped is None else stopped
-            elif head_of(stored).status != CANCELLED:
+            elif shown_head(stored).status != CANCELLED:
                 raise _conflict("the response has ended: there is nothing to cancel")
             return await _shown(stored)
 
@@ -98,17 +105,8 @@ class _Desk:
 
 
 async def _shown(stored: StoredResponse) -> Response:
-    head = stored.head
-    if stored.state is State.LOST:
-        lost = ApiError(ApiErrorCode.REPLICA_LOST, "the process that made this response is gone")
-        begun = head_of(stored)
-        begun.status, begun.error = FAILED, failure_body(lost)
-        head = encode_json(begun)
+    head = encode_json(shown_head(stored)) if stored.state is State.LOST else stored.head
     return await response_in_pieces(iter(with_output([head], [stored.output])))
-
-
-def head_of(stored: StoredResponse) -> ResponseHead:
-    return msgspec.json.decode(stored.head, type=ResponseHead)
 
 
 def _conflict(message: str) -> ApiError:

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Iterator
 
 from service.api.http_replies import EventStream
 from service.api.openai.json_parts import JsonParts
-from service.api.responses.draft import CANCELLED, FAILED
-from service.api.responses.events import EventWriter
+from service.api.responses.draft import FAILED
+from service.api.responses.events import EVENT_OF_STATUS, EventWriter
 from service.api.responses.keeping import Ending, Keeping, begun_json
 from service.api.responses.output import COMPLETED, INCOMPLETE, Grown, OutputItem
 from service.api.responses.wire import ResponseEvent
@@ -17,12 +17,6 @@ from service.handler.generation import Generation
 from service.response_store.runs import Run
 
 _MIN_PIECE_BYTES = 64 << 10
-_EVENT_OF_STATUS = {
-    COMPLETED: "response.completed",
-    INCOMPLETE: "response.incomplete",
-    CANCELLED: "response.incomplete",
-    FAILED: "response.failed",
-}
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +82,7 @@ class ResponseStream(EventStream):
         self._is_over = True
         if ending.failure is not None:
             yield self._writer.error(ending.failure)
-        async for piece in in_turns(self._of_response(_EVENT_OF_STATUS[ending.status], whole)):
+        async for piece in in_turns(self._of_response(EVENT_OF_STATUS[ending.status], whole)):
             yield piece
 
     def _of_response(self, kind: str, whole: list[bytes]) -> Iterator[bytes]:

@@ -161,7 +161,7 @@ async def test_what_asks_for_nothing_is_taken(openai_client, client):
 @pytest.mark.parametrize(
     ("path", "param"),
     [
-        ("?stream=true", "stream"),
+        ("?stream=perhaps", "stream"),
         ("?include_obfuscation=true", "include_obfuscation"),
         ("?include=everything", "include.0"),
         ("?nothing=1", "nothing"),

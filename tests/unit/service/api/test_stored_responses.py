@@ -371,9 +371,9 @@ async def test_without_a_store_responses_are_made_and_lookups_fail_typed(client)
 
 
 @asynccontextmanager
-async def streaming(app, asked):
+async def streaming(app, asked, path="/v1/responses"):
     """A client that reads what comes, and leaves at the end."""
-    client = AsgiClient(app, "/v1/responses", asked)
+    client = AsgiClient(app, path, asked)
     running = asyncio.create_task(client.run())
     try:
         yield client
