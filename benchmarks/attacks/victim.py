@@ -25,7 +25,6 @@ from service.api.http import build_http_app
 from service.api.services import ApiServices
 from service.deployments.departure import Departure
 from service.deployments.listeners import HttpServer, bind_shared
-from service.deployments.long_lived import settle
 from service.deployments.open_files import allow_connections
 from service.handler.directory import ModelDirectory, ServedModel
 from service.handler.handler import Handler
@@ -39,6 +38,7 @@ from tests.fakes.backend import MODEL_INFO
 from tests.fakes.text import InlineTokenizer
 from tests.fakes.tokenizer_folders import make_byte_level_folder
 from workers.engine.protocol import FinishReason, GenerateRequest, ModelInfo, StepOutput
+from workers.long_lived import settle
 
 DRAIN_TIMEOUT_S = 60.0
 KEEP_ALIVE_TIMEOUT_S = 90

@@ -11,6 +11,7 @@ from workers.config import EngineConfig
 from workers.engine.observer import OnStep
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.errors import ConfigError, EngineFailedError
+from workers.long_lived import settle
 
 
 class EngineHandle(Protocol):
@@ -95,5 +96,6 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
         raise ConfigError(str(error)) from error
     hooks.on_progress("warming up", 0.0)
     engine.warm_up()
+    settle()
     hooks.on_progress("ready", 1.0)
     return EngineLoop(engine, hooks.on_outputs, hooks.on_failure)

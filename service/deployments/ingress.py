@@ -28,7 +28,6 @@ from service.config import ModelConfig, ServeConfig
 from service.deployments.control_plane import ActorHandle, get_exporter, get_registry
 from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
-from service.deployments.long_lived import settle
 from service.deployments.metrics_reader import ActorMetricsReader
 from service.deployments.model_front import ModelFront, Readiness
 from service.deployments.registry import IngressReport, RegistryView, StartFailure
@@ -47,6 +46,7 @@ from service.routing.admission import IngressAdmission
 from service.security.callers import make_anonymous
 from service.security.renewal import Renewable, keep_renewed
 from workers.errors import ConfigError, ModelLoadError
+from workers.long_lived import settle
 
 logger = logging.getLogger(__name__)
 

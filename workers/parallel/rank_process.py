@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from workers.config import EngineConfig
+from workers.long_lived import settle
 from workers.parallel.plan_channel import PlanReceiver, Preparation
 from workers.parallel.rendezvous import connect_rank, plan_socket_path
 from workers.runner.factory import make_model_runner
@@ -53,6 +54,7 @@ class RankProcess:
         tp = connect_rank(self._config, self._directory, self._rank, device)
         runner = make_model_runner(self._config, tp, device, self._log_progress)
         runner.take_masks_from(receiver)
+        settle()
         while (received := receiver.receive()) is not None:
             if isinstance(received, Preparation):
                 runner.prepare_while_idle()

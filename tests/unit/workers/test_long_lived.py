@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import gc
 
-from service.deployments.long_lived import settle
+from workers.long_lived import settle
 
 made = [[n] for n in range(50_000)]
 gc.collect()
