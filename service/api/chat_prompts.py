@@ -50,6 +50,18 @@ def make_prompt(
     )
 
 
+def assistant_message(
+    texts: Sequence[str], thoughts: Sequence[str], calls: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """As chat templates read it. calls: with their arguments as objects."""
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
 def check_num_parts(content: object, limits: Limits) -> None:
     """Raise ApiError if a message's content is a list of too many parts."""
     check_part_count(len(content) if isinstance(content, list) else 0, limits)

@@ -14,8 +14,8 @@ from service.api.anthropic.wire import Message, TokenCount
 from service.api.live_routes import ReplicaLoad, ServerLoad
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
-from service.api.openai.embeddings import EmbeddingList, EmbeddingRequest
-from service.api.openai.pooling import PooledList, PoolingRequest
+from service.api.openai.embeddings import EmbeddingBody, EmbeddingRequest, VectorList
+from service.api.openai.pooling import PooledBody, PoolingRequest
 from service.api.openai.scores import RankedList, RerankRequest, ScoreList, ScoreRequest
 from service.api.openai.tokenize import (
     DetokenizeRequest,
@@ -81,8 +81,8 @@ _ANSWERS: dict[str, Any] = {
     "/v1/responses/{response_id}/cancel": ResponseObject,
     "/v1/responses/{response_id}/input_items": ItemList,
     "/v1/audio/transcriptions": TranscriptionBody,
-    "/v1/embeddings": EmbeddingList,
-    "/pooling": PooledList,
+    "/v1/embeddings": VectorList[EmbeddingBody],
+    "/pooling": VectorList[PooledBody],
     "/score": ScoreList,
     "/rerank": RankedList,
     "/tokenize": TokenizeResponse,

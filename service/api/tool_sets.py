@@ -1,7 +1,7 @@
 """Functions that a model may call and which of them it shall, whatever protocol says so."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,16 @@ class ToolSet:
             shows_reasoning=shows_reasoning,
             thinking_budget=thinking_budget,
         )
+
+
+def refuse_other_kinds(data: Any, own: str) -> Any:
+    """A tool as it came, if it is one of the client's own and not one that would run here. Raises
+    ApiError."""
+    kind = data.get("type") if isinstance(data, Mapping) else None
+    if isinstance(kind, str) and kind != own:
+        message = f"tools: those of type {kind[:64]!r} are not supported"
+        raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, "tools.type")
+    return data
 
 
 def _check_size(tools: Sequence[Tool], limits: Limits) -> None:

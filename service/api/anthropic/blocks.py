@@ -5,12 +5,12 @@ cache_control changes nothing: prefixes are cached wherever they are equal, mark
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from service.api.images import image_of_base64, image_of_url
-from service.api.openai.parameters import StrictModel, is_harmless
+from service.api.openai.parameters import LenientModel, StrictModel
 from service.errors import ApiError, ApiErrorCode
 from service.images.files import ImageFile
 from service.limits import MAX_ITEMS
@@ -21,25 +21,6 @@ _KINDS = ("text", "image", "thinking", "tool_use", "tool_result")
 class CacheControl(StrictModel):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
-
-
-class LenientModel(StrictModel):
-    """harmless: values that ask for nothing, of names that are not fields. prefix: before these
-    names in messages."""
-
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    prefix: ClassVar[str] = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {
-            name: value
-            for name, value in data.items()
-            if not is_harmless(name, value, cls.harmless, cls.prefix)
-        }
 
 
 class TextBlock(LenientModel):

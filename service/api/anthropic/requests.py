@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service.api.anthropic.blocks import CacheControl, LenientModel, TextBlocks
+from service.api.anthropic.blocks import CacheControl, TextBlocks
 from service.api.anthropic.tools import ToolChoice, ToolParams, to_tool_set
 from service.api.anthropic.turns import InputMessages, images_in, to_template_messages
 from service.api.chat_prompts import effort_kwargs, make_prompt
 from service.api.openai.constraints import Schema
-from service.api.openai.parameters import INT32_MAX, Int32, StrictModel
+from service.api.openai.parameters import INT32_MAX, Int32, LenientModel, StrictModel
 from service.api.openai.sampling import unset_sampling
 from service.api.tool_sets import ToolSet
 from service.errors import ApiError, ApiErrorCode

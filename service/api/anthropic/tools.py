@@ -1,15 +1,13 @@
 """Tools as Anthropic's clients write them, and which of them to use."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from service.api.anthropic.blocks import CacheControl, LenientModel
-from service.api.openai.parameters import StrictModel
+from service.api.anthropic.blocks import CacheControl
+from service.api.openai.parameters import LenientModel, StrictModel
 from service.api.openai.tools import ParametersSchema
-from service.api.tool_sets import FunctionTool, ToolSet
-from service.errors import ApiError, ApiErrorCode
+from service.api.tool_sets import FunctionTool, ToolSet, refuse_other_kinds
 from service.limits import MAX_TOOLS
 
 
@@ -34,11 +32,7 @@ class ToolParam(LenientModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_would_run_here(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, Mapping) else None
-        if isinstance(kind, str) and kind != "custom":
-            message = f"tools: those of type {kind[:64]!r} are not supported"
-            raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, "tools.type")
-        return data
+        return refuse_other_kinds(data, "custom")
 
     def to_tool(self) -> FunctionTool:
         return FunctionTool(self.name, self.description, self.input_schema, self.strict is True)

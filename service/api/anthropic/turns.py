@@ -21,7 +21,7 @@ from service.api.anthropic.blocks import (
     joined,
     refuse_other_kinds,
 )
-from service.api.chat_prompts import check_arguments, check_num_parts
+from service.api.chat_prompts import assistant_message, check_arguments, check_num_parts
 from service.api.openai.parameters import StrictModel
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import check_num_messages
@@ -114,12 +114,7 @@ def _assistant_message(items: Sequence[str | Block]) -> dict[str, Any]:
     texts = [item for item in items if isinstance(item, str)]
     thoughts = [item.thinking for item in items if isinstance(item, ThinkingBlock)]
     calls = [_call(item) for item in items if isinstance(item, ToolUseBlock)]
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return assistant_message(texts, thoughts, calls)
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

@@ -4,7 +4,7 @@ response_format is OpenAI's; structured_outputs and guided_* are vLLM's.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.api.openai.parameters import GenerationParameters, StrictModel, is_harmless
+from service.api.openai.parameters import GenerationParameters, LenientModel, StrictModel
 from service.api.openai.schema_sizes import schema_bytes
 from service.api.openai.structural_tags import FormatTag, StructuralTag, StructuresTag, tag_object
 from service.errors import ApiError, ApiErrorCode
@@ -115,10 +115,13 @@ class ResponseFormat(StrictModel):
         return JSON_OBJECT if self.type == "json_object" else None
 
 
-class StructuredOutputs(StrictModel):
+class StructuredOutputs(LenientModel):
     """json: a schema. regex: the whole text matches. choice: one of these texts. grammar: Lark or
     GBNF. json_object: true. structural_tag: an object with structures and
     triggers or with a format, or its text."""
+
+    harmless = _HARMLESS
+    prefix = "structured_outputs."
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None
@@ -126,17 +129,6 @@ class StructuredOutputs(StrictModel):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Annotated[StructuralTag | None, BeforeValidator(tag_object)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {
-            name: value
-            for name, value in data.items()
-            if not is_harmless(name, value, _HARMLESS, "structured_outputs.")
-        }
 
 
 class ConstrainedParameters(GenerationParameters):

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Generic, Literal, Self, TypeVar
 
 from msgspec import Struct
 from pydantic import model_validator
@@ -86,13 +86,16 @@ class EmbeddingUsage(Struct, frozen=True):
         return cls(usage.num_prompt_tokens, usage.num_total_tokens, cached)
 
 
-class EmbeddingList(Struct, frozen=True):
-    """id: vLLM's; embd- and the request's."""
+V = TypeVar("V", bound=Struct)
+
+
+class VectorList(Struct, Generic[V], frozen=True):
+    """id: vLLM's; embd- or pool- and the request's."""
 
     id: str
     created: int
     model: str
-    data: list[EmbeddingBody]
+    data: list[V]
     usage: EmbeddingUsage
     object: str = "list"
 
@@ -100,30 +103,32 @@ class EmbeddingList(Struct, frozen=True):
 def embeddings_body(
     request: EmbeddingRequest, info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage
 ) -> Iterator[bytes]:
-    """Pieces of an EmbeddingList, in the inputs' order."""
-    parts = JsonParts()
-    data = vectors(parts, request, results, EmbeddingBody)
-    told = EmbeddingUsage.of(usage)
-    return parts.pieces(
-        EmbeddingList(f"embd-{info.request_id}", info.created_s, info.model, data, told)
-    )
+    """Pieces of a VectorList, in the inputs' order."""
+    return vectors_body("embd", EmbeddingBody, request, info, results, usage)
 
 
-def vectors(
-    parts: JsonParts,
-    request: EmbeddingRequest,
-    results: Sequence[ChoiceResult],
+def vectors_body(
+    prefix: str,
     made: Callable[[int, list[float] | str], Struct],
-) -> Any:
-    """The part of a body that has them, each made of its index and its values as they were asked
-    for."""
+    request: EmbeddingRequest,
+    info: GenerationInfo,
+    results: Sequence[ChoiceResult],
+    usage: Usage,
+) -> Iterator[bytes]:
+    """made: of an index and of the values of a vector, as they were asked for."""
+    parts = JsonParts()
     of = _encoded if request.encoding_format == "base64" else _listed
     num_values = max(len(result.embedding) // 4 for result in results)
-    return parts.array(
+    data = parts.array(
         results,
         lambda some: [made(one.index, of(one.embedding)) for one in some],
         max(1, MAX_VALUES // num_values),
     )
+    told = EmbeddingUsage.of(usage)
+    body: VectorList[Struct] = VectorList(
+        f"{prefix}-{info.request_id}", info.created_s, info.model, data, told
+    )
+    return parts.pieces(body)
 
 
 def _listed(embedding: bytes) -> list[float]:

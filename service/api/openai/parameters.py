@@ -5,8 +5,8 @@ ask for nothing, and refused with `unsupported_parameter` otherwise; every other
 with `unknown_parameter`.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -103,6 +103,19 @@ class StrictModel(BaseModel):
         return data
 
 
+class LenientModel(StrictModel):
+    """harmless: values that ask for nothing, of names that are not fields. prefix: before names in
+    messages."""
+
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        return without_harmless(data, cls.harmless, cls.prefix, cls.model_fields)
+
+
 class StreamOptions(StrictModel):
     """include_usage: a last chunk with usage. continuous_usage_stats: usage in every chunk.
 
@@ -130,7 +143,40 @@ class RepetitionParameters(StrictModel):
         )
 
 
-class GenerationParameters(StrictModel):
+class SamplingFields(LenientModel):
+    """Those that OpenAI, vLLM and SGLang call the same."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: TokenIdList | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    n: Whole | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def token_biases(self) -> dict[int, float]:
+        """Raises ApiError unless every key is a token id in decimal."""
+        given = self.logit_bias or {}
+        if not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in given):
+            raise _invalid("logit_bias keys must be token ids", f"{self.prefix}logit_bias")
+        return {int(key): bias for key, bias in given.items()}
+
+
+class GenerationParameters(SamplingFields):
     """Shared by /v1/completions and /v1/chat/completions. None means the default.
 
     model: may be left out where only one can be meant.
@@ -148,17 +194,12 @@ class GenerationParameters(StrictModel):
     logprob_token_ids: log probabilities of these tokens instead of the likeliest ones.
     """
 
+    harmless = HARMLESS
+
     model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    n: Whole | None = None
-    presence_penalty: float | None = None
     seed: Seed | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_tokens: Count | None = None
 
     user: str | None = None
@@ -168,15 +209,8 @@ class GenerationParameters(StrictModel):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
 
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: TokenIdList | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     min_tokens: Count | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int32 | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Count | None = None
@@ -195,17 +229,6 @@ class GenerationParameters(StrictModel):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {
-            name: value
-            for name, value in data.items()
-            if name in cls.model_fields or not is_harmless(name, value, HARMLESS)
-        }
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -242,22 +265,6 @@ class GenerationParameters(StrictModel):
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamOptions(penalty, self.early_stopping or False)
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def token_biases(self) -> dict[int, float]:
-        """Raises ApiError unless every key is a token id in decimal."""
-        biases: dict[int, float] = {}
-        for key, bias in (self.logit_bias or {}).items():
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise _invalid("logit_bias keys must be token ids", "logit_bias")
-            biases[int(key)] = bias
-        return biases
-
 
 def token_ids_or(value: Any, lifted: LiftedLists | None) -> Any:
     """What was taken out of the body for its length, if that is what the value is a name of.
@@ -289,6 +296,19 @@ def is_harmless(
     if any(value == allowed and type(value) is type(allowed) for allowed in table[name]):
         return True
     raise _unsupported(prefix + name)
+
+
+def without_harmless(
+    data: Any, table: Mapping[str, tuple[Any, ...]], prefix: str, fields: Container[str] = ()
+) -> Any:
+    """An object without what is_harmless(), except its fields."""
+    if not isinstance(data, Mapping):
+        return data
+    return {
+        name: value
+        for name, value in data.items()
+        if name in fields or not is_harmless(name, value, table, prefix)
+    }
 
 
 def _unsupported(param: str) -> ApiError:

@@ -5,8 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from service.api.openai.embeddings import EmbeddingRequest, EmbeddingUsage, vectors
-from service.api.openai.json_parts import JsonParts
+from service.api.openai.embeddings import EmbeddingRequest, vectors_body
 from service.handler.collect import ChoiceResult
 from service.handler.events import Usage
 from service.handler.generation import GenerationInfo
@@ -26,24 +25,8 @@ class PooledBody(Struct, frozen=True):
     object: str = "pooling"
 
 
-class PooledList(Struct, frozen=True):
-    """id: pool- and the request's."""
-
-    id: str
-    created: int
-    model: str
-    data: list[PooledBody]
-    usage: EmbeddingUsage
-    object: str = "list"
-
-
 def pooling_body(
     request: PoolingRequest, info: GenerationInfo, results: Sequence[ChoiceResult], usage: Usage
 ) -> Iterator[bytes]:
-    """Pieces of a PooledList, in the inputs' order."""
-    parts = JsonParts()
-    data = vectors(parts, request, results, PooledBody)
-    told = EmbeddingUsage.of(usage)
-    return parts.pieces(
-        PooledList(f"pool-{info.request_id}", info.created_s, info.model, data, told)
-    )
+    """Pieces of a VectorList, in the inputs' order."""
+    return vectors_body("pool", PooledBody, request, info, results, usage)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
+import msgspec
 from pydantic import BaseModel
 
-from service.api.openai.parameters import GenerationParameters
+from service.api.openai.parameters import GenerationParameters, SamplingFields
 from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from service.handler.requests import TextOptions
@@ -22,6 +23,20 @@ def sampling_params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Unset parameters take the engine's defaults. Raises ApiError for a bad logit_bias key."""
+    return msgspec.structs.replace(
+        shared_sampling(parameters),
+        seed=parameters.seed,
+        max_tokens=max_tokens,
+        min_tokens=parameters.min_tokens or 0,
+        logprobs=0 if parameters.logprob_token_ids else logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logprob_token_ids=distinct(parameters.logprob_token_ids),
+        allowed_token_ids=distinct(parameters.allowed_token_ids),
+    )
+
+
+def shared_sampling(parameters: SamplingFields) -> SamplingParams:
+    """As sampling_params(), of what every protocol calls the same."""
 
     def or_default(value: float | None, default: float) -> float:
         return default if value is None else float(value)
@@ -35,15 +50,8 @@ def sampling_params(
         presence_penalty=or_default(parameters.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=or_default(parameters.frequency_penalty, _DEFAULTS.frequency_penalty),
         logit_bias=parameters.token_biases,
-        seed=parameters.seed,
-        max_tokens=max_tokens,
-        min_tokens=parameters.min_tokens or 0,
         stop_token_ids=tuple(parameters.stop_token_ids or ()),
         ignore_eos=bool(parameters.ignore_eos),
-        logprobs=0 if parameters.logprob_token_ids else logprobs,
-        prompt_logprobs=prompt_logprobs,
-        logprob_token_ids=distinct(parameters.logprob_token_ids),
-        allowed_token_ids=distinct(parameters.allowed_token_ids),
     )
 
 

@@ -4,12 +4,12 @@ What a response gave is taken back as it is. Items of other kinds are refused by
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from service.api.images import image_of_url
-from service.api.openai.parameters import StrictModel, is_harmless
+from service.api.openai.parameters import LenientModel, StrictModel
 from service.errors import ApiError, ApiErrorCode
 from service.images.files import ImageFile
 from service.limits import MAX_ITEMS
@@ -22,21 +22,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(max_length=MAX_ID_CHARS)]
 
 
-class ItemModel(StrictModel):
-    """harmless: values that ask for nothing, of names that are not fields."""
-
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {
-            name: value
-            for name, value in data.items()
-            if not is_harmless(name, value, cls.harmless, "input.")
-        }
+class ItemModel(LenientModel):
+    prefix = "input."
 
 
 class TextPart(ItemModel):

@@ -1,13 +1,13 @@
 """The request of POST /v1/responses, and what it means to the handler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from service.api.chat_prompts import effort_kwargs, make_prompt
 from service.api.openai.constraints import ConstrainedParameters, JsonSchemaFormat
-from service.api.openai.parameters import Count, PositiveInt32, StrictModel, is_harmless
+from service.api.openai.parameters import Count, PositiveInt32, StrictModel, without_harmless
 from service.api.openai.sampling import common_fields, sampling_params, text_options
 from service.api.openai.tools import check_argument_texts
 from service.api.responses.items import FunctionCallItem, Item, Items, MessageItem
@@ -78,7 +78,7 @@ class Reasoning(StrictModel):
             "context": (None, "auto", "all_turns"),
             "mode": (None, "standard"),
         }
-        return _without_harmless(data, table, "reasoning.")
+        return without_harmless(data, table, "reasoning.")
 
     @model_validator(mode="after")
     def _has_no_short_summary(self) -> Self:
@@ -154,7 +154,7 @@ class ResponsesRequest(ConstrainedParameters):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_here(cls, data: Any) -> Any:
-        return _without_harmless(data, _HARMLESS, "")
+        return without_harmless(data, _HARMLESS, "")
 
     @model_validator(mode="after")
     def _refuse_response_contradictions(self) -> Self:
@@ -249,14 +249,6 @@ class ResponsesRequest(ConstrainedParameters):
                 f"values of {_SHORT_CHARS}"
             )
             raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "metadata")
-
-
-def _without_harmless(data: Any, table: Mapping[str, tuple[Any, ...]], prefix: str) -> Any:
-    if not isinstance(data, Mapping):
-        return data
-    return {
-        name: value for name, value in data.items() if not is_harmless(name, value, table, prefix)
-    }
 
 
 def _unsupported(param: str) -> ApiError:

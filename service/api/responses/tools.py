@@ -5,15 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from service.api.openai.parameters import StrictModel
+from service.api.openai.parameters import LenientModel, StrictModel
 from service.api.openai.tools import ParametersSchema
-from service.api.responses.items import ItemModel
-from service.api.tool_sets import FunctionTool, ToolSet
+from service.api.tool_sets import FunctionTool, ToolSet, refuse_other_kinds
 from service.errors import ApiError, ApiErrorCode
 from service.limits import MAX_TOOLS
 
 
-class FunctionToolParam(ItemModel):
+class FunctionToolParam(LenientModel):
     """One of the client's own. strict: the arguments that the model writes must obey parameters,
     which they need not where it is left out."""
 
@@ -22,6 +21,7 @@ class FunctionToolParam(ItemModel):
         "defer_loading": (None, False),
         "output_schema": (None,),
     }
+    prefix = "tools."
 
     type: Literal["function"]
     name: str
@@ -32,11 +32,7 @@ class FunctionToolParam(ItemModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_would_run_here(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, Mapping) else None
-        if isinstance(kind, str) and kind != "function":
-            message = f"tools: those of type {kind[:64]!r} are not supported"
-            raise ApiError(ApiErrorCode.UNSUPPORTED_PARAMETER, message, "tools.type")
-        return data
+        return refuse_other_kinds(data, "function")
 
     def to_tool(self) -> FunctionTool:
         return FunctionTool(self.name, self.description, self.parameters, self.strict is True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from service.api.chat_prompts import check_num_parts
+from service.api.chat_prompts import assistant_message, check_num_parts
 from service.api.openai.tools import arguments_of
 from service.api.responses.items import (
     FunctionCallItem,
@@ -69,12 +69,7 @@ def _assistant_message(items: Sequence[Item], limits: Limits) -> dict[str, Any]:
         joined(item.content or item.summary) for item in items if isinstance(item, ReasoningItem)
     ]
     calls = [_call(item) for item in items if isinstance(item, FunctionCallItem)]
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return assistant_message(texts, thoughts, calls)
 
 
 def _call(item: FunctionCallItem) -> dict[str, Any]:

@@ -1,23 +1,23 @@
 """The request of POST /generate, and what it means to the handler."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+import msgspec
+from pydantic import BeforeValidator, model_validator
 
 from service.api.openai.constraints import Schema
 from service.api.openai.parameters import (
     Count,
     Int32,
+    LenientModel,
     PositiveInt32,
+    SamplingFields,
     Seed,
-    StrictModel,
     TokenIdList,
-    Whole,
-    is_harmless,
 )
 from service.api.openai.prompts import PromptValue, prompts_of
-from service.api.openai.sampling import distinct, unset_sampling
+from service.api.openai.sampling import distinct, shared_sampling, unset_sampling
 from service.api.openai.structural_tags import StructuralTag, tag_object
 from service.errors import ApiError, ApiErrorCode
 from service.handler.requests import GenerationRequest, NamedConstraint, Prompt, TextOptions
@@ -26,7 +26,6 @@ from service.tokenizer.jobs import EncodeText
 from workers.sampling.params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_DEFAULTS = SamplingParams()
 _SAMPLING_HARMLESS: dict[str, tuple[Any, ...]] = {
     "beam_width": (None, 1),
     "custom_params": (None,),
@@ -54,66 +53,24 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _LenientModel(StrictModel):
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {
-            name: value
-            for name, value in data.items()
-            if name in cls.model_fields or not is_harmless(name, value, cls.harmless(), cls.place())
-        }
-
-    @classmethod
-    def harmless(cls) -> Mapping[str, tuple[Any, ...]]:
-        """Names that are not built, with the values that ask for nothing."""
-        return _HARMLESS
-
-    @classmethod
-    def place(cls) -> str:
-        """What names stand behind in messages."""
-        return ""
-
-
-class GenerateSampling(_LenientModel):
+class GenerateSampling(SamplingFields):
     """SGLang's names. At most one of json_schema, regex, ebnf, which may be Lark too, and
     structural_tag.
 
     no_stop_trim: the stop string that ends a choice is part of its text.
     """
 
+    harmless = _SAMPLING_HARMLESS
+    prefix = "sampling_params."
+
     max_new_tokens: PositiveInt32 | None = None
     min_new_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: TokenIdList | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    n: Whole | None = None
     sampling_seed: Seed | None = None
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: Annotated[StructuralTag | None, BeforeValidator(tag_object)] = None
-
-    @classmethod
-    def harmless(cls) -> Mapping[str, tuple[Any, ...]]:
-        return _SAMPLING_HARMLESS
-
-    @classmethod
-    def place(cls) -> str:
-        return "sampling_params."
 
     @model_validator(mode="after")
     def _has_one_constraint_at_most(self) -> Self:
@@ -140,32 +97,20 @@ class GenerateSampling(_LenientModel):
             if constraint is not None:
                 yield NamedConstraint(constraint, f"sampling_params.{name}")
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def biases(self) -> dict[int, float]:
-        """Raises ApiError unless every key is a token id in decimal."""
-        given = self.logit_bias or {}
-        if not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in given):
-            raise _invalid("logit_bias keys must be token ids", "sampling_params.logit_bias")
-        return {int(key): bias for key, bias in given.items()}
-
 
 def _or_defaults(value: Any) -> Any:
     """null asks for nothing."""
     return {} if value is None else value
 
 
-class GenerateBody(_LenientModel):
+class GenerateBody(LenientModel):
     """text or input_ids: one prompt, or several. return_logprob: log probabilities of the output,
     and from logprob_start_len 0 or more on of the prompt too, which is not streamed.
     top_logprobs_num: alternatives. token_ids_logprob: of these tokens instead. rid: becomes the
     answer's id. model: may be left out where only one can be meant.
     """
+
+    harmless = _HARMLESS
 
     text: PromptValue | None = None
     input_ids: PromptValue | None = None
@@ -234,25 +179,12 @@ class GenerateBody(_LenientModel):
 
     def _sampling(self) -> SamplingParams:
         given, names = self.sampling_params, distinct(self.token_ids_logprob)
-
-        def or_default(value: float | None, default: float) -> float:
-            return default if value is None else float(value)
-
         num_top = 0 if names else self.top_logprobs_num or 0
-        return SamplingParams(
-            temperature=or_default(given.temperature, _DEFAULTS.temperature),
-            top_k=_DEFAULTS.top_k if given.top_k is None else given.top_k,
-            top_p=or_default(given.top_p, _DEFAULTS.top_p),
-            min_p=or_default(given.min_p, _DEFAULTS.min_p),
-            repetition_penalty=or_default(given.repetition_penalty, _DEFAULTS.repetition_penalty),
-            presence_penalty=or_default(given.presence_penalty, _DEFAULTS.presence_penalty),
-            frequency_penalty=or_default(given.frequency_penalty, _DEFAULTS.frequency_penalty),
-            logit_bias=given.biases,
+        return msgspec.structs.replace(
+            shared_sampling(given),
             seed=given.sampling_seed,
             max_tokens=given.max_new_tokens,
             min_tokens=given.min_new_tokens or 0,
-            stop_token_ids=tuple(given.stop_token_ids or ()),
-            ignore_eos=bool(given.ignore_eos),
             logprobs=num_top if self.return_logprob else None,
             prompt_logprobs=(self.top_logprobs_num or 0) if self.wants_prompt_logprobs else None,
             logprob_token_ids=names if self.return_logprob else (),
