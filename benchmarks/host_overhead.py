@@ -103,12 +103,12 @@ class PretendedDevice:
 
     def __init__(self, device_s: float) -> None:
         self._device_s = device_s
-        self._free_at_s = 0.0
+        self.free_at_s = 0.0
 
     def start_step(self) -> float:
         """When the step now launched will have ended, on time.perf_counter's axis."""
-        self._free_at_s = max(self._free_at_s, time.perf_counter()) + self._device_s
-        return self._free_at_s
+        self.free_at_s = max(self.free_at_s, time.perf_counter()) + self._device_s
+        return self.free_at_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,12 @@ class _PretendedStep:
 
 
 class _StubPool:
-    """No plan here clears tokens, which is all that the builder does to a pool."""
+    """Clearing tokens is all that the builder does to a pool."""
 
     page_size = PAGE_SIZE
+
+    def clear_tokens(self, *indices: torch.Tensor) -> None:
+        """There are none."""
 
 
 class StubExecutor(StepExecutor):
@@ -190,7 +193,9 @@ def _zeros(plan: StepPlan) -> Callable[[], StepResult]:
     return lambda: result_of(plan, token_id=0)
 
 
-def scheduler_config() -> SchedulerConfig:
+def scheduler_config(
+    vocab_size: int = VOCAB_SIZE, *, can_repeat_slots: bool = False
+) -> SchedulerConfig:
     return SchedulerConfig(
         page_size=PAGE_SIZE,
         num_pages=1 + MAX_REQUESTS * MAX_CONTEXT_LEN // PAGE_SIZE,
@@ -203,8 +208,9 @@ def scheduler_config() -> SchedulerConfig:
         enable_prefix_cache=True,
         enable_mixed_batches=True,
         eos_token_ids=(),
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         seed=0,
+        can_repeat_slots=can_repeat_slots,
     )
 
 

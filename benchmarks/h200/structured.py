@@ -147,6 +147,8 @@ def main() -> None:
         defaults=JSON_DEFAULTS,  # type: ignore[arg-type]
     )
     engine = build(arguments.folder)
+    # Reads the tokenizer, for seconds.
+    run(engine, [request_of("first", streams(1, 0)[0], grammar, 0.0)])
     for temperature in arguments.temperature:
         for repeat in range(arguments.repeats + 1):
             for company in COMPANIES:

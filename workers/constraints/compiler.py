@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.constraints.limits import parser_limits
+from workers.constraints.masks import WORD_BITS
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.errors import ErrorCode, RequestRejectedError
 
@@ -21,6 +23,16 @@ MAX_MASK_THREADS = 8
 """Masks of a step take a few times as long as one; more threads than that only wake."""
 NUM_TEMPLATES = 8
 """Of a grammar that many requests have: as many of its masks are made at once."""
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_TEXT_LENS = (1, 2, 3, 4, 6, 8, 10, 14, 20, 30)
+TOKEN_SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_TEXT}{{1,{length}}}" for length in _TEXT_LENS),
+    f"{_TEXT}+",
+)
+"""Regular expressions for sets of tokens that a mask takes or leaves whole. The library's own are
+two for strings, of up to 10 and of up to 30 characters: near the end of a bounded string, each of
+100,000 tokens is then looked at."""
 MAX_CACHED_TEXT_BYTES = 1 << 20
 """Of all grammars that are kept: what is made of a byte took about 70."""
 _MAX_REASON_CHARS = 300
@@ -28,22 +40,34 @@ _MAX_REASON_CHARS = 300
 
 class GrammarMatcher:
     """A TokenMatcher around an LLMatcher of its own. template: the number of the one that it is a
-    copy of, among those of its grammar."""
+    copy of, among those of its grammar. next_mask: what may follow, where that is known already,
+    int32 (num words,). failure and is_complete are of when the matcher was last let go of: while
+    another thread makes a mask, nobody may ask it."""
 
     def __init__(self, matcher: LLMatcher, template: int = 0) -> None:
         self.matcher = matcher
         self.template = template
+        self.next_mask: MaskBits | None = None
+        self.failure = ""
+        self.is_complete = False
+        self.look()
 
-    @property
-    def failure(self) -> str:
-        return _short(self.matcher.get_error()) if self.matcher.is_error() else ""
+    def look(self) -> None:
+        """Find out how it stands."""
+        matcher = self.matcher
+        self.is_complete = matcher.is_stopped()
+        self.failure = _short(matcher.get_error()) if matcher.is_error() else ""
 
-    @property
-    def is_complete(self) -> bool:
-        return self.matcher.is_stopped()
+    def make_next_mask(self, num_words: int) -> None:
+        bits = np.zeros((1, num_words), dtype=np.int32)
+        fill_next_token_bitmask(self.matcher, bits)
+        self.next_mask = bits[0]
+        self.look()
 
     def consume(self, token_id: int) -> None:
+        self.next_mask = None
         self.matcher.consume_token(token_id)
+        self.look()
 
     def take_forced(self, token_id: int) -> list[int]:
         """llguidance tokenizes the text that must follow, leaves out what a longer token might go
@@ -51,7 +75,10 @@ class GrammarMatcher:
         forced = self.matcher.compute_ff_tokens()
         if len(forced) < 2 or forced[0] != token_id:
             return []
-        return forced if self.matcher.consume_tokens(forced) else []
+        self.next_mask = None
+        is_taken = self.matcher.consume_tokens(forced)
+        self.look()
+        return forced if is_taken else []
 
 
 @dataclass(slots=True)
@@ -92,7 +119,8 @@ class GrammarCompiler:
         self._executor = LLExecutor(min(MAX_MASK_THREADS, os.cpu_count() or 1))
 
     def compile(self, grammar: str, token_ids: Sequence[int]) -> GrammarMatcher:
-        """A matcher that has gone past token_ids.
+        """A matcher that has gone past token_ids and knows what may follow: no step waits for what
+        llguidance finds out about a grammar at its first mask.
 
         Takes a millisecond as a rule, seconds at worst. Raises RequestRejectedError where the
         grammar cannot be compiled, or does not allow token_ids.
@@ -100,16 +128,26 @@ class GrammarCompiler:
         fresh = self._fresh(grammar)
         if token_ids and not fresh.matcher.consume_tokens(list(token_ids)):
             raise _refusal(f"the output so far does not obey it: {fresh.matcher.get_error()}")
+        fresh.make_next_mask(-(-self._vocab_size // WORD_BITS))
         return fresh
 
     def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
         """Without the interpreter lock while it takes. rows: matchers of this compiler."""
-        own = [(one, row) for one, row in rows if isinstance(one, GrammarMatcher)]
+        own = []
+        for one, row in rows:
+            if not isinstance(one, GrammarMatcher):
+                continue
+            if one.next_mask is None:
+                own.append((one, row))
+            else:
+                bits[row] = one.next_mask
         # Threads take runs of neighbours: those of one template would wait for each other anyway.
         own.sort(key=lambda asked: asked[0].template)
         if own:
             asked = [(one.matcher, row) for one, row in own]
             fill_next_token_bitmask_par(self._executor, asked, bits)
+            for one, _ in own:
+                one.look()
 
     def _fresh(self, grammar: str) -> GrammarMatcher:
         with self._lock:
@@ -137,7 +175,9 @@ class GrammarCompiler:
             tokenizer = AutoTokenizer.from_pretrained(self._folder)
             if not isinstance(tokenizer, PreTrainedTokenizerFast):
                 raise ValueError(f"{type(tokenizer).__name__} is not one of the tokenizers library")
-            return from_tokenizer(tokenizer, self._vocab_size, self._eos_token_ids)
+            return from_tokenizer(
+                tokenizer, self._vocab_size, self._eos_token_ids, list(TOKEN_SLICES)
+            )
         except (ValueError, OSError) as error:
             raise _refusal(f"this model's tokenizer cannot be used for that: {error}") from error
 

@@ -22,6 +22,9 @@ class Constrained(Protocol):
     @property
     def matcher(self) -> TokenMatcher: ...
 
+    @property
+    def is_ended(self) -> bool: ...
+
     def forced_token(self, position: int) -> int | None:
         """What must stand there, None where the matcher's mask says it."""
         ...
@@ -33,11 +36,13 @@ class Constrained(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """A token that is to be sampled under a mask: at this position of this slot."""
+    """A token that is to be sampled under a mask: at this position of this slot. can_run_again:
+    whether the row may be left out of this step's samples where its mask is late."""
 
     slot: int
     position: int
     request: Constrained
+    can_run_again: bool = False
 
 
 class StepMasks(msgspec.Struct, frozen=True):
@@ -54,30 +59,10 @@ class StepMasks(msgspec.Struct, frozen=True):
         return self.bits.reshape(len(self.slots), -1)
 
 
-class MaskFiller:
-    """Fills the rows of a step's masks. vocab_size: columns of the logits."""
-
-    def __init__(self, vocab_size: int, fill: FillMasks) -> None:
-        self._num_words = -(-vocab_size // WORD_BITS)
-        self._fill = fill
-
-    def fill(self, step_id: int, rows: Sequence[MaskRow]) -> StepMasks:
-        bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
-        asked = []
-        for index, row in enumerate(rows):
-            forced = row.request.forced_token(row.position)
-            if forced is None:
-                asked.append((row.request.matcher, index))
-            else:
-                bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
-        self._fill(asked, bits)
-        places = np.array([(row.slot, row.position) for row in rows], dtype=np.int32)
-        slots, positions = places.reshape(-1, 2).T
-        return StepMasks(step_id, slots.copy(), positions.copy(), bits.reshape(-1))
-
-
 def look_ahead(rows: Sequence[MaskRow], masks: StepMasks) -> None:
     """Where a mask of rows leaves one token, find out what must follow. masks: of these rows."""
+    if not rows:
+        return
     bits = masks.rows
     for index in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1).tolist():
         row = rows[index]

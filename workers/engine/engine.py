@@ -11,9 +11,11 @@ import msgspec
 
 from workers.config import EngineConfig
 from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
-from workers.constraints.masks import MaskFiller, StepMasks, look_ahead
+from workers.constraints.mask_filler import MaskFiller
+from workers.constraints.masks import StepMasks, look_ahead
 from workers.engine.clock import StepClock
 from workers.engine.encoder_input import EncoderInput
+from workers.engine.mask_patience import MaskPatience
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
@@ -67,6 +69,7 @@ class Engine:
         self._executor = executor
         self._grammars = grammars
         self._filler = MaskFiller(info.vocab_size, grammars.fill)
+        self._patience = MaskPatience()
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(on_step)
@@ -150,6 +153,7 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self._executor.launch(plan)))
+            self._patience.on_launch()
         outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
         if plan is not None and len(plan.masked_slots):
             self._provide_masks(plan)
@@ -168,10 +172,12 @@ class Engine:
         if not rows:
             self._executor.provide(StepMasks(plan.step_id, EMPTY, EMPTY, EMPTY))
             return
-        masks = self._filler.fill(plan.step_id, rows)
-        self._executor.provide(masks)
+        filled = self._filler.fill(plan.step_id, rows, self._patience.until_s())
+        if filled.late:
+            self._scheduler.run_again(plan, filled.late)
+        self._executor.provide(filled.masks)
         # The step goes on meanwhile.
-        look_ahead(rows, masks)
+        look_ahead(filled.rows, filled.masks)
 
     def prepare_while_idle(self) -> bool:
         """Use a moment without work for one piece of preparation; whether there was any left."""
@@ -201,6 +207,7 @@ class Engine:
             return
         self._is_closed = True
         self._grammars.close()
+        self._filler.close()
         self._executor.forget_masks()
         while self._in_flight:
             plan, pending = self._in_flight.popleft()
@@ -280,6 +287,7 @@ class Engine:
         plan, pending = self._in_flight.popleft()
         outcome = pending.outcome()
         outputs = self._scheduler.commit(plan, outcome.result)
+        self._patience.on_finish(plan, outcome)
         self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
         self._clock.place(plan, outcome)
         return outputs

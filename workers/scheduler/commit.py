@@ -103,8 +103,10 @@ class Committer:
         if not record.num_drafts:
             outputs = [
                 self._take(request, token_id, entry)
-                for request, token_id, entry in zip(requests, token_ids, logprobs, strict=True)
-                if not request.is_ended
+                for row, (request, token_id, entry) in enumerate(
+                    zip(requests, token_ids, logprobs, strict=True)
+                )
+                if not (request.is_ended or row in record.void_rows)
             ]
             return _joined_repeats(outputs) if record.has_repeats else outputs
         outputs, stop = [], 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
-from workers.scheduler.forced_rows import ForcedRows
+from workers.scheduler.forced_rows import ForcedRows, name_known
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
@@ -53,6 +53,7 @@ class DecodeBatcher:
             rows = self._advance(slots)
             draft.set_decode_rows(rows)
             if self._table.num_constrained:
+                name_known(rows.input_ids, rows.requests, rows.prefix_lens)
                 draft.constrain(rows.requests, rows.prefix_lens + 1)
         return True
 

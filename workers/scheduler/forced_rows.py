@@ -6,6 +6,8 @@ one position further. All of them sample; what the earlier ones sample is known 
 0088). Lengths are exact, unlike those of drafts.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
@@ -70,8 +72,7 @@ class ForcedRows:
         repeated = [
             one for one, num in zip(requests, num_new.tolist(), strict=True) for _ in range(num)
         ]
-        for row in np.flatnonzero(places).tolist():
-            input_ids[row] = _forced_token(repeated[row], int(prefix_lens[row]))
+        name_known(input_ids, repeated, prefix_lens)
         columns, offsets = prefix_lens // page_size, prefix_lens % page_size
         rows = np.repeat(slots, num_new)
         table.seq_lens[slots] += num_new
@@ -94,7 +95,12 @@ def _num_known(request: Request) -> int:
     return 0
 
 
-def _forced_token(request: Request, position: int) -> int:
-    token_id = request.forced_token(position) if isinstance(request, ConstrainedRequest) else None
-    assert token_id is not None, "as many tokens are forced as _num_known says"
-    return token_id
+def name_known(input_ids: IntArray, requests: Sequence[Request], positions: IntArray) -> None:
+    """Put into input_ids what stands at positions, int32 (n,) both, of requests with a grammar, as
+    far as the host knows: forced tokens, and those of rows that run again, for which the device
+    has sampled something else."""
+    for row, request in enumerate(requests):
+        if isinstance(request, ConstrainedRequest):
+            token_id = request.known_token(int(positions[row]))
+            if token_id is not None:
+                input_ids[row] = token_id

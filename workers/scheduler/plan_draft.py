@@ -34,7 +34,8 @@ class PendingCommit:
     request of every other row and how many of its tokens are computed then, in row order.
     prompt_logprob_rows: row, number of target ids, request. Requests, not slots: a slot may have a
     new owner when the result comes. pooled_rows: row, request, and whether its prompt ends there;
-    such a row is one of unfinished_prefills, too.
+    such a row is one of unfinished_prefills, too. void_rows: those of sampling whose tokens count
+    for nothing, as they had no masks.
     """
 
     step_id: int
@@ -47,6 +48,12 @@ class PendingCommit:
     constrained: list[tuple[ConstrainedRequest, int]] = field(default_factory=list)
     pooled_rows: tuple[tuple[int, PooledRequest, bool], ...] = ()
     has_repeats: bool = False
+    void_rows: set[int] = field(default_factory=set)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether rows without a grammar wait for the masks of the others."""
+        return len(self.rows) > len(self.constrained)
 
 
 @dataclass(frozen=True, slots=True)

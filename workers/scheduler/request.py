@@ -172,6 +172,12 @@ class ConstrainedRequest(Request):
             return reason
         return FinishReason.STOP
 
+    def known_token(self, position: int) -> int | None:
+        """What stands there, None where that is known to the device at most."""
+        if position < self.num_tokens:
+            return int(self.buffer[position])
+        return self.forced_token(position)
+
     def forced_token(self, position: int) -> int | None:
         """What must stand there, None where the matcher's masks say it."""
         ahead = position - self.num_tokens

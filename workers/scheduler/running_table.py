@@ -41,11 +41,10 @@ class RunningTable:
         max_pages_per_request: int,
         page_size: int,
         num_bounded: int = 0,
-        max_draft_tokens: int = 0,
+        max_tokens_in_doubt: int = 0,
     ) -> None:
         self.page_size = page_size
-        # Of a run under way and of the one behind it.
-        self._max_tokens_in_doubt = 2 * max_draft_tokens
+        self._max_tokens_in_doubt = max_tokens_in_doubt
         self.bounded = tuple(BoundedTable(max_slots) for _ in range(num_bounded))
         self.seq_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.prefill_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
@@ -163,6 +162,10 @@ class RunningTable:
     def settle(self, slot: int, num_wrong: int) -> None:
         """So many drafts of the slot's oldest run under way were wrong."""
         self.seq_lens[slot] -= num_wrong
+
+    def take_back(self, slot: int) -> None:
+        """The slot's newest token will be brought into the pool again, where it stands."""
+        self.seq_lens[slot] -= 1
 
     def written_len(self, slot: int) -> int:
         """Tokens that the slot's pages may hold anything of, those of wrong drafts included."""

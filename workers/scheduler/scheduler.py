@@ -6,7 +6,7 @@ owns it.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -77,7 +77,7 @@ class Scheduler:
             config.max_pages_per_request,
             config.page_size,
             len(retentions),
-            config.max_draft_tokens,
+            2 * config.max_draft_tokens + config.can_repeat_slots,
         )
         self._cache, self._states = _build_cache(config, self._table, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
@@ -143,10 +143,31 @@ class Scheduler:
         committed. Those whose requests have ended are left out."""
         (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
         return [
-            MaskRow(one.slot, position, one)
+            MaskRow(one.slot, position, one, self._can_run_again(record, one))
             for one, position in record.constrained
             if not one.is_ended
         ]
+
+    def run_again(self, plan: StepPlan, rows: Sequence[MaskRow]) -> None:
+        """Rows of an uncommitted plan, behind which none is scheduled, that have no mask: what they
+        sample is nobody's, and the next plan has them again. Each must be able to."""
+        (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
+        requests = {row.request for row in rows}
+        # A request's forced tokens stand before the one that waits for a mask.
+        last = {one: row for row, one in enumerate(record.sampling) if one in requests}
+        record.void_rows.update(last.values())
+        for request in last:
+            self._table.take_back(request.slot)
+
+    def _can_run_again(self, record: PendingCommit, request: ConstrainedRequest) -> bool:
+        """A row of which nothing but keys and values is kept, beside such that would wait for it.
+        A prompt's last chunk cannot: its first mask was made when the grammar was compiled."""
+        return (
+            self._config.can_repeat_slots
+            and record.is_shared
+            and request not in record.completed_prefills
+            and not request.sampling.depends_on_output
+        )
 
     def abort(self, request_id: str) -> bool:
         """End a request now, wherever it is; its pages are back at once.

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 from workers.builtin import builtin_model_path
 from workers.constraints import compiler as compiler_module
 from workers.constraints.compiler import GrammarCompiler, GrammarMatcher
-from workers.constraints.masks import MaskFiller, MaskRow, look_ahead
+from workers.constraints.mask_filler import MaskFiller
+from workers.constraints.masks import MaskRow, look_ahead
 from workers.errors import ErrorCode, RequestRejectedError
 
 TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path())
@@ -37,6 +38,7 @@ class Alone:
 
     def __init__(self, matcher: GrammarMatcher) -> None:
         self.matcher = matcher
+        self.is_ended = False
         self.seen: list[int] = []
 
     def forced_token(self, position: int) -> int | None:
@@ -50,7 +52,7 @@ def allowed(compiler: GrammarCompiler, *matchers: GrammarMatcher) -> list[set[in
     filler = MaskFiller(VOCAB_SIZE, compiler.fill)
     masks = filler.fill(
         3, [MaskRow(slot, 7, Alone(matcher)) for slot, matcher in enumerate(matchers)]
-    )
+    ).masks
     assert (masks.step_id, masks.slots.tolist()) == (3, list(range(len(matchers))))
     assert masks.positions.tolist() == [7] * len(matchers)
     bits = (masks.rows[:, :, None] >> np.arange(32)) & 1
@@ -72,7 +74,7 @@ def test_rows_have_masks_of_their_own(compiler: GrammarCompiler):
 def test_who_has_one_token_left_is_told(compiler: GrammarCompiler):
     requests = [Alone(compiler.compile(YES_OR_NO, ids(text))) for text in ("", "y", "n", "no")]
     rows = [MaskRow(slot, 1, request) for slot, request in enumerate(requests)]
-    look_ahead(rows, MaskFiller(VOCAB_SIZE, compiler.fill).fill(0, rows))
+    look_ahead(rows, MaskFiller(VOCAB_SIZE, compiler.fill).fill(0, rows).masks)
     assert [request.seen for request in requests] == [[], ids("es"), ids("o"), [EOS]]
 
 

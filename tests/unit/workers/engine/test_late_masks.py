@@ -1,0 +1,141 @@
+"""Masks that come late hold up their own rows: others go on, and texts are what they were."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.unit.workers.engine.test_forced_tokens import FORM, told
+from tests.unit.workers.engine.test_grammars import request_of, run
+from workers import Engine
+from workers.config import EngineConfig
+from workers.constraints.matcher import MaskBits, TokenMatcher
+from workers.engine.protocol import GenerateRequest
+from workers.engine.results import GenerateResult, ResultCollector
+
+COMMON = {"max_tokens": 40, "logprobs": None}
+
+
+def plain(index: int, **changes: Any) -> GenerateRequest:
+    return request_of(index, "", **{"logprobs": None, "max_tokens": 90, "ignore_eos": True, **changes})
+
+
+def requests() -> list[GenerateRequest]:
+    """Plain ones with more tokens than the others take steps."""
+    return [
+        request_of(0, FORM, **COMMON),
+        plain(1),
+        request_of(2, FORM, **COMMON, temperature=0.0),
+        request_of(3, FORM, **COMMON, presence_penalty=0.8, frequency_penalty=0.3),
+        plain(4, temperature=0.0),
+    ]
+
+
+def start(**settings: Any) -> Engine:
+    return Engine.from_config(
+        EngineConfig(num_cpu_threads=1, check_integrity_when_idle=True, **settings)
+    )
+
+
+@pytest.fixture(scope="module")
+def patient() -> list[GenerateResult]:
+    """What comes where no mask is late."""
+    engine = start()
+    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    try:
+        return run(engine, *requests())
+    finally:
+        engine.close()
+
+
+class Delayed:
+    """Of the masks that are asked for, every nth batch takes delay_s longer."""
+
+    def __init__(self, engine: Engine, delay_s: float, nth: int) -> None:
+        self._fill = engine._grammars.fill
+        self._delay_s = delay_s
+        self._nth = nth
+        self._count = 0
+        self._lock = threading.Lock()
+        engine._filler._fill = self
+
+    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        with self._lock:
+            self._count += 1
+            is_late = self._count % self._nth == 0
+        if is_late:
+            time.sleep(self._delay_s)
+        self._fill(rows, bits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "nth"),
+    [
+        ({}, 1),
+        ({}, 3),
+        ({"page_size": 4, "max_step_tokens": 24}, 2),
+        ({"page_size": 4, "num_pages": 40}, 2),
+        ({"enable_overlap": False}, 2),
+        ({"speculative": "ngram"}, 2),
+    ],
+    ids=["every_mask", "some", "small_pages", "few_pages", "step_by_step", "beside_drafts"],
+)
+def test_texts_are_those_of_masks_in_time(
+    patient: list[GenerateResult], settings: dict[str, Any], nth: int
+) -> None:
+    engine = start(**settings)
+    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
+    Delayed(engine, 0.003, nth)
+    try:
+        results = run(engine, *requests())
+        num_tokens = engine.stats().num_output_tokens
+    finally:
+        engine.close()
+    assert told(results) == told(patient)
+    assert num_tokens == sum(len(one.token_ids) for one in results)
+
+
+def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> None:
+    engine = start()
+    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
+    asked, release = threading.Event(), threading.Event()
+    fill = engine._filler._fill
+
+    def stuck(rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        asked.set()
+        assert release.wait(60)
+        fill(rows, bits)
+
+    collector = ResultCollector()
+    told_of: Counter[str] = Counter()
+
+    def step() -> None:
+        outputs = engine.step()
+        collector.add(outputs)
+        told_of.update(one.request_id for one in outputs)
+
+    try:
+        for request in (request_of(0, FORM, **COMMON), plain(1, max_tokens=200)):
+            engine.submit(request)
+            collector.expect(request.request_id)
+        while told_of.keys() != {"r0", "r1"}:
+            step()
+        engine._filler._fill = stuck
+        while not asked.is_set():
+            step()
+        before = told_of.copy()
+        for _ in range(30):
+            step()
+        # What was sampled when its mask got stuck still comes.
+        assert told_of["r0"] <= before["r0"] + 1
+        assert told_of["r1"] == before["r1"] + 30
+        release.set()
+        while collector.is_waiting:
+            step()
+    finally:
+        release.set()
+        engine.close()
+    assert told_of["r0"] > before["r0"] + 1

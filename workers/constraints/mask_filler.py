@@ -1,0 +1,142 @@
+"""Makes the masks of a step's rows and waits for them no longer than it is told.
+
+What is late is made all the same, by another thread, and kept until the row comes again. A row that
+was late is asked for on its own next time, so that a slow grammar keeps no other row waiting.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.constraints.masks import WORD_BITS, Constrained, FillMasks, MaskRow, StepMasks
+from workers.constraints.matcher import MaskBits
+
+NUM_LONE_THREADS = 4
+"""For rows that were late before. Each asks native threads, which are as many as the compiler
+has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilledRows:
+    """masks: of rows. late: those that have none in this step, all of which can run again."""
+
+    rows: list[MaskRow]
+    masks: StepMasks
+    late: list[MaskRow]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """Where one request's next mask appears: this row of bits, once future is done."""
+
+    future: Future[None]
+    bits: MaskBits
+    row: int
+
+
+class MaskFiller:
+    """Only the thread that drives the engine calls it. vocab_size: columns of the logits.
+
+    While a mask is being made, nobody else may use its matcher: a request is in _under_way from the
+    moment its mask is asked for until somebody takes it.
+    """
+
+    def __init__(self, vocab_size: int, fill: FillMasks) -> None:
+        self._num_words = -(-vocab_size // WORD_BITS)
+        self._fill = fill
+        self._together = ThreadPoolExecutor(1, thread_name_prefix="tessera-masks")
+        self._alone = ThreadPoolExecutor(NUM_LONE_THREADS, thread_name_prefix="tessera-late-mask")
+        self._under_way: dict[Constrained, _Filling] = {}
+        self._were_late: set[Constrained] = set()
+
+    def fill(
+        self, step_id: int, rows: Sequence[MaskRow], until_s: float = float("inf")
+    ) -> FilledRows:
+        """until_s: on time.perf_counter's axis, when rows that can run again are given up."""
+        bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
+        asked = []
+        for index, row in enumerate(rows):
+            forced = row.request.forced_token(row.position)
+            if forced is None:
+                asked.append((row, index))
+            else:
+                bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
+        self._forget_ended()
+        late = self._fill_asked(asked, bits, until_s)
+        if not late:
+            return FilledRows(list(rows), _step_masks(step_id, rows, bits), [])
+        ready = np.setdiff1d(np.arange(len(rows)), late)
+        own = [rows[index] for index in ready.tolist()]
+        return FilledRows(
+            own, _step_masks(step_id, own, bits[ready]), [rows[index] for index in late]
+        )
+
+    def close(self) -> None:
+        """Waits for nothing: masks under way touch nothing but their own."""
+        self._together.shutdown(wait=False, cancel_futures=True)
+        self._alone.shutdown(wait=False, cancel_futures=True)
+
+    def _fill_asked(
+        self, asked: Sequence[tuple[MaskRow, int]], bits: MaskBits, until_s: float
+    ) -> list[int]:
+        """Indices of rows that are late."""
+        new = [(row, index) for row, index in asked if row.request not in self._under_way]
+        patient = [(row, index) for row, index in new if not row.can_run_again]
+        self._start([(row, i) for row, i in new if row.can_run_again], bits)
+        if patient:
+            self._fill([(row.request.matcher, index) for row, index in patient], bits)
+        self._wait([row for row, _ in asked], until_s)
+        late = []
+        for row, index in asked:
+            filling = self._under_way.get(row.request)
+            if filling is None:
+                continue
+            if not filling.future.done():
+                self._were_late.add(row.request)
+                late.append(index)
+                continue
+            filling.future.result()
+            del self._under_way[row.request]
+            if filling.bits is not bits:
+                bits[index] = filling.bits[filling.row]
+        return late
+
+    def _start(self, new: Sequence[tuple[MaskRow, int]], bits: MaskBits) -> None:
+        alone = [one for one in new if one[0].request in self._were_late]
+        together = [one for one in new if one[0].request not in self._were_late]
+        # One that is in time again is taken for an ordinary one.
+        self._were_late.difference_update(row.request for row, _ in alone)
+        for pool, batches in (self._together, [together]), (self._alone, [[one] for one in alone]):
+            for batch in filter(None, batches):
+                matchers = [(row.request.matcher, index) for row, index in batch]
+                future = pool.submit(self._fill, matchers, bits)
+                for row, index in batch:
+                    self._under_way[row.request] = _Filling(future, bits, index)
+
+    def _wait(self, rows: Sequence[MaskRow], until_s: float) -> None:
+        waited = [
+            (row, filling.future)
+            for row in rows
+            if (filling := self._under_way.get(row.request)) is not None
+        ]
+        needed = {future for row, future in waited if not row.can_run_again}
+        wait(needed)
+        wait({future for _, future in waited}, _seconds_until(until_s))
+
+    def _forget_ended(self) -> None:
+        for request in [one for one in self._under_way if one.is_ended]:
+            del self._under_way[request]
+        self._were_late = {one for one in self._were_late if not one.is_ended}
+
+
+def _seconds_until(until_s: float) -> float | None:
+    return None if until_s == float("inf") else max(until_s - time.perf_counter(), 0.0)
+
+
+def _step_masks(step_id: int, rows: Sequence[MaskRow], bits: MaskBits) -> StepMasks:
+    places = np.array([(row.slot, row.position) for row in rows], dtype=np.int32)
+    slots, positions = places.reshape(-1, 2).T
+    return StepMasks(step_id, slots.copy(), positions.copy(), bits.reshape(-1))
