@@ -6,7 +6,8 @@ FOLDER: of structured_model.py. Runs 64 streams (structured_workload.py) of whic
 are constrained by a schema of 20 fields. tokens_per_s counts from the moment when every stream has
 its first token until the first has its last, so that all streams are there; decode_s is the whole
 time from the first moment to the last token of all. itl_p50_ms, itl_p99_ms: of streams without a
-constraint, as the engine's caller sees them. mask_us: what a step's masks take on the host.
+constraint, as the engine's caller sees them. mask_us: what the masks take that are made together,
+as a rule a step's. late: the share of masks that came so late that their rows ran again.
 """
 
 import argparse
@@ -54,11 +55,26 @@ class TimedFill:
     def __init__(self, fill: Any) -> None:
         self._fill = fill
         self.seconds: list[float] = []
+        self.num_masks = 0
 
     def __call__(self, rows: Any, bits: Any) -> None:
         start_s = time.perf_counter()
         self._fill(rows, bits)
+        self.num_masks += len(rows)
         self.seconds.append(time.perf_counter() - start_s)
+
+
+class LateRows:
+    """Counts the rows of an engine that run again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.count = 0
+        self._run_again = type(engine._scheduler).run_again.__get__(engine._scheduler)
+        engine._scheduler.run_again = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, plan: Any, rows: Any) -> None:
+        self.count += len(rows)
+        self._run_again(plan, rows)
 
 
 def request_of(name: str, stream: Stream, grammar: str, temperature: float) -> GenerateRequest:
@@ -106,7 +122,7 @@ def describe(progress: dict[str, Progress], plain: list[str]) -> dict[str, float
 
 
 def measure(engine: Engine, company: str, temperature: float, seed: int, grammar: str) -> None:
-    fill = TimedFill(engine._grammars.fill)
+    fill, late = TimedFill(engine._grammars.fill), LateRows(engine)
     engine._filler._fill = fill
     own = streams(COMPANIES[company], seed)
     requests = [request_of(str(i), one, grammar, temperature) for i, one in enumerate(own)]
@@ -115,6 +131,7 @@ def measure(engine: Engine, company: str, temperature: float, seed: int, grammar
     row = describe(run(engine, requests), plain)
     row["num_steps"] = engine.stats().num_steps - num_steps
     if fill.seconds:
+        row["late"] = round(late.count / max(fill.num_masks, 1), 4)
         row["mask_us"] = round(float(np.median(fill.seconds)) * 1e6, 1)
         row["mask_p99_us"] = round(float(np.percentile(fill.seconds, 99)) * 1e6, 1)
     print(json.dumps({"constrained": company, "temperature": temperature, **row}), flush=True)

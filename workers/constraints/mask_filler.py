@@ -1,7 +1,8 @@
 """Makes the masks of a step's rows and waits for them no longer than it is told.
 
-What is late is made all the same, by another thread, and kept until the row comes again. A row that
-was late is asked for on its own next time, so that a slow grammar keeps no other row waiting.
+What is late is made all the same, by another thread, and kept until the row comes again. Rows that
+were late together are asked for in smaller batches next time, in the end each on its own, so that a
+slow grammar keeps no other row waiting for long.
 """
 
 import time
@@ -14,9 +15,14 @@ import numpy as np
 from workers.constraints.masks import WORD_BITS, Constrained, FillMasks, MaskRow, StepMasks
 from workers.constraints.matcher import MaskBits
 
-NUM_LONE_THREADS = 4
+NUM_SMALL_BATCH_THREADS = 4
 """For rows that were late before. Each asks native threads, which are as many as the compiler
 has."""
+BATCH_SHRINKAGE = 4
+"""By which batches that were late are cut: rows that are late together need not be slow ones."""
+
+Asked = tuple[MaskRow, int]
+"""A row, and where its mask goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,13 @@ class FilledRows:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """Where one request's next mask appears: this row of bits, once future is done."""
+    """Where one request's next mask appears: this row of bits, once future is done, which is of so
+    many."""
 
     future: Future[None]
     bits: MaskBits
     row: int
+    batch_size: int
 
 
 class MaskFiller:
@@ -48,9 +56,12 @@ class MaskFiller:
         self._num_words = -(-vocab_size // WORD_BITS)
         self._fill = fill
         self._together = ThreadPoolExecutor(1, thread_name_prefix="tessera-masks")
-        self._alone = ThreadPoolExecutor(NUM_LONE_THREADS, thread_name_prefix="tessera-late-mask")
+        self._apart = ThreadPoolExecutor(
+            NUM_SMALL_BATCH_THREADS, thread_name_prefix="tessera-late-masks"
+        )
         self._under_way: dict[Constrained, _Filling] = {}
-        self._were_late: set[Constrained] = set()
+        # In batches of how many they are asked for next time.
+        self._were_late: dict[Constrained, int] = {}
 
     def fill(
         self, step_id: int, rows: Sequence[MaskRow], until_s: float = float("inf")
@@ -77,11 +88,9 @@ class MaskFiller:
     def close(self) -> None:
         """Waits for nothing: masks under way touch nothing but their own."""
         self._together.shutdown(wait=False, cancel_futures=True)
-        self._alone.shutdown(wait=False, cancel_futures=True)
+        self._apart.shutdown(wait=False, cancel_futures=True)
 
-    def _fill_asked(
-        self, asked: Sequence[tuple[MaskRow, int]], bits: MaskBits, until_s: float
-    ) -> list[int]:
+    def _fill_asked(self, asked: Sequence[Asked], bits: MaskBits, until_s: float) -> list[int]:
         """Indices of rows that are late."""
         new = [(row, index) for row, index in asked if row.request not in self._under_way]
         patient = [(row, index) for row, index in new if not row.can_run_again]
@@ -95,7 +104,7 @@ class MaskFiller:
             if filling is None:
                 continue
             if not filling.future.done():
-                self._were_late.add(row.request)
+                self._were_late[row.request] = max(filling.batch_size // BATCH_SHRINKAGE, 1)
                 late.append(index)
                 continue
             filling.future.result()
@@ -104,17 +113,26 @@ class MaskFiller:
                 bits[index] = filling.bits[filling.row]
         return late
 
-    def _start(self, new: Sequence[tuple[MaskRow, int]], bits: MaskBits) -> None:
-        alone = [one for one in new if one[0].request in self._were_late]
-        together = [one for one in new if one[0].request not in self._were_late]
-        # One that is in time again is taken for an ordinary one.
-        self._were_late.difference_update(row.request for row, _ in alone)
-        for pool, batches in (self._together, [together]), (self._alone, [[one] for one in alone]):
-            for batch in filter(None, batches):
-                matchers = [(row.request.matcher, index) for row, index in batch]
-                future = pool.submit(self._fill, matchers, bits)
-                for row, index in batch:
-                    self._under_way[row.request] = _Filling(future, bits, index)
+    def _start(self, new: Sequence[Asked], bits: MaskBits) -> None:
+        together: list[Asked] = []
+        apart: dict[int, list[Asked]] = {}
+        for one in new:
+            # Whoever is in time again is taken for an ordinary one.
+            size = self._were_late.pop(one[0].request, 0)
+            (apart.setdefault(size, []) if size else together).append(one)
+        self._submit(self._together, together, bits)
+        for size, rows in apart.items():
+            for start in range(0, len(rows), size):
+                self._submit(self._apart, rows[start : start + size], bits)
+
+    def _submit(self, pool: ThreadPoolExecutor, batch: Sequence[Asked], bits: MaskBits) -> None:
+        if not batch:
+            return
+        future = pool.submit(
+            self._fill, [(row.request.matcher, index) for row, index in batch], bits
+        )
+        for row, index in batch:
+            self._under_way[row.request] = _Filling(future, bits, index, len(batch))
 
     def _wait(self, rows: Sequence[MaskRow], until_s: float) -> None:
         waited = [
@@ -129,7 +147,8 @@ class MaskFiller:
     def _forget_ended(self) -> None:
         for request in [one for one in self._under_way if one.is_ended]:
             del self._under_way[request]
-        self._were_late = {one for one in self._were_late if not one.is_ended}
+        for request in [one for one in self._were_late if one.is_ended]:
+            del self._were_late[request]
 
 
 def _seconds_until(until_s: float) -> float | None:

@@ -25,7 +25,7 @@ class RunningTable:
 
     Every step under way counts as done, and every draft in one as right until settle says that it
     was not. Invariant of a used slot: num_pages == ceil(seq_lens / page_size), but that pages which
-    were taken for drafts stay.
+    were taken for drafts, or for a token that is taken back, stay: of max_tokens_in_doubt at most.
 
     seq_lens: tokens in the pool. max_drafts: most drafts of a run. prefill_lens: tokens to compute
     before the slot decodes.

@@ -152,12 +152,12 @@ class Scheduler:
         """Rows of an uncommitted plan, behind which none is scheduled, that have no mask: what they
         sample is nobody's, and the next plan has them again. Each must be able to."""
         (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
-        requests = {row.request for row in rows}
+        slots = {row.slot for row in rows}
         # A request's forced tokens stand before the one that waits for a mask.
-        last = {one: row for row, one in enumerate(record.sampling) if one in requests}
+        last = {one.slot: row for row, one in enumerate(record.sampling) if one.slot in slots}
         record.void_rows.update(last.values())
-        for request in last:
-            self._table.take_back(request.slot)
+        for slot in last:
+            self._table.take_back(slot)
 
     def _can_run_again(self, record: PendingCommit, request: ConstrainedRequest) -> bool:
         """A row of which nothing but keys and values is kept, beside such that would wait for it.

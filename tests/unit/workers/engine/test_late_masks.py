@@ -20,7 +20,9 @@ COMMON = {"max_tokens": 40, "logprobs": None}
 
 
 def plain(index: int, **changes: Any) -> GenerateRequest:
-    return request_of(index, "", **{"logprobs": None, "max_tokens": 90, "ignore_eos": True, **changes})
+    return request_of(
+        index, "", **{"logprobs": None, "max_tokens": 90, "ignore_eos": True, **changes}
+    )
 
 
 def requests() -> list[GenerateRequest]:

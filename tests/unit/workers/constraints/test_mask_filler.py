@@ -1,0 +1,103 @@
+"""Masks are waited for until they are late; late ones come with a later step."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from workers.constraints.mask_filler import FilledRows, MaskFiller
+from workers.constraints.masks import MaskRow
+
+NOW = 0.0
+VOCAB_SIZE = 64
+
+
+class Request:
+    """matcher: any object, which is all that a filler asks for."""
+
+    def __init__(self, number: int) -> None:
+        self.matcher: Any = number
+        self.is_ended = False
+
+    def forced_token(self, position: int) -> int | None:
+        return None
+
+    def look_ahead(self, token_id: int) -> None: ...
+
+
+class Masks:
+    """The mask of request n is n + 1 in its first word. Those of slow ones take until release."""
+
+    def __init__(self, *slow: int) -> None:
+        self.slow = set(slow)
+        self.release = threading.Event()
+        self.batches: list[list[int]] = []
+
+    def __call__(self, rows: Sequence[tuple[Any, int]], bits: Any) -> None:
+        numbers = [number for number, _ in rows]
+        self.batches.append(numbers)
+        if self.slow & set(numbers):
+            assert self.release.wait(60)
+        for number, row in rows:
+            bits[row, 0] = number + 1
+
+
+@pytest.fixture
+def masks() -> Iterator[Masks]:
+    made = Masks(0)
+    yield made
+    made.release.set()
+
+
+def rows_of(requests: Sequence[Request], can_run_again: bool = True) -> list[MaskRow]:
+    return [MaskRow(slot, 5, one, can_run_again) for slot, one in enumerate(requests)]
+
+
+def words(filled: FilledRows) -> dict[int, int]:
+    return dict(zip(filled.masks.slots.tolist(), filled.masks.rows[:, 0].tolist(), strict=True))
+
+
+def late(filled: FilledRows) -> list[int]:
+    return [row.slot for row in filled.late]
+
+
+def test_a_late_mask_is_made_once_and_comes_with_a_later_step(masks: Masks) -> None:
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(0), Request(1)])
+    assert late(filler.fill(0, rows, NOW)) == [0, 1]
+    assert late(filler.fill(1, rows, NOW)) == [0, 1]
+    masks.release.set()
+    filled = filler.fill(2, rows)
+    assert (words(filled), filled.masks.step_id, filled.late) == ({0: 1, 1: 2}, 2, [])
+    assert masks.batches == [[0, 1]]
+
+
+def test_who_was_late_is_asked_for_apart_and_keeps_nobody_waiting(masks: Masks) -> None:
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(n) for n in range(6)])
+    filler.fill(0, rows[:4], NOW)
+    masks.release.set()
+    filler.fill(1, rows[:4])
+    masks.release.clear()
+    filled = filler.fill(2, rows, time.perf_counter() + 5.0)
+    assert (late(filled), words(filled)) == ([0], {1: 2, 2: 3, 3: 4, 4: 5, 5: 6})
+    assert [row.slot for row in filled.rows] == [1, 2, 3, 4, 5]
+    assert sorted(masks.batches[1:]) == [[0], [1], [2], [3], [4, 5]]
+    masks.batches.clear()
+    filler.fill(3, rows[1:])
+    assert masks.batches == [[1, 2, 3, 4, 5]]
+
+
+def test_a_row_that_cannot_run_again_is_waited_for(masks: Masks) -> None:
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(0)], can_run_again=False)
+    threading.Timer(0.05, masks.release.set).start()
+    assert words(filler.fill(0, rows, NOW)) == {0: 1}
+
+
+def test_nothing_is_kept_of_who_has_ended(masks: Masks) -> None:
+    filler, ended = MaskFiller(VOCAB_SIZE, masks), Request(0)
+    filler.fill(0, rows_of([ended]), NOW)
+    ended.is_ended = True
+    filler.fill(1, rows_of([Request(1)], can_run_again=False))
+    assert not filler._under_way
+    assert not filler._were_late
