@@ -98,6 +98,7 @@ _STREAMING = (
     "/v1/chat/completions",
     "/v1/messages",
     "/v1/responses",
+    "/v1/responses/{response_id}",
 )
 _EMPTY = ("/health", "/ping")
 

@@ -106,7 +106,8 @@ class HttpTransport:
             async with session.get(f"{self._base}/models", timeout=timeout) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            reason = str(error) or type(error).__name__
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            reason = str(cause) or type(error).__name__
             raise TargetError(f"no server answers at {self._base}: {reason}") from error
         if response.status != _OK:
             failure = failure_of_response(response.status, body)

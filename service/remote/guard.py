@@ -66,10 +66,13 @@ class UrlGuard:
         return name in self._hosts or name.endswith(self._suffixes or ("\0",))
 
     def _check_literal(self, name: str) -> None:
-        """An address in the URL is never looked up."""
+        """An address in the URL is never looked up, and neither is a number that stands for one, as
+        2130706433 does for 127.0.0.1."""
         try:
             address = ip_address(name.strip("[]").partition("%")[0])
         except ValueError:
+            if name.replace(".", "").isdigit():
+                raise UrlRefusedError(f"{name[:64]!r} is no address") from None
             return
         if not self.allows(address):
             raise UrlRefusedError(f"{name[:64]!r} is no public address (media.allowed_networks)")

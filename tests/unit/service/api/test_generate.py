@@ -4,10 +4,15 @@ import json
 
 import pytest
 
-from service.api.sglang.requests import DEFAULT_MAX_NEW_TOKENS
+from service.api.sglang.renderer import GenerateRenderer
+from service.api.sglang.requests import DEFAULT_MAX_NEW_TOKENS, GenerateBody
+from service.handler.events import ChoiceDelta, TokenLogprob, TopLogprob
+from service.handler.generation import GenerationInfo
+from tests.fakes.loop_probe import MAX_UNITS, held_units
 from tests.fakes.text import ANSWER
 
 pytestmark = pytest.mark.asyncio
+NUM_LONG = 4096
 BODY = {"text": "hi", "sampling_params": {"max_new_tokens": 50, "temperature": 0}}
 
 
@@ -164,3 +169,28 @@ async def test_a_structural_tag_is_a_constraint(client, bench, write):
     answer = await client.post("/generate", json={**BODY, "sampling_params": both})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "sampling_params.structural_tag")
+
+
+async def test_events_with_log_probabilities_of_all_tokens_do_not_hold_the_loop(bench):
+    """Every event has all of them, so that the last one is the largest."""
+    sampling = {"max_new_tokens": NUM_LONG}
+    body = GenerateBody.model_validate(
+        {**BODY, "stream": True, "return_logprob": True, "top_logprobs_num": 20,
+         "sampling_params": sampling}
+    )  # fmt: skip
+    info = GenerationInfo("r", "tiny", 0, [[5]])
+    top = tuple(TopLogprob(7, b"x", -1.5) for _ in range(20))
+    entry = TokenLogprob(7, b"x", -1.5, 1, top)
+    renderer = GenerateRenderer(body, info)
+    renderer.chunk(ChoiceDelta(0, "x" * NUM_LONG, [7] * NUM_LONG, [entry] * NUM_LONG), None)
+
+    async def one_more():
+        return renderer.chunk(ChoiceDelta(0, "x", [7], [entry]), None)
+
+    event, held = await held_units(one_more)
+    assert held < MAX_UNITS
+    meta = json.loads(event[6:])["meta_info"]
+    num_tokens = meta["completion_tokens"]
+    assert num_tokens > NUM_LONG
+    assert [len(meta[f"output_{name}_logprobs"]) for name in ("token", "top")] == [num_tokens] * 2
+    assert len(meta["output_top_logprobs"][-1]) == 20

@@ -91,10 +91,19 @@ PRIVATE = [
     "::ffff:169.254.169.254",
     "64:ff9b::7f00:1",
     "64:ff9b::a00:1",
+    "64:ff9b:1::a00:1",
     "2002:7f00:1::",
     "2002:a9fe:a9fe::",
     "2001:db8::1",
 ]
+
+
+@pytest.mark.parametrize("host", ["2130706433", "127.1", "127.0.1."])
+def test_numbers_that_connections_take_for_addresses_are_refused_even_where_they_are_listed(host):
+    """They are never looked up, so nothing else would judge them."""
+    guard = UrlGuard(MediaSettings(allowed_hosts=(host.rstrip("."),)))
+    with pytest.raises(UrlRefusedError, match="is no address"):
+        guard.check(f"http://{host}/a.png")
 
 
 @pytest.mark.parametrize("address", PRIVATE)
