@@ -145,9 +145,8 @@ def _computes(module: Any, weights: RoutedWeights) -> bool:
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(_NUM_TRIAL_TOKENS, weights.down.shape[1], generator=random)
     hidden = hidden.to(weights.down)
-    choices = [[i, weights.down.shape[0] - 1 - i] for i in range(_NUM_TRIAL_TOKENS)]
-    num_choices = _NUM_TRIAL_CHOICES if weights.down.shape[0] > 2 * _NUM_TRIAL_TOKENS else 1
-    ids = torch.tensor(choices, device=hidden.device)[:, :num_choices]
+    ids = torch.arange(_NUM_TRIAL_TOKENS * _NUM_TRIAL_CHOICES, device=hidden.device)
+    ids = ids.view(_NUM_TRIAL_TOKENS, _NUM_TRIAL_CHOICES) % weights.down.shape[0]
     shares = torch.rand(*ids.shape, generator=random).to(hidden)
     wanted = module(hidden, ids, shares)
     return _is_near(routed_in_torch(hidden, ids, shares, weights), wanted)

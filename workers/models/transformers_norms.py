@@ -11,19 +11,21 @@ import torch
 from torch import nn
 
 RMSNormKernel = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""(x (n, size), contiguous; scale (size,), of any type; eps) -> a new tensor of x's shape and type.
-The mean of squares is taken in float32."""
+"""(x (n, size), contiguous; scale (size,); eps) -> a new tensor of x's shape and type, computed in
+float32. A scale of x's type multiplies what was rounded to it; a wider one what was not."""
 
 _EPS_NAMES = ("variance_epsilon", "eps", "norm_eps")
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 _TRIAL_SHAPE = (3, 5)
+_LEAST = 1e-4
+"""What is smaller may differ by as much as a rounding of it."""
 _MAX_ROUNDINGS = 4
-"""Rounding steps of the type between our result and the module's: two in each, in another order."""
+"""Rounding steps of the type between our result and the module's: two in each, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsNorm:
-    """scale: float32 (size,)."""
+    """scale: (size,), of the weight's type or float32."""
 
     kernel: RMSNormKernel
     scale: torch.Tensor
@@ -42,8 +44,10 @@ class RowsNorm:
 def rms_norm_in_torch(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
     """The oracle of every RMSNormKernel."""
     wide = x.float()
-    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * inverse_rms * scale.float()).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if scale.dtype == x.dtype:
+        normed = normed.to(x.dtype).float()
+    return (normed * scale.float()).to(x.dtype)
 
 
 @torch.inference_mode()
@@ -67,11 +71,12 @@ def _norm_of(module: nn.Module, kernel: RMSNormKernel) -> RowsNorm | None:
     weight, eps = _weight_and_eps(module)
     if weight is None or eps is None:
         return None
-    for scale in (weight.float(), 1.0 + weight.float()):
-        norm = RowsNorm(kernel, scale, eps)
-        if _computes(module, norm, weight):
-            return norm
-    return None
+    scales = (weight.detach(), weight.float(), 1.0 + weight.float())
+    errors = [_error(module, scale, eps) for scale in scales]
+    least = min(errors)
+    if least > _MAX_ROUNDINGS * torch.finfo(weight.dtype).eps:
+        return None
+    return RowsNorm(kernel, scales[errors.index(least)], eps)
 
 
 def _weight_and_eps(module: nn.Module) -> tuple[torch.Tensor | None, float | None]:
@@ -86,16 +91,18 @@ def _weight_and_eps(module: nn.Module) -> tuple[torch.Tensor | None, float | Non
     return weight, next((eps for eps in given if isinstance(eps, float)), None)
 
 
-def _computes(module: nn.Module, norm: RowsNorm, weight: torch.Tensor) -> bool:
-    """Of rows whose mean is not zero, and of rows so small that eps counts."""
+def _error(module: nn.Module, scale: torch.Tensor, eps: float) -> float:
+    """The largest relative one of the oracle beside the module, infinite for another shape or type:
+    of rows whose mean is not zero, and of rows so small that eps counts."""
     random = torch.Generator().manual_seed(0)
-    drawn = torch.randn(*_TRIAL_SHAPE, weight.shape[0], generator=random) + 0.5
-    tolerance = _MAX_ROUNDINGS * torch.finfo(weight.dtype).eps
-    for size in (1.0, norm.eps**0.5):
+    drawn = torch.randn(*_TRIAL_SHAPE, scale.shape[0], generator=random) + 0.5
+    weight = next(module.parameters())
+    largest = 0.0
+    for size in (1.0, eps**0.5):
         x = (drawn * size).to(weight)
-        wanted, ours = module(x), rms_norm_in_torch(x, norm.scale, norm.eps)
+        wanted, ours = module(x), rms_norm_in_torch(x, scale, eps)
         if wanted.shape != ours.shape or wanted.dtype != ours.dtype:
-            return False
-        if not torch.allclose(ours.float(), wanted.float(), rtol=tolerance, atol=1e-6):
-            return False
-    return True
+            return float("inf")
+        errors = (ours.float() - wanted.float()).abs() / wanted.float().abs().clamp_min(_LEAST)
+        largest = max(largest, errors.max().item())
+    return largest

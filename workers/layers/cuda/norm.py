@@ -22,7 +22,8 @@ def _add_norm(  # noqa: PLR0913
     BLOCK: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One row a program. NUM_SPLITS 0: a plain norm of residual, which stays as it is."""
+    """One row a program. NUM_SPLITS 0: a plain norm of residual, which stays as it is. A weight of
+    hidden's type scales what was rounded to it, as Llama's norms do; a wider one what was not."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_real = columns < hidden_size
@@ -41,7 +42,9 @@ def _add_norm(  # noqa: PLR0913
         tl.store(residual + at, rounded, mask=is_real)
         stream = rounded.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(stream * stream, axis=0) / hidden_size + eps)
-    normed = (stream * inverse_rms).to(hidden.dtype.element_ty).to(tl.float32)
+    normed = stream * inverse_rms
+    if weight.dtype.element_ty == hidden.dtype.element_ty:
+        normed = normed.to(hidden.dtype.element_ty).to(tl.float32)
     tl.store(hidden + at, (normed * scale).to(hidden.dtype.element_ty), mask=is_real)
 
 
@@ -77,7 +80,10 @@ def _launch(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x (n, hidden_size), contiguous -> its RMSNorm, in a new tensor of the same dtype."""
+    """x (n, hidden_size), contiguous -> its RMSNorm, in a new tensor of the same dtype.
+
+    weight: of x's dtype, or float32: then only the result is rounded.
+    """
     return _launch(x, 0, x, weight, eps)
 
 

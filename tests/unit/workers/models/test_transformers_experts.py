@@ -12,6 +12,10 @@ from workers.models.transformers_experts import distinct_experts, fuse_experts
 BY_FAMILY = {
     **{name: THROUGH_TRANSFORMERS[name] for name in ("gpt_oss", "qwen3_moe", "mixtral")},
     "deepseek_v2": LATENT["deepseek_v2_lite"],
+    **{
+        f"mixtral of {n}": TinyModel("mixtral", {"num_local_experts": n, "num_experts_per_tok": 2})
+        for n in (2, 3, 5)
+    },
 }
 
 

@@ -36,7 +36,7 @@ class CountedKernel:
     def __call__(self, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
         assert x.is_contiguous()
         assert x.dim() == 2
-        assert scale.dtype is torch.float32
+        assert scale.dtype in (torch.bfloat16, torch.float32)
         self.num_calls += 1
         return rms_norm_in_torch(x, scale, eps)
 
@@ -52,8 +52,21 @@ def test_every_rms_norm_of_a_family_runs_as_the_kernel_and_computes_the_same(nam
     assert fuse_norms(body, kernel) == len(norms) > 0
     assert kernel.num_calls == 0
     for norm, x, before in zip(norms, inputs, wanted, strict=True):
-        torch.testing.assert_close(norm(x), before, rtol=0.02, atol=0.01)
+        after = norm(x)
+        # The same roundings in the same places: float32 sums may differ, and seldom tell.
+        assert (after == before).float().mean() > 0.99
+        torch.testing.assert_close(after, before, rtol=0.01, atol=1e-3)
     assert kernel.num_calls == len(norms)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("phi3", torch.bfloat16), ("olmo2", torch.float32), ("gemma2", torch.float32)],
+)
+def test_the_scale_has_the_type_that_tells_where_to_round(name, dtype) -> None:
+    body = random_body(BY_FAMILY[name])
+    fuse_norms(body, rms_norm_in_torch)
+    assert {norm.forward.scale.dtype for norm in norms_of(body)} == {dtype}
 
 
 @torch.inference_mode()
