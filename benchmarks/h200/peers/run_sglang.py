@@ -23,14 +23,27 @@ from benchmarks.h200.driver import (
     make_parser,
     measure,
 )
+from benchmarks.h200.peers.noise import fill_with_noise
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
 
 
-def main() -> None:
-    started_s = time.perf_counter()
-    job = job_of(make_parser("SGLang on the workloads").parse_args())
+STARTED_S = time.perf_counter()
+
+
+def use_noise() -> None:
+    """SGLang's scheduler is a process of its own that imports this module: it is told there too."""
     os.environ.update(ENVIRONMENT)
+    from sglang.srt.model_loader import loader
+
+    loader.initialize_dummy_weights = fill_with_noise
+
+
+use_noise()
+
+
+def main() -> None:
+    job = job_of(make_parser("SGLang on the workloads").parse_args())
     import sglang
 
     with job.model_folder() as folder:
@@ -54,7 +67,7 @@ def main() -> None:
         outputs = engine.generate(input_ids=prompts, sampling_params=params)
         return [len(output["output_ids"]) for output in outputs]
 
-    measure("sglang", job, generate, started_s)
+    measure("sglang", job, generate, STARTED_S)
     engine.shutdown()
 
 

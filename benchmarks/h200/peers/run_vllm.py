@@ -1,4 +1,4 @@
-"""vLLM 0.20.0 on the workloads, offline, weights random: a driver as driver.py describes it.
+"""vLLM 0.20.0 on the workloads, offline, weights noise: a driver as driver.py describes it.
 
     PYTHONPATH=VLLM_SITE python3 benchmarks/h200/peers/run_vllm.py CONFIG_JSON [--workload prefix]
 
@@ -27,9 +27,11 @@ from benchmarks.h200.driver import (
     make_parser,
     measure,
 )
+from benchmarks.h200.peers.noise import fill_with_noise
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_MOE_FP16": "0",
@@ -58,7 +60,10 @@ def main() -> None:
     environment, settings = collective_settings(job.tp_size)
     os.environ.update(ENVIRONMENT | environment)
     from vllm import LLM, SamplingParams
+    from vllm.model_executor.model_loader import dummy_loader
 
+    # The engine's own process is a fork of this one.
+    dummy_loader.initialize_dummy_weights = fill_with_noise
     with job.model_folder() as folder:
         llm = LLM(
             folder,
