@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SERVE_ARGS ?=
 MUTATION_ARGS ?=
 GPUS ?= 2
-# Processes that run unit tests: 0 runs them in one without others, "logical" in as many as there are
-# cores, up to four.
-TEST_PROCESSES ?= 0
+# Processes that run unit tests, and those that run integration tests, each with a Ray of its own. 0 runs
+# them in one without others; "logical" in as many as there are cores, up to four.
+TEST_PROCESSES ?= 2
+INTEGRATION_PROCESSES ?= 2
 
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -16,8 +17,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
 
-# Integration tests wait more than they compute, so unit tests run beside them; each has namespaces of
-# its own. Both are shown when they have ended, and both end whatever the other one comes to.
+# Tests wait about as long as they compute, integration tests longer: four processes keep two cores busy
+# (docs/decisions/0102). Both kinds have namespaces of their own, are shown when they have ended, and end
+# whatever the other one comes to.
 test: $(VENV)/.dev-installed
 	$(MAKE) --jobs=2 --output-sync=target checks tools
 	$(MAKE) --jobs=2 --keep-going --output-sync=target unit integration
@@ -47,7 +49,8 @@ unit: $(VENV)/.dev-installed tools
 	  tests/architecture tests/unit tests/helm tests/distributed
 
 integration: $(VENV)/.dev-installed tools
-	tests/integration/isolated.sh $(BIN)/pytest tests/integration -m "not nightly"
+	tests/integration/isolated.sh $(BIN)/pytest -n $(INTEGRATION_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
+	  tests/integration
 
 test-gpu: $(VENV)/.gpu-installed
 	$(BIN)/python -m tests.gpu

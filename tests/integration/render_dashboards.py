@@ -24,8 +24,8 @@ from tests.integration.services import running_service
 from tests.integration.watched import Watched, watch
 from tests.unit.dashboards.reading import read_dashboards
 
-BASE_PORT = 18640
-ADDRESS = "127.0.0.1:18649"
+BASE_PORT = 18920
+ADDRESS = "127.0.0.1:18929"
 OBJECT_STORE_BYTES = 100 << 20
 WAVE_S = 90.0
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

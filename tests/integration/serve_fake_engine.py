@@ -9,7 +9,7 @@ from service.command.serve import run_service
 from service.config import parse_config
 from tests.fakes.engine_factory import FakeEngineFactory
 
-PORTS = {"http": 18100, "grpc": 19100, "metrics": 19500}
+PORTS = {"http": 18960, "grpc": 18961, "metrics": 18962}
 
 
 def make_config():

@@ -27,7 +27,7 @@ def service(ray_session):
         "engine": {"tp_size": 2, "kv_cache_bytes": 64 << 20, "check_integrity_when_idle": True},
         "channel": {"heartbeat_timeout_s": 2.0},
     }
-    with running_service(NAME, 18300, **settings) as running:
+    with running_service(NAME, 18970, **settings) as running:
         wait_until(lambda: running.metric("tessera_connected_replicas") == 2, 60)
         yield running
 

@@ -1,15 +1,20 @@
-"""Every panel, variable and rule of the chart against a Prometheus that watched a busy service."""
+"""Every panel, variable and rule of the chart against a Prometheus that watched a busy service, and
+what promtool says about the metrics.
+"""
 
+import statistics
+import subprocess
 import time
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from tests.integration.dashboard_load import NUM_REPLICAS, running_load, service_settings
 from tests.integration.prometheus_server import JOB, running_prometheus
-from tests.integration.services import running_service
+from tests.integration.services import running_service, wait_until
 from tests.integration.watched import Watched, finite_values, watch
-from tests.programs import skip_without
+from tests.programs import needed, skip_without
 from tests.unit.dashboards.promql import scan
 from tests.unit.dashboards.reading import (
     RULE_FILES,
@@ -37,21 +42,40 @@ ALWAYS_ZERO = {
 LEFT_TO_CHANCE = {
     "tessera_stream_pause_seconds_bucket": "no replica is lost, so hardly any stream moves",
 }
+# What must be true of the metrics while there is load, whatever panels show.
+EXPECTED = {
+    "the service": f'up{{job="{JOB}"}} == 1',
+    "attention of both phases": "count(sum by (phase) (tessera_attention_seconds_count)) == 2",
+    "steps": "sum(rate(tessera_step_seconds_count[5s])) > 0",
+    "time to first token": (
+        "histogram_quantile(0.5, sum by (le) ("
+        "rate(tessera_time_to_first_token_seconds_bucket[5s]))) > 0"
+    ),
+    "inter-token latency": "sum(rate(tessera_inter_token_latency_seconds_count[5s])) > 0",
+    "what Ray and the wire add": "sum(tessera_serve_overhead_seconds_count) > 0",
+    "both engine replicas": 'count(tessera_engine_info{process="engine"}) == 2',
+    "routing": "sum by (reason) (tessera_routing_decisions_total) > 0",
+    "pages": "min(tessera_kv_pages) > 0",
+}
+MAX_SCRAPE_S = 0.5
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    skip_without("prometheus"),
+    skip_without("prometheus", "promtool"),
 ]
 
 
 @pytest.fixture(scope="module")
-def watched(ray_session, tmp_path_factory):
+def service(ray_session):
+    with running_service("dashboards", BASE_PORT, **service_settings(BASE_PORT)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def watched(service, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
-    with (
-        running_service("dashboards", BASE_PORT, **service_settings(BASE_PORT)) as service,
-        running_prometheus(folder, ADDRESS, service.metrics_url, RULE_FILES) as prometheus,
-    ):
+    with running_prometheus(folder, ADDRESS, service.metrics_url, RULE_FILES) as prometheus:
         start_s = time.time()
         with running_load(service, lambda elapsed_s: NUM_CLIENTS):
             time.sleep(MIN_LOAD_S)
@@ -160,3 +184,26 @@ def test_no_alert_of_absence_fires_for_a_service_that_is_there(watched) -> None:
     rules = {rule.name: rule for rule in RULES}
     for name in ("TesseraExporterAbsent", "TesseraServiceVanished", "TesseraNoReplica"):
         assert watched.at_the_end(rules[name].expression) == []
+
+
+@pytest.mark.parametrize("expression", EXPECTED.values(), ids=EXPECTED)
+def test_prometheus_scrapes_every_family_under_load(watched, expression) -> None:
+    assert watched.at_the_end(expression)
+
+
+def test_a_scrape_under_load_is_quick(watched) -> None:
+    (took_s,) = watched.over_time(f'scrape_duration_seconds{{job="{JOB}"}}')
+    assert statistics.median(finite_values([took_s])) < MAX_SCRAPE_S
+
+
+def test_promtool_finds_nothing_to_improve(service, watched) -> None:
+    """In metrics of a service that has been busy, so that all of them are there."""
+    wait_until(lambda: service.metric("tessera_running_requests") == 0)
+    lint = subprocess.run(
+        [needed("promtool"), "check", "metrics"],
+        input=httpx.get(service.metrics_url).text,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")

@@ -21,7 +21,7 @@ from tests.integration.services import (
 )
 
 FILE = Path(__file__).parents[2] / "deploy" / "serve-config.yaml"
-PORT = 18700
+PORT = 18690
 
 
 def test_the_file_serves_the_built_in_model(ray_session):

@@ -24,7 +24,7 @@ BODY = {"model": "builtin", "prompt": "def __init__(self", "max_tokens": 24}
 @pytest.fixture(scope="module")
 def service(ray_session):
     engine = {"kv_cache_bytes": 64 << 20, "page_size": 16}
-    with running_service("parameters", 18700, engine=engine, auth={"api_keys": "right"}) as running:
+    with running_service("parameters", 18980, engine=engine, auth={"api_keys": "right"}) as running:
         yield running
 
 

@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_is_a_readable_error():
 @pytest.mark.slow
 def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
     ports = [
-        f"--{name}={18600 + i}" for i, name in enumerate(("port", "grpc-port", "metrics-port"))
+        f"--{name}={18990 + i}" for i, name in enumerate(("port", "grpc-port", "metrics-port"))
     ]
     done = subprocess.run(
         contained(

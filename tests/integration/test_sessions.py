@@ -27,9 +27,9 @@ def service(ray_session):
             "num_ingresses": 2,
             "app_name": "sessions",
             "drain_timeout_s": 5.0,
-            "http": {"port": 18300},
-            "grpc": {"port": 19300},
-            "metrics": {"port": 19700, "push_interval_s": 0.2},
+            "http": {"port": 18580},
+            "grpc": {"port": 18581},
+            "metrics": {"port": 18582, "push_interval_s": 0.2},
             "replica": {"cpus_per_rank": 0.0},
             "channel": {"heartbeat_timeout_s": 2.0},
         }

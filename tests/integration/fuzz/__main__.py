@@ -18,7 +18,7 @@ from tests.integration.services import running_service
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--port", type=int, default=18400, help="the first of three")
+    parser.add_argument("--port", type=int, default=18410, help="the first of three")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of raw bytes")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)

@@ -1,5 +1,6 @@
 """The closing line of a run: skips by reason, most first."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_a_run_ends_with_that_line(tmp_path):
         [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider",
          "--rootdir", tmp_path, tmp_path],
         cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
