@@ -10,6 +10,8 @@ import pytest
 import torch.distributed as dist
 from llguidance import LLMatcher
 
+from tests.unit.workers.engine.test_grammars import run
+from tests.unit.workers.engine.test_late_masks import make_late, requests
 from workers.config import EngineConfig, Speculative
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason, GenerateRequest
@@ -110,6 +112,16 @@ def test_ranks_propose_verify_and_mask_alike():
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         assert engine.stats().num_draft_tokens > 0
         assert answer_of(engine) == answer
+
+
+def test_ranks_run_rows_again_alike_whose_masks_are_late():
+    alone = Engine.from_config(config_for(1))
+    expected = [result.token_ids for result in run(alone, *requests())]
+    alone.close()
+    with engine_of_two(Starter(), threading.Event()) as engine:
+        again = make_late(engine)
+        assert [result.token_ids for result in run(engine, *requests())] == expected
+        assert again.count > 0
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

@@ -12,9 +12,11 @@ from tests.unit.workers.engine.test_forced_tokens import FORM, told
 from tests.unit.workers.engine.test_grammars import request_of, run
 from workers import Engine
 from workers.config import EngineConfig
+from workers.constraints.masks import MaskRow
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.protocol import GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
+from workers.scheduler.plan import StepPlan
 
 COMMON = {"max_tokens": 40, "logprobs": None}
 
@@ -73,6 +75,26 @@ class Delayed:
         self._fill(rows, bits)
 
 
+class CountedAgain:
+    """Counts the rows of an engine that run again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.count = 0
+        self._run_again = engine._scheduler.run_again
+        engine._scheduler.run_again = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, plan: StepPlan, rows: Sequence[MaskRow]) -> None:
+        self.count += len(rows)
+        self._run_again(plan, rows)
+
+
+def make_late(engine: Engine, nth: int = 2) -> CountedAgain:
+    """Of the masks of an engine, which then waits for none."""
+    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
+    Delayed(engine, 0.003, nth)
+    return CountedAgain(engine)
+
+
 @pytest.mark.parametrize(
     ("settings", "nth"),
     [
@@ -89,14 +111,15 @@ def test_texts_are_those_of_masks_in_time(
     patient: list[GenerateResult], settings: dict[str, Any], nth: int
 ) -> None:
     engine = start(**settings)
-    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
-    Delayed(engine, 0.003, nth)
+    again = make_late(engine, nth)
     try:
         results = run(engine, *requests())
         num_tokens = engine.stats().num_output_tokens
     finally:
         engine.close()
     assert told(results) == told(patient)
+    # Rows are no more than their keys and values where none brings drafts.
+    assert (again.count > 0) == ("speculative" not in settings)
     assert num_tokens == sum(len(one.token_ids) for one in results)
 
 
