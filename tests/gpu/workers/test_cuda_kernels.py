@@ -59,7 +59,8 @@ def test_add_and_norm(dtype, num_tokens, hidden_size, num_splits) -> None:
     for scale in (weight, weight.float()):
         out = rms_norm(residual, scale, 1e-5)
         assert relative_error(out, normed) < TOLERANCE[dtype]
-        assert (out == rms_norm_in_torch(residual, scale, 1e-5)).float().mean() > 0.99
+        is_same = out == rms_norm_in_torch(residual, scale, 1e-5)
+        assert dtype is torch.float32 or is_same.float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
