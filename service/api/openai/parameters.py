@@ -332,5 +332,6 @@ def from_validation_error(error: ValidationError) -> ApiError:
         return ApiError(ApiErrorCode.INVALID_JSON, f"the body is not JSON: {why}")
     if problem["type"] == "extra_forbidden":
         return ApiError(ApiErrorCode.UNKNOWN_PARAMETER, f"unknown parameter {param}", param)
-    message = problem["msg"] if param is None else f"{param}: {problem['msg']}"
+    why = problem["msg"].removeprefix("Value error, ")
+    message = why if param is None else f"{param}: {why}"
     return ApiError(ApiErrorCode.INVALID_REQUEST, message, param)

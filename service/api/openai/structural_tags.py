@@ -110,11 +110,12 @@ class FormatTag(StrictModel):
 
 
 def _shape(value: Any) -> str:
+    """In brackets, for no field is called so: see from_validation_error()."""
     has_format = "format" in value if isinstance(value, dict) else isinstance(value, FormatTag)
-    return "format" if has_format else "structures"
+    return "[format]" if has_format else "[structures]"
 
 
 StructuralTag = Annotated[
-    Annotated[StructuresTag, Tag("structures")] | Annotated[FormatTag, Tag("format")],
+    Annotated[StructuresTag, Tag("[structures]")] | Annotated[FormatTag, Tag("[format]")],
     Discriminator(_shape),
 ]

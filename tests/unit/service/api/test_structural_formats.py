@@ -6,6 +6,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
+from service.api.openai.parameters import from_validation_error
 from service.api.openai.structural_formats import MAX_FORMAT_DEPTH, MAX_FORMATS
 from service.errors import ApiError
 from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
@@ -180,3 +181,15 @@ def test_floods_of_formats_are_refused_quickly():
     assert time.process_time() - started_s < 1.0
     request_of(asked(deep["elements"][0]))
     request_of(asked(sequence(*[YES] * (MAX_FORMATS - 1))))
+
+
+def test_what_is_wrong_is_named_as_it_was_written():
+    with pytest.raises(ValidationError) as raised:
+        request_of(asked(sequence(ANY, ANY)))
+    error = from_validation_error(raised.value)
+    assert error.param == "structured_outputs.structural_tag"
+    assert error.message.startswith("structured_outputs.structural_tag: free text is followed by")
+    with pytest.raises(ValidationError) as raised:
+        request_of(asked({**YES, "value": 5}))
+    param = from_validation_error(raised.value).param
+    assert param == "structured_outputs.structural_tag.format.const_string.value"
