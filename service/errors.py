@@ -4,6 +4,8 @@ Knows no route and no transport. HTTP and gRPC render the same ApiError, so a cl
 whichever way it came; service/api/grpc_status.py has gRPC's statuses.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -134,6 +136,18 @@ class ApiError(Exception):
                 "code": self.code.value,
             }
         }
+
+
+@contextmanager
+def params_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Whatever is raised within names parameters as the client has written them. names: those of
+    OpenAI's completions, by which everything else knows them, to the client's."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 def from_rejection(error: RequestRejectedError) -> ApiError:

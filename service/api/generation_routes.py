@@ -1,8 +1,8 @@
 """A route that generates, whatever its protocol: admission, body, handler, answer or stream."""
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fastapi import FastAPI, Request
@@ -21,6 +21,7 @@ from service.api.http_replies import (
 from service.api.middleware import context_of
 from service.api.openapi import PathParameters, describe_body
 from service.api.renderer import Renderer
+from service.errors import params_named
 from service.handler.best import best_of
 from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
@@ -42,7 +43,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class GenerationKind(Generic[B]):
-    """name: of its route. neutral: the body as every protocol says it; may raise ApiError."""
+    """name: of its route. neutral: the body as every protocol says it; may raise ApiError. params:
+    what the protocol calls otherwise than OpenAI's completions; see params_named()."""
 
     path: str
     name: str
@@ -50,6 +52,7 @@ class GenerationKind(Generic[B]):
     neutral: Callable[[B, Limits], GenerationRequest]
     renderer: Callable[[B, GenerationInfo], Renderer]
     is_stream: Callable[[B], bool]
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 def add_generation_route(
@@ -63,19 +66,26 @@ def add_generation_route(
         openapi_extra=describe_body(kind.body_type, place.parameters),
     )
     async def generate(request: Request) -> Response:
-        context = context_of(request.scope)
-        models = place.models(request)
-        models.check_admission()
-        with models.admitting(context.caller) as lease:
-            body = await read_body(request, kind.body_type, limits)
-            neutral = with_id(kind.neutral(body, limits), context.record.request_id)
-            handler = models.pick(neutral.model, context.record)
-            generation = await started(request, handler.start(neutral, context, lease))
+        generation, body = await _begun(request, place.models(request), limits, kind)
         async with ended_by_failures(generation):
             renderer = kind.renderer(body, generation.info)
             if kind.is_stream(body):
                 return await streamed(generation, renderer, peek_s)
             return await whole(request, generation, renderer)
+
+
+async def _begun(
+    request: Request, models: ModelDirectory, limits: Limits, kind: GenerationKind[B]
+) -> tuple[Generation, B]:
+    """What the body asks for, and the body. Raises ApiError."""
+    context = context_of(request.scope)
+    models.check_admission()
+    with models.admitting(context.caller) as lease:
+        body = await read_body(request, kind.body_type, limits)
+        with params_named(kind.params):
+            neutral = with_id(kind.neutral(body, limits), context.record.request_id)
+            handler = models.pick(neutral.model, context.record)
+            return await started(request, handler.start(neutral, context, lease)), body
 
 
 def with_id(neutral: GenerationRequest, request_id: str) -> GenerationRequest:

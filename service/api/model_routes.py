@@ -29,7 +29,7 @@ from service.api.responses.routes import ResponseServices, add_response_routes
 from service.api.score_routes import add_score_routes
 from service.api.services import ApiServices
 from service.api.sglang.renderer import GenerateRenderer
-from service.api.sglang.requests import GenerateBody
+from service.api.sglang.requests import PARAMS, GenerateBody
 
 _NAME = "model_name"
 _COMPLETIONS = GenerationKind(
@@ -55,6 +55,7 @@ _GENERATE = GenerationKind(
     lambda body, limits: body.to_generation_request(),
     GenerateRenderer,
     lambda body: bool(body.stream),
+    PARAMS,
 )
 
 

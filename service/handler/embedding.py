@@ -1,10 +1,9 @@
 """Prompts that become vectors: what may be asked, what engines are told, what comes back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TypedDict, Unpack
 
-from service.errors import ApiError, ApiErrorCode, from_rejection
+from service.errors import ApiError, ApiErrorCode, from_rejection, params_named
 from service.handler.choice import raise_if_failed
 from service.handler.events import ChoiceDelta
 from service.handler.requests import EmbeddingOptions, GenerationRequest, Prompt
@@ -36,15 +35,9 @@ def embedding_request(
     return GenerationRequest(prompts, _NO_SAMPLING, embedding=options, **fields)
 
 
-@contextmanager
-def naming(param: str) -> Iterator[None]:
+def naming(param: str) -> AbstractContextManager[None]:
     """What is wrong with prompts, or too much of them, is told of the parameter they came by."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param in _OF_GENERATIONS:
-            error.param = param
-        raise
+    return params_named(dict.fromkeys(_OF_GENERATIONS, param))
 
 
 def check_embedding(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:

@@ -22,6 +22,7 @@ _MESSAGES = GenerationKind(
     MessagesRequest.to_generation_request,
     MessageRenderer,
     lambda body: bool(body.stream),
+    {"stop": "stop_sequences", "prompt": "messages"},
 )
 
 

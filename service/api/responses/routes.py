@@ -23,11 +23,18 @@ from service.api.responses.keeping import Keeping, begun_json
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.stored_routes import add_stored_routes
 from service.api.responses.stream import ResponseStream
+from service.errors import params_named
 from service.handler.generation import Generation
 from service.limits import Limits
 from service.response_store.runs import Run, Runs
 
 RESPONSES = "/v1/responses"
+_PARAMS = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "prompt": "input",
+    "messages": "input",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,11 @@ def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) 
             conversations = Conversations(services.runs.store, context.caller.tenant, limits)
             items = await conversations.resolved(body.items)
             before = await conversations.before(body)
-            neutral = body.to_generation_request([*before, *items], limits)
-            neutral = with_id(neutral, context.record.request_id)
-            handler = models.pick(neutral.model, context.record)
-            generation = await started(request, handler.start(neutral, context, lease))
+            with params_named(_PARAMS):
+                neutral = body.to_generation_request([*before, *items], limits)
+                neutral = with_id(neutral, context.record.request_id)
+                handler = models.pick(neutral.model, context.record)
+                generation = await started(request, handler.start(neutral, context, lease))
         async with ended_by_failures(generation):
             keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
             if body.background:

@@ -26,6 +26,19 @@ from service.tokenizer.jobs import EncodeText
 from workers.sampling.params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
+PARAMS = {
+    **{name: f"sampling_params.{name}" for name in SamplingFields.model_fields},
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "seed": "sampling_params.sampling_seed",
+    "prompt": "text",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "logprob_token_ids": "token_ids_logprob",
+    "request_id": "rid",
+    "cache_salt": "extra_key",
+}
+"""SGLang's names of what others call otherwise; see params_named()."""
 _SAMPLING_HARMLESS: dict[str, tuple[Any, ...]] = {
     "beam_width": (None, 1),
     "custom_params": (None,),

@@ -194,3 +194,20 @@ async def test_events_with_log_probabilities_of_all_tokens_do_not_hold_the_loop(
     assert num_tokens > NUM_LONG
     assert [len(meta[f"output_{name}_logprobs"]) for name in ("token", "top")] == [num_tokens] * 2
     assert len(meta["output_top_logprobs"][-1]) == 20
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        ({"sampling_params": {"max_new_tokens": 10_000}}, "sampling_params.max_new_tokens"),
+        ({"sampling_params": {"n": 100}}, "sampling_params.n"),
+        ({"sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias"),
+        ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"rid": "x" * 129}, "rid"),
+        ({"text": ""}, "text"),
+    ],
+)
+async def test_parameters_are_named_as_they_were_written(client, extra, param):
+    answer = await client.post("/generate", json={**BODY, **extra})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from service.api.responses.requests import LOGPROBS
 from service.limits import Limits
 from tests.fakes.text import make_bench
 from workers.builtin.tokenizer import CHAT_TEMPLATE
@@ -111,7 +112,7 @@ REFUSED = {
         "response_not_found",
         "previous_response_id",
     ),
-    "too many items": ({"input": [USER] * 5}, LIMIT, "messages"),
+    "too many items": ({"input": [USER] * 5}, LIMIT, "input"),
 }
 
 
@@ -176,3 +177,16 @@ async def test_queries_are_read_strictly(openai_client, client, path, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     with pytest.raises(openai.NotFoundError):
         await openai_client.responses.retrieve("resp_nothing", include=["file_search_call.results"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"max_output_tokens": 10_000}, "max_output_tokens"),
+        ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
+        ({"input": [{"role": "user", "content": "x"}] * 1025}, "input"),
+    ],
+)
+async def test_parameters_are_named_as_they_were_written(client, asked, param):
+    answer = await client.post("/v1/responses", json={"model": "tiny", "input": "hi", **asked})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
