@@ -119,7 +119,7 @@ class Browser:
         assert "exceptionDetails" not in reply, (expression, reply["exceptionDetails"])
         return reply["result"].get("value")
 
-    async def until(self, condition: str, timeout_s: float = 15.0) -> Any:
+    async def until(self, condition: str, timeout_s: float = 60.0) -> Any:
         """Wait until an expression is true; its value."""
         end_s = asyncio.get_running_loop().time() + timeout_s
         while not (value := await self.read(condition)):
