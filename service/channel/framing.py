@@ -52,6 +52,10 @@ class FrameWriter:
         return self._num_waiting_bytes + self._writer.transport.get_write_buffer_size()
 
     def write(self, body: bytes) -> None:
+        """To nobody where the connection is lost: whoever reads from the peer learns that. uvloop
+        raises then, and what is sent to others in the same call would be lost, too."""
+        if self._writer.is_closing():
+            return
         if self._pump is None and len(body) <= SLICE_BYTES:
             write_frame(self._writer, body)
             return

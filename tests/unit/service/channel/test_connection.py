@@ -15,6 +15,9 @@ class Writer:
         self.frames = []
         self.sizes_bytes = []
 
+    def is_closing(self):
+        return False
+
     def writelines(self, parts):
         self.write(b"".join(parts))
 

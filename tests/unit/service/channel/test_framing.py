@@ -5,6 +5,7 @@ import hmac
 import socket
 
 import pytest
+import uvloop
 
 from service.channel.errors import AuthenticationError, ChannelError, FrameError
 from service.channel.framing import (
@@ -192,3 +193,20 @@ async def test_an_abort_drops_what_waits():
     with pytest.raises(ChannelError, match="closed"):
         await read_frame(reader, 1 << 30)
     other.close()
+
+
+async def _write_to_who_has_gone():
+    writer, _, other = await connected()
+    frames = FrameWriter(writer)
+    writer.transport.abort()
+    await asyncio.sleep(0.01)
+    for body in (b"a", b"b" * (2 * SLICE_BYTES)):
+        frames.write(body)
+    assert frames.num_unread_bytes == 0
+    other.close()
+
+
+@pytest.mark.parametrize("run_on_loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+async def test_a_frame_to_who_has_gone_is_nothing(run_on_loop):
+    """Behind it others get theirs in the same call."""
+    await asyncio.to_thread(lambda: run_on_loop(_write_to_who_has_gone()))
