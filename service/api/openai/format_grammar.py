@@ -89,11 +89,12 @@ class _Writer:
 
     def _triggered(self, form: TriggeredTags, behind: Behind) -> str:
         """Of triggers that begin each other the first named one counts."""
-        tags = [(_trigger_of(tag, form.triggers), tag) for tag in form.tags]
+        triggers = list(dict.fromkeys(form.triggers))
+        tags = [(_trigger_of(tag, triggers), tag) for tag in form.tags]
         one = self._lark.add(
             self._any_of(
                 f"{self._lark.until(trigger)} {rest}"
-                for trigger in form.triggers
+                for trigger in triggers
                 if (rest := self._rest_of(trigger, tags))
             )
         )

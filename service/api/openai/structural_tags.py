@@ -59,7 +59,8 @@ class StructuresTag(StrictModel):
         """Here and not later, so that large grammars are written where large bodies are parsed."""
         lark = LarkRules({})
         try:
-            parts = [part for trigger in self.triggers if (part := self._behind(trigger, lark))]
+            triggers = dict.fromkeys(self.triggers)
+            parts = [part for trigger in triggers if (part := self._behind(trigger, lark))]
             text = lark.add(ALL_TEXT)
         except UnwritableSchemaError as error:
             raise ValueError(str(error)) from error

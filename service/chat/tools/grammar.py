@@ -37,16 +37,22 @@ class LarkRules:
         return self._add(f"TEXT_{len(self.rules)}", expression)
 
     def _add(self, name: str, expression: str, options: str = "") -> str:
-        self.num_bytes += _utf8_bytes(expression)
+        self._count(_utf8_bytes(expression))
+        self.rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
         if self.num_bytes > MAX_GRAMMAR_BYTES:
             raise UnwritableSchemaError(
                 f"it makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes"
             )
-        self.rules.append(f"{name}{options}: {expression}")
-        return name
 
     def text(self, text: str) -> str:
-        """An expression of just this text, with its marks as marks."""
+        """An expression of just this text, with its marks as marks. Its characters are counted here
+        already: a text may be written in many places before one of them becomes a rule. Raises
+        UnwritableSchemaError where that makes them too many."""
+        self._count(len(text))
         if not text:
             return ""
         pattern = "|".join(map(re.escape, sorted(self.token_ids, key=len, reverse=True)))

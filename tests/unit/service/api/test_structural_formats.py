@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from service.api.openai.parameters import from_validation_error
 from service.api.openai.structural_formats import MAX_FORMAT_DEPTH, MAX_FORMATS
 from service.errors import ApiError
+from service.limits import MAX_GRAMMAR_BYTES
 from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from tests.unit.service.api.test_structural_tags import SCHEMA, allows, request_of
 
@@ -193,3 +194,27 @@ def test_what_is_wrong_is_named_as_it_was_written():
         request_of(asked({**YES, "value": 5}))
     param = from_validation_error(raised.value).param
     assert param == "structured_outputs.structural_tag.format.const_string.value"
+
+
+def test_what_is_behind_many_formats_is_not_written_out_without_end():
+    text = "\x7f" * (MAX_GRAMMAR_BYTES // 2)
+    many = {"type": "or", "elements": [YES] * 100}
+    started_s = time.process_time()
+    for form in (
+        {"type": "tag", "begin": "", "content": many, "end": text},
+        sequence(many, {**YES, "value": text}),
+        {
+            "type": "triggered_tags",
+            "triggers": ["<"] * 100,
+            "tags": [{"begin": "<", "content": many, "end": text}],
+        },
+    ):
+        with pytest.raises(ValidationError, match="makes a grammar of more than"):
+            request_of(asked(form))
+    assert time.process_time() - started_s < 0.5
+
+
+def test_a_trigger_that_is_named_again_says_nothing_new():
+    again = TRIGGERED | {"triggers": TRIGGERED["triggers"] * 2}
+    made, wanted = (request_of(asked(form)).constraint.constraint for form in (again, TRIGGERED))
+    assert made == wanted
