@@ -25,8 +25,9 @@ _MAX_EXPERTS = 256
 """The kernel that groups pairs looks at all experts at once."""
 _NUM_TRIAL_TOKENS = 3
 _NUM_TRIAL_CHOICES = 2
-_GATE_SIZE = 6.0
-"""Of the trial's gate inputs: some are beyond gpt-oss's limit."""
+_GATE_SIZES = (1.0, 6.0, 1000.0)
+"""Of the trial's gate inputs. Small ones tell what is bent otherwise around zero, others find a
+limit, gpt-oss's or a larger one."""
 _MAX_ERROR = 0.02
 _STACKED = ("gate_up_proj", "down_proj")
 _BIASES = ("gate_up_proj_bias", "down_proj_bias")
@@ -109,14 +110,18 @@ def _gating_of(module: Any) -> Gating | None:
     if isinstance(alpha, float) and isinstance(limit, float) and limit > 0:
         candidates.append(Gating(alpha, limit))
     width = module.gate_up_proj.shape[1 if not module.is_transposed else 2]
-    drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0)) * _GATE_SIZE
-    drawn = drawn.to(module.gate_up_proj)
-    wanted = module._apply_gate(drawn)
+    drawn = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    # In float32, as the largest products are beyond float16.
+    drawn = drawn.to(module.gate_up_proj.device)
     for gating in candidates:
-        ours = gated(_gate_over_up(drawn, module.is_concatenated), gating)
-        if _is_near(ours, wanted):
+        if all(_gates_so(module, drawn * size, gating) for size in _GATE_SIZES):
             return gating
     return None
+
+
+def _gates_so(module: Any, gate_up: torch.Tensor, gating: Gating) -> bool:
+    ours = gated(_gate_over_up(gate_up, module.is_concatenated), gating)
+    return _is_near(ours, module._apply_gate(gate_up))
 
 
 def _gate_over_up(last: torch.Tensor, is_concatenated: bool) -> torch.Tensor:

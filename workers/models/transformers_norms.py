@@ -92,15 +92,20 @@ def _weight_and_eps(module: nn.Module) -> tuple[torch.Tensor | None, float | Non
 
 
 def _error(module: nn.Module, scale: torch.Tensor, eps: float) -> float:
-    """The largest relative one of the oracle beside the module, infinite for another shape or type:
-    of rows whose mean is not zero, and of rows so small that eps counts."""
+    """The largest relative one of the oracle beside the module, infinite where that takes no rows
+    or gives another shape or type: of rows whose mean is not zero, and of rows so small that eps
+    counts."""
     random = torch.Generator().manual_seed(0)
     drawn = torch.randn(*_TRIAL_SHAPE, scale.shape[0], generator=random) + 0.5
     weight = next(module.parameters())
     largest = 0.0
     for size in (1.0, eps**0.5):
         x = (drawn * size).to(weight)
-        wanted, ours = module(x), rms_norm_in_torch(x, scale, eps)
+        ours = rms_norm_in_torch(x, scale, eps)
+        try:
+            wanted = module(x)
+        except Exception:  # noqa: BLE001 - a model's code raises what it likes
+            return float("inf")
         if wanted.shape != ours.shape or wanted.dtype != ours.dtype:
             return float("inf")
         errors = (ours.float() - wanted.float()).abs() / wanted.float().abs().clamp_min(_LEAST)

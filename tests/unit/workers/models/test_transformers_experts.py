@@ -124,6 +124,24 @@ def test_what_computes_anything_else_is_left_alone(change) -> None:
         assert torch.equal(module.gate_up_proj, weights)
 
 
+@pytest.mark.parametrize(
+    "gate",
+    [
+        lambda gate, up: gate * torch.sigmoid(1.702 * gate) * up,
+        lambda gate, up: nn.functional.silu(gate).clamp(max=40.0) * up.clamp(-40.0, 40.0),
+    ],
+    ids=["bent otherwise", "with a large limit"],
+)
+@pytest.mark.parametrize("size", [0.2, 2.0])
+def test_a_gate_that_is_another_somewhere_is_left_alone(gate, size) -> None:
+    """Whatever the weights are: those of the trial's tokens may be where both gates are alike."""
+    body = random_body(BY_FAMILY["mixtral"])
+    for module in experts_of(body):
+        module.gate_up_proj.data *= size / 0.2
+        module._apply_gate = lambda x: gate(*x.chunk(2, dim=-1))
+    assert fuse_experts(body, CountedProducts()) == 0
+
+
 def test_the_limit_cuts_gates_from_above_and_ups_from_both_sides() -> None:
     gate_up = torch.tensor([[9.0, 9.0], [-9.0, -9.0], [1.0, 0.5]])
     gate, up = torch.tensor([7.0, -9.0, 1.0]), torch.tensor([7.0, -7.0, 0.5]) + 1.0

@@ -104,6 +104,19 @@ class OtherEps(nn.Module):
         return rms_norm_in_torch(x, self.weight, 1e-5)
 
 
+class OfHeads(nn.Module):
+    """Joins them, as xLSTM's does: takes (n, tokens, heads, size) and no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8, dtype=torch.bfloat16)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, num_tokens, num_heads, size = x.shape
+        normed = nn.functional.layer_norm(x, (size,), eps=self.eps)
+        return normed.reshape(n, num_tokens, num_heads * size) * self.weight
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -113,6 +126,7 @@ class OtherEps(nn.Module):
         nn.Linear(8, 8, bias=False, dtype=torch.bfloat16),
         TwoInputs(),
         OtherEps(),
+        OfHeads(),
     ],
     ids=lambda module: type(module).__name__,
 )
