@@ -17,6 +17,8 @@ class SamplingParams:
         self.max_tokens = settings["max_tokens"]
 class LLM:
     def __init__(self, model, **settings):
+        from vllm.model_executor.model_loader import dummy_loader
+        assert dummy_loader.initialize_dummy_weights.__name__ == "fill_with_noise"
         assert (pathlib.Path(model) / "config.json").read_text() == "{}"
         print("INFO {'noise': 1}")
         pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
@@ -30,6 +32,8 @@ SGLANG = """
 import json, pathlib, time
 class Engine:
     def __init__(self, **settings):
+        from sglang.srt.model_loader import loader
+        assert loader.initialize_dummy_weights.__name__ == "fill_with_noise"
         pathlib.Path(__file__).with_name("seen.json").write_text(json.dumps(settings))
     def generate(self, input_ids, sampling_params):
         assert len(input_ids) == len(sampling_params)
@@ -39,6 +43,11 @@ class Engine:
     def shutdown(self):
         pass
 """
+DUMMY_WEIGHTS = {
+    "vllm": "model_executor/model_loader/dummy_loader.py",
+    "sglang": "srt/model_loader/loader.py",
+}
+"""Where a peer looks up what fills its weights."""
 BROKEN = "raise ImportError('no GPU here')"
 
 
@@ -53,13 +62,16 @@ def compare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def site(folder: Path, name: str, code: str) -> str:
-    (folder / name).mkdir()
-    (folder / name / f"{name}.py").write_text(code)
+    package = folder / name / name
+    filler = package / DUMMY_WEIGHTS[name]
+    filler.parent.mkdir(parents=True)
+    filler.write_text("def initialize_dummy_weights(model): pass")
+    (package / "__init__.py").write_text(code)
     return f"{name}={folder / name}"
 
 
 def settings_of(folder: Path, name: str) -> dict[str, object]:
-    seen: dict[str, object] = json.loads((folder / name / "seen.json").read_text())
+    seen: dict[str, object] = json.loads((folder / name / name / "seen.json").read_text())
     return seen
 
 
