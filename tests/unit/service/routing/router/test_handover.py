@@ -232,7 +232,7 @@ async def test_a_connection_that_comes_back_is_no_new_replica():
                 await r.router.submit(request(f"r{i}", max_tokens=LONG), anyone()) for i in range(8)
             ]
             await eventually(lambda: a.engine.waiting)
-            r.router._links["b"]._writer.transport.abort()
+            r.router._links["b"]._writer.abort()
             await eventually(lambda: r.router.num_connected_replicas == 1)
             await eventually(lambda: r.router.num_connected_replicas == 2)
             assert r.metrics.reasons["spread"] == 0
