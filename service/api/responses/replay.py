@@ -32,6 +32,13 @@ from service.response_store.store import ResponseStore
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _WAIT_GROWTH = 0.1, 2.0, 1.5
 
 
+class _KeptHead(ResponseHead, kw_only=True):
+    """What may be long stays JSON."""
+
+    instructions: Raw = Raw(b"null")
+    tools: Raw = Raw(b"[]")
+
+
 class _Part(Struct):
     """What is made already stays as it is."""
 
@@ -84,23 +91,30 @@ class ReplayedStream:
             self._stored = stored
 
     def _begun(self) -> Iterator[bytes]:
+        """Empty pieces let others run; see in_turns()."""
         begun = shown_head(self._stored)
+        yield b""
         begun.status = IN_PROGRESS
         begun.completed_at = begun.error = begun.incomplete_details = begun.usage = None
-        whole = with_output([encode_json(begun)], [b"[]"])
+        begun_json = encode_json(begun)
+        yield b""
+        whole = with_output([begun_json], [b"[]"])
         for kind in ("response.created", "response.in_progress"):
             yield from self._of_response(kind, whole)
 
     def _ended(self) -> Iterator[bytes]:
-        """Empty pieces let others run; see in_turns()."""
+        """As _begun()."""
         items = msgspec.json.decode(self._stored.output, type=list[Raw])
         yield b""
         for index, item_json in enumerate(items):
             yield from self._item(index, bytes(item_json))
         head = shown_head(self._stored)
+        yield b""
         if head.error is not None:
             yield self._writer.error(ApiError(ApiErrorCode(head.error.type), head.error.message))
-        whole = with_output([encode_json(head)], [self._stored.output])
+        head_json = encode_json(head)
+        yield b""
+        whole = with_output([head_json], [self._stored.output])
         yield from self._of_response(EVENT_OF_STATUS[head.status], whole)
 
     def _item(self, index: int, item_json: bytes) -> Iterator[bytes]:
@@ -123,7 +137,7 @@ class ReplayedStream:
 
 def shown_head(stored: StoredResponse) -> ResponseHead:
     """Of a response whose process is gone: that it has failed."""
-    head = msgspec.json.decode(stored.head, type=ResponseHead)
+    head = msgspec.json.decode(stored.head, type=_KeptHead)
     if stored.state is State.LOST:
         lost = ApiError(ApiErrorCode.REPLICA_LOST, "the process that made this response is gone")
         head.status, head.error = FAILED, failure_body(lost)

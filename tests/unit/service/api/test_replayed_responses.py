@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from service.api.responses.replay import ReplayedStream
-from service.limits import Limits
+from service.limits import MAX_STORED_BYTES, Limits
 from service.response_store.records import EndedResponse, ResponseName, State, StoredResponse
 from service.security.callers import ANONYMOUS
 from tests.fakes.backend import make_failure
@@ -191,4 +191,20 @@ async def test_the_largest_stored_response_is_streamed_without_holding_the_loop(
 
     num_bytes, held = await held_units(streamed)
     assert num_bytes > 5 * len(output)
+    assert held < MAX_UNITS
+
+
+async def test_long_instructions_of_a_stored_response_hold_no_loop(gpt, store):
+    begun = await gpt.create(model="tiny", input="one", instructions="be kind", background=True)
+    name = ResponseName(ANONYMOUS.tenant, begun.id)
+    stored = await store.get(name)
+    long = json.dumps("be kind\n" * (MAX_STORED_BYTES // 9)).encode()
+    head = stored.head.replace(b'"be kind"', long).replace(b"in_progress", b"completed")
+    ended = StoredResponse(State.ENDED, "tiny", head, b"[]", b"[]")
+
+    async def streamed():
+        return [piece async for piece in ReplayedStream(store, name, ended, -1).events()]
+
+    pieces, held = await held_units(streamed)
+    assert b"".join(pieces).count(long) == 3
     assert held < MAX_UNITS
