@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.constraints.masks import WORD_BITS, Constrained, FillMasks, MaskRow, StepMasks
-from workers.constraints.matcher import MaskBits
+from workers.constraints.matcher import MaskBits, TokenMatcher
 
 NUM_SMALL_BATCH_THREADS = 4
 """For rows that were late before. Each asks native threads, which are as many as the compiler
@@ -37,12 +37,13 @@ class FilledRows:
 @dataclass(frozen=True, slots=True)
 class _Filling:
     """Where one request's next mask appears: this row of bits, once future is done, which is of so
-    many."""
+    many and tells how many seconds they took. patience_s: for which they were waited at first."""
 
-    future: Future[None]
+    future: Future[float]
     bits: MaskBits
     row: int
     batch_size: int
+    patience_s: float
 
 
 class MaskFiller:
@@ -94,7 +95,7 @@ class MaskFiller:
         """Indices of rows that are late."""
         new = [(row, index) for row, index in asked if row.request not in self._under_way]
         patient = [(row, index) for row, index in new if not row.can_run_again]
-        self._start([(row, i) for row, i in new if row.can_run_again], bits)
+        self._start([(row, i) for row, i in new if row.can_run_again], bits, until_s)
         if patient:
             self._fill([(row.request.matcher, index) for row, index in patient], bits)
         self._wait([row for row, _ in asked], until_s)
@@ -107,32 +108,42 @@ class MaskFiller:
                 self._were_late[row.request] = max(filling.batch_size // BATCH_SHRINKAGE, 1)
                 late.append(index)
                 continue
-            filling.future.result()
+            if filling.future.result() <= filling.patience_s:
+                # It was late because it waited for slower ones, and would again among them.
+                self._were_late.pop(row.request, None)
             del self._under_way[row.request]
             if filling.bits is not bits:
                 bits[index] = filling.bits[filling.row]
         return late
 
-    def _start(self, new: Sequence[Asked], bits: MaskBits) -> None:
+    def _start(self, new: Sequence[Asked], bits: MaskBits, until_s: float) -> None:
         together: list[Asked] = []
         apart: dict[int, list[Asked]] = {}
         for one in new:
             # Whoever is in time again is taken for an ordinary one.
             size = self._were_late.pop(one[0].request, 0)
             (apart.setdefault(size, []) if size else together).append(one)
-        self._submit(self._together, together, bits)
+        patience_s = until_s - time.perf_counter()
+        self._submit(self._together, together, bits, patience_s)
         for size, rows in apart.items():
             for start in range(0, len(rows), size):
-                self._submit(self._apart, rows[start : start + size], bits)
+                self._submit(self._apart, rows[start : start + size], bits, patience_s)
 
-    def _submit(self, pool: ThreadPoolExecutor, batch: Sequence[Asked], bits: MaskBits) -> None:
+    def _submit(
+        self, pool: ThreadPoolExecutor, batch: Sequence[Asked], bits: MaskBits, patience_s: float
+    ) -> None:
         if not batch:
             return
         future = pool.submit(
-            self._fill, [(row.request.matcher, index) for row, index in batch], bits
+            self._timed_fill, [(row.request.matcher, index) for row, index in batch], bits
         )
         for row, index in batch:
-            self._under_way[row.request] = _Filling(future, bits, index, len(batch))
+            self._under_way[row.request] = _Filling(future, bits, index, len(batch), patience_s)
+
+    def _timed_fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> float:
+        start_s = time.perf_counter()
+        self._fill(rows, bits)
+        return time.perf_counter() - start_s
 
     def _wait(self, rows: Sequence[MaskRow], until_s: float) -> None:
         waited = [

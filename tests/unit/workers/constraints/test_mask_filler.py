@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from workers.constraints.mask_filler import FilledRows, MaskFiller
+from workers.constraints.mask_filler import (
+    NUM_SMALL_BATCH_THREADS,
+    FilledRows,
+    MaskFiller,
+)
 from workers.constraints.masks import MaskRow
 
 NOW = 0.0
@@ -86,6 +90,24 @@ def test_who_was_late_is_asked_for_apart_and_keeps_nobody_waiting(masks: Masks) 
     masks.batches.clear()
     filler.fill(3, rows[1:])
     assert masks.batches == [[1, 2, 3, 4, 5]]
+
+
+def test_who_only_waited_for_slow_ones_is_an_ordinary_one_again(masks: Masks) -> None:
+    masks.slow = set(range(NUM_SMALL_BATCH_THREADS))
+    quick, new = len(masks.slow), len(masks.slow) + 1
+    rows = rows_of([Request(n) for n in range(new + 1)])
+    filler, known = MaskFiller(VOCAB_SIZE, masks), rows[:new]
+    filler.fill(0, known, NOW)
+    masks.release.set()
+    filler.fill(1, known)
+    masks.release.clear()
+    filled = filler.fill(2, known, time.perf_counter() + 0.2)
+    assert quick in late(filled), "every thread is taken by slow ones"
+    masks.release.set()
+    filler.fill(3, known)
+    masks.batches.clear()
+    filler.fill(4, rows)
+    assert sorted(masks.batches) == [*([n] for n in sorted(masks.slow)), [quick, new]]
 
 
 def test_a_row_that_cannot_run_again_is_waited_for(masks: Masks) -> None:
