@@ -6,7 +6,7 @@ slow grammar keeps no other row waiting for long.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -47,15 +47,19 @@ class _Filling:
 
 
 class MaskFiller:
-    """Only the thread that drives the engine calls it. vocab_size: columns of the logits.
+    """Only the thread that drives the engine calls it. vocab_size: columns of the logits. now: in
+    seconds, what until_s is on the axis of.
 
     While a mask is being made, nobody else may use its matcher: a request is in _under_way from the
     moment its mask is asked for until somebody takes it.
     """
 
-    def __init__(self, vocab_size: int, fill: FillMasks) -> None:
+    def __init__(
+        self, vocab_size: int, fill: FillMasks, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._num_words = -(-vocab_size // WORD_BITS)
         self._fill = fill
+        self._now = now
         self._together = ThreadPoolExecutor(1, thread_name_prefix="tessera-masks")
         self._apart = ThreadPoolExecutor(
             NUM_SMALL_BATCH_THREADS, thread_name_prefix="tessera-late-masks"
@@ -67,7 +71,7 @@ class MaskFiller:
     def fill(
         self, step_id: int, rows: Sequence[MaskRow], until_s: float = float("inf")
     ) -> FilledRows:
-        """until_s: on time.perf_counter's axis, when rows that can run again are given up."""
+        """until_s: when rows that can run again are given up."""
         bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
         asked = []
         for index, row in enumerate(rows):
@@ -123,7 +127,7 @@ class MaskFiller:
             # Whoever is in time again is taken for an ordinary one.
             size = self._were_late.pop(one[0].request, 0)
             (apart.setdefault(size, []) if size else together).append(one)
-        patience_s = until_s - time.perf_counter()
+        patience_s = until_s - self._now()
         self._submit(self._together, together, bits, patience_s)
         for size, rows in apart.items():
             for start in range(0, len(rows), size):
@@ -141,9 +145,9 @@ class MaskFiller:
             self._under_way[row.request] = _Filling(future, bits, index, len(batch), patience_s)
 
     def _timed_fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> float:
-        start_s = time.perf_counter()
+        start_s = self._now()
         self._fill(rows, bits)
-        return time.perf_counter() - start_s
+        return self._now() - start_s
 
     def _wait(self, rows: Sequence[MaskRow], until_s: float) -> None:
         waited = [
@@ -153,17 +157,14 @@ class MaskFiller:
         ]
         needed = {future for row, future in waited if not row.can_run_again}
         wait(needed)
-        wait({future for _, future in waited}, _seconds_until(until_s))
+        timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
+        wait({future for _, future in waited}, timeout_s)
 
     def _forget_ended(self) -> None:
         for request in [one for one in self._under_way if one.is_ended]:
             del self._under_way[request]
         for request in [one for one in self._were_late if one.is_ended]:
             del self._were_late[request]
-
-
-def _seconds_until(until_s: float) -> float | None:
-    return None if until_s == float("inf") else max(until_s - time.perf_counter(), 0.0)
 
 
 def _step_masks(step_id: int, rows: Sequence[MaskRow], bits: MaskBits) -> StepMasks:

@@ -38,14 +38,21 @@ class Masks:
         self.slow = set(slow)
         self.release = threading.Event()
         self.batches: list[list[int]] = []
+        self._asked = threading.Condition()
 
     def __call__(self, rows: Sequence[tuple[Any, int]], bits: Any) -> None:
         numbers = [number for number, _ in rows]
-        self.batches.append(numbers)
+        with self._asked:
+            self.batches.append(numbers)
+            self._asked.notify_all()
         if self.slow & set(numbers):
             assert self.release.wait(60)
         for number, row in rows:
             bits[row, 0] = number + 1
+
+    def have_begun(self, num_batches: int) -> bool:
+        with self._asked:
+            return self._asked.wait_for(lambda: len(self.batches) >= num_batches, 60)
 
 
 @pytest.fixture
@@ -93,16 +100,20 @@ def test_who_was_late_is_asked_for_apart_and_keeps_nobody_waiting(masks: Masks) 
 
 
 def test_who_only_waited_for_slow_ones_is_an_ordinary_one_again(masks: Masks) -> None:
+    clock_s = 0.0
     masks.slow = set(range(NUM_SMALL_BATCH_THREADS))
     quick, new = len(masks.slow), len(masks.slow) + 1
     rows = rows_of([Request(n) for n in range(new + 1)])
-    filler, known = MaskFiller(VOCAB_SIZE, masks), rows[:new]
-    filler.fill(0, known, NOW)
+    filler, known = MaskFiller(VOCAB_SIZE, masks, lambda: clock_s), rows[:new]
+    filler.fill(0, known, NOW - 1.0)
     masks.release.set()
     filler.fill(1, known)
     masks.release.clear()
-    filled = filler.fill(2, known, time.perf_counter() + 0.2)
+    masks.batches.clear()
+    filled = filler.fill(2, known, NOW + 0.1)
     assert quick in late(filled), "every thread is taken by slow ones"
+    assert masks.have_begun(NUM_SMALL_BATCH_THREADS)
+    clock_s = 1.0
     masks.release.set()
     filler.fill(3, known)
     masks.batches.clear()
