@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from attention.visibility import CAUSAL_ONLY, VisibilityKind
+
 ComputeCapability = tuple[int, int]
 
 
@@ -37,7 +39,8 @@ class BackendCapability:
     whose tokens stand in a page table of their own while they can be seen, and no longer.
     has_cross_attention: layers that see an encoder's tokens. latent_dims, latent_rope_dims: sizes
     of latents and of their rotated parts that kernels are built for, None for any. has_heads:
-    models that keep K and V of heads. install_hint: a command or a sentence for the operator.
+    models that keep K and V of heads. visibilities: what a step's new tokens may see.
+    install_hint: a command or a sentence for the operator.
     """
 
     name: str
@@ -64,6 +67,7 @@ class BackendCapability:
     latent_dims: range | None = None
     latent_rope_dims: range | None = None
     has_heads: bool = True
+    visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:

@@ -17,6 +17,7 @@ import torch
 
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.qkv_projection import QKVProjection
+from attention.visibility import CAUSAL, Visibility
 
 
 class ForwardMode(Enum):
@@ -117,6 +118,7 @@ class ForwardBatch:
     is_captured: a graph is made of the step. What the host knows of its rows is then of no replay.
     encoder_lens_cpu: int32 (bs,), what each row's encoder made, at least one token, in the table of
     AttentionConfig.encoder_account; empty where the model has no encoder.
+    visibility: which keys of its row a new token sees, but for layers that see an encoder's.
     """
 
     forward_mode: ForwardMode
@@ -139,6 +141,7 @@ class ForwardBatch:
     encoder_lens_cpu: npt.NDArray[np.int32] = field(
         default_factory=lambda: np.zeros(0, dtype=np.int32)
     )
+    visibility: Visibility = CAUSAL
 
     @property
     def locs_by_account(self) -> tuple[torch.Tensor, ...]:

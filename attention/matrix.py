@@ -16,6 +16,7 @@ from attention.backends.base import AttentionBackend, GraphAttentionBackend
 from attention.capability import ComputeCapability
 from attention.registry import registered_backends
 from attention.selection import PREFERENCES
+from attention.visibility import VisibilityKind
 
 _INTRODUCTION = """\
 # Attention backends
@@ -71,6 +72,10 @@ def _describe(backend: type[AttentionBackend]) -> dict[str, str]:
         "Windows and chunks in memory of their own": _yes(capability.has_bounded_accounts),
         "Cross-attention": _yes(capability.has_cross_attention),
         "Prefill and decode in one step": _yes(capability.has_mixed_batches),
+        **{
+            kind[0].upper() + kind[1:]: _yes(kind in capability.visibilities)
+            for kind in VisibilityKind
+        },
         "CUDA graphs": _yes(issubclass(backend, GraphAttentionBackend)),
         "MHA and GQA": _yes(capability.has_heads),
         "MLA": _yes(capability.has_mla),

@@ -12,6 +12,8 @@ from attention.backends.base import AttentionBackend
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE
 from attention.forward_batch import AttentionLayer, ForwardBatch
+from attention.oracle_visibility import OracleRow, rows_of_batch, seen_keys
+from attention.visibility import Causal, Visibility, VisibilityKind
 
 _ANY_FLOAT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,14 +44,46 @@ def attend_one_head(
         first = 0 if window < 0 else max(0, last - window + 1)
         if chunk > 0:
             first = max(first, last // chunk * chunk)
-        logits = k[first : last + 1] @ q[i] * scaling
-        if logit_cap > 0.0:
-            logits = logit_cap * torch.tanh(logits / logit_cap)
-        if sink is not None:
-            logits = torch.cat([logits, logits.new_tensor([sink])])
-        weights = torch.softmax(logits, dim=0)[: last + 1 - first]
-        out[i] = weights @ v[first : last + 1]
+        out[i] = _attend_all(
+            q[i], k[first : last + 1], v[first : last + 1], scaling, logit_cap, sink
+        )
     return out
+
+
+def attend_seen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float,
+    seen: torch.Tensor,
+    *,
+    logit_cap: float = 0.0,
+    sink: float | None = None,
+) -> torch.Tensor:
+    """As attend_one_head; query i sees the keys that seen, bool (n, m), says: at least one."""
+    q, k, v = q.double(), k.double(), v.double()
+    outs = [
+        _attend_all(one, k[keys], v[keys], scaling, logit_cap, sink)
+        for one, keys in zip(q, seen, strict=True)
+    ]
+    return torch.stack(outs) if outs else v.new_zeros((0, v.shape[1]))
+
+
+def _attend_all(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float,
+    logit_cap: float,
+    sink: float | None,
+) -> torch.Tensor:
+    """Of one query over keys that it sees."""
+    logits = k @ q * scaling
+    if logit_cap > 0.0:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
+    if sink is not None:
+        logits = torch.cat([logits, logits.new_tensor([sink])])
+    return torch.softmax(logits, dim=0)[: len(k)] @ v
 
 
 class OracleBackend(AttentionBackend):
@@ -74,6 +108,7 @@ class OracleBackend(AttentionBackend):
         has_unlike_layers=True,
         has_shared_kv=True,
         has_cross_attention=True,
+        visibilities=frozenset(VisibilityKind),
         install_hint="part of this repository",
     )
 
@@ -96,18 +131,22 @@ class OracleBackend(AttentionBackend):
         if save_kv_cache:
             self.token_to_kv_pool.set_kv_buffer(layer.layer_id, forward_batch.out_cache_loc, k, v)
         out = torch.zeros((*q.shape[:2], layer.v_head_dim), dtype=torch.float64, device=q.device)
-        first_token = 0
-        for row in range(forward_batch.batch_size):
-            seq_len = int(forward_batch.seq_lens[row])
-            num_new = int(forward_batch.extend_seq_lens[row])
-            tokens = slice(first_token, first_token + num_new)
-            first_token += num_new
+        visibility = forward_batch.visibility
+        for number, row in enumerate(rows_of_batch(forward_batch)):
+            seq_len = int(forward_batch.seq_lens[number])
             if seq_len == 0:
                 continue
-            slot = int(forward_batch.req_pool_indices[row])
+            tokens = slice(row.first_token, row.first_token + seq_len - row.prefix_len)
+            slot = int(forward_batch.req_pool_indices[number])
             indices = self.req_to_token_pool.req_to_token[slot, :seq_len]
-            self._attend_row(q[tokens], *self._kv_at(indices, layer), layer, out[tokens])
+            is_causal = isinstance(visibility, Causal)
+            seen = None if is_causal else self._seen(visibility, row, layer).to(q.device)
+            self._attend_row(q[tokens], *self._kv_at(indices, layer), layer, out[tokens], seen)
         return out
+
+    @staticmethod
+    def _seen(visibility: Visibility, row: OracleRow, layer: AttentionLayer) -> torch.Tensor:
+        return seen_keys(visibility, row, layer)
 
     def forward_cross(
         self, q: torch.Tensor, layer: AttentionLayer, forward_batch: ForwardBatch
@@ -120,7 +159,7 @@ class OracleBackend(AttentionBackend):
             slot = int(forward_batch.req_pool_indices[row])
             indices = table[slot, : int(forward_batch.encoder_lens_cpu[row])]
             own = slice(token, token + 1)
-            self._attend_row(q[own], *self._kv_at(indices, layer), layer, out[own])
+            self._attend_row(q[own], *self._kv_at(indices, layer), layer, out[own], None)
         return out
 
     def _kv_at(
@@ -138,17 +177,34 @@ class OracleBackend(AttentionBackend):
         v: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor,
+        seen: torch.Tensor | None,
     ) -> None:
-        """Fill out (n, q_heads, v_head_dim) from one row's queries and its keys in order."""
+        """Fill out (n, q_heads, v_head_dim) from one row's queries and its keys in order.
+
+        seen: bool (n, keys), None where the layer says what a query sees.
+        """
         group = layer.tp_q_head_num // layer.tp_k_head_num
         for head in range(layer.tp_q_head_num):
-            out[:, head] = attend_one_head(
-                q[:, head],
-                k[:, head // group],
-                v[:, head // group],
-                layer.scaling,
-                logit_cap=layer.logit_cap,
-                window=layer.sliding_window_size,
-                chunk=layer.chunk_size,
-                sink=None if layer.sinks is None else float(layer.sinks[head]),
-            )
+            sink = None if layer.sinks is None else float(layer.sinks[head])
+            keys, values = k[:, head // group], v[:, head // group]
+            if seen is None:
+                out[:, head] = attend_one_head(
+                    q[:, head],
+                    keys,
+                    values,
+                    layer.scaling,
+                    logit_cap=layer.logit_cap,
+                    window=layer.sliding_window_size,
+                    chunk=layer.chunk_size,
+                    sink=sink,
+                )
+            else:
+                out[:, head] = attend_seen(
+                    q[:, head],
+                    keys,
+                    values,
+                    layer.scaling,
+                    seen,
+                    logit_cap=layer.logit_cap,
+                    sink=sink,
+                )

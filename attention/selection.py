@@ -23,6 +23,7 @@ from attention.capability import (
 )
 from attention.memory.layout import LatentEntry
 from attention.registry import ATTENTION_BACKENDS, BackendRegistry
+from attention.visibility import CAUSAL_ONLY, VisibilityKind
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class DeviceFacts:
 class AttentionNeeds:
     """What the model and the flags ask of a backend. page_size: None leaves it to the backend.
     chunk_size: of needs_chunked_attention, 0 where it does not matter. latent: what a model with
-    needs_mla keeps; None where its sizes do not matter."""
+    needs_mla keeps; None where its sizes do not matter. visibilities: that its steps have."""
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -111,6 +112,7 @@ class AttentionNeeds:
     needs_mixed_batches: bool = False
     chunk_size: int = 0
     latent: LatentEntry | None = None
+    visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,10 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             "prefill and decode in one step",
             needs.needs_mixed_batches,
             capability.has_mixed_batches,
+        ),
+        *(
+            (kind, kind in needs.visibilities, kind in capability.visibilities)
+            for kind in VisibilityKind
         ),
     )
     for feature, is_needed, is_there in features:

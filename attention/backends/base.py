@@ -46,6 +46,13 @@ class AttentionBackend(ABC):
         """Of what attends in such a step."""
         return self.capability.name
 
+    def check_visibility(self, forward_batch: ForwardBatch) -> None:
+        """Raises AttentionBackendError where the step's tokens see what the backend has no way to:
+        called before a step is planned."""
+        kind = forward_batch.visibility.kind
+        if kind not in self.capability.visibilities:
+            raise AttentionBackendError(f"{self.capability.name} has no {kind}; torch_native has")
+
     @abstractmethod
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Derive the step's shared metadata. No device-to-host copy happens here."""

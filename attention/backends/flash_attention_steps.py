@@ -44,6 +44,7 @@ class FlashAttentionSteps(GraphAttentionBackend):
         """A step begins whose rows are the tables' first ones."""
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        self.check_visibility(forward_batch)
         bs = forward_batch.batch_size
         max_seq_len_k = int(forward_batch.seq_lens_cpu.max(initial=0))
         max_seq_len_q = int(forward_batch.extend_seq_lens_cpu.max(initial=0))
@@ -67,6 +68,7 @@ class FlashAttentionSteps(GraphAttentionBackend):
 
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
         """Metadata over the static tables' first rows."""
+        self.check_visibility(forward_batch)
         tables = self._static_tables(forward_batch)
         facts = StepFacts(forward_batch.batch_size, 1, self.config.max_context_len)
         self._start_step(tables, facts)

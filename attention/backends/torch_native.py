@@ -21,6 +21,7 @@ from attention.memory.layout import AccountRetention, FixedLength, LastTokens
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
+from attention.visibility import VisibilityKind
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -53,6 +54,7 @@ class TorchNativeBackend(AttentionBackend):
         has_shared_kv=True,
         has_bounded_accounts=True,
         has_cross_attention=True,
+        visibilities=frozenset(VisibilityKind),
         install_hint="part of torch, nothing to install",
     )
 
@@ -158,13 +160,11 @@ class TorchNativeBackend(AttentionBackend):
         keys, values = self._row_kv(layer, row.cache_indices, q.dtype)
         is_plain = layer.logit_cap <= 0.0 and layer.sinks is None
         run_block = sdpa_block if is_plain else explicit_block
-        bias = self._biases[self._kinds[layer.layer_id].retention]
+        bias = row.bias or self._biases[self._kinds[layer.layer_id].retention]
         for block in row.blocks:
             visible = slice(block.first_key, block.stop_key)
-            num_queries = block.stop_query - block.first_query
-            num_keys = block.stop_key - block.first_key
-            mask = bias.block(num_queries, num_keys - num_queries, num_keys)
             tokens = slice(row.first_token + block.first_query, row.first_token + block.stop_query)
+            mask = bias.block(block)
             out[tokens] = run_block(q[tokens], keys[visible], values[visible], mask, layer)
 
 

@@ -15,7 +15,7 @@ import torch
 from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, decode_planner
 from attention.config import LayerKind
 from attention.kernels.torch_decode import DecodeRows
-from attention.kernels.torch_extend import QUERY_BLOCK, QueryBlock
+from attention.kernels.torch_extend import all_key_blocks
 from attention.memory.layout import EveryToken
 
 
@@ -61,8 +61,5 @@ class CrossPlanner:
     def _extend_row(self, rows: StepRows, row: int, first_token: int, num_keys: int) -> ExtendRow:
         num_new = rows.num_new(row)
         indices = self._table[:, :num_keys].index_select(0, rows.slot(row))
-        blocks = (
-            QueryBlock(first, min(first + QUERY_BLOCK, num_new), 0, num_keys)
-            for first in range(0, num_new, QUERY_BLOCK)
-        )
-        return ExtendRow(first_token, first_token + num_new, indices.view(-1), tuple(blocks))
+        blocks = tuple(all_key_blocks(num_new, num_keys))
+        return ExtendRow(first_token, first_token + num_new, indices.view(-1), blocks)

@@ -15,6 +15,7 @@ import torch
 
 from attention.backends.base import LatentAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
+from attention.backends.torch_native_rows import decode_rows_of, seen_row
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
 from attention.forward_batch import ForwardBatch
@@ -25,6 +26,7 @@ from attention.kernels.torch_decode import (
     DecodePlanner,
     DecodeRows,
 )
+from attention.kernels.torch_extend import QueryBlock
 from attention.kernels.torch_latent import (
     AbsorbedKeys,
     ExpandedKeys,
@@ -33,12 +35,14 @@ from attention.kernels.torch_latent import (
     attend_absorbed,
     project_values,
 )
+from attention.kernels.torch_visible import VisibleBias
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.layout import EveryToken
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_latent_backend
+from attention.visibility import Causal
 
 KEYS_PER_PIECE = 512
 QUERIES_PER_BLOCK = 128
@@ -48,13 +52,15 @@ QUERIES_PER_BLOCK = 128
 class LatentRow:
     """A row with several new tokens, first_token .. stop_token - 1 of the step.
 
-    cache_indices: int32 (prefix_len + new tokens,), the row's tokens, oldest first.
+    cache_indices: int32 (prefix_len + new tokens,), the row's tokens, oldest first. bias: what its
+    new tokens see, None where they see all up to themselves.
     """
 
     first_token: int
     stop_token: int
     prefix_len: int
     cache_indices: torch.Tensor
+    bias: VisibleBias | None
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """[first, stop) ranges of keys."""
@@ -63,10 +69,18 @@ class LatentRow:
             yield first, min(first + KEYS_PER_PIECE, num_keys)
 
     def query_blocks(self, first_key: int) -> Iterator[tuple[int, int]]:
-        """[first, stop) ranges of the row's new tokens that see the key at first_key."""
+        """[first, stop) ranges of the row's new tokens that may see the key at first_key."""
         num_new = self.stop_token - self.first_token
-        for first in range(max(0, first_key - self.prefix_len), num_new, QUERIES_PER_BLOCK):
+        first_query = max(0, first_key - self.prefix_len) if self.bias is None else 0
+        for first in range(first_query, num_new, QUERIES_PER_BLOCK):
             yield first, min(first + QUERIES_PER_BLOCK, num_new)
+
+    def hidden(self, block: QueryBlock) -> torch.Tensor | None:
+        """bool (queries, keys) of the block, on any device; None where all are seen."""
+        if self.bias is not None:
+            return ~self.bias.seen(block)
+        first, stop = self.prefix_len + block.first_query, self.prefix_len + block.stop_query
+        return _hidden(first, stop, block.first_key, block.stop_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +129,13 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
         seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
         first_tokens = np.cumsum(num_new) - num_new
-        decode = np.flatnonzero((num_new == 1) & (seq_lens > 0))
-        decode = decode[np.argsort(-seq_lens[decode], kind="stable")]
+        decode, longer = decode_rows_of(forward_batch)
         rows = torch.from_numpy(decode).to(self.config.device)
         decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
         self._metadata = LatentMetadata(
             decode_tokens=torch.from_numpy(first_tokens[decode]).to(self.config.device),
             decode_chunks=self._planner.plan(decode_rows, EveryToken()),
-            rows=[
-                self._row(forward_batch, row, int(first_tokens[row]))
-                for row in np.flatnonzero(num_new > 1).tolist()
-            ],
+            rows=[self._row(forward_batch, row, int(first_tokens[row])) for row in longer.tolist()],
         )
 
     def _row(self, forward_batch: ForwardBatch, row: int, first_token: int) -> LatentRow:
@@ -133,11 +143,16 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         seq_len = int(forward_batch.seq_lens_cpu[row])
         slot = forward_batch.req_pool_indices[row : row + 1]
         table = self.req_to_token_pool.req_to_token[:, :seq_len]
+        bias = None
+        if not isinstance(forward_batch.visibility, Causal):
+            seen = seen_row(forward_batch, row, first_token, first_key=0)
+            bias = VisibleBias(seen, forward_batch.visibility, EveryToken(), self.config.dtype)
         return LatentRow(
             first_token=first_token,
             stop_token=first_token + num_new,
             prefix_len=seq_len - num_new,
             cache_indices=table.index_select(0, slot).view(-1),
+            bias=bias,
         )
 
     def forward_latent(
@@ -189,7 +204,7 @@ def _attend_row(
         piece = latents.index_select(0, row.cache_indices[first_key:stop_key])
         keys = keys_class(piece, up, layer, q_nope.dtype)
         for first, stop in row.query_blocks(first_key):
-            hidden = _hidden(row.prefix_len + first, row.prefix_len + stop, first_key, stop_key)
+            hidden = row.hidden(QueryBlock(first, stop, first_key, stop_key))
             mask = None if hidden is None else hidden.to(q_nope.device)
             state = keys.attend(q_nope[first:stop], q_rope[first:stop], mask)
             block = slice(first, stop)

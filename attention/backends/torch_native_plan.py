@@ -6,18 +6,28 @@ Planned once per step from host copies of lengths and the request table. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from attention.backends.torch_native_cross import CrossPlanner
-from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, decode_planner
+from attention.backends.torch_native_rows import (
+    ExtendRow,
+    LayerPlan,
+    StepRows,
+    decode_planner,
+    decode_rows_of,
+    seen_row,
+)
+from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerKind
 from attention.forward_batch import ForwardBatch
 from attention.kernels.torch_decode import DecodeRows
-from attention.kernels.torch_extend import query_blocks
+from attention.kernels.torch_extend import all_key_blocks, query_blocks
+from attention.kernels.torch_visible import VisibleBias
 from attention.memory.layout import FixedLength, Retention
+from attention.visibility import Causal, Items
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class TorchNativePlanner:
         max_chunk_key_bytes: int,
     ) -> None:
         """tables, num_cache_slots: of each account, its table of requests and its tokens."""
-        self._device = config.device
+        self._device, self._dtype = config.device, config.dtype
         self._tables = tuple(tables)
         self._retentions = {
             kind: kind.retention
@@ -72,9 +82,7 @@ class TorchNativePlanner:
         num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
         seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
         first_tokens = np.cumsum(num_new) - num_new
-        decode = np.flatnonzero((num_new == 1) & (seq_lens > 0))
-        decode = decode[np.argsort(-seq_lens[decode], kind="stable")]
-        extend = np.flatnonzero(num_new > 1)
+        decode, extend = decode_rows_of(forward_batch)
         slots = forward_batch.req_pool_indices[torch.from_numpy(decode).to(self._device)]
         decode_tokens = first_tokens[decode]
         num_tokens = forward_batch.num_tokens
@@ -111,11 +119,24 @@ class TorchNativePlanner:
         self, rows: StepRows, row: int, first_token: int, retention: Retention, account: int
     ) -> ExtendRow:
         num_new, seq_len = rows.num_new(row), int(rows.batch.seq_lens_cpu[row])
-        first_key = retention.first_visible(seq_len - num_new)
+        visibility = rows.batch.visibility
+        # Tokens of an item stand before their places: a shared prefix stays in sight of them.
+        is_whole = isinstance(visibility, Items)
+        first_key = 0 if is_whole else retention.first_visible(seq_len - num_new)
+        if is_whole and account:
+            raise AttentionBackendError(f"{retention.name} lets go of the prefix that items share")
         table = self._tables[account][:, first_key:seq_len]
-        return ExtendRow(
+        whole = ExtendRow(
             first_token=first_token,
             stop_token=first_token + num_new,
             cache_indices=table.index_select(0, rows.slot(row)).view(-1),
             blocks=tuple(query_blocks(num_new, seq_len - first_key, retention)),
+        )
+        if isinstance(visibility, Causal):
+            return whole
+        seen = seen_row(rows.batch, row, first_token, first_key)
+        return replace(
+            whole,
+            blocks=tuple(all_key_blocks(num_new, seq_len - first_key)),
+            bias=VisibleBias(seen, visibility, retention, self._dtype),
         )

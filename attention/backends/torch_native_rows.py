@@ -11,20 +11,24 @@ import torch
 from attention.config import AttentionHeads
 from attention.forward_batch import ForwardBatch
 from attention.kernels.torch_decode import DecodeChunk, DecodePlanner
-from attention.kernels.torch_extend import QueryBlock
+from attention.kernels.torch_extend import BlockBias, QueryBlock
+from attention.kernels.torch_visible import SeenRow
+from attention.visibility import Items
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
     """A row with several new tokens, first_token .. stop_token - 1 of the step.
 
-    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first.
+    cache_indices: int32 (m,), the row's keys that any of its queries sees, oldest first. bias: what
+    the row's queries see of them, None where that is what the layer's retention says.
     """
 
     first_token: int
     stop_token: int
     cache_indices: torch.Tensor
     blocks: tuple[QueryBlock, ...]
+    bias: BlockBias | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +65,32 @@ def decode_planner(
     max_chunk_tokens = max(1, max_chunk_key_bytes // key_bytes)
     return DecodePlanner(
         table, num_cache_slots, heads.tp_q_head_num, heads.tp_k_head_num, max_chunk_tokens
+    )
+
+
+def decode_rows_of(
+    forward_batch: ForwardBatch,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows whose only new token sees all that they have, longest first, and the rows with other new
+    tokens. Rows that pad a batch are neither."""
+    num_new, seq_lens = forward_batch.extend_seq_lens_cpu, forward_batch.seq_lens_cpu
+    # A token of an item does not see all that comes before it.
+    sees_all = not isinstance(forward_batch.visibility, Items)
+    has_keys = seq_lens > 0
+    decode = np.flatnonzero((num_new == 1) & has_keys & sees_all)
+    longer = np.flatnonzero((num_new > 1 if sees_all else num_new > 0) & has_keys)
+    return decode[np.argsort(-seq_lens[decode], kind="stable")], longer
+
+
+def seen_row(forward_batch: ForwardBatch, row: int, first_token: int, first_key: int) -> SeenRow:
+    """first_token: the row's first new one in the step. first_key: of those that are gathered."""
+    num_new = int(forward_batch.extend_seq_lens_cpu[row])
+    cells = forward_batch.extend_seq_lens_cpu[:row].astype(np.int64) ** 2
+    return SeenRow(
+        first_token=first_token,
+        first_cell=int(cells.sum()),
+        first_key=first_key,
+        prefix_len=int(forward_batch.extend_prefix_lens_cpu[row]),
+        num_new=num_new,
+        positions=forward_batch.positions[first_token : first_token + num_new],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -47,6 +48,20 @@ def query_blocks(num_queries: int, num_keys: int, retention: Retention) -> Itera
         first = stop
 
 
+def all_key_blocks(num_queries: int, num_keys: int) -> Iterator[QueryBlock]:
+    """Cut a row's queries into blocks any of which may see every key."""
+    for first in range(0, num_queries, QUERY_BLOCK):
+        yield QueryBlock(first, min(first + QUERY_BLOCK, num_queries), 0, num_keys)
+
+
+class BlockBias(Protocol):
+    """Which keys of a block its queries see."""
+
+    def block(self, block: QueryBlock) -> torch.Tensor | None:
+        """0 or -inf, (queries, keys) of the block; None where each sees them all."""
+        ...
+
+
 class CausalBias:
     """Additive causal masks of one window, as views of one band matrix.
 
@@ -62,13 +77,15 @@ class CausalBias:
         self._reach = 0
         self._band = self._build(0)
 
-    def block(self, num_queries: int, first_query_position: int, num_keys: int) -> torch.Tensor:
-        """0 or -inf, (num_queries, num_keys): keys 0 .. num_keys - 1, the block's first query at
-        key position first_query_position."""
-        if first_query_position > self._reach:
-            self._reach = max(first_query_position, 2 * self._reach)
+    def block(self, block: QueryBlock) -> torch.Tensor:
+        """0 or -inf, (queries, keys) of a block whose last query stands at its last key."""
+        num_queries = block.stop_query - block.first_query
+        num_keys = block.stop_key - block.first_key
+        num_before = num_keys - num_queries
+        if num_before > self._reach:
+            self._reach = max(num_before, 2 * self._reach)
             self._band = self._build(self._reach)
-        start = self._reach - first_query_position
+        start = self._reach - num_before
         view = self._band[:num_queries, start : start + num_keys]
         # GPU kernels read masks in vectors of this size, and torch checks strides, not addresses.
         is_aligned = start * self._band.itemsize % _VECTOR_BYTES == 0
@@ -89,7 +106,7 @@ class CausalBias:
 class NoBias:
     """In CausalBias's place where every query sees every key."""
 
-    def block(self, num_queries: int, first_query_position: int, num_keys: int) -> None:
+    def block(self, block: QueryBlock) -> None:
         return None
 
 

@@ -68,7 +68,7 @@ class RowKeys(Protocol):
     ) -> AttentionState:
         """q_nope (n, heads, nope_dim), q_rope (n, heads, rope_dim) -> out (n, heads, v_head_dim).
 
-        hidden: bool (n, m), which keys a query does not see; each sees at least one. None: all are
+        hidden: bool (n, m), which keys a query does not see, all of them it may be. None: all are
         seen.
         """
         ...
@@ -92,7 +92,7 @@ class AbsorbedKeys(RowKeys):
         if hidden is not None:
             scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
-        weights = scores.sub_(lse.unsqueeze(-1)).exp_()
+        weights = _weights(scores, lse)
         attended = (weights.flatten(0, 1) @ self._values).view(*q.shape[:2], -1)
         return AttentionState(project_values(attended, self._up, self._dtype).float(), lse)
 
@@ -129,6 +129,11 @@ class ExpandedKeys(RowKeys):
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
         lse = torch.logsumexp(scores, dim=-1)
-        weights = scores.sub_(lse.unsqueeze(-1)).exp_()
+        weights = _weights(scores, lse)
         out = torch.bmm(weights, self._values)
         return AttentionState(out.transpose(0, 1), lse.t())
+
+
+def _weights(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """exp(scores - lse), in scores' memory; zeros where no key is seen."""
+    return scores.sub_(lse.masked_fill(lse.isneginf(), 0.0).unsqueeze(-1)).exp_()

@@ -2,7 +2,7 @@
 
 A CacheGroup says what its layers keep of a token (its entry) and which tokens they can still see
 (its retention). Groups of one retention share an account: one page table, one stock of pages. A
-plain decoder has one group and one account. Knows no tensor, no page and no request.
+plain decoder has one group and one account. Keeps no tensor, knows no page and no request.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-Position = TypeVar("Position", int, npt.NDArray[np.int64])
-"""One position of a request, or several: int64 (n,)."""
+Position = TypeVar("Position", int, npt.NDArray[np.int64], torch.Tensor)
+"""One position of a request, or several: int64, of any shape."""
 
 
 @dataclass(frozen=True, slots=True)

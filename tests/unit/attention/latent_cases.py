@@ -23,7 +23,9 @@ from attention.backends.base import AttentionBackend
 from attention.backends.torch_native_latent import TorchNativeLatentBackend
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.oracle import attend_one_head
+from attention.oracle import attend_one_head, attend_seen
+from attention.oracle_visibility import OracleRow, rows_of_batch, seen_keys
+from attention.visibility import Causal
 from tests.unit.attention.cases import CaseSpec, RowSpec, build_batch
 
 HEADS = 4
@@ -102,18 +104,25 @@ class LatentCase:
 
     def run_oracle(self) -> torch.Tensor:
         """In float64, over K and V of every head, row by row; knows no pool."""
-        pairs = zip(self.spec.rows, self.contents, strict=True)
-        return torch.cat([self._expanded_row(row, content) for row, content in pairs])
+        rows = zip(self.spec.rows, self.contents, rows_of_batch(self.batch), strict=True)
+        return torch.cat([self._expanded_row(*row) for row in rows])
 
-    def _expanded_row(self, row: RowSpec, content: RowContent) -> torch.Tensor:
+    def _expanded_row(self, row: RowSpec, content: RowContent, seen: OracleRow) -> torch.Tensor:
         kept = content.latent.to(self.spec.kv_dtype).double()
         rope = content.k_rope.to(self.spec.kv_dtype).double()
+        visibility = self.batch.visibility
+        is_causal = isinstance(visibility, Causal)
+        keys = None if is_causal else seen_keys(visibility, seen, LayerAttentionConfig())
         heads = []
         for head in range(self.dims.num_heads):
             q = torch.cat((content.q_nope[:, head], content.q_rope[:, head]), dim=-1)
             k = torch.cat((kept @ self.up.w_uk[head].double().t(), rope), dim=-1)
             v = kept @ self.up.w_uv[head].double().t()
-            heads.append(attend_one_head(q[row.prefix_len :], k, v, self.dims.scaling))
+            new = q[row.prefix_len :]
+            if keys is None:
+                heads.append(attend_one_head(new, k, v, self.dims.scaling))
+            else:
+                heads.append(attend_seen(new, k, v, self.dims.scaling, keys))
         return torch.stack(heads, dim=1)
 
     def by_row(self, out: torch.Tensor) -> list[torch.Tensor]:

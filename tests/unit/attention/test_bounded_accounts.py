@@ -14,6 +14,7 @@ from attention.backends import flash_attention, flash_attention_triton
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
+from attention.capability import AttentionBackendError
 from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
@@ -23,6 +24,7 @@ from tests.fakes.flash_attention import (
     fake_triton_kernels,
 )
 from tests.unit.attention.cases import AttentionCase, CaseSpec, build_case, relative_error, rows_of
+from tests.unit.attention.visibility_cases import build_visible, everything, items, tree
 
 BACKENDS = [TorchNativeBackend, FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
 TOLERANCE = 1e-2
@@ -86,6 +88,20 @@ def with_account(case: AttentionCase) -> AttentionCase:
 def test_pages_that_were_given_back_are_in_no_output(backend, page_size, rows, layer):
     case = windowed(rows, layer, page_size)
     assert relative_error(with_account(case).run(backend), case.run_oracle()) < TOLERANCE
+
+
+@pytest.mark.parametrize("make", [tree, everything])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_drafts_and_encoders_see_no_page_that_was_given_back(page_size, make):
+    case = build_visible(windowed(STEPS["extend"], LAYERS["window"], page_size).spec, make)
+    out = with_account(case).run(TorchNativeBackend)
+    assert relative_error(out, case.run_oracle()) < TOLERANCE
+
+
+def test_items_are_refused_where_the_account_lets_go_of_their_prefix():
+    case = build_visible(windowed(STEPS["extend"], LAYERS["window"], 16).spec, items)
+    with pytest.raises(AttentionBackendError, match="lets go of the prefix"):
+        with_account(case).run(TorchNativeBackend)
 
 
 @pytest.mark.parametrize("backend_class", BACKENDS[1:])

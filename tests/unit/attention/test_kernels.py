@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention.kernels.torch_decode import MAX_CHUNK_PADDING_TOKENS, cut_into_chunks
-from attention.kernels.torch_extend import QUERY_BLOCK, CausalBias, query_blocks
+from attention.kernels.torch_extend import QUERY_BLOCK, CausalBias, QueryBlock, query_blocks
 from attention.kernels.torch_scores import capped_sink_softmax
 from attention.memory.layout import CurrentChunk, EveryToken, LastTokens
 
@@ -100,8 +100,8 @@ def test_hidden_keys_weigh_nothing_under_a_cap():
 def test_masks_for_a_gpu_begin_at_a_vector_s_boundary(window, dtype):
     """On the meta device: addresses without memory. torch checks strides, not addresses."""
     bias = CausalBias(window, dtype, torch.device("meta"))
-    bias.block(QUERY_BLOCK, 256, 300)
+    bias.block(QueryBlock(0, QUERY_BLOCK, 0, QUERY_BLOCK + 256))
     for position in range(64):
-        mask = bias.block(9, position, position + 9)
+        mask = bias.block(QueryBlock(0, 9, 0, position + 9))
         assert mask.storage_offset() * mask.itemsize % 16 == 0
         assert mask.shape == (9, position + 9)

@@ -245,7 +245,7 @@ def test_strided_slices_of_a_fused_projection_give_the_same(rows):
 def test_mask_band_grows_with_the_reach_asked_for():
     bias = torch_extend.CausalBias(window=3, dtype=torch.float32, device=torch.device("cpu"))
     for reach in (0, 2, 700, 5):
-        block = bias.block(2, reach, reach + 2)
+        block = bias.block(torch_extend.QueryBlock(0, 2, 0, reach + 2))
         assert block.shape == (2, reach + 2)
         visible = (block == 0).nonzero().tolist()
         first = max(0, reach - 2)
