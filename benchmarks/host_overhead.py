@@ -211,6 +211,7 @@ def scheduler_config(
         vocab_size=vocab_size,
         seed=0,
         can_repeat_slots=can_repeat_slots,
+        can_run_again=True,
     )
 
 

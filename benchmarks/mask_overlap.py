@@ -80,9 +80,9 @@ class _MaskedStep:
         self._end_s = max(self._end_s, time.perf_counter()) + SAMPLING_S
         sampling = plan.samples > 0
         positions = (plan.prefix_lens + plan.num_new_tokens)[sampling]
-        rows, own = find_masks(plan.slots[sampling], positions, masks)
-        if len(rows):
-            self.token_ids[rows] = draw(masks.rows[own], rng)
+        found = find_masks(plan.slots[sampling], positions, plan.masked_slots, masks)
+        if len(found.rows):
+            self.token_ids[found.rows] = draw(masks.rows[found.own], rng)
         return self._end_s
 
     def outcome(self) -> StepOutcome:

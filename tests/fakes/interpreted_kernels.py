@@ -18,6 +18,7 @@ from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.models.transformers_norms import rms_norm_in_torch
+from workers.sampling.token_masks import find_masks
 from workers.sampling.token_masks import rule_out as plain_rule_out
 
 TOLERANCE = 1e-4
@@ -152,15 +153,17 @@ def check_masks(num_rows, vocab_size, dtype):
     # Columns beyond the vocabulary, as a padded head has them, and two equal likeliest tokens.
     logits = torch.randn(num_rows, vocab_size + 24).to(dtype)[:, :vocab_size]
     logits[:, [3, vocab_size - 1]] = 9.0
-    on_device = upload_masks(slots, positions, masks, torch.device("cpu"))
-    allowed = plain_rule_out(logits, slots, positions, masks)
+    found = find_masks(slots, positions, masked, masks)
+    on_device = upload_masks(num_rows, found, masks, torch.device("cpu"))
+    allowed = plain_rule_out(logits, found, masks)
     assert torch.equal(rule_out(logits, on_device), allowed)
     first = [int((row == row.max()).nonzero()[0]) for row in allowed]
     logits[1, 7] = torch.nan
     token_ids, has_nan = greedy(logits, on_device)
     assert has_nan.tolist() == [row == 1 for row in range(num_rows)]
     assert token_ids.tolist() == [first[0], 0, *first[2:]]
-    assert upload_masks(slots + 100, positions, masks, torch.device("cpu")) is None
+    nothing = find_masks(slots + 100, positions, masked, masks)
+    assert upload_masks(num_rows, nothing, masks, torch.device("cpu")) is None
 
 
 if __name__ == "__main__":

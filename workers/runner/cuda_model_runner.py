@@ -33,12 +33,13 @@ from workers.runner.cuda_executor import (
     HalfLaunchedStep,
     StepEvents,
 )
-from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
-from workers.runner.model_runner import LaunchedStep, ModelRunner, attention_records
+from workers.runner.executor import PendingStep, StepExecutor, StepOutcome, attention_records
+from workers.runner.model_runner import LaunchedStep, ModelRunner
 from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
 from workers.runner.step_pieces import ReadableStep, launch_in_pieces
 from workers.sampling.state import SampledTokens
+from workers.sampling.token_masks import find_masks
 from workers.scheduler.plan import IntArray, StepPlan
 from workers.scheduler.step_filling import TILE_TOKENS
 
@@ -191,21 +192,30 @@ class CudaModelRunner(ModelRunner):
 
     def _draw(self, plan: StepPlan) -> DrawSamples:
         if len(plan.masked_slots):
-            return partial(self._sample_masked, plan.step_id)
+            return partial(self._sample_masked, plan.step_id, plan.masked_slots)
         return self._sampling.sample
 
     def _sample_masked(
-        self, step_id: int, logits: torch.Tensor, slots: IntArray, positions: IntArray
+        self,
+        step_id: int,
+        masked_slots: IntArray,
+        logits: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
     ) -> SampledTokens:
         # Triton comes with torch for CUDA only.
         from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
 
-        masks = upload_masks(slots, positions, self._mask_source.wait(step_id), self._device)
+        of_step = self._mask_source.wait(step_id)
+        found = find_masks(slots, positions, masked_slots, of_step)
+        masks = upload_masks(len(slots), found, of_step, self._device)
         if masks is None:
-            return self._sampling.sample(logits, slots, positions)
-        if self._sampling.is_plainly_greedy(slots, positions):
+            return self._sampling.sample_from(logits, logits, slots, positions, found.void)
+        if self._sampling.is_plainly_greedy(slots, positions, found.void):
             return SampledTokens(*greedy(logits, masks), None)
-        return self._sampling.sample_from(rule_out(logits, masks), logits, slots, positions)
+        return self._sampling.sample_from(
+            rule_out(logits, masks), logits, slots, positions, found.void
+        )
 
     def _graphs_of(self, plan: StepPlan) -> DecodeGraphs | None:
         """Those that can run the plan. They have no positions but those of tokens in their

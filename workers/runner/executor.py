@@ -4,11 +4,12 @@ ThreadStepExecutor runs steps on one thread of their own, in order: on CPU the e
 schedules step N+1 while step N runs. Knows no request.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from attention.timing import AttentionTiming
 from workers.constraints.masks import StepMasks
 from workers.engine.observer import AttentionRecord
 from workers.runner.mask_inbox import MaskInbox
@@ -23,6 +24,15 @@ class StepOutcome:
     started_s: float
     finished_s: float
     attention: tuple[AttentionRecord, ...]
+
+
+def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
+    return tuple(
+        AttentionRecord(
+            timing.phase.value, timing.backend, timing.seconds, timing.bytes_read, timing.flops
+        )
+        for timing in timings
+    )
 
 
 class PendingStep(Protocol):

@@ -31,3 +31,9 @@ def can_repeat_slots(config: EngineConfig, model: CausalLM) -> bool:
     """Whether a step may have several rows of one slot: nothing but keys and values is kept of it,
     and the device does not find out how long it is."""
     return not (model.state_entries or model.encoder or model.media or config.speculative)
+
+
+def can_run_again(model: CausalLM) -> bool:
+    """Whether a row may bring a token that it has brought before: its keys and values are what they
+    were, while a state would take the token in twice."""
+    return not model.state_entries

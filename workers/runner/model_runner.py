@@ -6,7 +6,6 @@ order and samples the same tokens; only rank 0 reads them back.
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,11 +16,9 @@ import torch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates
 from attention.router import build_attention
-from attention.timing import AttentionTiming
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
-from workers.engine.observer import AttentionRecord
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import load_model, resolve_dtype
@@ -31,8 +28,18 @@ from workers.parallel.group import TPGroup
 from workers.pooling.states import PooledStates, needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
-from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
-from workers.runner.grammars import can_repeat_slots, make_grammar_desk, why_no_grammars
+from workers.runner.executor import (
+    StepExecutor,
+    StepOutcome,
+    ThreadStepExecutor,
+    attention_records,
+)
+from workers.runner.grammars import (
+    can_repeat_slots,
+    can_run_again,
+    make_grammar_desk,
+    why_no_grammars,
+)
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.mask_inbox import MaskInbox, MaskSource
@@ -45,7 +52,7 @@ from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.runner.value_check import value_checks
 from workers.sampling.logprobs import LogprobTensors, pack_logprobs, prompt_logprobs
 from workers.sampling.state import SampledTokens, SamplingState
-from workers.sampling.token_masks import rule_out
+from workers.sampling.token_masks import find_masks, rule_out
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, EncoderAccount, SchedulerConfig
 from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, StepResult
@@ -182,6 +189,7 @@ class ModelRunner:
             bounded=tuple(map(BoundedAccount, self._retentions, self.pages_by_account[1:])),
             max_draft_tokens=config.max_draft_tokens if config.speculative else 0,
             can_repeat_slots=can_repeat_slots(config, self._model) and not self._retentions,
+            can_run_again=can_run_again(self._model),
             encoder=self._encoder_account(),
             num_snapshots=self._num_snapshots,
             product_s=self._product_s,
@@ -344,17 +352,26 @@ class ModelRunner:
             return SampledTokens(nothing, nothing.bool(), None)
         slots, positions = inputs.sample_slots, inputs.sample_positions
         if len(inputs.masked_slots):
-            sampled = self._sample_masked(inputs.step_id, logits, slots, positions)
+            sampled = self._sample_masked(
+                inputs.step_id, inputs.masked_slots, logits, slots, positions
+            )
         else:
             sampled = self._sampling.sample(logits, slots, positions)
         return self._take_samples(sampled, inputs)
 
     def _sample_masked(
-        self, step_id: int, logits: torch.Tensor, slots: IntArray, positions: IntArray
+        self,
+        step_id: int,
+        masked_slots: IntArray,
+        logits: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
     ) -> SampledTokens:
         """Waits for the masks of the step."""
-        allowed = rule_out(logits, slots, positions, self._mask_source.wait(step_id))
-        return self._sampling.sample_from(allowed, logits, slots, positions)
+        masks = self._mask_source.wait(step_id)
+        found = find_masks(slots, positions, masked_slots, masks)
+        allowed = rule_out(logits, found, masks)
+        return self._sampling.sample_from(allowed, logits, slots, positions, found.void)
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Keep what later steps go on from; returns what the host is told."""
@@ -376,12 +393,3 @@ class ModelRunner:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
-
-
-def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
-    return tuple(
-        AttentionRecord(
-            timing.phase.value, timing.backend, timing.seconds, timing.bytes_read, timing.flops
-        )
-        for timing in timings
-    )

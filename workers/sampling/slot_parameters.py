@@ -19,6 +19,7 @@ MAX_CANDIDATE_TOP_K = 64
 """A random row with top_k up to this many draws among its likeliest tokens only."""
 
 RowIndices = npt.NDArray[np.int64]
+NO_ROWS: RowIndices = np.empty(0, dtype=np.int64)
 
 
 class RowUse(IntEnum):
@@ -90,9 +91,13 @@ class SlotParameters:
         ]
         self._num_asked[slots] = [len(sampling.logprob_token_ids) for sampling in samplings]
 
-    def describe(self, slots: IntArray, seq_lens: IntArray) -> HostRows | None:
-        """How the rows of one step are to be sampled; None if all are plainly greedy."""
+    def describe(
+        self, slots: IntArray, seq_lens: IntArray, void: RowIndices = NO_ROWS
+    ) -> HostRows | None:
+        """How the rows of one step are to be sampled; None if all are plainly greedy. void: rows
+        that nothing is done for, whatever their slots ask."""
         uses = self._uses[slots]
+        uses[void] = 0
         union = int(np.bitwise_or.reduce(uses))
         if union & _MIN_TOKENS_BIT:
             is_over = seq_lens >= self._min_seq_lens[slots]
@@ -106,12 +111,14 @@ class SlotParameters:
             for use, bit in zip(RowUse, _BITS, strict=True)
             if union & bit
         }
+        num_top, num_asked = self._num_top[slots], self._num_asked[slots]
+        num_top[void], num_asked[void] = NO_LOGPROBS, 0
         return HostRows(
             slots=slots.astype(np.int64),
             noise_keys=row_keys(self._mixed_seeds[slots], seq_lens),
             rows=rows,
-            num_top=self._num_top[slots],
-            num_asked=self._num_asked[slots],
+            num_top=num_top,
+            num_asked=num_asked,
         )
 
 

@@ -30,7 +30,14 @@ from workers.sampling.sampler import (
     sample_candidates,
     sample_dense,
 )
-from workers.sampling.slot_parameters import DENSE_FILTERS, HostRows, RowUse, SlotParameters
+from workers.sampling.slot_parameters import (
+    DENSE_FILTERS,
+    NO_ROWS,
+    HostRows,
+    RowIndices,
+    RowUse,
+    SlotParameters,
+)
 from workers.sampling.sparse_bias import SparseBias
 from workers.sampling.token_id_table import TokenIdTable
 from workers.sampling.transfer import start_download, upload
@@ -120,19 +127,28 @@ class SamplingState:
         self._admit_stop_mask([r for r in requests if r.sampling.min_tokens > 0])
         self._admit_rules(requests)
 
-    def is_plainly_greedy(self, slots: IntArray, seq_lens: IntArray) -> bool:
-        """Whether sample, called with these, would take every row's argmax and do nothing else."""
-        return self._slots.describe(slots, seq_lens) is None
+    def is_plainly_greedy(
+        self, slots: IntArray, seq_lens: IntArray, void: RowIndices = NO_ROWS
+    ) -> bool:
+        """Whether sample_from, called with these, would take every row's argmax and do nothing
+        else."""
+        return self._slots.describe(slots, seq_lens, void) is None
 
     def sample(self, logits: Tensor, slots: IntArray, seq_lens: IntArray) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties. See sample_from."""
         return self.sample_from(logits, logits, slots, seq_lens)
 
     def sample_from(
-        self, logits: Tensor, raw: Tensor, slots: IntArray, seq_lens: IntArray
+        self,
+        logits: Tensor,
+        raw: Tensor,
+        slots: IntArray,
+        seq_lens: IntArray,
+        void: RowIndices = NO_ROWS,
     ) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties.
 
+        void: rows whose token is nobody's: it is any, and leaves no trace.
         logits: float (n, vocab_size), left as they are. raw: the same, but with every token, which
         log probabilities are of. slots: host int32 (n,), admitted.
         seq_lens: host int32 (n,), tokens known before the sampled one: its absolute position.
@@ -143,7 +159,7 @@ class SamplingState:
                 f"expected logits ({len(slots)}, {self._vocab_size}) and {len(slots)} lengths, "
                 f"got {tuple(logits.shape)} and {len(seq_lens)}"
             )
-        host_rows = self._slots.describe(slots, seq_lens)
+        host_rows = self._slots.describe(slots, seq_lens, void)
         if host_rows is None:
             row_max, token_ids = logits.max(dim=-1)
             return SampledTokens(token_ids, row_max.isnan(), None)

@@ -1,5 +1,7 @@
 """Tokens that a grammar does not allow, ruled out of a step's logits."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,24 +12,35 @@ from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 
 
+class FoundMasks(NamedTuple):
+    """rows: which rows of a step have a mask, and own: which one, int64 (m,) both. void: rows that
+    should have one and have none, int64 (k,): what they sample is nobody's."""
+
+    rows: npt.NDArray[np.int64]
+    own: npt.NDArray[np.int64]
+    void: npt.NDArray[np.int64]
+
+
 def find_masks(
-    slots: IntArray, positions: IntArray, masks: StepMasks
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Which rows have a mask and which one, int64 (m,) both. slots, positions: of the rows, host
-    int32 (n,), no two alike. A half of a step has masks of the other half, too."""
+    slots: IntArray, positions: IntArray, masked_slots: IntArray, masks: StepMasks
+) -> FoundMasks:
+    """slots, positions: of the rows, host int32 (n,), no two alike. masked_slots: those that wait
+    for masks. A half of a step has masks and masked slots of the other half, too."""
     _, rows, own = np.intersect1d(
         _places(slots, positions), _places(masks.slots, masks.positions), return_indices=True
     )
-    return rows, own
+    is_void = np.isin(slots, masked_slots)
+    is_void[rows] = False
+    return FoundMasks(rows, own, np.flatnonzero(is_void))
 
 
-def rule_out(logits: Tensor, slots: IntArray, positions: IntArray, masks: StepMasks) -> Tensor:
-    """logits (n, vocab_size) of tokens at positions of slots, host int32 (n,), in float32: -inf for
-    tokens that masks rule out. Rows without a mask keep all of theirs."""
-    rows, own = find_masks(slots, positions, masks)
+def rule_out(logits: Tensor, found: FoundMasks, masks: StepMasks) -> Tensor:
+    """logits (n, vocab_size) of the rows that masks were found for, in float32: -inf for tokens
+    that these rule out. Rows without a mask keep all of theirs."""
+    rows = found.rows
     if not len(rows):
         return logits
-    indices, words = upload([rows, masks.rows[own]], logits.device)
+    indices, words = upload([rows, masks.rows[found.own]], logits.device)
     bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
     is_allowed = (words.unsqueeze(-1) >> bits & 1).view(len(rows), -1)[:, : logits.shape[1]] != 0
     allowed = logits.to(torch.float32, copy=True)

@@ -110,9 +110,11 @@ class Committer:
             ]
             return _joined_repeats(outputs) if record.has_repeats else outputs
         outputs, stop = [], 0
-        for request, run_len in zip(requests, result.run_lens.tolist(), strict=True):
+        for row, (request, run_len) in enumerate(
+            zip(requests, result.run_lens.tolist(), strict=True)
+        ):
             start, stop = stop, stop + run_len
-            if not request.is_ended:
+            if not (request.is_ended or row in record.void_rows):
                 outputs.append(self._take_run(request, token_ids[start:stop], logprobs[start:stop]))
         self._settle(record, result)
         return outputs

@@ -63,7 +63,8 @@ class SchedulerConfig:
     where the model gives none. media: what the model takes in place of placeholders, None for
     nothing. max_media_bytes: of what live requests have brought. can_repeat_slots: whether decode
     rows of one step may belong to one slot, as they may where nothing but keys and values of every
-    token is kept of a request.
+    token is kept of a request. can_run_again: whether a decode row may bring its token in a later
+    step once more, as it may where no state has taken it in.
     """
 
     page_size: int
@@ -87,6 +88,7 @@ class SchedulerConfig:
     embedding_size: int = 0
     media: MediaInfo | None = None
     can_repeat_slots: bool = False
+    can_run_again: bool = False
     max_media_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
-from workers.scheduler.forced_rows import ForcedRows, name_known
+from workers.scheduler.forced_rows import ForcedRows
+from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor

@@ -6,12 +6,11 @@ one position further. All of them sample; what the earlier ones sample is known 
 0088). Lengths are exact, unlike those of drafts.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request import ConstrainedRequest, Request
@@ -93,14 +92,3 @@ def _num_known(request: Request) -> int:
     if isinstance(request, ConstrainedRequest):
         return request.num_tokens + len(request.forced)
     return 0
-
-
-def name_known(input_ids: IntArray, requests: Sequence[Request], positions: IntArray) -> None:
-    """Put into input_ids what stands at positions, int32 (n,) both, of requests with a grammar, as
-    far as the host knows: forced tokens, and those of rows that run again, for which the device
-    has sampled something else."""
-    for row, request in enumerate(requests):
-        if isinstance(request, ConstrainedRequest):
-            token_id = request.known_token(int(positions[row]))
-            if token_id is not None:
-                input_ids[row] = token_id

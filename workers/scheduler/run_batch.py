@@ -11,6 +11,7 @@ import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.radix_node import IntArray
+from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.running_table import RunningTable, SlotArray
@@ -73,7 +74,12 @@ class RunBatcher:
         columns, offsets = positions // page_size, positions % page_size
         rows = np.repeat(slots, num_new)
         input_ids = np.full(num_tokens, DRAFT_TOKEN, dtype=np.int32)
-        input_ids[starts] = LAST_SAMPLED_TOKEN
+        first = np.full(len(slots), LAST_SAMPLED_TOKEN, dtype=np.int32)
+        requests = table.requests_at(slots)
+        if table.num_constrained:
+            # They have no drafts, so that their lengths are exact.
+            name_known(first, requests, prefix_lens)
+        input_ids[starts] = first
         table.seq_lens[slots] += num_new
         return DecodeDraft(
             slots.astype(np.int32),
@@ -81,7 +87,7 @@ class RunBatcher:
             num_new,
             input_ids,
             tuple([pages[rows, columns] * page_size + offsets for pages in table.page_tables()]),
-            table.requests_at(slots),
+            requests,
             tuple(num_drafts.tolist()),
         )
 

@@ -77,7 +77,7 @@ class Scheduler:
             config.max_pages_per_request,
             config.page_size,
             len(retentions),
-            2 * config.max_draft_tokens + config.can_repeat_slots,
+            2 * config.max_draft_tokens + config.can_run_again,
         )
         self._cache, self._states = _build_cache(config, self._table, self._num_written_tokens)
         self._pool = PagePool(_allocators(config), self._cache)
@@ -160,13 +160,12 @@ class Scheduler:
             self._table.take_back(slot)
 
     def _can_run_again(self, record: PendingCommit, request: ConstrainedRequest) -> bool:
-        """A row of which nothing but keys and values is kept, beside such that would wait for it.
-        A prompt's last chunk cannot: its first mask was made when the grammar was compiled."""
+        """A row of whose token no state is kept, beside such that would wait for it. A prompt's
+        last chunk cannot: its first mask was made when the grammar was compiled."""
         return (
-            self._config.can_repeat_slots
+            self._config.can_run_again
             and record.is_shared
             and request not in record.completed_prefills
-            and not request.sampling.depends_on_output
         )
 
     def abort(self, request_id: str) -> bool:

@@ -13,9 +13,8 @@ import triton.language as tl
 from workers.constraints.masks import StepMasks
 from workers.layers.cuda.greedy import VOCAB_BLOCK, num_vocab_blocks
 from workers.layers.cuda.launch import next_power_of_2
-from workers.sampling.token_masks import find_masks
+from workers.sampling.token_masks import FoundMasks
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import IntArray
 
 _NO_MASK = -1
 
@@ -29,15 +28,14 @@ class DeviceMasks(NamedTuple):
 
 
 def upload_masks(
-    slots: IntArray, positions: IntArray, masks: StepMasks, device: torch.device
+    num_rows: int, found: FoundMasks, masks: StepMasks, device: torch.device
 ) -> DeviceMasks | None:
-    """Of tokens at positions of slots, host int32 (n,). None where no row has one. One copy from
-    page-locked memory, which nobody waits for."""
-    rows, own = find_masks(slots, positions, masks)
-    if not len(rows):
+    """What was found for so many rows. None where no row has one. One copy from page-locked memory,
+    which nobody waits for."""
+    if not len(found.rows):
         return None
-    mask_of_row = np.full(len(slots), _NO_MASK, dtype=np.int32)
-    mask_of_row[rows] = own
+    mask_of_row = np.full(num_rows, _NO_MASK, dtype=np.int32)
+    mask_of_row[found.rows] = found.own
     return DeviceMasks(*upload([masks.rows, mask_of_row], device))
 
 

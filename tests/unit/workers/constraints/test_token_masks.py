@@ -8,11 +8,16 @@ import torch
 from workers.constraints.masks import StepMasks
 from workers.kv_cache.radix_node import EMPTY
 from workers.runner.mask_inbox import MaskInbox
-from workers.sampling.token_masks import rule_out
+from workers.sampling.token_masks import find_masks
+from workers.sampling.token_masks import rule_out as rule_out_found
 
 
 def int32(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
+
+
+def rule_out(logits, slots, positions, masks):
+    return rule_out_found(logits, find_masks(slots, positions, masks.slots, masks), masks)
 
 
 def test_rows_lose_what_their_masks_rule_out_and_others_nothing():
@@ -36,6 +41,16 @@ def test_rows_of_one_slot_have_masks_by_their_position():
     masks = StepMasks(0, int32(5, 5), int32(8, 9), int32(1, 0, 2, 0))
     found = rule_out(torch.zeros(2, 40), int32(5, 5), int32(9, 8), masks)
     assert [torch.isfinite(row).nonzero().item() for row in found] == [1, 0]
+
+
+def test_rows_that_wait_for_masks_and_have_none_are_void():
+    # Of slot 5, tokens at 8 and 9 are forced and the mask of the one at 10 is late; so is slot 7's
+    # in whole. Slot 3 has no grammar, slot 9 is in another half of the step.
+    masks = StepMasks(0, int32(5, 5, 2, 9), int32(8, 9, 4, 1), np.zeros(8, dtype=np.int32))
+    slots, positions = int32(3, 5, 5, 5, 7, 2), int32(9, 8, 9, 10, 6, 4)
+    found = find_masks(slots, positions, int32(2, 5, 7, 9), masks)
+    assert found.rows[np.argsort(found.rows)].tolist() == [1, 2, 5]
+    assert found.void.tolist() == [3, 4]
 
 
 def test_masks_of_nobody_change_nothing():

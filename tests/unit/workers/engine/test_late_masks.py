@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from tests.unit.workers.engine.test_forced_tokens import FORM, told
-from tests.unit.workers.engine.test_grammars import request_of, run
+from tests.unit.workers.engine.test_grammars import TOKENIZER, request_of, run
 from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.masks import MaskRow
@@ -19,6 +20,8 @@ from workers.engine.results import GenerateResult, ResultCollector
 from workers.scheduler.plan import StepPlan
 
 COMMON = {"max_tokens": 40, "logprobs": None}
+LETTERS = LLMatcher.grammar_from_regex("[abc]{30}")
+A, B, C = (TOKENIZER.encode(letter)[0] for letter in "abc")
 
 
 def plain(index: int, **changes: Any) -> GenerateRequest:
@@ -28,13 +31,15 @@ def plain(index: int, **changes: Any) -> GenerateRequest:
 
 
 def requests() -> list[GenerateRequest]:
-    """Plain ones with more tokens than the others take steps."""
+    """Plain ones with more tokens than the others take steps. What the third and the last may say
+    depends on what they have said."""
     return [
         request_of(0, FORM, **COMMON),
         plain(1),
         request_of(2, FORM, **COMMON, temperature=0.0),
         request_of(3, FORM, **COMMON, presence_penalty=0.8, frequency_penalty=0.3),
         plain(4, temperature=0.0),
+        request_of(5, LETTERS, **COMMON, allowed_token_ids=(A, B, C), bad_words=((A, A), (B, B))),
     ]
 
 
@@ -76,15 +81,15 @@ class Delayed:
 
 
 class CountedAgain:
-    """Counts the rows of an engine that run again."""
+    """Counts the rows of an engine that run again, by request."""
 
     def __init__(self, engine: Engine) -> None:
-        self.count = 0
+        self.request_ids = Counter[str]()
         self._run_again = engine._scheduler.run_again
         engine._scheduler.run_again = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, plan: StepPlan, rows: Sequence[MaskRow]) -> None:
-        self.count += len(rows)
+        self.request_ids.update(row.request.request_id for row in rows)  # type: ignore[attr-defined]
         self._run_again(plan, rows)
 
 
@@ -118,8 +123,9 @@ def test_texts_are_those_of_masks_in_time(
     finally:
         engine.close()
     assert told(results) == told(patient)
-    # Rows are no more than their keys and values where none brings drafts.
-    assert (again.count > 0) == ("speculative" not in settings)
+    assert again.request_ids
+    if nth == 1:
+        assert set(again.request_ids) == {"r0", "r2", "r3", "r5"}
     assert num_tokens == sum(len(one.token_ids) for one in results)
 
 

@@ -1,6 +1,7 @@
 """SamplingState: greedy rows, masks, biases, degenerate logits and the last sampled tokens."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.workers.sampling.cases import (
     sample_each,
 )
 from workers.sampling.params import SamplingParams
+from workers.sampling.state import SamplingState
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB = 151
@@ -213,3 +215,41 @@ def test_resolve_puts_the_last_sampled_token_in_place_of_negative_ids() -> None:
     state.remember(torch.tensor([3]), torch.tensor([99]))
     resolved = state.resolve(torch.tensor([-1, 5, 0, -1]), torch.tensor([0, 0, 3, 3]))
     assert resolved.tolist() == [88, 5, 0, 99]
+
+
+VOID_SAMPLINGS = [
+    SamplingParams(seed=1, top_k=5, logprobs=2),
+    SamplingParams(temperature=0.0, frequency_penalty=0.7, logit_bias={3: 2.0}, logprobs=4),
+    SamplingParams(seed=2, top_p=0.8, presence_penalty=0.4, repetition_penalty=1.2),
+    SamplingParams(seed=3, bad_words=((7,), (7, 8)), allowed_token_ids=(5, 6, 7, 8), logprobs=1),
+]
+
+
+@pytest.mark.parametrize("void", [[0], [1], [2], [3], [1, 3], [0, 1, 2, 3]], ids=str)
+def test_a_void_row_leaves_no_trace_and_others_have_the_same_bits(void: list[int]) -> None:
+    """However often it comes, what it and the others sample then is what they would have."""
+    slots, lengths = _i32(0, 1, 2, 3), _i32(4, 5, 6, 7)
+    steps = [random_logits(4, VOCAB, seed=seed) for seed in range(6)]
+
+    def sample(state: SamplingState, logits: torch.Tensor, void: list[int]) -> list[Any]:
+        sampled = state.sample_from(logits, logits, slots, lengths, np.array(void, dtype=np.int64))
+        result = sampled.start_download().read()
+        entries = result.logprobs or (None,) * 4
+        return list(zip(result.token_ids.tolist(), entries, strict=True))
+
+    states = [make_state(VOCAB) for _ in range(2)]
+    for state in states:
+        state.admit([admitted(slot, one, seed=slot) for slot, one in enumerate(VOID_SAMPLINGS)])
+    plain, disturbed = states
+    others = [row for row in range(4) if row not in void]
+    for logits in steps:
+        # What is sampled for the void rows is something else.
+        garbage = logits.clone()
+        garbage[void] = -logits[void]
+        expected, told = sample(plain, logits, []), sample(disturbed, garbage, void)
+        assert [told[row] for row in others] == [expected[row] for row in others]
+        assert all(told[row][1] is None for row in void)
+        rest = np.array(others, dtype=np.int64)
+        again = disturbed.sample_from(logits, logits, slots, lengths, rest)
+        tokens = again.start_download().read().token_ids
+        assert tokens[void].tolist() == [expected[row][0] for row in void]
