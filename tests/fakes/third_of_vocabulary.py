@@ -36,6 +36,8 @@ class ThirdsCompiler:
         packed = np.packbits(is_allowed, axis=1, bitorder="little")
         self._masks: MaskBits = packed.view("<i4").astype(np.int32)
 
+    def prepare(self) -> None: ...
+
     def compile(self, grammar: str, token_ids: Sequence[int]) -> ThirdOfVocabulary:
         return ThirdOfVocabulary(len(token_ids))
 

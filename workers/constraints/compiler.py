@@ -1,5 +1,6 @@
 """From a grammar's text to a matcher, with llguidance and the tokenizer of one model."""
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -9,30 +10,21 @@ from pathlib import Path
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.constraints.limits import parser_limits
 from workers.constraints.masks import WORD_BITS
 from workers.constraints.matcher import MaskBits, TokenMatcher
+from workers.constraints.vocabulary import read_vocabulary
 from workers.errors import ErrorCode, RequestRejectedError
+
+logger = logging.getLogger(__name__)
 
 MAX_CACHED_GRAMMARS = 256
 MAX_MASK_THREADS = 8
 """Masks of a step take a few times as long as one; more threads than that only wake."""
 NUM_TEMPLATES = 8
 """Of a grammar that many requests have: as many of its masks are made at once."""
-_TEXT = r'[^"\\\x00-\x1F\x7F]'
-_TEXT_LENS = (1, 2, 3, 4, 6, 8, 10, 14, 20, 30)
-TOKEN_SLICES = (
-    r"[\x20\x0A\x0D\x09]+",
-    *(f"{_TEXT}{{1,{length}}}" for length in _TEXT_LENS),
-    f"{_TEXT}+",
-)
-"""Regular expressions for sets of tokens that a mask takes or leaves whole. The library's own are
-two for strings, of up to 10 and of up to 30 characters: near the end of a bounded string, each of
-100,000 tokens is then looked at."""
 MAX_CACHED_TEXT_BYTES = 1 << 20
 """Of all grammars that are kept: what is made of a byte took about 70."""
 _MAX_REASON_CHARS = 300
@@ -102,8 +94,8 @@ class _Templates:
 
 
 class GrammarCompiler:
-    """Reads the tokenizer at its first use and keeps what it compiled, by its text. compile is safe
-    for threads; masks are filled by native ones of its own.
+    """Reads the tokenizer at its first use, which prepare is, and keeps what it compiled, by its
+    text. Both are safe for threads; masks are filled by native ones of its own.
 
     folder: the model's, with a tokenizer.json. vocab_size: tokens that the model's head has.
     eos_token_ids: what may follow a complete text; at least one.
@@ -117,6 +109,15 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, _Templates] = OrderedDict()
         self._executor = LLExecutor(min(MAX_MASK_THREADS, os.cpu_count() or 1))
+
+    def prepare(self) -> None:
+        """What would hold everybody up at the first request. A tokenizer that cannot be used is
+        logged: it is refused to requests with a grammar, and others need none."""
+        try:
+            with self._lock:
+                self._vocabulary()
+        except RequestRejectedError as error:
+            logger.warning("requests with a grammar will be refused: %s", error)
 
     def compile(self, grammar: str, token_ids: Sequence[int]) -> GrammarMatcher:
         """A matcher that has gone past token_ids and knows what may follow: no step waits for what
@@ -156,7 +157,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
                 if len(known.matchers) >= NUM_TEMPLATES:
                     return known.copy()
-            tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
+            tokenizer = self._vocabulary()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise _refusal(matcher.get_error())
@@ -170,16 +171,15 @@ class GrammarCompiler:
         sizes = (len(text) * len(known.matchers) for text, known in self._compiled.items())
         return sum(sizes) > MAX_CACHED_TEXT_BYTES
 
-    def _read_tokenizer(self) -> LLTokenizer:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self._folder)
-            if not isinstance(tokenizer, PreTrainedTokenizerFast):
-                raise ValueError(f"{type(tokenizer).__name__} is not one of the tokenizers library")
-            return from_tokenizer(
-                tokenizer, self._vocab_size, self._eos_token_ids, list(TOKEN_SLICES)
-            )
-        except (ValueError, OSError) as error:
-            raise _refusal(f"this model's tokenizer cannot be used for that: {error}") from error
+    def _vocabulary(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = read_vocabulary(
+                    self._folder, self._vocab_size, self._eos_token_ids
+                )
+            except (ValueError, OSError) as error:
+                raise _refusal(f"this model's tokenizer cannot be used: {error}") from error
+        return self._tokenizer
 
 
 def _refusal(reason: str) -> RequestRejectedError:

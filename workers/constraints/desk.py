@@ -20,6 +20,10 @@ Accept = Callable[[GenerateRequest, TokenMatcher], None]
 
 
 class Compiler(Protocol):
+    def prepare(self) -> None:
+        """Whatever the first compile would take longer for. Any thread may call it."""
+        ...
+
     def compile(self, grammar: str, token_ids: Sequence[int]) -> TokenMatcher:
         """A matcher that has gone past token_ids. Any thread may call it. Raises
         RequestRejectedError."""
@@ -38,6 +42,11 @@ class GrammarDesk(Protocol):
 
     @property
     def num_waiting_tokens(self) -> int: ...
+
+    def prepare(self) -> Callable[[], None]:
+        """Begin with what the first request would take longer for; what is returned waits for its
+        end."""
+        ...
 
     def is_known(self, request_id: str) -> bool: ...
 
@@ -72,6 +81,9 @@ class NoGrammars:
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
+
+    def prepare(self) -> Callable[[], None]:
+        return lambda: None
 
     def is_known(self, request_id: str) -> bool:
         return False
@@ -108,6 +120,9 @@ class CompilingDesk:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._last_words)
+
+    def prepare(self) -> Callable[[], None]:
+        return self._pool.submit(self._compiler.prepare).result
 
     @property
     def num_waiting_tokens(self) -> int:

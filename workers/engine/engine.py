@@ -224,10 +224,13 @@ class Engine:
             logger.exception("what was left of a failed engine was not released in order")
 
     def warm_up(self) -> None:
-        """Run one short request, so that no client pays for first-time initialisations."""
+        """Run one short request, so that no client pays for first-time initialisations, and read
+        beside it what grammars need."""
+        wait_for_grammars = self._grammars.prepare()
         sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         encoder = self.info.encoder
         self.generate([[0]], sampling, () if encoder is None else [encoder.shortest()])
+        wait_for_grammars()
 
     def generate(
         self,

@@ -16,6 +16,8 @@ from workers.errors import ConfigError, ModelLoadError
 from workers.loading.pooling_config import read_embedding_info
 from workers.pooling.params import EmbeddingInfo
 
+TOKENIZER_FILE = "tokenizer.json"
+
 # Rope variants whose reach is the config's limit times their factor.
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")
 

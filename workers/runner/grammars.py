@@ -2,10 +2,8 @@
 
 from workers.config import EngineConfig
 from workers.constraints.desk import CompilingDesk, GrammarDesk, NoGrammars
-from workers.loading.model_folder import ModelFacts
+from workers.loading.model_folder import TOKENIZER_FILE, ModelFacts
 from workers.models.base import CausalLM
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 def make_grammar_desk(facts: ModelFacts) -> GrammarDesk:
