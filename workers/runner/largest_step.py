@@ -1,8 +1,10 @@
 """The step that takes the most memory of a device, so that a start can try whether there is enough.
 
-As many new tokens as a step may have, in as many rows as may run, all of them sampled with filters
-and log probabilities, and one prompt with log probabilities. Of an encoder-decoder, one row's input
-is read, the longest there is, and the others find what an encoder has made. Knows plans, no device.
+As many new tokens as a step may have, in as many rows as may run, all of them sampled with filters,
+log probabilities and what takes tables of all slots and tokens, which nobody has made before
+(penalties, allowed tokens), and one prompt with log probabilities. Of an encoder-decoder, one row's
+input is read, the longest there is, and the others find what an encoder has made. Knows plans, no
+device.
 """
 
 import msgspec
@@ -15,7 +17,17 @@ from workers.scheduler.config import EncoderAccount, SchedulerConfig
 from workers.scheduler.encoder_plan import EncoderGrant, EncoderPlan
 from workers.scheduler.plan import AdmittedRequest, PromptLogprobRow, StepPlan
 
-_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, prompt_logprobs=1, seed=0)
+_SAMPLING = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    allowed_token_ids=(0,),
+    logprobs=1,
+    prompt_logprobs=1,
+    seed=0,
+)
 
 
 def largest_step(config: SchedulerConfig) -> StepPlan:

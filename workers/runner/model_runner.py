@@ -243,7 +243,8 @@ class ModelRunner:
         """Wait for all steps. None may be launched afterwards."""
 
     def try_largest_step(self, config: EngineConfig) -> None:
-        """Run the step that takes the most memory, before any request comes. Leaves the pool clear.
+        """Run the step that takes the most memory, before any request comes. Leaves the pool clear
+        and the tables of sampling that few requests need as they were: not made.
 
         Raises ConfigError when there is not enough beside weights and KV memory.
         """
@@ -257,6 +258,7 @@ class ModelRunner:
                 "gpu_memory_fraction, num_pages, max_step_tokens or max_running_requests"
             ) from error
         self._timer.drain()
+        self._sampling.release()
         clearing = without_trace(plan, self.page_size)
         self._inputs.apply_memory_writes(clearing)
         for encoder in self._encoders:

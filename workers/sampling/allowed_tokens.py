@@ -28,6 +28,10 @@ class AllowedTokens:
         self.mask.index_fill_(0, slots_on_device, False)
         self.mask.view(-1).index_fill_(0, entries_on_device, True)
 
+    def release(self) -> None:
+        """Back to no rows: no slot is restricted."""
+        self.mask = self.mask.new_zeros((0, self._shape[1]))
+
     def ruled_out(self, logits: Tensor, slots: Tensor) -> Tensor:
         """A copy of logits, float32 (n, vocab), -inf where slots int64 (n,) may not sample."""
         return logits.masked_fill(~self.mask.index_select(0, slots), -torch.inf)

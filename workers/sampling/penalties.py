@@ -36,7 +36,8 @@ def apply_penalties(
 class PenaltyState:
     """prompt_mask: bool, output_counts: int32, both (max_running_requests, vocab_size).
 
-    Both have no rows until the first reset: most servers never see a penalty.
+    Both have no rows until the first reset: most servers never see a penalty. That there is memory
+    for them the start has tried (workers/runner/largest_step.py).
     """
 
     def __init__(self, max_running_requests: int, vocab_size: int, device: torch.device) -> None:
@@ -63,6 +64,11 @@ class PenaltyState:
         self.output_counts.index_fill_(0, slots_on_device, 0)
         self.prompt_mask.view(-1).index_fill_(0, prompt_entries, True)
         self._count(output_entries)
+
+    def release(self) -> None:
+        """Back to no rows: no slot has a penalty."""
+        self.prompt_mask = self.prompt_mask.new_zeros((0, self._vocab_size))
+        self.output_counts = self.output_counts.new_zeros((0, self._vocab_size))
 
     def add(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one output token per slot; both int64 (n,)."""

@@ -127,6 +127,12 @@ class SamplingState:
         self._admit_stop_mask([r for r in requests if r.sampling.min_tokens > 0])
         self._admit_rules(requests)
 
+    def release(self) -> None:
+        """Give back tables of all slots and tokens, before requests come: the first that needs one
+        makes it anew."""
+        self._penalties.release()
+        self._allowed.release()
+
     def is_plainly_greedy(
         self, slots: IntArray, seq_lens: IntArray, void: RowIndices = NO_ROWS
     ) -> bool:

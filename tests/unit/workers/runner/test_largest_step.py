@@ -17,6 +17,9 @@ from workers.sampling.params import SamplingParams
 from workers.scheduler.config import EncoderAccount
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PENALISED = SamplingParams(
+    seed=3, max_tokens=6, ignore_eos=True, presence_penalty=1.0, allowed_token_ids=(7, 8, 9)
+)
 PROMPT = list(range(5, 40))
 
 
@@ -28,6 +31,27 @@ def folder(request, tmp_path_factory) -> str:
 
 def runner_of(engine: Engine) -> ModelRunner:
     return engine._executor._run_step.__self__
+
+
+def lazy_tables(runner: ModelRunner) -> list[torch.Tensor]:
+    """What sampling makes of all slots and tokens once the first request needs it."""
+    penalties, allowed = runner._sampling._penalties, runner._sampling._allowed
+    return [penalties.prompt_mask, penalties.output_counts, allowed.mask]
+
+
+def made_in(runner: ModelRunner, config: EngineConfig) -> list[int]:
+    """Their rows while the largest step samples."""
+    seen, sample = [], runner._sample
+
+    def look(begun):
+        seen.append([len(table) for table in lazy_tables(runner)])
+        return sample(begun)
+
+    runner._sample = look
+    runner.try_largest_step(config)
+    runner._sample = sample
+    (rows,) = seen
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -60,15 +84,17 @@ def test_it_has_all_tokens_and_rows_that_a_step_can_have(changes, num_rows, num_
 def test_it_runs_and_leaves_nothing(folder, page_size):
     config = EngineConfig(model=folder, page_size=page_size, num_pages=64, max_running_requests=6)
     engine = Engine.from_config(config)
-    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    expected = [one.token_ids for one in engine.generate([PROMPT] * 2, [GREEDY, PENALISED])]
     engine.close()
     engine = Engine.from_config(config)
     runner = runner_of(engine)
-    runner.try_largest_step(config)
+    assert made_in(runner, config) == [6, 6, 6]
+    assert [len(table) for table in lazy_tables(runner)] == [0, 0, 0]
     pool = runner._inputs._token_to_kv_pool
     for layer_id in range(pool.num_layers):
         assert all(not buffer.any() for buffer in pool.get_kv_buffer(layer_id))
-    assert engine.generate([PROMPT], GREEDY)[0].token_ids == expected
+    results = engine.generate([PROMPT] * 2, [GREEDY, PENALISED])
+    assert [one.token_ids for one in results] == expected
     engine.close()
 
 
