@@ -62,6 +62,7 @@ _GENERATE = GenerationKind(
 def add_model_routes(app: FastAPI, services: ApiServices) -> None:
     everything = services.models
     limits, peek_s = everything.limits, services.peek_s
+    responses = ResponseServices(limits, services.responses, {}, peek_s)
     for place in (
         Place("", (), lambda request: everything),
         # A name may have slashes, and the path behind it says where it ends.
@@ -75,7 +76,7 @@ def add_model_routes(app: FastAPI, services: ApiServices) -> None:
         add_generation_route(app, place, limits, peek_s, _CHAT)
         add_generation_route(app, place, limits, peek_s, _GENERATE)
         add_message_routes(app, place, limits, peek_s)
-        add_response_routes(app, place, ResponseServices(limits, services.responses, peek_s))
+        add_response_routes(app, place, responses)
         add_embedding_routes(app, place.prefix, place.parameters, place.models)
         add_score_routes(app, place.prefix, place.parameters, place.models)
         add_audio_routes(app, place.prefix, place.parameters, place.models)

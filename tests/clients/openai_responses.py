@@ -116,6 +116,24 @@ def check_the_background(client):
     assert client.responses.cancel(held.id).status == "cancelled"
 
 
+def check_a_stream_in_the_background(client):
+    """A client whose connection is lost goes on where it was."""
+    whole = client.responses.create(input=QUESTION, **ASKED)
+    seen, asked = [], {"input": QUESTION, "background": True, "stream": True}
+    with client.responses.create(**asked, **ASKED) as stream:
+        for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                break
+    response_id, after = seen[0].response.id, seen[-1].sequence_number
+    with client.responses.retrieve(response_id, stream=True, starting_after=after) as stream:
+        seen += stream
+    deltas = [event.delta for event in seen if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == seen[-1].response.output_text == whole.output_text
+    again = client.responses.retrieve(response_id, stream=True, starting_after=after)
+    assert next(iter(again)).delta == "".join(deltas[1:])
+
+
 def cancel(client, response_id, cancelled):
     cancelled.append(client.responses.cancel(response_id))
 
@@ -138,6 +156,7 @@ def main(url):
     check_the_store(client)
     check_cancelling(client)
     check_the_background(client)
+    check_a_stream_in_the_background(client)
     check_errors(client)
 
 

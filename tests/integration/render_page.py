@@ -8,6 +8,7 @@ is compared with is measured before, on the same CPU. Needs Chromium (make tools
 """
 
 import asyncio
+import itertools
 import tempfile
 import threading
 import time
@@ -26,7 +27,8 @@ _PORT = 18940
 _SIZE = (1280, 770)
 _NUM_ELEMENTS = 1 << 25
 _SIDE = 1024
-_OTHERS_S = 45.0
+_OTHERS_S = 34.0
+_PAUSE_S = 0.5
 _QUESTIONS = (
     "What does json.loads do?",
     "What does os.path.split do?",
@@ -55,16 +57,15 @@ def _seconds(work) -> float:
     return time.perf_counter() - started_s
 
 
-def ask_others(service: RunningService) -> None:
-    """What other clients ask meanwhile."""
-    end_s = time.monotonic() + _OTHERS_S
+def ask_others(service: RunningService, stopped: threading.Event) -> None:
+    """What other clients ask until the picture is taken, so that pages are seen in use."""
     with httpx.Client(base_url=service.url, timeout=60) as client:
-        while time.monotonic() < end_s:
-            for question in _QUESTIONS:
-                messages = [{"role": "user", "content": question}]
-                body = {"model": "builtin", "messages": messages, "max_tokens": 120}
-                client.post("/v1/chat/completions", json=body).raise_for_status()
-                time.sleep(1.0)
+        for question in itertools.cycle(_QUESTIONS):
+            messages = [{"role": "user", "content": question}]
+            body = {"model": "builtin", "messages": messages, "max_tokens": 250, "ignore_eos": True}
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+            if stopped.wait(_PAUSE_S):
+                return
 
 
 async def take_picture(service: RunningService) -> None:
@@ -72,14 +73,18 @@ async def take_picture(service: RunningService) -> None:
         async with open_browser(needed("chromium"), Path(folder)) as page:
             await page.resize(*_SIZE, scale=1.25)
             await page.open(f"{service.url}/")
-            others = threading.Thread(target=ask_others, args=(service,))
+            stopped = threading.Event()
+            others = threading.Thread(target=ask_others, args=(service, stopped))
             others.start()
-            await asyncio.sleep(_OTHERS_S * 0.75)
-            await _chat(page)
-            await page.point_at(_UNSURE)
-            await asyncio.sleep(1.2)
-            await page.screenshot(PICTURE)
-            await asyncio.to_thread(others.join)
+            try:
+                await asyncio.sleep(_OTHERS_S)
+                await _chat(page)
+                await page.point_at(_UNSURE)
+                await asyncio.sleep(1.2)
+                await page.screenshot(PICTURE)
+            finally:
+                stopped.set()
+                await asyncio.to_thread(others.join)
 
 
 async def _chat(page: Browser) -> None:

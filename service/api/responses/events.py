@@ -22,11 +22,13 @@ from service.api.responses.wire import (
     PartEvent,
     ReasoningDeltaEvent,
     ReasoningDoneEvent,
+    ResponseEvent,
+    ResponseHead,
     TextDeltaEvent,
     TextDoneEvent,
     sse_head,
 )
-from service.errors import ApiError
+from service.errors import ApiError, ApiErrorCode
 
 EVENT_OF_STATUS = {
     COMPLETED: "response.completed",
@@ -37,8 +39,8 @@ EVENT_OF_STATUS = {
 
 
 class EventWriter:
-    """Of one stream. Events come in pieces; all but those of long texts are one piece. after: they
-    are not written up to this number."""
+    """Of one stream, in which each event has the next number. Events come in pieces; all but those
+    of long texts are one piece. after: they are not written up to this number."""
 
     def __init__(self, after: int = -1) -> None:
         self._num_events = 0
@@ -59,6 +61,16 @@ class EventWriter:
             type="error", code=error.code.value, message=error.message, param=error.param
         )
         return b"".join(self.event(event, JsonParts()))
+
+    def of_response(self, kind: str, whole: list[bytes]) -> Iterator[bytes]:
+        """whole: the response's JSON."""
+        parts = JsonParts()
+        return self.event(ResponseEvent(type=kind, response=parts.made(whole)), parts)
+
+    def begun(self, whole: list[bytes]) -> Iterator[bytes]:
+        """The first events. whole: without output."""
+        for kind in ("response.created", "response.in_progress"):
+            yield from self.of_response(kind, whole)
 
     def grown(self, grown: Grown) -> Iterator[bytes]:
         """What was closed has to be sealed before."""
@@ -99,6 +111,7 @@ class EventWriter:
         yield from self.event(event, parts)
 
     def _delta(self, grown: Grown) -> Iterator[bytes]:
+        """grown: with a piece."""
         parts = JsonParts()
         item, delta = grown.item, grown.piece
         event: Event
@@ -123,6 +136,29 @@ class EventWriter:
                     type=kind, item_id=item.id, output_index=item.index, delta=delta
                 )
         yield from self.event(event, parts)
+
+
+class ResumableEventWriter(EventWriter):
+    """A delta has the number of its last character, each of which counts as one: so numbers do not
+    depend on where a text was cut, and a stream goes on within a text."""
+
+    def pass_over(self) -> None:
+        """What comes is written, whatever number it would have had."""
+        self._num_events = max(self._num_events, self._after + 1)
+
+    def ended(self, head: ResponseHead, whole: list[bytes]) -> Iterator[bytes]:
+        """The last events. That it has failed is always told: the output that was seen may be gone
+        with its process, or be too large to be kept."""
+        if head.error is not None:
+            self.pass_over()
+            yield self.error(ApiError(ApiErrorCode(head.error.type), head.error.message))
+        yield from self.of_response(EVENT_OF_STATUS[head.status], whole)
+
+    def _delta(self, grown: Grown) -> Iterator[bytes]:
+        start = self._num_events
+        self._num_events += len(grown.piece) - 1
+        unseen = grown.piece[max(0, self._after + 1 - start) :]
+        return super()._delta(grown._replace(piece=unseen))
 
 
 def _done(item: OutputItem, parts: JsonParts) -> Event:

@@ -34,6 +34,10 @@ class OutputItem:
     text_json: list[bytes] = field(default_factory=list)
     item_json: list[bytes] = field(default_factory=list)
 
+    def begun(self) -> "OutputItem":
+        """The same item before it had anything."""
+        return type(self)(self.id, self.index)
+
     def seal(self, status: str) -> Iterator[None]:
         """Makes the JSON of the finished item; others may run between two steps. May be begun
         again where it was left."""
@@ -118,6 +122,9 @@ class CallOutput(OutputItem):
     call: int = 0
     call_id: str = ""
     name: str = ""
+
+    def begun(self) -> OutputItem:
+        return CallOutput(self.id, self.index, call=self.call, call_id=self.call_id, name=self.name)
 
     def body(self, parts: JsonParts) -> FunctionCallBody:
         return FunctionCallBody(

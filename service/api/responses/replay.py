@@ -1,7 +1,7 @@
 """The stream of a stored response, made of what is stored: every call gives the same events under
 the same numbers, whichever ingress it comes to, so that a client goes on where it was.
 
-A text is one delta, whose log probabilities come when it is done.
+A text is one delta, or what is wanted of it, whose log probabilities come when it is done.
 """
 
 import asyncio
@@ -10,11 +10,10 @@ from collections.abc import AsyncGenerator, Iterator
 import msgspec
 from msgspec import Raw, Struct
 
-from service.api.openai.json_parts import JsonParts
 from service.api.openai.wire import encode_json
 from service.api.responses.conversation import not_found
 from service.api.responses.draft import FAILED, failure_body, with_output
-from service.api.responses.events import EVENT_OF_STATUS, EventWriter
+from service.api.responses.events import ResumableEventWriter
 from service.api.responses.output import (
     IN_PROGRESS,
     CallOutput,
@@ -24,7 +23,7 @@ from service.api.responses.output import (
     ReasoningOutput,
 )
 from service.api.responses.stream import in_turns
-from service.api.responses.wire import ResponseEvent, ResponseHead
+from service.api.responses.wire import ResponseHead
 from service.errors import ApiError, ApiErrorCode
 from service.response_store.records import ResponseName, State, StoredResponse
 from service.response_store.store import ResponseStore
@@ -65,7 +64,7 @@ class ReplayedStream:
         self._store = store
         self._name = name
         self._stored = stored
-        self._writer = EventWriter(after)
+        self._writer = ResumableEventWriter(after)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Where it has not ended, the rest comes as soon as it has. A failure becomes an event."""
@@ -74,6 +73,7 @@ class ReplayedStream:
         try:
             await self._wait_until_ended()
         except ApiError as error:
+            self._writer.pass_over()
             yield self._writer.error(error)
             return
         async for piece in in_turns(self._ended()):
@@ -98,9 +98,7 @@ class ReplayedStream:
         begun.completed_at = begun.error = begun.incomplete_details = begun.usage = None
         begun_json = encode_json(begun)
         yield b""
-        whole = with_output([begun_json], [b"[]"])
-        for kind in ("response.created", "response.in_progress"):
-            yield from self._of_response(kind, whole)
+        yield from self._writer.begun(with_output([begun_json], [b"[]"]))
 
     def _ended(self) -> Iterator[bytes]:
         """As _begun()."""
@@ -110,12 +108,9 @@ class ReplayedStream:
             yield from self._item(index, bytes(item_json))
         head = shown_head(self._stored)
         yield b""
-        if head.error is not None:
-            yield self._writer.error(ApiError(ApiErrorCode(head.error.type), head.error.message))
         head_json = encode_json(head)
         yield b""
-        whole = with_output([head_json], [self._stored.output])
-        yield from self._of_response(EVENT_OF_STATUS[head.status], whole)
+        yield from self._writer.ended(head, with_output([head_json], [self._stored.output]))
 
     def _item(self, index: int, item_json: bytes) -> Iterator[bytes]:
         stored = msgspec.json.decode(item_json, type=_StoredItem)
@@ -129,10 +124,6 @@ class ReplayedStream:
         if isinstance(item, MessageOutput):
             item.logprobs_json = [bytes(stored.content[0].logprobs)]
         yield from self._writer.closed(item)
-
-    def _of_response(self, kind: str, whole: list[bytes]) -> Iterator[bytes]:
-        parts = JsonParts()
-        return self._writer.event(ResponseEvent(type=kind, response=parts.made(whole)), parts)
 
 
 def shown_head(stored: StoredResponse) -> ResponseHead:

@@ -125,11 +125,11 @@ class StoredItems(StrictModel):
 class ResponsesRequest(ConstrainedParameters):
     """input: a text is short for one message of a user. instructions: a system message before all,
     not kept for responses that follow. previous_response_id: what comes before the input. store
-    (default true): keep the response, as far as there is room. background: answer at once; the
-    response is in the store, and goes on without its client. include:
-    "message.output_text.logprobs" for log probabilities; the others are of tools that there are
-    not, or ask for what is there anyway. max_tool_calls: of tools that run at the server, so of
-    none. What completions and chats have besides is as there.
+    (default true): keep the response, as far as there is room. background: the response is in the
+    store, and goes on without its client, which is answered at once or, with stream, as it grows.
+    include: "message.output_text.logprobs" for log probabilities; the others are of tools that
+    there are not, or ask for what is there anyway. max_tool_calls: of tools that run at the server,
+    so of none. What completions and chats have besides is as there.
     """
 
     input: Annotated[str | Items, AfterValidator(_check_arguments)]
@@ -229,16 +229,8 @@ class ResponsesRequest(ConstrainedParameters):
         return kwargs
 
     def _check_background(self) -> None:
-        if not self.background:
-            return
-        if not self.is_stored:
+        if self.background and not self.is_stored:
             raise _invalid("background needs store: true, to be found later", "background")
-        if self.stream:
-            raise ApiError(
-                ApiErrorCode.UNSUPPORTED_PARAMETER,
-                "a response in the background is not streamed",
-                "background",
-            )
 
     def _check_metadata(self) -> None:
         pairs = self.metadata or {}

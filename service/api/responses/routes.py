@@ -19,7 +19,8 @@ from service.api.middleware import context_of
 from service.api.openapi import describe_body
 from service.api.responses.background import collect_output, run_in_background
 from service.api.responses.conversation import Conversations
-from service.api.responses.keeping import Keeping, begun_json
+from service.api.responses.keeping import Keeping
+from service.api.responses.live import FollowedStream, LiveResponse, LiveResponses
 from service.api.responses.requests import ResponsesRequest
 from service.api.responses.stored_routes import add_stored_routes
 from service.api.responses.stream import ResponseStream
@@ -39,15 +40,16 @@ _PARAMS = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseServices:
-    """peek_s: see ApiServices."""
+    """live: of the background, in this process. peek_s: see ApiServices."""
 
     limits: Limits
     runs: Runs
+    live: LiveResponses
     peek_s: float
 
 
 def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) -> None:
-    add_stored_routes(app, place, services.runs.store)
+    add_stored_routes(app, place, services.runs.store, services.live)
     limits = services.limits
 
     @app.post(
@@ -72,19 +74,33 @@ def add_response_routes(app: FastAPI, place: Place, services: ResponseServices) 
         async with ended_by_failures(generation):
             keeping = Keeping(services.runs, context.caller.tenant, body, items, generation)
             if body.background:
-                await _put_behind(generation, keeping, services.runs)
+                live = await _put_behind(generation, keeping, services)
             elif body.stream:
                 return await _streamed(generation, keeping, services.peek_s)
             else:
                 return await _whole(request, generation, keeping)
         # Its client may leave: nothing of what follows ends the generation.
-        return await response_in_pieces(iter(begun_json(keeping.draft)))
+        if body.stream:
+            events = FollowedStream(live).events()
+            return EventStreamResponse(events, events.aclose)
+        return await response_in_pieces(iter(live.begun))
 
 
-async def _put_behind(generation: Generation, keeping: Keeping, runs: Runs) -> None:
+async def _put_behind(
+    generation: Generation, keeping: Keeping, services: ResponseServices
+) -> LiveResponse:
     """Let it go on without its client. Raises ApiError where it cannot be kept."""
     run = await keeping.begin_in_background()
-    runs.hold(run_in_background(generation, keeping, run))
+    live = services.live[keeping.name] = LiveResponse(keeping)
+
+    async def go_on() -> None:
+        try:
+            await run_in_background(generation, keeping, run, live)
+        finally:
+            del services.live[keeping.name]
+
+    services.runs.hold(go_on())
+    return live
 
 
 async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> Response:
@@ -101,10 +117,14 @@ async def _streamed(generation: Generation, keeping: Keeping, peek_s: float) -> 
 async def _whole(request: Request, generation: Generation, keeping: Keeping) -> Response:
     """Raises ApiError where the generation fails."""
     async with generation:
-        await until_disconnect(request, collect_output(generation, keeping, Run()))
+        await until_disconnect(request, collect_output(generation, keeping, Run(), _nobody_follows))
         ending = keeping.ending(generation.usage, is_cancelled=False)
         pieces = await until_disconnect(request, keeping.end(ending))
         return await until_disconnect(request, response_in_pieces(_taken(pieces)))
+
+
+def _nobody_follows() -> None:
+    pass
 
 
 def _taken(pieces: list[bytes]) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from service.api.openai.wire import encode_json
 from service.api.openapi import describe
 from service.api.responses.conversation import not_found
 from service.api.responses.draft import CANCELLED, with_output
+from service.api.responses.live import FollowedStream, LiveResponses
 from service.api.responses.pages import item_page
 from service.api.responses.queries import (
     ITEMS_PARAMETERS,
@@ -31,7 +32,10 @@ STORED = "/v1/responses/{response_id}"
 _CANCEL_TIMEOUT_S = 4.0
 
 
-def add_stored_routes(app: FastAPI, place: Place, store: ResponseStore) -> None:
+def add_stored_routes(
+    app: FastAPI, place: Place, store: ResponseStore, under_way: LiveResponses
+) -> None:
+    """under_way: those of the background that this process makes."""
     desk = _Desk(place, store)
     path = f"{place.prefix}{STORED}"
 
@@ -45,7 +49,10 @@ def add_stored_routes(app: FastAPI, place: Place, store: ResponseStore) -> None:
         if not shown_head(stored).background:
             raise _conflict("only a response in the background can be streamed later")
         after = -1 if query.starting_after is None else query.starting_after
-        events = ReplayedStream(store, desk.name(request, response_id), stored, after).events()
+        name = desk.name(request, response_id)
+        replayed = ReplayedStream(store, name, stored, after)
+        stream = FollowedStream(under_way[name], after) if name in under_way else replayed
+        events = stream.events()
         return EventStreamResponse(events, events.aclose)
 
     @app.delete(path, openapi_extra=describe(place.parameters))

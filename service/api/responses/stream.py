@@ -5,12 +5,10 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 
 from service.api.http_replies import EventStream
-from service.api.openai.json_parts import JsonParts
 from service.api.responses.draft import FAILED
 from service.api.responses.events import EVENT_OF_STATUS, EventWriter
 from service.api.responses.keeping import Ending, Keeping, begun_json
 from service.api.responses.output import COMPLETED, INCOMPLETE, Grown, OutputItem
-from service.api.responses.wire import ResponseEvent
 from service.errors import ApiError, ApiErrorCode
 from service.handler.events import ChoiceDelta
 from service.handler.generation import Generation
@@ -35,9 +33,8 @@ class ResponseStream(EventStream):
         generation = self._generation
         run = self._run = await self._keeping.begin()
         try:
-            for kind in ("response.created", "response.in_progress"):
-                async for piece in in_turns(self._of_response(kind, begun_json(self._draft))):
-                    yield piece
+            async for piece in in_turns(self._writer.begun(begun_json(self._draft))):
+                yield piece
             delta = await run.wait_for(self._first_delta)
             while delta is not None:
                 async for piece in in_turns(self._pushed(delta)):
@@ -82,12 +79,9 @@ class ResponseStream(EventStream):
         self._is_over = True
         if ending.failure is not None:
             yield self._writer.error(ending.failure)
-        async for piece in in_turns(self._of_response(EVENT_OF_STATUS[ending.status], whole)):
+        last = self._writer.of_response(EVENT_OF_STATUS[ending.status], whole)
+        async for piece in in_turns(last):
             yield piece
-
-    def _of_response(self, kind: str, whole: list[bytes]) -> Iterator[bytes]:
-        parts = JsonParts()
-        return self._writer.event(ResponseEvent(type=kind, response=parts.made(whole)), parts)
 
     def _pushed(self, delta: ChoiceDelta) -> Iterator[bytes]:
         for grown in self._output.push(delta):

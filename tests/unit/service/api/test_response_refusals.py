@@ -68,11 +68,6 @@ REFUSED = {
         "tool_choice",
     ),
     "two tools of one name": ({"tools": [TOOL, TOOL]}, INVALID, "tools.name"),
-    "a stream in the background": (
-        {"background": True, "stream": True},
-        UNSUPPORTED,
-        "background",
-    ),
     "what would be lost": ({"background": True, "store": False}, INVALID, "background"),
     "a conversation": ({"conversation": "c"}, UNSUPPORTED, "conversation"),
     "a prompt of a server": ({"prompt": {"id": "p"}}, UNSUPPORTED, "prompt"),
