@@ -18,8 +18,14 @@ from service.api.grpc_bytes import embed_bytes, response_bytes, tokenize_bytes
 from service.api.grpc_calls import Call, CallInterceptor, Method, MethodHandlers, Rpc, abort
 from service.api.grpc_calls_under_way import CallsUnderWay
 from service.api.grpc_doorkeeper import Doorkeeper
-from service.api.grpc_replies import choice_chunk, model_message, usage_chunk
-from service.api.grpc_requests import to_embedding_request, to_generation_request, to_prompt
+from service.api.grpc_replies import choice_chunk, model_message, score_message, usage_chunk
+from service.api.grpc_requests import (
+    to_embedding_request,
+    to_generation_request,
+    to_prompt,
+    to_scored_texts,
+    to_scoring_request,
+)
 from service.api.grpc_side_streams import SideStreamInterceptor
 from service.api.services import ApiServices
 from service.errors import ApiError, ApiErrorCode
@@ -28,6 +34,7 @@ from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
 from service.handler.embedding import naming
 from service.handler.generation import Generation
+from service.handler.scoring import cosines
 from service.observability.request_log.record import RequestRecord
 from service.proto import inference_pb2 as pb
 from service.security.connections import GrpcConnectionLimits
@@ -149,6 +156,16 @@ class InferenceServicer:
             info, usage = generation.info, generation.usage
             await call.write_bytes(await embed_bytes(info, results, usage))
 
+    async def score(self, request: pb.ScoreRequest, call: Call) -> None:
+        texts = to_scored_texts(request)
+        neutral = to_scoring_request(request, texts, call.context.record.request_id)
+        handler = self._models.pick(neutral.model, call.context.record)
+        with naming(texts.param):
+            started = await handler.start(neutral, call.context, call.lease)
+        async with started as generation:
+            scores = await cosines(texts, await collect(generation))
+            await call.write(score_message(generation.info, scores, generation.usage))
+
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> None:
         handler = self._models.pick(request.model, call.context.record)
         prompt = await _read(request, lambda: to_prompt(request, self._models.limits))
@@ -233,6 +250,7 @@ def _inference_handlers(models: ModelDirectory) -> MethodHandlers:
             pb.GenerateRequest, servicer.generate_stream, ids, is_generation=True
         ),
         "Embed": Method(pb.EmbedRequest, servicer.embed, ids, is_generation=True),
+        "Score": Method(pb.ScoreRequest, servicer.score, ids, is_generation=True),
         "Tokenize": Method(pb.TokenizeRequest, servicer.tokenize, ids),
         "Detokenize": Method(pb.DetokenizeRequest, servicer.detokenize, ids),
         "ListModels": Method(pb.ListModelsRequest, servicer.list_models, ids, is_counted=False),

@@ -1,5 +1,7 @@
 """The handler's values as protobuf messages. Knows no server."""
 
+from collections.abc import Sequence
+
 from service.handler.collect import ChoiceResult
 from service.handler.directory import ServedModel
 from service.handler.events import ChoiceDelta, TokenLogprob, Usage
@@ -38,6 +40,17 @@ def choice_chunk(
 def usage_chunk(info: GenerationInfo, usage: Usage) -> pb.GenerateChunk:
     return pb.GenerateChunk(
         id=info.request_id, model=info.model, created=info.created_s, usage=usage_message(usage)
+    )
+
+
+def score_message(info: GenerationInfo, scores: Sequence[float], usage: Usage) -> pb.ScoreResponse:
+    """Of so many scores as there may be inputs, which is no large message."""
+    return pb.ScoreResponse(
+        id=info.request_id,
+        model=info.model,
+        created=info.created_s,
+        scores=scores,
+        usage=usage_message(usage),
     )
 
 

@@ -18,6 +18,7 @@ from service.handler.requests import (
     TextOptions,
     TokenPrompt,
 )
+from service.handler.scoring import ScoredTexts, scoring_request
 from service.limits import Limits
 from service.proto import inference_pb2 as pb
 from service.tokenizer.constraints import (
@@ -110,6 +111,27 @@ def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> Generatio
     )
 
 
+def to_scored_texts(request: pb.ScoreRequest) -> ScoredTexts:
+    return ScoredTexts(tuple(request.queries), tuple(request.documents), "documents")
+
+
+def to_scoring_request(
+    request: pb.ScoreRequest, texts: ScoredTexts, request_id: str
+) -> GenerationRequest:
+    """As to_embedding_request()."""
+    return scoring_request(
+        texts,
+        model=request.model,
+        truncate_prompt_tokens=(
+            request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+        ),
+        keeps_beginning=_keeps_beginning(request),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        request_id=request.request_id or request_id,
+    )
+
+
 class _Choices(TypedDict):
     n: int
     num_best: int | None
@@ -150,7 +172,7 @@ def _to_repetition(sampling: pb.SamplingParams) -> RepetitionDetection | None:
     )
 
 
-def _keeps_beginning(request: pb.EmbedRequest | pb.GenerateRequest) -> bool:
+def _keeps_beginning(request: pb.EmbedRequest | pb.GenerateRequest | pb.ScoreRequest) -> bool:
     side = request.truncation_side if request.HasField("truncation_side") else "left"
     if side not in ("left", "right"):
         raise _invalid("truncation_side is left or right", "truncation_side")

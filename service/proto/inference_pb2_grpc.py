@@ -49,6 +49,11 @@ class InferenceStub:
                 request_serializer=service_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=service_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/tessera.v1.Inference/Score',
+                request_serializer=service_dot_proto_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=service_dot_proto_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/tessera.v1.Inference/Tokenize',
                 request_serializer=service_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -95,6 +100,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """How alike pairs of texts are, by a model that Embed is for. One query and many documents: a
+        ranking of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -136,6 +149,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=service_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=service_dot_proto_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=service_dot_proto_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=service_dot_proto_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -239,6 +257,33 @@ class Inference:
             '/tessera.v1.Inference/Embed',
             service_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
             service_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Inference/Score',
+            service_dot_proto_dot_inference__pb2.ScoreRequest.SerializeToString,
+            service_dot_proto_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ REQUESTS = {
     "Generate": pb.GenerateRequest,
     "GenerateStream": pb.GenerateRequest,
     "Embed": pb.EmbedRequest,
+    "Score": pb.ScoreRequest,
     "Tokenize": pb.TokenizeRequest,
     "Detokenize": pb.DetokenizeRequest,
     "ListModels": pb.ListModelsRequest,

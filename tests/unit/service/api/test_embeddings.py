@@ -324,6 +324,10 @@ async def test_grpc_has_the_same_options(stub, bench, truth):
         input=inputs_of(TEXTS[1]), truncate_prompt_tokens=2, cache_salt="x", priority=0
     )
     assert (await stub.Embed(request)).usage.prompt_tokens == 2
+    all_that_fit = pb.EmbedRequest(input=inputs_of(TEXTS[1]), truncate_prompt_tokens=-1)
+    num_tokens = len(bench.tokenizer.ids(TEXTS[1]))
+    assert (await stub.Embed(all_that_fit)).usage.prompt_tokens == num_tokens
+    await stub.Embed(request)
     sent = bench.backend.requests[-1]
     assert sent.prompt_token_ids == bench.tokenizer.ids(TEXTS[1])[-2:]
     assert sent.cache_salt == "x"
@@ -344,6 +348,7 @@ async def test_grpc_has_the_same_options(stub, bench, truth):
         ({"dimensions": 0}, "invalid_request", "dimensions"),
         ({"dimensions": SIZE + 1}, "invalid_request", "dimensions"),
         ({"truncate_prompt_tokens": 0}, "invalid_request", "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "invalid_request", "truncate_prompt_tokens"),
         ({"truncation_side": "top"}, "invalid_request", "truncation_side"),
         ({"truncation_side": ""}, "invalid_request", "truncation_side"),
         ({"priority": 99}, "limit_exceeded", "priority"),

@@ -4,7 +4,9 @@ import pytest
 
 from service.api.openai.chat import ChatCompletionRequest, ChatMessage
 from service.api.openai.completions import CompletionRequest
+from service.api.openai.constraints import StructuredOutputs
 from service.api.openai.embeddings import EmbeddingRequest
+from service.api.openai.scores import RerankRequest, ScoreRequest
 from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.proto import inference_pb2 as pb
 
@@ -25,6 +27,13 @@ RENAMED = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "json_": "json_schema",
+    "text_1": "queries",
+    "text_2": "documents",
+    "data_1": "queries",
+    "data_2": "documents",
+    "items": "documents",
+    "query": "queries",
 }
 NOT_IN_GRPC = {
     "stream": "a method of its own",
@@ -41,7 +50,42 @@ NOT_IN_GRPC = {
     "embed_dtype": "there is only one",
     "endianness": "floats are binary",
     "padding": "changes nothing",
-    "use_activation": "another name of normalize",
+    "use_activation": "another name of normalize; changes cosines in nothing",
+    "top_n": "who asks sorts the scores",
+    "return_documents": "who asks has them",
+    "structural_tag": "tools, reasoning and grammars say the same",
+}
+OPERATIONS = {
+    "/v1/completions": "GenerateStream",
+    "/v1/chat/completions": "GenerateStream",
+    "/v1/embeddings": "Embed",
+    "/v1/score": "Score",
+    "/score": "Score",
+    "/v1/rerank": "Score",
+    "/v2/rerank": "Score",
+    "/rerank": "Score",
+    "/tokenize": "Tokenize",
+    "/detokenize": "Detokenize",
+    "/v1/models": "ListModels",
+    "/v1/models/{model_id}": "GetModel",
+}
+ONLY_HTTP = {
+    "/generate": "SGLang's shape of what Generate does",
+    "/pooling": "vLLM's shape of what Embed does",
+    "/v1/messages": "Anthropic's shape of what Generate does with a chat",
+    "/v1/messages/count_tokens": "Tokenize gives the tokens",
+    "/v1/responses": "OpenAI's shape of what Generate does; its store is for their clients",
+    "/v1/responses/{response_id}": "of that store",
+    "/v1/responses/{response_id}/cancel": "of that store; a call of gRPC is cancelled",
+    "/v1/responses/{response_id}/input_items": "of that store",
+    "/v1/audio/transcriptions": "a form with a file, as OpenAI's clients send it",
+    "/health": "grpc.health.v1",
+    "/health/live": "grpc.health.v1",
+    "/health/ready": "grpc.health.v1",
+    "/ping": "grpc.health.v1",
+    "/load": "for monitors; metrics have it",
+    "/get_load": "for monitors; metrics have it",
+    "/version": "for monitors; metrics have it",
 }
 
 
@@ -59,7 +103,10 @@ def fields_of(descriptor):
         (CompletionRequest, pb.GenerateRequest),
         (ChatCompletionRequest, pb.GenerateRequest),
         (ChatMessage, pb.Message),
+        (StructuredOutputs, pb.GenerateRequest),
         (EmbeddingRequest, pb.EmbedRequest),
+        (ScoreRequest, pb.ScoreRequest),
+        (RerankRequest, pb.ScoreRequest),
         (TokenizeRequest, pb.TokenizeRequest),
         (DetokenizeRequest, pb.DetokenizeRequest),
     ],
@@ -71,6 +118,17 @@ def test_every_parameter_of_http_is_one_of_grpc_or_has_a_reason(schema, message)
 
 
 def test_no_reason_outlives_its_parameter():
-    models = CompletionRequest, ChatCompletionRequest, ChatMessage, EmbeddingRequest
+    models = (
+        *(CompletionRequest, ChatCompletionRequest, ChatMessage, StructuredOutputs),
+        *(EmbeddingRequest, RerankRequest),
+    )
     known = {name for model in models for name in model.model_fields}
     assert set(NOT_IN_GRPC) <= known
+
+
+def test_every_operation_of_http_is_a_method_of_grpc_or_has_a_reason(app):
+    paths = {path for path in app.openapi()["paths"] if not path.startswith("/models/")}
+    assert paths == OPERATIONS.keys() | ONLY_HTTP.keys()
+    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["Inference"].methods}
+    # Generate is GenerateStream at once.
+    assert methods - {"Generate"} == set(OPERATIONS.values())

@@ -1,9 +1,13 @@
 """Scores and rankings of texts by a model that gives vectors, with a real engine behind it."""
 
+import grpc.aio
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from service.limits import Limits
+from service.proto import inference_pb2 as pb
+from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.engine_script import EngineScript, engine_bench
 from tests.fakes.tiny_models import TinyModel, save_tiny_model
 from workers.config import EngineConfig
@@ -183,3 +187,48 @@ async def test_many_documents_take_turns(client, bench, cosines):
     expected = cosines(QUERY, documents)
     found = {one["index"]: one["relevance_score"] for one in answer["results"]}
     np.testing.assert_allclose([found[i] for i in range(70)], expected, atol=1e-5)
+
+
+@pytest_asyncio.fixture
+async def stub(serve_grpc):
+    connect = await serve_grpc()
+    return pb_grpc.InferenceStub(connect())
+
+
+async def test_grpc_gives_the_same_scores(stub, client, bench):
+    name = bench.backend.info.name
+    for queries in ([QUERY], DOCUMENTS[::-1]):
+        asked = {"model": name, "queries": queries, "documents": DOCUMENTS, "request_id": "mine"}
+        answer = await stub.Score(pb.ScoreRequest(**asked))
+        http = await scored(client, **asked)
+        np.testing.assert_allclose(answer.scores, [one["score"] for one in http["data"]], atol=1e-6)
+        assert (answer.id, answer.model, answer.created) == ("mine", name, http["created"])
+        assert answer.usage.prompt_tokens == http["usage"]["prompt_tokens"]
+    sides = {"left": slice(-3, None), "right": slice(3)}
+    for side, kept in sides.items():
+        cut = {"truncate_prompt_tokens": 3, "truncation_side": side, "cache_salt": "x"}
+        await stub.Score(pb.ScoreRequest(queries=[QUERY], documents=["a"], **cut))
+        sent = next(one for one in bench.backend.requests[-2:] if len(one.prompt_token_ids) == 3)
+        assert sent.prompt_token_ids == bench.tokenizer.ids(QUERY)[kept]
+        assert sent.cache_salt == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"queries": []}, "invalid_request", "documents"),
+        ({"queries": ["a", "b", "c"]}, "invalid_request", "documents"),
+        ({"documents": ["b", ""]}, "invalid_request", "documents"),
+        ({"documents": ["a"] * 2048}, "limit_exceeded", "documents"),
+        ({"truncate_prompt_tokens": -2}, "invalid_request", "truncate_prompt_tokens"),
+        ({"truncation_side": "both"}, "invalid_request", "truncation_side"),
+        ({"priority": 99}, "limit_exceeded", "priority"),
+        ({"model": "other"}, "model_not_found", "model"),
+    ],
+)
+async def test_grpc_refuses_by_name(stub, bench, change, code, param):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Score(pb.ScoreRequest(**{"queries": ["a"], "documents": ["b", "c"], **change}))
+    trailers = dict(refused.value.trailing_metadata())
+    assert (trailers["tessera-error-code"], trailers["tessera-error-param"]) == (code, param)
+    assert not bench.backend.requests

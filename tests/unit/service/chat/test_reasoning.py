@@ -1,5 +1,7 @@
 """Thinking apart from what follows it, whatever the cuts."""
 
+import random
+
 import pytest
 
 from service.chat.reasoning import STYLES, ReasoningParser, reasoning_style_of
@@ -21,7 +23,10 @@ CASES = [
 
 
 def read(is_open, pieces, style=THINK):
-    parser = ReasoningParser(style, is_open=is_open)
+    return read_by(ReasoningParser(style, is_open=is_open), pieces)
+
+
+def read_by(parser, pieces):
     parts = [*map(parser.push, pieces), parser.flush()]
     return "".join(p.reasoning for p in parts), "".join(p.content for p in parts)
 
@@ -40,6 +45,18 @@ def test_every_style_has_marks_of_its_own(name):
     text = f"{style.begin} why {style.end} because"
     assert read(False, list(text), style) == ("why", "because")
     assert read(True, list(text[len(style.begin) :]), style) == ("why", "because")
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_noise_is_read_alike_however_it_is_cut(name):
+    style = STYLES[name]
+    chance = random.Random(name)
+    pieces = (style.begin, style.end, style.between, style.answer_head, *style.marks, " \n", "hm")
+    for _ in range(150):
+        noise = "".join(piece[: chance.randint(1, 40)] for piece in chance.choices(pieces, k=6))
+        for is_open in (False, True):
+            whole = read_by(style.parser(is_open=is_open), [noise])
+            assert read_by(style.parser(is_open=is_open), list(noise)) == whole
 
 
 def test_templates_tell_the_style():
