@@ -10,6 +10,8 @@ import pytest
 import torch.distributed as dist
 from llguidance import LLMatcher
 
+from tests.nightly.random_schemas import generated
+from tests.nightly.schema_outputs import Way, count_valid, taken
 from tests.unit.workers.engine.test_grammars import run
 from tests.unit.workers.engine.test_late_masks import make_late, requests
 from workers.config import EngineConfig, Speculative
@@ -122,6 +124,8 @@ def test_ranks_run_rows_again_alike_whose_masks_are_late():
         again = make_late(engine)
         assert [result.token_ids for result in run(engine, *requests())] == expected
         assert again.request_ids
+        way = Way(num_choices=2)
+        assert count_valid(engine, taken([generated(seed) for seed in range(3)]), way) == 6
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

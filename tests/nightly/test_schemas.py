@@ -3,27 +3,23 @@
 TESSERA_SCHEMA_FOLDER: schemas of a folder in place of generated ones (see random_schemas.py).
 """
 
-import json
 import os
-import time
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from service.tokenizer.constraints import JsonSchema
-from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from tests.nightly.random_schemas import generated, of_folder
-from tests.unit.workers.engine.test_grammars import PROMPT, TOKENIZER, run
-from workers import Engine
-from workers.config import EngineConfig
-from workers.engine.protocol import FinishReason, GenerateRequest
-from workers.sampling.params import SamplingParams
+from tests.nightly.schema_outputs import Way, count_valid, engine_of, taken
 
 NUM_SCHEMAS = 1000
-BATCH = 50
-MAX_TOKENS = 600
-MAX_REFUSAL_S = 1.0
+TWO_RANKS = {"tp_size": 2, "num_cpu_threads": 1}
+WAYS = {
+    "alone": Way(),
+    "eight_choices": Way(num_choices=8),
+    "retracted": Way(is_retracted=True, num_streams=150),
+    "two_ranks": Way(settings=TWO_RANKS),
+    "choices_retracted_on_two_ranks": Way(8, True, num_streams=150, settings=TWO_RANKS),
+}
 
 
 def schemas():
@@ -33,58 +29,22 @@ def schemas():
     return list(of_folder(Path(folder)))
 
 
-def grammar_of(schema, maker):
-    """None where it is refused, in time."""
-    start_s = time.process_time()
-    try:
-        return maker.make(JsonSchema(json.dumps(schema)))
-    except GrammarRefusedError:
-        return None
-    finally:
-        assert time.process_time() - start_s < MAX_REFUSAL_S
-
-
-def check(schema, result) -> bool:
-    """Whether the output ended by itself; then it must be what the schema says."""
-    text = TOKENIZER.decode(result.token_ids, skip_special_tokens=True)
-    assert result.error is None, (schema, result.error)
-    if result.finish_reason is not FinishReason.STOP:
-        return False
-    try:
-        jsonschema.validate(
-            json.loads(text), schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-        )
-    except jsonschema.ValidationError as error:
-        # RFC 3339 has a year 0000, Python's dates, which the checker asks, do not.
-        if error.validator != "format" or not str(error.instance).startswith("0000-"):
-            raise
-    return True
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_every_output_parses_and_validates() -> None:
-    maker, own = GrammarMaker(), schemas()
-    pairs = [(schema, grammar) for schema in own if (grammar := grammar_of(schema, maker))]
-    engine = Engine.from_config(EngineConfig(check_integrity_when_idle=True))
-    num_ended = 0
-    try:
-        for first in range(0, len(pairs), BATCH):
-            batch = pairs[first : first + BATCH]
-            requests = [
-                GenerateRequest(
-                    f"s{first + index}",
-                    PROMPT,
-                    SamplingParams(temperature=1.0, seed=index, max_tokens=MAX_TOKENS),
-                    grammar=grammar,
-                )
-                for index, (_, grammar) in enumerate(batch)
-            ]
-            results = run(engine, *requests)
-            num_ended += sum(check(pair[0], one) for pair, one in zip(batch, results, strict=True))
-    finally:
-        engine.close()
-    print(f"{len(own)} schemas, {len(pairs)} taken, {num_ended} outputs ended by themselves")
+@pytest.mark.parametrize("name", WAYS)
+def test_every_output_parses_and_validates(name) -> None:
+    way, own = WAYS[name], schemas()
+    # As many outputs as there are schemas, of a share of them where each has several.
+    pairs = taken(own)[:: way.num_choices]
+    with engine_of(way) as engine:
+        num_ended = count_valid(engine, pairs, way)
+        num_retracted = engine.stats().num_preemptions
+    num_outputs = len(pairs) * way.num_choices
+    print(
+        f"{name}: {len(own)} schemas, {num_outputs} outputs under {len(pairs)} of those that are "
+        f"taken, {num_ended} ended by themselves, {num_retracted} retracted"
+    )
+    assert (num_retracted > 0) == way.is_retracted
     if "TESSERA_SCHEMA_FOLDER" not in os.environ:
-        assert len(pairs) == num_ended == NUM_SCHEMAS
-    assert num_ended > 0.5 * len(pairs) > 0
+        assert num_ended == num_outputs == NUM_SCHEMAS
+    assert num_ended > 0.5 * num_outputs > 0

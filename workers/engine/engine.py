@@ -153,7 +153,7 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self._executor.launch(plan)))
-            self._patience.on_launch()
+            self._patience.on_launch(plan)
         outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
         if plan is not None and len(plan.masked_slots):
             self._provide_masks(plan)
@@ -172,7 +172,9 @@ class Engine:
         if not rows:
             self._executor.provide(StepMasks(plan.step_id, EMPTY, EMPTY, EMPTY))
             return
-        filled = self._filler.fill(plan.step_id, rows, self._patience.until_s())
+        until_s = self._patience.until_s()
+        filled = self._filler.fill(plan.step_id, rows, until_s)
+        self._patience.on_masks(until_s)
         if filled.late:
             self._scheduler.run_again(plan, filled.late)
         self._executor.provide(filled.masks)

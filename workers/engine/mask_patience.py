@@ -1,7 +1,8 @@
 """How long a step waits for the masks of its rows: while the device computes it anyway.
 
-Rows without a grammar share the step. What it takes is known from the steps before; the share of it
-that is waited leaves the host time to launch the samples and the next step behind them.
+Rows without a grammar share the step. What it takes is known from the steps before, and so is what
+the host needs from the masks to the launch of the step behind: to wake up, launch the samples, look
+ahead, hand the outputs over, schedule. What is left of the step is waited.
 """
 
 import time
@@ -11,7 +12,10 @@ from collections.abc import Callable
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
 
-PATIENT_SHARE = 0.75
+MIN_SHARE, MAX_SHARE = 0.25, 0.9
+"""Of the step, whatever the host needs: where that takes longer than the device, nobody gains by
+masks that are all late; and what the host needs is known of steps before only."""
+UNMEASURED_SHARE = 0.5
 MIN_PATIENCE_S = 0.001
 """For devices so quick that the commit of the step before takes as long as a step."""
 NUM_REMEMBERED_STEPS = 16
@@ -24,14 +28,26 @@ class MaskPatience:
         self._now = now
         # The shortest counts: a step that did wait for masks took longer by that.
         self._durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
+        # The longest but one counts: a single pause of the host says nothing of the next step.
+        self._launches_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
+        self._masks_came_s: float | None = None
         self._begun_s = 0.0
 
-    def on_launch(self) -> None:
+    def on_masks(self, until_s: float) -> None:
+        """The step under way waits no longer, as its masks are there or it is until_s. How much
+        later than that the host was woken is part of what it needs."""
+        self._masks_came_s = min(self._now(), until_s)
+
+    def on_launch(self, plan: StepPlan) -> None:
         """A step begins now, if the one before has finished."""
         self._begun_s = self._now()
+        if self._masks_came_s is not None and plan.is_decode:
+            self._launches_s.append(self._begun_s - self._masks_came_s)
+        self._masks_came_s = None
 
     def on_finish(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """The step behind this one has begun, if it was launched before."""
+        """The step behind this one has begun, if it was launched before; else none is."""
+        self._masks_came_s = None
         self._begun_s = max(self._begun_s, outcome.finished_s)
         if plan.is_decode:
             self._durations_s.append(outcome.finished_s - outcome.started_s)
@@ -40,5 +56,12 @@ class MaskPatience:
         """When the masks of the step under way should be there."""
         if not self._durations_s:
             return float("inf")
-        begun_s = self._begun_s + PATIENT_SHARE * min(self._durations_s)
+        begun_s = self._begun_s + self._share() * min(self._durations_s)
         return max(begun_s, self._now() + MIN_PATIENCE_S)
+
+    def _share(self) -> float:
+        duration_s = min(self._durations_s)
+        if not self._launches_s or not duration_s:
+            return UNMEASURED_SHARE
+        launch_s = sorted(self._launches_s)[-2:][0]
+        return min(max(1.0 - launch_s / duration_s, MIN_SHARE), MAX_SHARE)
