@@ -12,7 +12,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm over every query and key head (Qwen3). Weights: (head_dim,)."""
+    """RMSNorm over every query and key head. Weights: (head_dim,), of the model's dtype, to scale
+    what was rounded to it (Qwen3), or float32, to scale what was not (Gemma 3)."""
 
     q_weight: torch.Tensor
     k_weight: torch.Tensor

@@ -36,6 +36,17 @@ def _summed_parts(
 summed_parts = triton.jit(_summed_parts)
 
 
+def _scaled(x: tl.tensor, weight: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """x times what weight points at: a weight of dtype scales what was rounded to it, as Qwen's
+    norms do, a wider one what was not, as Gemma's."""
+    if weight.dtype.element_ty == dtype:
+        x = x.to(dtype).to(tl.float32)
+    return x * tl.load(weight).to(tl.float32)
+
+
+scaled = triton.jit(_scaled)
+
+
 def _normalised(
     first: tl.tensor,
     second: tl.tensor,
@@ -47,9 +58,8 @@ def _normalised(
     """RMSNorm of every head; weight points at the first half's columns."""
     mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half)
     inverse_rms = tl.rsqrt(mean + eps)[:, None]
-    first = (first * inverse_rms).to(dtype).to(tl.float32) * tl.load(weight).to(tl.float32)
-    second = (second * inverse_rms).to(dtype).to(tl.float32)
-    second *= tl.load(weight + half).to(tl.float32)
+    first = scaled(first * inverse_rms, weight, dtype)
+    second = scaled(second * inverse_rms, weight + half, dtype)
     return first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
 
 

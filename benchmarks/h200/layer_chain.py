@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.h200.tune_gemms import run_compilers, shapes_of
-from workers.layers.cuda.activation import silu_and_mul
+from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.gemm import skinny
 from workers.layers.gemm.build import Activate, GemmBuilder, Multiply
@@ -54,7 +54,7 @@ class Layers:
         hidden = rms_norm(residual, self.scale, 1e-5)
         for qkv_weight, o_weight, gate_up_weight, down_weight in zip(*self.weights, strict=True):
             # Reads all partial products, as rotation does.
-            silu_and_mul(qkv(hidden, qkv_weight), self.x.dtype)
+            gate_and_mul(qkv(hidden, qkv_weight), self.x.dtype, "silu")
             hidden = add_rms_norm_(o(self.attended, o_weight), residual, self.scale, 1e-5)
             delta = down(gate_up(hidden, gate_up_weight), down_weight)
             hidden = add_rms_norm_(delta, residual, self.scale, 1e-5)

@@ -28,7 +28,8 @@ from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 
 CPU = torch.device("cpu")
 TINY = {**NATIVE, **LATENT}
-MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "deepseek_v2_lite", "deepseek_v3")
+MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "gemma3")
+MODELS += ("deepseek_v2_lite", "deepseek_v3")
 # By the plans of transformers: windows and caps, experts, layers that differ and share K and V.
 PLANNED = ("gemma2", "mixtral", "gemma4")
 PRELOADED = ["workers.models.transformers_model"] + [
@@ -36,6 +37,8 @@ PRELOADED = ["workers.models.transformers_model"] + [
 ]
 MAX_DIFFERENCE = 1e-5
 MAX_DIFFERENCE_BY_PLAN = 1e-4
+# Its norms of blocks' outputs pass the rounding of sums on enlarged.
+LESS_EXACT = {"gemma3": 1e-4}
 
 
 def models_for(size: int) -> tuple[str, ...]:
@@ -53,7 +56,12 @@ def save_model(name: str, folder: Path) -> None:
 
 def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
     """Logits of a prompt in two chunks and of eight decoded tokens: float32 (num_tokens, vocab)."""
-    config = EngineConfig(model=str(folder), tp_size=tp.size, load_format=load_format)
+    config = EngineConfig(
+        model=str(folder),
+        tp_size=tp.size,
+        load_format=load_format,
+        model_impl="transformers" if folder.name in PLANNED else "native",
+    )
     loaded = load_model(config, tp, CPU, torch.float32)
     rows, prompt = ModelRows(loaded, torch_native_backend(loaded)), random_prompt(30)
     outputs = [rows.step({0: prompt[:17]})[0], rows.step({0: prompt[17:]})[0]]
@@ -122,7 +130,7 @@ def check_is_that_of_one_rank(ranks: Ranks, name: str, max_difference: float) ->
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_one_rank(ranks: Ranks, name: str) -> None:
-    check_is_that_of_one_rank(ranks, name, MAX_DIFFERENCE)
+    check_is_that_of_one_rank(ranks, name, LESS_EXACT.get(name, MAX_DIFFERENCE))
 
 
 @pytest.mark.parametrize("ranks", [2], ids=["tp2"], indirect=True)

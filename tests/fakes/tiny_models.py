@@ -114,21 +114,40 @@ LATENT: dict[str, TinyModel] = {
     "youtu": TinyModel("youtu", {**_LATENT, "tie_word_embeddings": True}),
 }
 
-THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
-    "phi3": TinyModel("phi3", {"sliding_window": None}),
-    "phi3_windowed": TinyModel("phi3", {"sliding_window": SLIDING_WINDOW}),
-    "gpt_neox": TinyModel("gpt_neox", {}),
-    "olmo2": TinyModel("olmo2", {}),
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0}
+GEMMA: dict[str, TinyModel] = {
     "gemma2": TinyModel(
         "gemma2",
         {
             "head_dim": 8,
-            "query_pre_attn_scalar": 8,
+            "query_pre_attn_scalar": 12,
             "sliding_window": SLIDING_WINDOW,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma3": TinyModel(
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 12,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _LINEAR_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+NATIVE |= GEMMA
+
+THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
+    "phi3": TinyModel("phi3", {"sliding_window": None}),
+    "phi3_windowed": TinyModel("phi3", {"sliding_window": SLIDING_WINDOW}),
+    "gpt_neox": TinyModel("gpt_neox", {}),
+    "olmo2": TinyModel("olmo2", {}),
     "gpt_oss": TinyModel(
         "gpt_oss",
         {
@@ -171,13 +190,34 @@ def tiny_config(tiny: TinyModel) -> Any:
     return AutoConfig.for_model(tiny.model_type, **{**_SHARED, **tiny.changes})
 
 
+def gemma3_with_images() -> Any:
+    """A config whose text part is GEMMA["gemma3"]'s; no text here has its token for images."""
+    eyes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "image_size": 28}
+    return AutoConfig.for_model(
+        "gemma3",
+        text_config={**_SHARED, **GEMMA["gemma3"].changes},
+        vision_config={**eyes, "num_attention_heads": 2, "patch_size": 14},
+        image_token_index=0,
+        mm_tokens_per_image=4,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+    )
+
+
 def save_tiny_model(
     tiny: TinyModel, folder: Path, seed: int = 0, max_shard_size: str = "1GB"
 ) -> Path:
     """Write config.json, generation_config.json and float32 safetensors; returns the folder."""
+    return save_random_model(tiny_config(tiny), folder, seed, max_shard_size)
+
+
+def save_random_model(
+    config: Any, folder: Path, seed: int = 0, max_shard_size: str = "1GB"
+) -> Path:
+    """The same of any config."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(tiny), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _randomise(model)
     model.tie_weights()
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -16,9 +16,11 @@ from workers.layers.cuda import (
     expert_tiles,
     greedy,
     latent_projection,
+    logit_cap,
     norm,
     peer_norm,
     rope,
+    sandwich_norm,
     sharded_greedy,
     two_shot_norm,
 )
@@ -84,6 +86,8 @@ def gemm_variant(config, num_tokens):
     out = "*bf16" if config.num_splits == 1 else "*fp32"
     types = {"x": "*bf16", "weight": "*bf16", "out": out}
     constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_K": config.block_k, "PREFETCH_BYTES": 1024}
+    if config.is_gated:
+        constants["IS_GELU"] = False
     options = {"num_stages": config.num_stages, "num_warps": config.num_warps}
     if config.is_gemv:
         kernel = skinny._gated_gemv_kernel if config.is_gated else skinny._gemv_kernel
@@ -162,10 +166,24 @@ OTHERS = {
         {"NUM_SPLITS": 4, "BLOCK": 8192},
         {"num_warps": 16},
     ),
-    "silu_and_mul": Variant(
-        activation._silu_and_mul_kernel,
+    "gate_and_mul": Variant(
+        activation._gate_and_mul_kernel,
         {"partials": "*fp32", "out": "*bf16"},
-        {"NUM_SPLITS": 4, "BLOCK": 1024},
+        {"NUM_SPLITS": 4, "IS_GELU": True, "BLOCK": 1024},
+        {"num_warps": 4},
+    ),
+    "sandwich_norm": Variant(
+        sandwich_norm._sandwich_norm_kernel,
+        {"partials": "*fp32", "residual": "*bf16", "hidden": "*bf16"}
+        | dict.fromkeys(("after_scale", "before_scale"), "*fp32")
+        | dict.fromkeys(("after_eps", "before_eps"), "fp32"),
+        {"NUM_SPLITS": 4, "BLOCK": 8192},
+        {"num_warps": 16},
+    ),
+    "cap_logits": Variant(
+        logit_cap._cap_logits_kernel,
+        {"logits": "*bf16", "cap": "fp32"},
+        {"BLOCK": 2048},
         {"num_warps": 4},
     ),
     "lookup": Variant(

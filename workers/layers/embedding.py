@@ -71,6 +71,17 @@ class VocabParallelEmbedding(_VocabParallelWeight):
         return self.tp.all_reduce(hidden.masked_fill(is_elsewhere.unsqueeze(-1), 0))
 
 
+class ScaledVocabParallelEmbedding(VocabParallelEmbedding):
+    """That multiplies by sqrt(hidden_size), rounded to the weight's dtype first (Gemma)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, shard: ShardContext) -> None:
+        super().__init__(vocab_size, hidden_size, shard)
+        self.factor = torch.tensor(hidden_size**0.5, dtype=shard.dtype).item()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids) * self.factor
+
+
 def vocab_logits(
     hidden: torch.Tensor, weight: torch.Tensor, vocab_size: int, tp: TPGroup
 ) -> torch.Tensor:

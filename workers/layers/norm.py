@@ -20,6 +20,12 @@ class RMSNorm(ShardedLayer):
         self.eps = eps
         self.weight = shard.empty_parameter(hidden_size)
 
+    @property
+    def scale(self) -> torch.Tensor:
+        """What kernels multiply by: of the weight's dtype what was rounded to it, float32 what was
+        not. (hidden_size,), of the weight as it is now."""
+        return self.weight
+
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {"weight": tuple(self.weight.shape)}
 
@@ -39,3 +45,16 @@ class RMSNorm(ShardedLayer):
         """residual += x, in place; returns the norm of the sum."""
         normed: torch.Tensor = self(residual.add_(x))
         return normed
+
+
+class UnitOffsetRMSNorm(RMSNorm):
+    """x / rms(x) * (1 + weight), in float32 up to the result (Gemma)."""
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return 1.0 + self.weight.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * self.scale).to(x.dtype)

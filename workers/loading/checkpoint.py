@@ -19,6 +19,12 @@ from workers.loading.weight_files import INDEX_FILE, indexed_file_names, weight_
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Of a causal model's names; what the body calls its embedding.
 _BODY, _BODY_EMBEDDING = "model.", "embed_tokens.weight"
+# Of a model around a causal one, as transformers saves it now and saved it before.
+_WRAPPED = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
 
 
 class LazyTensor:
@@ -49,47 +55,70 @@ class LazyTensor:
 
 class SafetensorsCheckpoint:
     """The weights of a model folder, by the names that a causal model has for them: a folder with
-    its body alone, as sentence-transformers saves it, lacks their prefix. Opening it reads headers
-    only.
+    its body alone, as sentence-transformers saves it, lacks their prefix, and one of a model for
+    images and text has the causal model within. Opening it reads headers only.
 
     Raises ModelLoadError when there are none, when they are pickled, or when a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._names_of = _names_by_file(folder)
-        self._prefix = _missing_prefix({n for names in self._names_of.values() for n in names})
-        self.total_bytes = sum((folder / file).stat().st_size for file in self._names_of)
+        self._stored_names = _names_within_files(_names_by_file(folder))
+        self.total_bytes = sum((folder / file).stat().st_size for file in self._stored_names)
 
     @property
     def names(self) -> set[str]:
-        return {self._prefix + name for names in self._names_of.values() for name in names}
+        return {name for names in self._stored_names.values() for name in names}
 
     @contextmanager
     def opened(self, wanted: Collection[str]) -> Iterator[dict[str, LazyTensor]]:
         """The wanted tensors by name, readable while the context lasts. All of them must exist."""
         with ExitStack() as files:
             tensors = {}
-            for file, names in self._names_of.items():
-                present = [name for name in names if self._prefix + name in wanted]
+            for file, names in self._stored_names.items():
+                present = {name: stored for name, stored in names.items() if name in wanted}
                 if present:
                     handle = files.enter_context(_open(self._folder / file))
-                    for name in present:
-                        tensors[self._prefix + name] = LazyTensor(name, handle.get_slice(name))
+                    for name, stored in present.items():
+                        tensors[name] = LazyTensor(stored, handle.get_slice(stored))
             yield tensors
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor of that name, which must exist, in host memory."""
-        name = name.removeprefix(self._prefix)
-        (file,) = (file for file, names in self._names_of.items() if name in names)
+        ((file, stored),) = (
+            (file, names[name]) for file, names in self._stored_names.items() if name in names
+        )
         with _open(self._folder / file) as handle:
-            tensor: torch.Tensor = handle.get_tensor(name)
+            tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
+
+
+def _names_within_files(names_of: dict[str, list[str]]) -> dict[str, dict[str, str]]:
+    """File -> a causal model's name of each of its tensors -> its name there."""
+    prefix = _missing_prefix({name for names in names_of.values() for name in names})
+    stored_names = {
+        file: {_unwrapped(prefix + name): name for name in names}
+        for file, names in names_of.items()
+    }
+    first: dict[str, str] = {}
+    for stored in sorted(name for names in names_of.values() for name in names):
+        name = _unwrapped(prefix + stored)
+        if name in first:
+            raise ModelLoadError(f"{first[name]} and {stored} both are {name} of a causal model")
+        first[name] = stored
+    return stored_names
 
 
 def _missing_prefix(names: set[str]) -> str:
     is_body = _BODY_EMBEDDING in names and not any(name.startswith(_BODY) for name in names)
     return _BODY if is_body else ""
+
+
+def _unwrapped(name: str) -> str:
+    for wrapped, plain in _WRAPPED.items():
+        if name.startswith(wrapped):
+            return plain + name.removeprefix(wrapped)
+    return name
 
 
 def _open(path: Path) -> Any:

@@ -10,10 +10,10 @@ import torch
 
 from attention import ForwardBatch, RadixAttention
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from attention.qkv_projection import HeadNorm, QKVProjection, Rotation
+from attention.qkv_projection import QKVProjection, Rotation
 from workers.layers.cuda.rope import FusedRope, RopeShape
 from workers.layers.new_tensor import NewTensor
-from workers.models.llama import LlamaAttention, QKNormAttention
+from workers.models.grouped_attention import GroupedQueryAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
 
 
@@ -97,15 +97,12 @@ class SavedAttention:
 
 
 def layer_attention(
-    module: LlamaAttention, token_to_kv_pool: TokenToKVPool, dtype: torch.dtype
+    module: GroupedQueryAttention, token_to_kv_pool: TokenToKVPool, dtype: torch.dtype
 ) -> LayerAttention:
     """For one layer over a pool."""
-    norm = None
-    if isinstance(module, QKNormAttention):
-        norm = HeadNorm(module.q_norm.weight, module.k_norm.weight, module.q_norm.eps)
     qkv = module.qkv_proj
     shape = RopeShape(qkv.tp_q_head_num, qkv.tp_k_head_num, module.head_dim)
-    rope = FusedRope(shape, Rotation(module.rotary.cos_sin, qkv.bias, norm))
+    rope = FusedRope(shape, Rotation(module.rotary.cos_sin, qkv.bias, module.head_norm))
     layer_id = module.attn.layer_id
     k_pool, v_pool = token_to_kv_pool.get_kv_buffer(layer_id)
     if k_pool.dtype != dtype:

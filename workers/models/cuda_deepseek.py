@@ -207,7 +207,7 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
         dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
         if not dense:
             return list(mlps)
-        gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense])
+        gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense], "silu")
         down = partial_gemms(chooser, [mlp.down_proj.weight for mlp in dense], True)
         products = dict(zip(dense, zip(gate_up, down, strict=True), strict=True))
         return [_DenseMlp(*products[mlp]) if isinstance(mlp, GatedMLP) else mlp for mlp in mlps]

@@ -1,33 +1,19 @@
 """The Llama family on NVIDIA GPUs: the parameters of LlamaForCausalLM, run by fused kernels.
 
-A layer is four GEMMs, whose partial products the kernel after each sums up, the rotation with the
-KV write, attention, two residual additions with their norms and, where the GEMM before it does not
-do it, the activation. With several ranks the sums over them are part of the additions.
-Knows no KV pages beyond the tensors they live in. Needs Triton.
+A join is one kernel: the residual addition with the norm after it. Needs Triton.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
 
-from attention import ForwardBatch
-from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.errors import ConfigError
-from workers.layers.cuda.residual_stream import Join, StreamWays, stream_ways
-from workers.layers.embedding import TiedLMHead
-from workers.layers.gemm.choice import GemmChooser
-from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
-from workers.layers.gemm.step_products import chain_seconds
-from workers.layers.new_tensor import NewTensor
+from workers.layers.cuda.residual_stream import Join, stream_ways
+from workers.layers.gemm.matrix import PartialGemm
 from workers.layers.norm import RMSNorm
-from workers.layers.sharding import ShardContext
-from workers.models.cuda_attention import LayerAttention, layer_attention
-from workers.models.llama import LlamaForCausalLM
+from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
+from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from workers.models.llama_family import LlamaFamilySpec
-from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 
 
 def has_fused_layers(spec: LlamaFamilySpec) -> bool:
@@ -38,158 +24,27 @@ def has_fused_layers(spec: LlamaFamilySpec) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _FusedLayer:
-    """One decoder layer."""
+class _NormedJoin:
+    """norm: of the next block."""
 
-    qkv: PartialGemm
-    attention: LayerAttention
-    o: PartialGemm
-    gate_up: GatedGemm
-    down: PartialGemm
-    after_attention: Join
-    after_mlp: Join
-    mlp_norm: RMSNorm
-    next_norm: RMSNorm
+    join: Join
+    norm: RMSNorm
 
-    @property
-    def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
-        """In the order that a step runs them in."""
-        return (self.qkv, self.o, self.gate_up, self.down)
-
-    def attention_inputs(
-        self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
-    ) -> AttentionInputs:
-        """hidden: normalised input (n, hidden_size)."""
-        return self.attention.rotate(self.qkv(hidden), places, new)
-
-    def attended(
-        self, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
-    ) -> torch.Tensor:
-        """hidden: normalised input -> attention's output (n, heads * head_dim)."""
-        if self.attention.takes_projected(batch):
-            return self.attention.attend_projected(self.qkv(hidden), batch)
-        return self.attention.attend(self.attention_inputs(hidden, places, torch.empty), batch)
-
-    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The rest of the layer, row by row -> the next layer's normalised input.
-
-        residual: the stream (n, hidden_size), in place.
-        """
-        hidden = self.after_attention(self.o, attended, residual, self.mlp_norm)
-        return self.after_mlp(self.down, self.gate_up(hidden), residual, self.next_norm)
+    def __call__(self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.join(gemm, x, residual, self.norm)
 
 
-class CudaLlamaForCausalLM(LlamaForCausalLM, SegmentedCausalLM):
-    """LlamaForCausalLM over fused kernels. prepare must run before the first step."""
+class CudaLlamaForCausalLM(LlamaForCausalLM, FusedStreamCausalLM):
+    """LlamaForCausalLM over fused kernels."""
 
-    def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
-        super().__init__(spec, num_positions, shard)
-        self._shard = shard
-        self._layers: list[_FusedLayer] = []
-        self._head: PartialGemm | None = None
-        self._ways: StreamWays | None = None
-        self._chooser: GemmChooser | None = None
-        self.vocab_shard = None if shard.tp.size == 1 else self.model.embed_tokens.rows
-
-    def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
-        self._chooser = chooser = GemmChooser.for_device(self._shard.device)
-        # A rank's partial products are summed up before other ranks' are added.
-        is_alone = self._shard.tp.size == 1
-        self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
-        layers = self._decoder_layers
-        qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
-        o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
-        gate_up = gated_gemms(chooser, [x.mlp.gate_up_proj.weight for x in layers])
-        down = partial_gemms(chooser, [x.mlp.down_proj.weight for x in layers], is_alone)
-        self._layers = [
-            _FusedLayer(
-                qkv=qkv[index],
-                attention=layer_attention(layer.self_attn, token_to_kv_pool, self._shard.dtype),
-                o=o[index],
-                gate_up=gate_up[index],
-                down=down[index],
-                after_attention=ways.after_attention,
-                after_mlp=ways.after_mlp,
-                mlp_norm=layer.post_attention_layernorm,
-                next_norm=self._norms[index + 1],
+    def decoder_ways(self) -> DecoderWays:
+        ways = stream_ways(self._shard.tp, self.model.embed_tokens)
+        layers = [layer for layer in self._decoder_layers if isinstance(layer, LlamaDecoderLayer)]
+        joins = [
+            LayerJoins(
+                _NormedJoin(ways.after_attention, layer.post_attention_layernorm),
+                _NormedJoin(ways.after_mlp, next_norm),
             )
-            for index, layer in enumerate(layers)
+            for layer, next_norm in zip(layers, self._norms[1:], strict=True)
         ]
-        head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
-        (self._head,) = partial_gemms(chooser, [head_weight], False)
-
-    def tap_layers(self, layer_ids: Sequence[int]) -> None:
-        if self._shard.tp.size > 1:
-            raise ConfigError("ranks keep parts of the stream each, which no drafter can read")
-        super().tap_layers(layer_ids)
-
-    def prepare_while_idle(self) -> bool:
-        """GEMMs that there was no time to measure, one timing at a time."""
-        return self._chooser is not None and self._chooser.measure_next()
-
-    @torch.inference_mode()
-    def product_seconds(self, num_tokens: Sequence[int]) -> tuple[float, ...]:
-        layer, embedding = self._layers[0], self.model.embed_tokens.weight
-        widths = {matrix: matrix.weight.shape[1] for matrix in layer.products}
-        inputs = {
-            width: torch.randn(
-                (max(num_tokens), width), dtype=embedding.dtype, device=embedding.device
-            )
-            for width in widths.values()
-        }
-
-        def chain(n: int) -> None:
-            for matrix, width in widths.items():
-                matrix(inputs[width][:n])
-
-        seconds = chain_seconds(chain, num_tokens)
-        return tuple(len(self._layers) * one for one in seconds)
-
-    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._prepared_ways().begin(input_ids, self._norms[0])
-
-    def attention_inputs(
-        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
-    ) -> AttentionInputs:
-        return self._layers[layer].attention_inputs(hidden, places, new)
-
-    def attend(self, layer: int, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
-        return self._layers[layer].attention.attend(inputs, batch)
-
-    def attended(
-        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
-    ) -> torch.Tensor:
-        return self._layers[layer].attended(hidden, places, batch)
-
-    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self._layers[layer].finish(attended, residual)
-
-    def finish_rows(
-        self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
-    ) -> torch.Tensor:
-        if rows.shape[0] == 0:
-            return residual[:0]
-        selected = self._prepared_ways().select_rows(residual, rows)
-        return self._layers[-1].finish(attended.index_select(0, rows), selected)
-
-    def _prepared_ways(self) -> StreamWays:
-        if self._ways is None:
-            raise RuntimeError("prepare must run before the first step")
-        return self._ways
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In the model's dtype: whoever needs float32 converts the rows that need it."""
-        return self.whole_logits(self.local_logits(hidden))
-
-    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._head is None:
-            raise RuntimeError("prepare must run before the first step")
-        return self._head(hidden)[0]
-
-    def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
-        return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
-
-
-def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:
-    owner = embedding if isinstance(head, TiedLMHead) else head
-    return owner.get_parameter("weight")
+        return DecoderWays(partial(ways.begin, norm=self._norms[0]), joins, ways.select_rows)

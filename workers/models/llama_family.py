@@ -4,7 +4,7 @@ One function a model_type, each returns the same frozen spec; the model itself n
 member it is. Knows no tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,11 @@ class LlamaFamilySpec:
     has_qk_norm: bool
     has_tied_embeddings: bool
     layers: tuple[LayerAttentionConfig, ...]
+
+    @property
+    def scaling(self) -> float:
+        """The factor of attention's scores."""
+        return float(self.head_dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,14 @@ def rope_spec(config: Any, head_dim: int) -> RopeSpec:
     Configs in the older shape (rope_theta, rope_scaling) reach this function with rope_parameters:
     transformers converts them when it reads them. Raises ModelLoadError for an unknown variant.
     """
-    parameters = dict(config.rope_parameters)
+    return rope_spec_of(config.rope_parameters, config.max_position_embeddings, head_dim)
+
+
+def rope_spec_of(
+    rope_parameters: Mapping[str, Any], max_position_embeddings: int, head_dim: int
+) -> RopeSpec:
+    """The same of one kind of layer's parameters. Raises ModelLoadError for an unknown variant."""
+    parameters = dict(rope_parameters)
     rope_type = parameters.get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ModelLoadError(f"rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
@@ -124,7 +136,7 @@ def rope_spec(config: Any, head_dim: int) -> RopeSpec:
         rope_type=rope_type,
         theta=float(parameters["rope_theta"]),
         rotary_dim=int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)),
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=max_position_embeddings,
         parameters=parameters,
     )
 

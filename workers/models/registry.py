@@ -15,6 +15,8 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
 from workers.models.deepseek import DeepseekForCausalLM, transformers_experts
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
+from workers.models.gemma import GemmaForCausalLM
+from workers.models.gemma_family import gemma_obstacle, gemma_spec
 from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import llama_family_spec, native_obstacle
 
@@ -33,6 +35,19 @@ def _build_llama_family(
     from workers.models.cuda_llama import CudaLlamaForCausalLM, has_fused_layers
 
     build = CudaLlamaForCausalLM if has_fused_layers(spec) else LlamaForCausalLM
+    return build(spec, max_context_len, shard)
+
+
+def _build_gemma_family(
+    config: PreTrainedConfig, max_context_len: int, shard: ShardContext
+) -> NativeCausalLM:
+    spec = gemma_spec(config)
+    if shard.device.type != "cuda":
+        return GemmaForCausalLM(spec, max_context_len, shard)
+    # Triton comes with torch for CUDA only.
+    from workers.models.cuda_gemma import CudaGemmaForCausalLM, has_fused_layers
+
+    build = CudaGemmaForCausalLM if has_fused_layers(spec) else GemmaForCausalLM
     return build(spec, max_context_len, shard)
 
 
@@ -63,6 +78,7 @@ class NativeFamily:
 
 
 _LLAMA = NativeFamily(_build_llama_family, native_obstacle)
+_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle)
 _DEEPSEEK = NativeFamily(_build_deepseek_family, deepseek_obstacle, keeps_latents=True)
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
@@ -70,6 +86,9 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": _LLAMA,
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA,
+    "Gemma3ForConditionalGeneration": _GEMMA,
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Glm4MoeLiteForCausalLM": _DEEPSEEK,

@@ -8,7 +8,7 @@ import torch
 from attention import LayerAttentionConfig
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, measured_tuning
-from attention.qkv_projection import QKVProjection
+from attention.qkv_projection import HeadNorm, QKVProjection
 from tests.fakes.qkv_projection import draw_projection, finish
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
@@ -32,14 +32,18 @@ from tests.unit.attention.cases import (
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 UNLIKE = rows_of((20000, 1), (5, 1), (4095, 1), (0, 1), (127, 1), (128, 1), (9000, 1), (64, 1))
-FRONTS = {"one split": (1, torch.bfloat16, False), "splits, bias, norm": (4, torch.float32, True)}
+FRONTS = {
+    "one split": (1, torch.bfloat16, False),
+    "splits, bias, norm": (4, torch.float32, True),
+    "splits, bias, norm rounded once": (3, torch.float32, True),
+}
 
 
 def projection_of(case: AttentionCase, front: str, num_rows: int) -> QKVProjection:
     spec = case.spec
     num_splits, partial_dtype, has_extras = FRONTS[front]
     width = (spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
-    return draw_projection(
+    projection = draw_projection(
         (num_splits, num_rows, width),
         spec.head_dim,
         case.config.max_context_len,
@@ -48,6 +52,12 @@ def projection_of(case: AttentionCase, front: str, num_rows: int) -> QKVProjecti
         has_extras=has_extras,
         device=spec.device,
     )
+    norm = projection.rotation.head_norm
+    if norm is None or "rounded once" not in front:
+        return projection
+    # Scales of float32, as Gemma's: the model's dtype could not hold them.
+    wide = HeadNorm(norm.q_weight.float() * 1.003, norm.k_weight.float() * 1.003, norm.eps)
+    return replace(projection, rotation=replace(projection.rotation, head_norm=wide))
 
 
 def forget_new_tokens(case: AttentionCase) -> None:
@@ -122,6 +132,23 @@ def test_every_gqa_ratio_and_head_dim(q_heads, kv_heads, head_dim):
         DECODE, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim
     )
     check(spec, "splits, bias, norm")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LayerAttentionConfig(),
+        LayerAttentionConfig(sliding_window_size=1024),
+        LayerAttentionConfig(sliding_window_size=1000, logit_cap=50.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gemmas_heads(layer, backend):
+    """Of 256 elements, two queries a key: over rows of unlike lengths, with windows and caps."""
+    shape = {"q_heads": 16, "kv_heads": 8, "head_dim": 256, "v_head_dim": 256}
+    spec = device_spec(UNLIKE, page_size=128, layer=layer, **shape)
+    check(spec, "splits, bias, norm rounded once", backend)
 
 
 @pytest.mark.parametrize("front", FRONTS)

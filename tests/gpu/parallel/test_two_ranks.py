@@ -24,6 +24,7 @@ from tests.gpu.parallel.running_engine import END_S, running
 pytestmark = [*NEEDS_GPU, NEEDS_TWO_GPUS]
 
 KINDS = [("llama3", "peer"), ("llama3", "nccl"), ("qwen3", "peer"), ("qwen3", "nccl")]
+KINDS += [("gemma3", "nccl")]
 VICTIMS = {("llama3", "peer"): 0, ("qwen3", "peer"): 1}
 """Which rank dies in the end; the others end when they are asked to."""
 

@@ -64,11 +64,14 @@ TINY = {
         },
     ),
 }
+ALSO_NATIVE = {"gemma3"}
 
 
 def config_of(name, folder, **changes):
     save_tiny_model(TINY[name], folder)
     base = {"model": str(folder), "dtype": "bfloat16", "num_pages": 64, "max_running_requests": 16}
+    if name in ALSO_NATIVE:
+        base["model_impl"] = "transformers"
     return EngineConfig(**{**base, "enable_prefix_cache": False, **changes})
 
 

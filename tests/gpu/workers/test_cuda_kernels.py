@@ -1,5 +1,8 @@
 """Every fused kernel against float64, on fresh random inputs."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 from torch.nn import functional
@@ -12,10 +15,12 @@ from attention.qkv_projection import HeadNorm, QKVProjection, Rotation  # noqa: 
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER  # noqa: E402
 from workers.graphs.decode_step import StepRows, TorchStepKernels  # noqa: E402
 from workers.graphs.ring import StagingRing  # noqa: E402
-from workers.layers.cuda.activation import silu_and_mul  # noqa: E402
+from workers.layers.cuda.activation import gate_and_mul  # noqa: E402
 from workers.layers.cuda.greedy import TritonStepKernels  # noqa: E402
+from workers.layers.cuda.logit_cap import cap_logits_  # noqa: E402
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm  # noqa: E402
 from workers.layers.cuda.rope import FusedRope, RopeShape  # noqa: E402
+from workers.layers.cuda.sandwich_norm import NormScale, add_sandwich_norm_  # noqa: E402
 from workers.layers.gemm.candidates import candidates  # noqa: E402
 from workers.layers.gemm.choice import GemmChooser  # noqa: E402
 from workers.layers.gemm.configs import GemmShape  # noqa: E402
@@ -29,6 +34,7 @@ pytestmark = NEEDS_GPU
 CUDA = torch.device("cuda", 0)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2}
 DTYPES = list(TOLERANCE)
+GATES = {"silu": functional.silu, "gelu_tanh": partial(functional.gelu, approximate="tanh")}
 LIMITS = DeviceLimits.of(CUDA) if torch.cuda.is_available() else HOPPER
 FEW_TOKENS = [(1, 2, 16), (40, 64), (128,)]
 """By block size: the same compiled kernels serve those of one."""
@@ -66,16 +72,54 @@ def test_add_and_norm(dtype, num_tokens, hidden_size, num_splits) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 14336), (33, 640)])
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_silu_and_mul(dtype, num_tokens, width, num_splits) -> None:
+def test_gate_and_mul(dtype, num_tokens, width, num_splits) -> None:
     partials = randn(num_splits, num_tokens, 2 * width)
     gate, up = partials.double().sum(0).chunk(2, dim=-1)
-    out = silu_and_mul(partials, dtype)
-    assert relative_error(out, functional.silu(gate) * up) < TOLERANCE[dtype]
+    for name, function in GATES.items():
+        out = gate_and_mul(partials, dtype, name)
+        assert relative_error(out, function(gate) * up) < TOLERANCE[dtype], name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "hidden_size"), [(1, 3840), (7, 256), (300, 5376)])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_norms_around_a_residual_addition(dtype, num_tokens, hidden_size, num_splits) -> None:
+    partial_dtype = dtype if num_splits == 1 else torch.float32
+    partials = randn(num_splits, num_tokens, hidden_size, dtype=partial_dtype)
+    residual = randn(num_tokens, hidden_size, dtype=dtype)
+    after, before = (NormScale(1.0 + randn(hidden_size), 1e-6) for _ in range(2))
+
+    def normed(x, scale):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * scale.double()
+
+    stream = residual.double() + normed(partials.double().sum(0), after.scale)
+    # As separate kernels would compute it, rounding where they store.
+    delta = rms_norm_in_torch(partials.float().sum(0).to(dtype), after.scale, 1e-6)
+    plain = residual + delta
+    hidden = add_sandwich_norm_(partials, residual, after, before)
+    assert relative_error(residual, stream) < TOLERANCE[dtype]
+    assert relative_error(hidden, normed(stream, before.scale)) < TOLERANCE[dtype]
+    assert dtype is torch.float32 or (residual == plain).float().mean() > 0.99
+    again = rms_norm_in_torch(residual, before.scale, 1e-6)
+    assert dtype is torch.float32 or (hidden == again).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_capped_where_they_lie(dtype) -> None:
+    padded = (randn(5, 256000 + 24) * 40).to(dtype)
+    padded[0, 3] = torch.nan
+    logits, beyond = padded[:, :256000], padded[:, 256000:].clone()
+    wanted = 30.0 * torch.tanh(logits.double() / 30.0)
+    cap_logits_(logits, 30.0)
+    assert logits[0, 3].isnan()
+    assert logits.isnan().sum() == 1
+    assert torch.equal(padded[:, 256000:], beyond)
+    assert relative_error(logits.nan_to_num(), wanted.nan_to_num()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("token_counts", FEW_TOKENS, ids=str)
 @pytest.mark.parametrize(
-    ("out_features", "in_features"), [(6144, 4096), (4096, 14336), (9001, 1024)]
+    ("out_features", "in_features"), [(6144, 4096), (4096, 14336), (9001, 1024), (8192, 3840)]
 )
 def test_every_gemm_candidate(token_counts, out_features, in_features) -> None:
     weight = randn(out_features, in_features, dtype=torch.bfloat16)
@@ -90,33 +134,37 @@ def test_every_gemm_candidate(token_counts, out_features, in_features) -> None:
 
 
 @pytest.mark.parametrize("token_counts", FEW_TOKENS, ids=str)
-@pytest.mark.parametrize(("width", "in_features"), [(14336, 4096), (3001, 1024)])
+@pytest.mark.parametrize(("width", "in_features"), [(14336, 4096), (3001, 1024), (15360, 3840)])
 def test_every_gated_gemm_candidate(token_counts, width, in_features) -> None:
     weight = randn(2 * width, in_features, dtype=torch.bfloat16) * in_features**-0.5
     for num_tokens in token_counts:
         x = randn(num_tokens, in_features, dtype=torch.bfloat16)
         gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
-        expected = functional.silu(gate) * up
         configs = candidates(GemmShape(2 * width, in_features, "gated"), num_tokens, LIMITS)
         gated = [config for config in configs if config.is_gated]
         assert gated
-        for config in gated:
-            out = triton_gated_gemm(x, weight, config)
-            assert relative_error(out, expected) < TOLERANCE[torch.bfloat16], config
+        for config, (name, function) in product(gated, GATES.items()):
+            out = triton_gated_gemm(x, weight, config, name)
+            error = relative_error(out, function(gate) * up)
+            assert error < TOLERANCE[torch.bfloat16], (config, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_splits", [1, 4])
-@pytest.mark.parametrize("has_extras", [False, True])
-@pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [(32, 8, 128), (6, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize("extras", [None, "rounded first", "rounded once"])
+@pytest.mark.parametrize(
+    ("num_q", "num_kv", "head_dim"), [(32, 8, 128), (6, 3, 64), (4, 1, 256), (16, 8, 256)]
+)
 def test_rope_writes_queries_keys_and_values(
-    dtype, num_splits, has_extras, num_q, num_kv, head_dim
+    dtype, num_splits, extras, num_q, num_kv, head_dim
 ) -> None:
+    """extras: bias and head norm, whose scale is of the model's dtype or float32."""
+    has_extras = extras is not None
     num_tokens, page_size = 37, 16
     shape = RopeShape(num_q, num_kv, head_dim)
     partials = randn(num_splits, num_tokens, sum(shape.split_sizes))
     bias = randn(partials.shape[2], dtype=dtype) if has_extras else None
-    weights = randn(2, head_dim, dtype=dtype)
+    weights = randn(2, head_dim, dtype=torch.float32 if extras == "rounded once" else dtype)
     norm = HeadNorm(weights[0], weights[1], 1e-6) if has_extras else None
     cos_sin = cos_sin_table(RopeSpec("default", 1e4, head_dim, 256, {}), 256).to(CUDA)
     pools = torch.zeros((2, 8, page_size, num_kv, head_dim), dtype=dtype, device=CUDA)
@@ -148,28 +196,31 @@ def test_rope_writes_queries_keys_and_values(
 @NEEDS_HOPPER
 @pytest.mark.parametrize("num_splits", [1, 4])
 @pytest.mark.parametrize("seed", range(8))
-def test_attention_stores_the_bits_that_the_rope_kernel_stores(seed, num_splits) -> None:
+@pytest.mark.parametrize("is_gemma", [False, True])
+def test_attention_stores_the_bits_that_the_rope_kernel_stores(seed, num_splits, is_gemma) -> None:
     torch.manual_seed(seed)
     num_rows, page_size, dtype = 24, 16, torch.bfloat16
-    shape = RopeShape(32, 8, 128)
+    num_q, head_dim = (16, 256) if is_gemma else (32, 128)
+    shape = RopeShape(num_q, 8, head_dim)
     partials = randn(num_splits, num_rows, sum(shape.split_sizes))
+    norm = HeadNorm(1.0 + randn(head_dim), 1.0 + randn(head_dim), 1e-6)
     rotation = Rotation(
-        cos_sin_table(RopeSpec("default", 1e4, 128, 512, {}), 512).to(CUDA),
-        randn(partials.shape[2], dtype=dtype),
-        None,
+        cos_sin_table(RopeSpec("default", 1e4, head_dim, 512, {}), 512).to(CUDA),
+        None if is_gemma else randn(partials.shape[2], dtype=dtype),
+        norm if is_gemma else None,
     )
     seq_lens = torch.randint(1, 500, (num_rows,), device=CUDA, dtype=torch.int32)
     page_table = torch.randperm(num_rows * 32, device=CUDA).int().view(num_rows, 32)
     last = seq_lens.long() - 1
     pages = page_table.gather(1, (last // page_size)[:, None]).squeeze(1)
     locations = pages.long() * page_size + last % page_size
-    pools = randn(2, 2, num_rows * 32, page_size, 8, 128).to(dtype)
+    pools = randn(2, 2, num_rows * 32, page_size, 8, head_dim).to(dtype)
     FusedRope(shape, rotation)(partials, last, locations, *pools[0], dtype)
-    geometry = DecodeGeometry(8, 4, 128, page_size)
+    geometry = DecodeGeometry(8, num_q // 8, head_dim, page_size)
     decode = PagedDecode(geometry, CUDA, lambda rows: measured_tuning(geometry, rows))
     plan = decode.plan(seq_lens, -1)
     projection = QKVProjection(partials * 1.0, rotation, dtype)
-    rule = ScoreRule(128**-0.5, 0.0, None)
+    rule = ScoreRule(head_dim**-0.5, 0.0, None)
     decode.attend_projected(projection, locations, tuple(pools[1]), page_table, plan, rule)
     rows = pools.flatten(2, 3)[:, :, locations]
     assert torch.equal(rows[0], rows[1])

@@ -31,7 +31,9 @@ from workers.runner.factory import make_model_runner
 pytestmark = NEEDS_GPU
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama2_mha", "llama_biased", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama2_mha", "llama_biased", "qwen2", "qwen3", "gemma2", "gemma3"]
+)
 def test_float32_logits_equal_transformers_on_the_same_device(name, tmp_path) -> None:
     folder = save_tiny_model(NATIVE[name], tmp_path)
     prompts = prompts_of(6, VOCAB_SIZE, longest=60)

@@ -1,6 +1,8 @@
 """Every kind of GEMM against float64, eager and in graphs, and what is kept of choices."""
 
 import json
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -39,9 +41,12 @@ def randn(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, dtype=dtype, device=CUDA)
 
 
-def gated_reference(x, weight):
+GATES = {"silu": functional.silu, "gelu_tanh": partial(functional.gelu, approximate="tanh")}
+
+
+def gated_reference(x, weight, name):
     gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return GATES[name](gate) * up
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +76,12 @@ def test_every_activation_of_many_tokens(width, in_features) -> None:
     shape = GemmShape(2 * width, in_features, "gated")
     for num_tokens in MANY_TOKENS:
         x = randn(num_tokens, in_features)
-        reference = gated_reference(x, weight)
+        references = {name: gated_reference(x, weight, name) for name in GATES}
         configs = [config for config in candidates(shape, num_tokens, LIMITS) if config.is_gated]
         assert configs
-        for config in configs:
-            out = TRITON_GATED_GEMMS[config.kind](x, weight, config)
-            assert relative_error(out, reference) < TOLERANCE, config
+        for config, name in product(configs, GATES):
+            out = TRITON_GATED_GEMMS[config.kind](x, weight, config, name)
+            assert relative_error(out, references[name]) < TOLERANCE, (config, name)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 4])
@@ -159,5 +164,7 @@ def test_chosen_gemms_multiply_at_any_number_of_tokens(chosen, num_tokens) -> No
     for gemm in partial_gemms(chosen, weights, True):
         reference = x.double() @ gemm.weight.double().t()
         assert relative_error(gemm(x).double().sum(0), reference) < TOLERANCE
-    for gated in gated_gemms(chosen, weights):
-        assert relative_error(gated(x), gated_reference(x, gated.weight)) < TOLERANCE
+    for name in GATES:
+        for gated in gated_gemms(chosen, weights, name):
+            reference = gated_reference(x, gated.weight, name)
+            assert relative_error(gated(x), reference) < TOLERANCE

@@ -42,6 +42,7 @@ MODELS = {
         "gpt_oss",
         {**_SHARED, **layers("sfsf"), "num_local_experts": 4, "num_experts_per_tok": 4},
     ),
+    # Native, over fused kernels, as the last two.
     "gemma2": TinyModel("gemma2", {**_SHARED, **layers("sfsf"), "query_pre_attn_scalar": 64}),
     # What comes last sees a window: its states do not vouch for all tokens.
     "gemma3": TinyModel("gemma3_text", {**_SHARED, **layers("ssfs"), "query_pre_attn_scalar": 64}),
@@ -56,7 +57,7 @@ MODELS = {
             "intermediate_size_mlp": 96,
         },
     ),
-    # Native, over fused kernels; all layers see a window, or the last ones do.
+    # All layers see a window, or the last ones do.
     "mistral": TinyModel("mistral", _SHARED),
     "qwen3": TinyModel("qwen3", {**_SHARED, "use_sliding_window": True, "max_window_layers": 1}),
 }

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from workers.layers.cuda.activation import silu_and_mul
+from workers.layers.cuda.activation import gate_and_mul
+from workers.layers.gate import Gate
 from workers.layers.gemm.configs import Config, GemmConfig, LtConfig, Role
 from workers.layers.gemm.cublaslt import Algorithm, CublasLt, Layouts, Product, load_library
 from workers.layers.gemm.device_limits import DeviceLimits
@@ -22,8 +23,8 @@ _MAX_PREPARED = 64
 """Numbers of tokens for which a GEMM of cuBLASLt keeps its descriptors."""
 
 Activate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""x (n, in_features), gated weight (out_features, in_features) -> silu(gate) * up
-(n, out_features / 2)."""
+"""x (n, in_features), gated weight (out_features, in_features) -> its gate's function of
+the gate's half, times the other half (n, out_features / 2)."""
 
 
 class Multiply(Protocol):
@@ -48,7 +49,7 @@ TRITON_GEMMS: Mapping[str, TritonGemm] = {
     "skinny": triton_gemm,
     "tiled": triton_tiled_gemm,
 }
-TritonGatedGemm = Callable[[torch.Tensor, torch.Tensor, GemmConfig], torch.Tensor]
+TritonGatedGemm = Callable[[torch.Tensor, torch.Tensor, GemmConfig, Gate], torch.Tensor]
 TRITON_GATED_GEMMS: Mapping[str, TritonGatedGemm] = {
     "gated_gemv": triton_gated_gemm,
     "gated": triton_gated_gemm,
@@ -72,9 +73,10 @@ class _Configured:
 class _ConfiguredGated:
     gemm: TritonGatedGemm
     config: GemmConfig
+    gate: Gate
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return self.gemm(x, weight, self.config)
+        return self.gemm(x, weight, self.config, self.gate)
 
 
 def product_of(x: torch.Tensor, weight: torch.Tensor, num_splits: int) -> Product:
@@ -131,9 +133,10 @@ class _Activated:
     """A product of gated weights, then the activation."""
 
     multiply: Multiply
+    gate: Gate
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return silu_and_mul(self.multiply(x, weight), x.dtype)
+        return gate_and_mul(self.multiply(x, weight), x.dtype, self.gate)
 
 
 class GemmBuilder:
@@ -153,8 +156,10 @@ class GemmBuilder:
         return CublasLt(self._device, load_library())
 
     def build(self, config: Config, weight: torch.Tensor, role: Role) -> Multiply | Activate:
-        """For all weights of this one's shape and dtype."""
-        return self.activate(config, weight) if role == "gated" else self.multiply(config, weight)
+        """For all weights of this one's shape and dtype. Gates are SiLU: any takes as long."""
+        if role == "gated":
+            return self.activate(config, weight, "silu")
+        return self.multiply(config, weight)
 
     def multiply(self, config: Config, weight: torch.Tensor) -> Multiply:
         if config is None:
@@ -163,8 +168,8 @@ class GemmBuilder:
             return LtGemm(self.library, config, weight)
         return _Configured(TRITON_GEMMS[config.kind], config)
 
-    def activate(self, config: Config, weight: torch.Tensor) -> Activate:
+    def activate(self, config: Config, weight: torch.Tensor, gate: Gate) -> Activate:
         """For gated weights."""
         if isinstance(config, GemmConfig) and config.is_gated:
-            return _ConfiguredGated(TRITON_GATED_GEMMS[config.kind], config)
-        return _Activated(self.multiply(config, weight))
+            return _ConfiguredGated(TRITON_GATED_GEMMS[config.kind], config, gate)
+        return _Activated(self.multiply(config, weight), gate)

@@ -6,8 +6,10 @@ from workers.layers.gemm.configs import GemmConfig, GemmShape
 from workers.layers.gemm.device_limits import HOPPER, DeviceLimits
 
 _MIN_PROGRAMS = 64
+_WIDE_ROWS = 512
 _MAX_SPLIT_PROGRAMS = 4096
 _GEMV_SHAPES = ((2, 1024, 4), (4, 1024, 4), (8, 512, 4), (8, 1024, 8))
+_NARROW_GEMV_SHAPES = ((8, 256, 4), (16, 256, 4), (16, 256, 8))
 _SKINNY_SHAPES = (
     (64, 128, 4, 4),
     (64, 128, 6, 4),
@@ -19,6 +21,8 @@ _SKINNY_SHAPES = (
     (256, 64, 4, 8),
 )
 _GATED_GEMV_SHAPES = ((1, 1024, 4), (2, 512, 4), (2, 1024, 4), (4, 512, 4), (4, 1024, 8))
+_NARROW_GATED_GEMV_SHAPES = ((4, 256, 4), (8, 256, 4), (8, 256, 8))
+"""For rows of no multiple of 512 elements (Gemma 3's 3,840), which the others do not fit."""
 _GATED_SHAPES = ((64, 64, 4, 4), (64, 128, 2, 4), (64, 128, 3, 4), (64, 128, 4, 4), (128, 64, 4, 8))
 _SMALL_SKINNY_SHAPES = ((64, 128, 2, 4), (64, 64, 4, 4), (64, 64, 3, 4), (128, 64, 3, 4))
 _SMALL_GATED_SHAPES = ((64, 64, 3, 4), (64, 64, 2, 4))
@@ -61,11 +65,14 @@ def _few(shape: GemmShape, is_small: bool) -> list[GemmConfig]:
     skinny = _SKINNY_SHAPES + (_SMALL_SKINNY_SHAPES if is_small else ())
     gated = _GATED_SHAPES + (_SMALL_GATED_SHAPES if is_small else ())
     configs = []
+    is_narrow = shape.in_features % _WIDE_ROWS > 0
+    gemv = _NARROW_GEMV_SHAPES if is_narrow else _GEMV_SHAPES
     for splits in (1,) if shape.role == "whole" else _SPLITS:
-        configs += [GemmConfig("gemv", r, k, splits, 1, w) for r, k, w in _GEMV_SHAPES]
+        configs += [GemmConfig("gemv", r, k, splits, 1, w) for r, k, w in gemv]
         configs += [GemmConfig("skinny", r, k, splits, s, w) for r, k, s, w in skinny]
     if shape.role == "gated":
-        configs += [GemmConfig("gated_gemv", r, k, 1, 1, w) for r, k, w in _GATED_GEMV_SHAPES]
+        gated_gemv = _NARROW_GATED_GEMV_SHAPES if is_narrow else _GATED_GEMV_SHAPES
+        configs += [GemmConfig("gated_gemv", r, k, 1, 1, w) for r, k, w in gated_gemv]
         configs += [GemmConfig("gated", r, k, 1, s, w) for r, k, s, w in gated]
     return configs
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from workers.layers.gate import Gate
 from workers.layers.gemm.build import Activate, GemmBuilder, Multiply
 from workers.layers.gemm.configs import (
     TOKEN_BUCKETS,
@@ -119,11 +120,13 @@ class GemmChooser:
             for max_tokens, config in self._by_bucket(shape, weights).items()
         }
 
-    def gated_gemms(self, shape: GemmShape, weights: Sequence[torch.Tensor]) -> dict[int, Activate]:
+    def gated_gemms(
+        self, shape: GemmShape, weights: Sequence[torch.Tensor], gate: Gate
+    ) -> dict[int, Activate]:
         """The same for gated weights, with the activation."""
         builder = self._builder(weights[0].device)
         return {
-            max_tokens: builder.activate(config, weights[0])
+            max_tokens: builder.activate(config, weights[0], gate)
             for max_tokens, config in self._by_bucket(shape, weights).items()
         }
 

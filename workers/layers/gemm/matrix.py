@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from workers.layers.gate import Gate
 from workers.layers.gemm.build import Activate, Multiply
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.configs import GemmShape, Role
@@ -32,7 +33,7 @@ class PartialGemm:
 
 
 class GatedGemm:
-    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
+    """gate(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
 
     def __init__(self, weight: torch.Tensor, gemms: Mapping[int, Activate]) -> None:
         self.weight = weight
@@ -51,9 +52,11 @@ def partial_gemms(
     return [PartialGemm(weight, gemms) for weight in weights]
 
 
-def gated_gemms(chooser: GemmChooser, weights: Sequence[torch.Tensor]) -> list[GatedGemm]:
+def gated_gemms(
+    chooser: GemmChooser, weights: Sequence[torch.Tensor], gate: Gate
+) -> list[GatedGemm]:
     """One for each of the weights, which have one shape."""
-    gemms = chooser.gated_gemms(_shape(weights, "gated"), weights)
+    gemms = chooser.gated_gemms(_shape(weights, "gated"), weights, gate)
     return [GatedGemm(weight, gemms) for weight in weights]
 
 

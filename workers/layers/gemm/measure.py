@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from triton.runtime.errors import OutOfResources
 
-from workers.layers.cuda.activation import silu_and_mul
+from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.cuda.norm import rms_norm
 from workers.layers.gemm.build import GemmBuilder, lt_configs
 from workers.layers.gemm.candidates import candidates, like, lt_splits
@@ -147,7 +147,7 @@ class Trial:
         def chain(weight: torch.Tensor) -> torch.Tensor:
             product = gemm(rms_norm(x, scale, 1e-5), weight)
             # Any kernel that reads all partial products will do.
-            return product if shape.role == "gated" else silu_and_mul(product, x.dtype)
+            return product if shape.role == "gated" else gate_and_mul(product, x.dtype, "silu")
 
         return gemm_seconds(chain, weights, self.num_tokens, effort)
 

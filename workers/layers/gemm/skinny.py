@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workers.layers.cuda.activation import bent
 from workers.layers.cuda.launch import (
     begin_dependent,
     dependent_launch,
@@ -21,6 +22,7 @@ from workers.layers.cuda.launch import (
     prefetch_chunks,
     prefetch_lines,
 )
+from workers.layers.gate import Gate
 from workers.layers.gemm.configs import OPERAND_BYTES, GemmConfig, block_tokens
 from workers.layers.new_tensor import NewTensor
 
@@ -186,10 +188,15 @@ def triton_gemm(
     return out
 
 
-def _run_activate(gate: tl.tensor, up: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:  # noqa: N803
-    """silu(gate) * up, rounded where separate kernels would have stored: the same values."""
+def _run_activate(
+    gate: tl.tensor,
+    up: tl.tensor,
+    IS_GELU: tl.constexpr,  # noqa: N803
+    DTYPE: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """bent(gate) * up, rounded where separate kernels would have stored: the same values."""
     gate = gate.to(DTYPE).to(tl.float32)
-    activated = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32)
+    activated = bent(gate, IS_GELU).to(DTYPE).to(tl.float32)
     return (activated * up.to(DTYPE).to(tl.float32)).to(DTYPE)
 
 
@@ -205,6 +212,7 @@ def _gated_gemv(  # noqa: PLR0913
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
     PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    IS_GELU: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -223,7 +231,7 @@ def _gated_gemv(  # noqa: PLR0913
         values = tl.load(x + ks + start).to(tl.float32)[None, :]
         gate += tl.load(gate_weights + start).to(tl.float32) * values
         up += tl.load(up_weights + start).to(tl.float32) * values
-    result = activate(tl.sum(gate, axis=1), tl.sum(up, axis=1), out.dtype.element_ty)
+    result = activate(tl.sum(gate, axis=1), tl.sum(up, axis=1), IS_GELU, out.dtype.element_ty)
     tl.store(out + rows, result, mask=rows < width)
 
 
@@ -241,6 +249,7 @@ def _gated(  # noqa: PLR0913
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
     PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    IS_GELU: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Rows [0, width) of weight are the gate's, the next width rows the up projection's."""
@@ -263,7 +272,7 @@ def _gated(  # noqa: PLR0913
         inputs = tl.trans(tl.load(values + start, mask=is_token, other=0.0))
         gate = tl.dot(tl.load(gate_weights + start), inputs, gate)
         up = tl.dot(tl.load(up_weights + start), inputs, up)
-    result = activate(gate, up, out.dtype.element_ty)
+    result = activate(gate, up, IS_GELU, out.dtype.element_ty)
     target = out + tokens[:, None].to(tl.int64) * width + rows[None, :]
     tl.store(target, tl.trans(result), mask=is_token & (rows[None, :] < width))
 
@@ -271,8 +280,10 @@ def _gated(  # noqa: PLR0913
 _gated_kernel = triton.jit(_gated, do_not_specialize=("num_tokens",))
 
 
-def triton_gated_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig) -> torch.Tensor:
-    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight (2 * width, in_features) being both.
+def triton_gated_gemm(
+    x: torch.Tensor, weight: torch.Tensor, config: GemmConfig, gate: Gate
+) -> torch.Tensor:
+    """gate(x @ gate.T) * (x @ up.T) -> (n, width), weight (2 * width, in_features) being both.
 
     config.kind is "gated_gemv" or "gated", its num_splits 1.
     """
@@ -281,6 +292,7 @@ def triton_gated_gemm(x: torch.Tensor, weight: torch.Tensor, config: GemmConfig)
     out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(width, config.block_rows),)
     options = kernel_options(config, 2 * width, in_features, dependent_launch(x))
+    options["IS_GELU"] = gate == "gelu_tanh"
     if config.kind == "gated_gemv":
         _gated_gemv_kernel[grid](x, weight, out, width, in_features, **options)
         return out

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.gate import Gate
 from workers.layers.gemm.configs import GemmConfig, tile_tokens
 from workers.layers.gemm.skinny import activate, prefetch_row_lines
 from workers.layers.new_tensor import NewTensor
@@ -78,6 +79,7 @@ def _gated_tiled(  # noqa: PLR0913
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
     PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    IS_GELU: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Rows [0, width) of weight are the gate's, the next width rows the up projection's."""
@@ -101,7 +103,7 @@ def _gated_tiled(  # noqa: PLR0913
             up = tl.dot(weight_map.load([row + width, start]), inputs, up)
         tokens = token + tl.arange(0, BLOCK_TOKENS)
         rows = row + tl.arange(0, BLOCK_ROWS)
-        result = activate(gate, up, out.dtype.element_ty)
+        result = activate(gate, up, IS_GELU, out.dtype.element_ty)
         is_real = (tokens[:, None] < num_tokens) & (rows[None, :] < width)
         target = out + tokens[:, None].to(tl.int64) * width + rows[None, :]
         tl.store(target, tl.trans(result), mask=is_real)
@@ -148,9 +150,9 @@ def triton_tiled_gemm(
 
 
 def triton_gated_tiled_gemm(
-    x: torch.Tensor, weight: torch.Tensor, config: GemmConfig
+    x: torch.Tensor, weight: torch.Tensor, config: GemmConfig, gate: Gate
 ) -> torch.Tensor:
-    """silu(x @ gate.T) * (x @ up.T) -> (n, width), weight (2 * width, in_features) being both.
+    """gate(x @ gate.T) * (x @ up.T) -> (n, width), weight (2 * width, in_features) being both.
 
     As triton_gated_gemm, for config.kind "gated_tiled".
     """
@@ -172,6 +174,7 @@ def triton_gated_tiled_gemm(
         BLOCK_ROWS=config.block_rows,
         BLOCK_K=config.block_k,
         PREFETCH_BYTES=_PREFETCH_BYTES,
+        IS_GELU=gate == "gelu_tanh",
         IS_DEPENDENT=is_dependent,
         num_stages=config.num_stages,
         num_warps=config.num_warps,

@@ -21,7 +21,7 @@ MODELS = {
     # All layers have a window, or some, or some and caps, or some and sinks.
     "mistral": NATIVE["mistral"],
     "qwen2": NATIVE["qwen2_windowed"],
-    "gemma2": THROUGH_TRANSFORMERS["gemma2"],
+    "gemma2": NATIVE["gemma2"],
     "gpt_oss": THROUGH_TRANSFORMERS["gpt_oss"],
 }
 PROMPTS = [random_prompt(30 + 7 * i, seed=i) for i in range(5)]

@@ -37,7 +37,7 @@ OTHERS = {
     "windows": NATIVE["mistral"],
     "latents": LATENT["deepseek_v3"],
     "through transformers": THROUGH_TRANSFORMERS["gpt2"],
-    "layers with windows": THROUGH_TRANSFORMERS["gemma2"],
+    "layers with windows": NATIVE["gemma2"],
 }
 RAW = {method: PoolingParams(method, is_normalised=False) for method in Pooling}
 

@@ -40,10 +40,8 @@ def reference_logprobs(reference, tokens):
     return picked.flatten()
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request, tmp_path_factory):
+def described(folder):
     """(folder, prompts, their greedy tokens, log probabilities of prompt and tokens)."""
-    folder = save_tiny_model(LATENT[request.param], tmp_path_factory.mktemp(request.param))
     reference, prompts = eager_reference(folder).eval(), random_prompts()
     expected = [
         reference.generate(
@@ -58,6 +56,12 @@ def model(request, tmp_path_factory):
     pairs = zip(prompts, expected, strict=True)
     logprobs = [reference_logprobs(reference, [*prompt, *tokens]) for prompt, tokens in pairs]
     return str(folder), prompts, expected, logprobs
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    folder = save_tiny_model(LATENT[request.param], tmp_path_factory.mktemp(request.param))
+    return described(folder)
 
 
 def check(results, model):

@@ -8,7 +8,7 @@ import pytest
 from attention.backends.torch_native import TorchNativeBackend
 from attention.registration import ATTENTION_BACKENDS
 from attention.selection import PREFERENCES, DeviceGeneration, Preference
-from tests.fakes.tiny_models import THROUGH_TRANSFORMERS, VOCAB_SIZE, save_tiny_model
+from tests.fakes.tiny_models import GEMMA, VOCAB_SIZE, save_tiny_model
 from workers import Engine
 from workers.config import EngineConfig
 from workers.sampling.params import SamplingParams
@@ -34,7 +34,7 @@ def registered(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return str(save_tiny_model(THROUGH_TRANSFORMERS["gemma2"], tmp_path_factory.mktemp("gemma2")))
+    return str(save_tiny_model(GEMMA["gemma2"], tmp_path_factory.mktemp("gemma2")))
 
 
 def run(folder, **changes):

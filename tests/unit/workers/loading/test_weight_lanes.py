@@ -165,7 +165,7 @@ def test_a_wrong_shape_is_found_before_anything_is_written(folder) -> None:
         parameter.fill_(7.0)
     last = sorted(folder.glob("*.safetensors"))[-1]
     checkpoint = SafetensorsCheckpoint(folder)
-    names = list(checkpoint._names_of[last.name])
+    names = list(checkpoint._stored_names[last.name])
     save_file({name: torch.zeros(3, 5) for name in names}, last)
     with pytest.raises(ModelLoadError, match=r"has shape \(3, 5\), the config says"):
         load_checkpoint(model, checkpoint, [HostLane()], lambda done, total: None)

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from workers.graphs.segment_graphs import SegmentGraphs
 from workers.layers.sharding import ShardContext
-from workers.models import cuda_llama
+from workers.models import cuda_llama, cuda_stream
 from workers.models.llama_family import llama_family_spec
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
@@ -130,7 +130,7 @@ def fused_llama(monkeypatch, launches, is_fused=False):
         launches.add("select", residual)
         return residual.index_select(0, rows)
 
-    def gemms(chooser, given, can_split=True):
+    def gemms(chooser, given, kind):
         return [FakeGemm(weights[id(weight)], launches) for weight in given]
 
     ways = SimpleNamespace(
@@ -142,13 +142,13 @@ def fused_llama(monkeypatch, launches, is_fused=False):
     attentions = iter(FakeAttention(index, launches, is_fused) for index in range(2))
     fakes = {
         "GemmChooser": SimpleNamespace(for_device=lambda device: None),
-        "stream_ways": lambda tp, embedding: ways,
         "partial_gemms": gemms,
         "gated_gemms": gemms,
         "layer_attention": lambda *given: next(attentions),
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(cuda_llama, name, fake)
+        monkeypatch.setattr(cuda_stream, name, fake)
+    monkeypatch.setattr(cuda_llama, "stream_ways", lambda tp, embedding: ways)
     model.prepare(None, None)
     return model
 

@@ -43,7 +43,8 @@ def test_what_states_a_native_architecture_and_does_not_fit_it_goes_through_tran
 
 
 def test_geometry_is_learnt_from_the_model(tmp_path: Path) -> None:
-    geometry = load(save_tiny_model(THROUGH_TRANSFORMERS["gemma2"], tmp_path)).model.geometry
+    folder = save_tiny_model(NATIVE["gemma2"], tmp_path)
+    geometry = load(folder, model_impl="transformers").model.geometry
     assert (geometry.tp_q_head_num, geometry.tp_k_head_num, geometry.head_dim) == (8, 2, 8)
     assert [layer.sliding_window_size for layer in geometry.layers] == [9, -1, 9]
     assert {layer.logit_cap for layer in geometry.layers} == {2.0}

@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
 
 from tests.fakes.thread_ranks import ThreadRank, ThreadRanks
 from tests.fakes.tiny_models import (
+    GEMMA,
     THROUGH_TRANSFORMERS,
     TinyModel,
     save_tiny_model,
@@ -59,7 +60,7 @@ def check_shares(ranks: list[dict[str, torch.Tensor]], one: dict[str, torch.Tens
 
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 def test_ranks_have_the_checkpoint_between_them(name: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(THROUGH_TRANSFORMERS[name], tmp_path)
+    folder = save_tiny_model({**GEMMA, **THROUGH_TRANSFORMERS}[name], tmp_path)
     one, *two = (
         load_transformers_model(folder, read_hf_config(folder), shard).state_dict()
         for shard in shards(1) + shards(2)
@@ -116,7 +117,7 @@ def test_a_rank_reads_its_share_of_what_is_cut_and_no_more(tmp_path: Path, monke
 
 
 def test_noise_is_a_share_of_the_noise_of_one_rank(tmp_path: Path) -> None:
-    config = read_hf_config(save_tiny_model(THROUGH_TRANSFORMERS["gemma2"], tmp_path))
+    config = read_hf_config(save_tiny_model(GEMMA["gemma2"], tmp_path))
     one, *two = (
         random_transformers_model(config, shard, 7).state_dict() for shard in shards(1) + shards(2)
     )
@@ -126,7 +127,7 @@ def test_noise_is_a_share_of_the_noise_of_one_rank(tmp_path: Path) -> None:
 REFUSED = {
     "no plan": (TinyModel("opt", {"word_embed_proj_dim": 64, "ffn_dim": 96}), 2, "no tensor-"),
     "plan of the head alone": (TinyModel("diffllama"), 2, "no layer"),
-    "heads": (THROUGH_TRANSFORMERS["gemma2"], 4, "num_key_value_heads=2; set tp_size=1 in place"),
+    "heads": (GEMMA["gemma2"], 4, "num_key_value_heads=2; set tp_size=1 in place"),
     "features": (
         TinyModel("mixtral", {"intermediate_size": 97, "num_local_experts": 2}),
         2,
@@ -142,7 +143,12 @@ def test_what_cannot_be_cut_is_refused_before_weights_are_read(
     """And before they are copied."""
     folder, cache = save_tiny_model(tiny, tmp_path / "model"), tmp_path / "cache"
     (folder / "model.safetensors").write_bytes(b"nothing to be read")
-    config = EngineConfig(model=str(folder), tp_size=size, weights_cache_dir=str(cache))
+    config = EngineConfig(
+        model=str(folder),
+        tp_size=size,
+        weights_cache_dir=str(cache),
+        model_impl="transformers",
+    )
     for attempt in (
         lambda: check_servable(config),
         lambda: load_model(config, shards(size)[0].tp, CPU, torch.float32),
@@ -170,13 +176,13 @@ def test_one_parameter_is_cut_in_one_way(tmp_path: Path, monkeypatch) -> None:
     """transformers adds a rule for embeddings, which plans may overrule; the head has its own."""
     plan = {**Gemma2Config.base_model_tp_plan, "embed_tokens": "replicate"}
     monkeypatch.setattr(Gemma2Config, "base_model_tp_plan", plan)
-    tied = {**THROUGH_TRANSFORMERS["gemma2"].changes, "tie_word_embeddings": True}
+    tied = {**GEMMA["gemma2"].changes, "tie_word_embeddings": True}
     config = tiny_config(TinyModel("gemma2", tied))
     config.architectures = ["Gemma2ForCausalLM"]
     config.save_pretrained(tmp_path)
-    check_servable(EngineConfig(model=str(tmp_path)))
+    check_servable(EngineConfig(model=str(tmp_path), model_impl="transformers"))
     with pytest.raises(ConfigError, match=r"embed_tokens.weight and lm_head.weight, which are one"):
-        check_servable(EngineConfig(model=str(tmp_path), tp_size=2))
+        check_servable(EngineConfig(model=str(tmp_path), tp_size=2, model_impl="transformers"))
 
 
 CONVERSIONS = {

@@ -26,7 +26,7 @@ from service.bench.profile.kernel_groups import Group, group_of_kernel
         ("_tiled", "gemm"),
         ("_rope_kv", "other"),
         ("_add_norm", "other"),
-        ("_silu_and_mul", "other"),
+        ("_gate_and_mul", "other"),
         ("_fill_step_tables", "other"),
         ("Memcpy HtoD (Pinned -> Device)", "other"),
         ("void at::native::vectorized_elementwise_kernel<4", "other"),

@@ -20,6 +20,10 @@ SHAPES = [
     GemmShape(6144, 4096, "split"),
     GemmShape(28672, 4096, "gated"),
     GemmShape(128256, 4096, "whole"),
+    # Gemma 3 12B's: rows of no multiple of 512.
+    GemmShape(8192, 3840, "split"),
+    GemmShape(30720, 3840, "gated"),
+    GemmShape(262208, 3840, "whole"),
 ]
 SMALL = (8, 6)
 
@@ -46,6 +50,7 @@ def test_every_gpu_has_kernels_for_few_tokens(capability) -> None:
         for bucket in (1, 16, 32, 64):
             found = candidates(shape, bucket, limits)
             assert len(found) >= 4, (shape, bucket)
+            assert any(one.is_gemv for one in found) is (bucket == 1), (shape, bucket)
             assert all(one.shared_bytes(bucket) <= SHARED_BYTES[capability] for one in found)
     kinds = {config.kind for config, _ in fitting(capability)}
     assert capability >= (9, 0) or not kinds & {"tiled", "gated_tiled"}

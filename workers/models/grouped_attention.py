@@ -1,0 +1,120 @@
+"""Grouped-query attention with rotary positions, as the layers of plain decoders have it.
+
+Knows no KV memory: attention goes through RadixAttention.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from attention import LayerAttentionConfig, RadixAttention
+from attention.qkv_projection import HeadNorm
+from workers.layers.linear import QKVParallelLinear, RowParallelLinear
+from workers.layers.norm import RMSNorm
+from workers.layers.rotary import RotaryEmbedding
+from workers.layers.sharding import ShardContext
+
+
+class AttentionSpec(Protocol):
+    """What a family's spec says of all its layers. scaling: factor of the scores."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_q_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def has_qkv_bias(self) -> bool: ...
+    @property
+    def has_o_bias(self) -> bool: ...
+    @property
+    def scaling(self) -> float: ...
+
+
+class GroupedQueryAttention(nn.Module):
+    """Attention of one layer but for its norms."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        layer: LayerAttentionConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.rotary = rotary
+        self.qkv_proj = QKVParallelLinear(
+            spec.hidden_size,
+            spec.num_q_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.has_qkv_bias,
+            shard,
+        )
+        q_size = spec.num_q_heads * spec.head_dim
+        self.o_proj = RowParallelLinear(q_size, spec.hidden_size, spec.has_o_bias, shard)
+        self.attn = RadixAttention(
+            self.qkv_proj.tp_q_head_num,
+            spec.head_dim,
+            spec.scaling,
+            self.qkv_proj.tp_k_head_num,
+            layer_id,
+            logit_cap=layer.logit_cap,
+            sliding_window_size=layer.sliding_window_size,
+        )
+
+    @property
+    def head_norm(self) -> HeadNorm | None:
+        """The norm of query and key heads, as kernels take it. Its weights are those of now."""
+        return None
+
+    def normalise_heads(
+        self, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q, k (n, heads, head_dim) as they are rotated: here, as projected."""
+        return q, k
+
+    def inputs(
+        self, positions: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """hidden: normalised input (n, hidden_size) -> q, k (n, heads, head_dim), v (n, width)."""
+        q, k, v = self.qkv_proj(hidden).split(self.qkv_proj.split_sizes, dim=-1)
+        q, k = self.normalise_heads(
+            q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+        )
+        return *self.rotary(positions, q, k), v
+
+
+class QKNormAttention(GroupedQueryAttention):
+    """That normalises every query and key head before the rotation (Qwen3)."""
+
+    norm_class: type[RMSNorm] = RMSNorm
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        layer: LayerAttentionConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__(spec, layer, layer_id, rotary, shard)
+        self.q_norm = self.norm_class(spec.head_dim, spec.rms_norm_eps, shard)
+        self.k_norm = self.norm_class(spec.head_dim, spec.rms_norm_eps, shard)
+
+    @property
+    def head_norm(self) -> HeadNorm:
+        return HeadNorm(self.q_norm.scale, self.k_norm.scale, self.q_norm.eps)
+
+    def normalise_heads(
+        self, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.q_norm(q), self.k_norm(k)

@@ -1,0 +1,161 @@
+"""A decoder around one residual stream: what Llama, Gemma and their kin have in common.
+
+A step is begin, then for each layer attended and finish. Members bring a body of layers, which say
+what they do with the stream. Knows no KV memory: attention goes through RadixAttention.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from attention import ForwardBatch, LayerAttentionConfig
+from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.norm import RMSNorm
+from workers.layers.sharding import KVHeadShard, ShardContext, divide
+from workers.models.base import AttentionGeometry, NativeCausalLM
+from workers.models.grouped_attention import AttentionSpec, GroupedQueryAttention
+from workers.models.segmented import TokenPlaces
+from workers.models.token_inputs import ModelOutput, TokenInputs
+
+
+class StreamSpec(AttentionSpec, Protocol):
+    """What a family's spec says of the model."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def has_tied_embeddings(self) -> bool: ...
+    @property
+    def layers(self) -> tuple[LayerAttentionConfig, ...]: ...
+
+
+class StreamLayer(Protocol):
+    """One decoder layer."""
+
+    @property
+    def self_attn(self) -> GroupedQueryAttention: ...
+    @property
+    def mlp(self) -> GatedMLP: ...
+
+    def finish(
+        self, attended: torch.Tensor, residual: torch.Tensor, next_norm: RMSNorm
+    ) -> torch.Tensor:
+        """What follows the layer's attention -> next_norm of the stream after the layer.
+
+        attended: (n, heads * head_dim). residual: the stream (n, hidden_size), in place.
+        """
+
+
+class StreamBody(Protocol):
+    """Embedding, layers and final norm: what checkpoints call `model`. A module.
+
+    norms: norms[i] precedes layer i, the last one follows the last layer.
+    """
+
+    @property
+    def embed_tokens(self) -> VocabParallelEmbedding: ...
+    @property
+    def decoder_layers(self) -> Sequence[StreamLayer]: ...
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]: ...
+
+
+class StreamCausalLM(NativeCausalLM):
+    """A body with its language-model head."""
+
+    def __init__(self, body: StreamBody, spec: StreamSpec, shard: ShardContext) -> None:
+        super().__init__()
+        self.vocab_size = spec.vocab_size
+        self.model = body
+        self._last = len(spec.layers) - 1
+        self._tapped_layers: frozenset[int] = frozenset()
+        self._decoder_layers, self._norms = body.decoder_layers, body.norms
+        self.lm_head: nn.Module = (
+            TiedLMHead(body.embed_tokens)
+            if spec.has_tied_embeddings
+            else ParallelLMHead(spec.vocab_size, spec.hidden_size, shard)
+        )
+        self.tied_weights = (
+            {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
+        )
+        self.geometry = AttentionGeometry(
+            tp_q_head_num=divide(spec.num_q_heads, shard.tp.size, "num_attention_heads"),
+            tp_k_head_num=KVHeadShard.of_rank(
+                spec.num_kv_heads, shard.tp.rank, shard.tp.size
+            ).num_heads,
+            head_dim=spec.head_dim,
+            v_head_dim=spec.head_dim,
+            layers=spec.layers,
+        )
+
+    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
+        taps: list[torch.Tensor] = []
+        attended, residual = self._up_to_last(tokens, forward_batch, taps)
+        return ModelOutput(self.finish(self._last, attended, residual), tuple(taps))
+
+    def forward_rows(
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, rows: torch.Tensor
+    ) -> ModelOutput:
+        """The last layer's keys and values are for everybody, the rest of it is for rows only."""
+        taps: list[torch.Tensor] = []
+        attended, residual = self._up_to_last(tokens, forward_batch, taps)
+        return ModelOutput(self.finish_rows(attended, residual, rows), tuple(taps))
+
+    def _up_to_last(
+        self, tokens: TokenInputs, forward_batch: ForwardBatch, taps: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last layer's attention output and the stream that it joins. taps: filled."""
+        places = TokenPlaces(tokens.positions, forward_batch.locs_by_account)
+        residual, hidden = self.begin(tokens.ids)
+        for layer in range(self._last):
+            # In one expression: no name keeps the attention's output while the next one runs.
+            hidden = self.finish(
+                layer, self.attended(layer, hidden, places, forward_batch), residual
+            )
+            if layer in self._tapped_layers:
+                taps.append(residual.clone())
+        return self.attended(self._last, hidden, places, forward_batch), residual
+
+    def tap_layers(self, layer_ids: Sequence[int]) -> None:
+        unknown = sorted(set(layer_ids) - set(range(self._last)))
+        if unknown:
+            raise ValueError(f"layers {unknown} are not in [0, {self._last})")
+        self._tapped_layers = frozenset(layer_ids)
+
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream and the first layer's normalised input, both (n, hidden_size)."""
+        residual = self.model.embed_tokens(input_ids)
+        return residual, self._norms[0](residual)
+
+    def attended(
+        self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """hidden: a layer's normalised input -> its attention's output (n, heads * head_dim)."""
+        attention = self._decoder_layers[layer].self_attn
+        out: torch.Tensor = attention.attn(*attention.inputs(places.positions, hidden), batch)
+        return out
+
+    def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The rest of a layer -> the next one's normalised input, or the final states.
+
+        residual: the stream (n, hidden_size), in place.
+        """
+        return self._decoder_layers[layer].finish(attended, residual, self._norms[layer + 1])
+
+    def finish_rows(
+        self, attended: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """finish, of the last layer and for rows int64 (m,) only -> (m, hidden_size)."""
+        return self.finish(
+            self._last, attended.index_select(0, rows), residual.index_select(0, rows)
+        )
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def is_redundant_weight(self, name: str) -> bool:
+        return name.endswith("rotary_emb.inv_freq")
