@@ -27,6 +27,7 @@ from workers.errors import ModelLoadError
 from workers.loading.loader import LoadedModel, check_servable, load_model
 from workers.models.gemma import GemmaForCausalLM
 from workers.models.gemma_family import gemma_spec
+from workers.models.registry import choose_implementation
 from workers.parallel.group import SingleRank
 
 GEMMA_12B = Path("benchmarks/h200/models/gemma-3-12b.json")
@@ -47,7 +48,10 @@ def test_the_spec_of_gemma_2() -> None:
 def test_the_spec_of_the_benchmarks_gemma_3_12b() -> None:
     """As its checkpoint states it: rope's base and scaling by names of their own."""
     stated = json.loads(GEMMA_12B.read_text(encoding="utf-8"))
-    spec = gemma_spec(AutoConfig.for_model(**stated))
+    config = AutoConfig.for_model(**stated)
+    engine = EngineConfig(model="anywhere")
+    assert choose_implementation(config, "Gemma3ForCausalLM", engine, "cuda") == "native"
+    spec = gemma_spec(config)
     windows = [layer.sliding_window_size for layer in spec.layers]
     assert windows == ([1024] * 5 + [-1]) * 8
     assert {layer.logit_cap for layer in spec.layers} == {0.0}
