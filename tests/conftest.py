@@ -6,12 +6,17 @@ import gc
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.skips import skip_line
 
 # A name that is no folder is an id of the hub, and no test may ask the real one. Set before
 # anything imports the hub's library, which reads it once; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# An example that a busy machine makes late is not wrong.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -28,11 +28,13 @@ class Beating(Protocol):
         """time.monotonic() of the loop's last turn."""
 
 
-def ailment(engine: Beating, step_timeout_s: float) -> str | None:
-    """What is wrong with the engine's loop, None if it turns."""
+def ailment(
+    engine: Beating, step_timeout_s: float, clock: Callable[[], float] = time.monotonic
+) -> str | None:
+    """What is wrong with the engine's loop, None if it turns. clock: the one of its beats."""
     if not engine.is_alive:
         return "the engine's thread has ended"
-    silence_s = time.monotonic() - engine.last_beat_s
+    silence_s = clock() - engine.last_beat_s
     if silence_s > step_timeout_s:
         return f"the engine has finished no step for {silence_s:.0f} s"
     return None
@@ -50,10 +52,12 @@ class StepWatch:
         engine: Beating,
         step_timeout_s: float,
         on_hung: Callable[[EngineFailedError], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._step_timeout_s = step_timeout_s
         self._on_hung = on_hung
+        self._clock = clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tessera-watch", daemon=True)
 
@@ -67,7 +71,7 @@ class StepWatch:
     def _run(self) -> None:
         interval_s = min(MAX_LOOK_INTERVAL_S, self._step_timeout_s / LOOKS_PER_TIMEOUT)
         while not self._stopping.wait(interval_s):
-            found = ailment(self._engine, self._step_timeout_s)
+            found = ailment(self._engine, self._step_timeout_s, self._clock)
             if found is not None:
                 if self._engine.is_alive:
                     self._on_hung(EngineFailedError(found))

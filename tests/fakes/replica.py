@@ -14,10 +14,10 @@ FAST = ChannelSettings(
     load_interval_s=0.01,
     reconnect_initial_s=0.01,
     reconnect_max_s=0.05,
-    handshake_timeout_s=1.0,
+    handshake_timeout_s=10.0,
 )
 # For tests that wait for longer than silence may last.
-NOTICING = FAST.model_copy(update={"heartbeat_timeout_s": 2.0})
+NOTICING = FAST.model_copy(update={"heartbeat_timeout_s": 4.0})
 IMPATIENT = FAST.model_copy(update={"heartbeat_timeout_s": 0.5})
 
 
@@ -43,7 +43,7 @@ class FakeReplica:
         self.server.close(flush_timeout_s=0.0)
 
 
-async def eventually(condition, timeout_s=20.0):
+async def eventually(condition, timeout_s=60.0):
     """Wait until condition() holds; TimeoutError if it does not within timeout_s."""
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -62,7 +62,10 @@ class Server:
         await writer.drain()
         return reader, writer
 
-    async def until_empty(self):
-        async with asyncio.timeout(5):
-            while self.server.num_connections:
+    async def until(self, num_connections):
+        async with asyncio.timeout(60):
+            while self.server.num_connections != num_connections:
                 await asyncio.sleep(0.02)
+
+    async def until_empty(self):
+        await self.until(0)

@@ -19,7 +19,11 @@ STATS = Path("mutmut-stats.json")
 JUDGED = Path("../judged.json")
 
 settings.register_profile(
-    "mutation", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True
+    "mutation",
+    phases=(Phase.explicit, Phase.generate),
+    database=None,
+    derandomize=True,
+    deadline=None,
 )
 
 

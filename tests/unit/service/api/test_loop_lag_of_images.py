@@ -91,22 +91,22 @@ def block(num_chars):
 
 
 TAKEN = {
-    "one image of the most bytes": chat(image(8 * MIB - 300)),
-    "the most images of the most bytes": chat(*[image(8 * MIB // 16 - 200)] * 16),
-    "the most choices": chat(image(8 * MIB - 300), n=LIMITS.max_n),
-    "a block of the most bytes": message(block(8 * MIB - 300)),
-    "the most blocks": message(*[block(8 * MIB // 16 - 200)] * 16),
+    "one image of the most bytes": lambda: chat(image(8 * MIB - 300)),
+    "the most images of the most bytes": lambda: chat(*[image(8 * MIB // 16 - 200)] * 16),
+    "the most choices": lambda: chat(image(8 * MIB - 300), n=LIMITS.max_n),
+    "a block of the most bytes": lambda: message(block(8 * MIB - 300)),
+    "the most blocks": lambda: message(*[block(8 * MIB // 16 - 200)] * 16),
 }
 REFUSED = {
-    "many images": chat(*[image(2000)] * 255),
-    "parts beyond the ceiling": chat(*[image(10)] * 4000),
-    "urls without end": chat(*[{"type": "image_url", "image_url": {"url": "h" * MIB}}] * 7),
-    "a url that is none": chat({"type": "image_url", "image_url": {"url": "data:" * MIB}}),
-    "parameters of a type": chat(
+    "many images": lambda: chat(*[image(2000)] * 255),
+    "parts beyond the ceiling": lambda: chat(*[image(10)] * 4000),
+    "urls without end": lambda: chat(*[{"type": "image_url", "image_url": {"url": "h" * MIB}}] * 7),
+    "a url that is none": lambda: chat({"type": "image_url", "image_url": {"url": "data:" * MIB}}),
+    "parameters of a type": lambda: chat(
         {"type": "image_url", "image_url": {"url": "data:" + "a;" * (3 * MIB)}}
     ),
-    "images that are none": chat(*[{"type": "image_url", "image_url": {"a": 1}}] * 250),
-    "blocks that are none": message(*[{"type": "image", "source": {"type": "x"}}] * 250),
+    "images that are none": lambda: chat(*[{"type": "image_url", "image_url": {"a": 1}}] * 250),
+    "blocks that are none": lambda: message(*[{"type": "image", "source": {"type": "x"}}] * 250),
 }
 
 
@@ -118,7 +118,7 @@ def sent(path, body):
 
 @pytest.mark.parametrize("name", TAKEN)
 async def test_requests_at_the_ceilings_are_taken(services, bench, name):
-    called, (path, data) = Called(build_http_app(services)), sent(*TAKEN[name])
+    called, (path, data) = Called(build_http_app(services)), sent(*TAKEN[name]())
     (status, answer), held = await held_units(lambda: called.post(path, data))
     assert status == 200, answer[:300]
     assert bench.handler._image_room.num_bytes == 0
@@ -127,7 +127,7 @@ async def test_requests_at_the_ceilings_are_taken(services, bench, name):
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_requests_beyond_the_ceilings_are_refused(services, name):
-    called, (path, data) = Called(build_http_app(services)), sent(*REFUSED[name])
+    called, (path, data) = Called(build_http_app(services)), sent(*REFUSED[name]())
     (status, answer), held = await held_units(lambda: called.post(path, data))
     assert status == 400, answer[:300]
     assert held < MAX_UNITS
@@ -144,25 +144,25 @@ def grpc_image(data):
 
 
 GRPC_TAKEN = {
-    "one image": grpc_chat(grpc_image(bytes(8 * MIB - 300))),
-    "the most images": grpc_chat(*[grpc_image(bytes(8 * MIB // 16 - 200))] * 16),
+    "one image": lambda: grpc_chat(grpc_image(bytes(8 * MIB - 300))),
+    "the most images": lambda: grpc_chat(*[grpc_image(bytes(8 * MIB // 16 - 200))] * 16),
 }
 GRPC_REFUSED = {
-    "many images": grpc_chat(*[grpc_image(bytes(2000))] * 255),
-    "many parts": grpc_chat(*[pb.ContentPart(text="x")] * (1 << 20)),
-    "empty parts": grpc_chat(*[pb.ContentPart()] * (3 * MIB)),
+    "many images": lambda: grpc_chat(*[grpc_image(bytes(2000))] * 255),
+    "many parts": lambda: grpc_chat(*[pb.ContentPart(text="x")] * (1 << 20)),
+    "empty parts": lambda: grpc_chat(*[pb.ContentPart()] * (3 * MIB)),
 }
 
 
 @pytest.mark.parametrize("name", GRPC_TAKEN)
 async def test_grpc_messages_at_the_ceilings_are_taken(bench, name):
-    call = await _ask_grpc(bench, GRPC_TAKEN[name])
+    call = await _ask_grpc(bench, GRPC_TAKEN[name]())
     assert pb.GenerateResponse.FromString(call.answer).choices
 
 
 @pytest.mark.parametrize("name", GRPC_REFUSED)
 async def test_grpc_messages_beyond_the_ceilings_are_refused(bench, name):
-    assert isinstance(await _ask_grpc(bench, GRPC_REFUSED[name]), ApiError)
+    assert isinstance(await _ask_grpc(bench, GRPC_REFUSED[name]()), ApiError)
 
 
 async def _ask_grpc(bench, data):

@@ -255,7 +255,7 @@ async def test_an_idle_link_beats_and_is_kept():
         async with linking(replica.address, NOTICING) as link:
             await eventually(lambda: link.is_connected)
             writer = link._writer
-            await asyncio.sleep(2.5 * NOTICING.heartbeat_timeout_s)
+            await asyncio.sleep(1.5 * NOTICING.heartbeat_timeout_s)
             assert link._writer is writer, "it was never lost"
             assert len(replica.server._connections) == 1
 

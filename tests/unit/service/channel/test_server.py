@@ -38,7 +38,7 @@ class Ingress:
         self.say(Submit(self._sequence, list(requests)))
 
     async def hear(self):
-        return decode_step_frame(await asyncio.wait_for(read_frame(self._reader, 1 << 20), 5))
+        return decode_step_frame(await asyncio.wait_for(read_frame(self._reader, 1 << 20), 60))
 
     async def ends(self):
         """How requests end, with the frame, one after another."""
@@ -133,10 +133,11 @@ async def test_outputs_go_to_the_ingress_whose_request_it_is_and_to_no_other():
 @pytest.mark.asyncio
 async def test_the_log_names_the_ingress_that_left_was_silent_or_did_not_read(caplog):
     caplog.set_level(logging.INFO, "service.channel.server")
-    with FakeReplica(FakeEngine(step_s=0.001), IMPATIENT) as replica:
+    with FakeReplica(FakeEngine(step_s=0.001)) as replica:
         async with ingress(replica, "leaving"):
             pass
         await eventually(lambda: "ingress leaving left" in caplog.text)
+    with FakeReplica(FakeEngine(step_s=0.001), IMPATIENT) as replica:
         async with ingress(replica, "silent"):
             await eventually(lambda: "ingress silent is silent: dropped" in caplog.text)
     narrow = QUIET.model_copy(update={"max_outbox_bytes": 1 << 10})
@@ -174,7 +175,7 @@ async def test_whoever_does_not_finish_the_handshake_in_time_is_sent_away(caplog
     settings = QUIET.model_copy(update={"handshake_timeout_s": 0.1})
     with FakeReplica(settings=settings) as replica:
         reader, writer = await asyncio.open_unix_connection(replica.address.unix_path)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.transport.abort()
     assert "refused a channel connection" in caplog.text
 

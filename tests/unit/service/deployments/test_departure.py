@@ -63,13 +63,13 @@ async def test_a_replaced_ingress_hands_over_before_it_refuses_anything():
 
 async def test_it_stays_while_requests_live_and_a_little_longer():
     parts = Parts(num_live=1)
-    leaving = asyncio.create_task(parts.leave(10.0))
+    leaving = asyncio.create_task(parts.leave(120.0))
     await asyncio.sleep(0.3)
     assert not parts.is_draining
-    parts.num_live_requests = 0
     ended_s = time.monotonic()
+    parts.num_live_requests = 0
     await leaving
-    assert LINGER_S - 0.2 < time.monotonic() - ended_s < LINGER_S + 1
+    assert LINGER_S - 0.2 < time.monotonic() - ended_s < 60.0, "long before the drain's end"
 
 
 async def test_it_refuses_nothing_while_a_client_is_connected():
@@ -100,7 +100,7 @@ async def test_requests_longer_than_the_drain_get_an_error_and_a_line_counts_the
     started_s = time.monotonic()
     with caplog.at_level(logging.WARNING, logger="service.deployments.departure"):
         await parts.leave(0.3)
-    assert time.monotonic() - started_s < 2
+    assert 0.3 <= time.monotonic() - started_s < 60.0, "requests that nobody ends live for ever"
     assert parts.done.index("ended 3") < parts.done.index("stop http")
     (record,) = caplog.records
     assert "with 3 requests under way" in record.getMessage()

@@ -39,7 +39,8 @@ async def later(answer):
     return answer
 
 
-async def test_many_who_ask_at_once_cost_one_question_and_later_ones_another() -> None:
+async def test_many_who_ask_at_once_cost_one_question_and_later_ones_another(monkeypatch) -> None:
+    monkeypatch.setattr(metrics_reader, "TIMEOUT_S", 60.0)
     clock, exporter = Clock(), Exporter(lambda: later(b"text"))
     reader = ActorMetricsReader(exporter, clock)
     assert await asyncio.gather(*(reader.text() for _ in range(20))) == [b"text"] * 20
@@ -49,7 +50,8 @@ async def test_many_who_ask_at_once_cost_one_question_and_later_ones_another() -
     assert exporter.num_calls == 2
 
 
-async def test_the_live_state_comes_back_as_it_was() -> None:
+async def test_the_live_state_comes_back_as_it_was(monkeypatch) -> None:
+    monkeypatch.setattr(metrics_reader, "TIMEOUT_S", 60.0)
     state = LiveState(3, [])
     reader = ActorMetricsReader(Exporter(lambda: later(msgspec.json.encode(state))), Clock())
     assert await reader.live() == state

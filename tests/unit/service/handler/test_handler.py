@@ -261,6 +261,10 @@ async def test_engines_get_lists_whatever_the_ids_were_in(num_ids):
     assert made == EnginePrompt(list(ids), 3)
 
 
+# Whatever waits for somebody waits every time; a machine that stands still does not.
+NUM_TRIES = 3
+
+
 async def turns_of(work):
     """How often another task runs while this one does, and the seconds that it takes."""
     turns = 0
@@ -281,10 +285,11 @@ async def turns_of(work):
 
 async def test_many_ids_leave_others_their_turns_and_wait_for_nothing():
     ids = array("i", [5]) * (1 << 18)
-    for work in (check_range(ids, MODEL_INFO, "p"), for_engine([FittedPrompt(ids, 1)])):
-        turns, taken_s = await turns_of(work)
-        assert turns >= 2
-        assert taken_s < 0.9
+    fitted = [FittedPrompt(ids, 1)]
+    for work in (lambda: check_range(ids, MODEL_INFO, "p"), lambda: for_engine(fitted)):
+        tried = [await turns_of(work()) for _ in range(NUM_TRIES)]
+        assert min(turns for turns, _ in tried) >= 2
+        assert min(taken_s for _, taken_s in tried) < 0.9
 
 
 async def test_few_ids_do_not_wait_for_others():
@@ -303,11 +308,13 @@ async def test_a_long_echo_comes_in_parts_that_make_the_whole(tmp_path, monkeypa
     ids = bench.tokenizer.ids("hello world, naïve")
     sampling = SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=2)
     made = request(TokenPrompt(ids), sampling=sampling, text=TextOptions(echo=True))
-    started_s = time.monotonic()
-    generation = await bench.handler.start(made, context(), FreeLease())
-    async with generation:
-        deltas = [delta async for delta in generation]
-    assert time.monotonic() - started_s < 0.9, "turns of others, not seconds of nobody's"
+    taken_s = []
+    for _ in range(NUM_TRIES):
+        started_s = time.monotonic()
+        async with await bench.handler.start(made, context(), FreeLease()) as generation:
+            deltas = [delta async for delta in generation]
+        taken_s.append(time.monotonic() - started_s)
+    assert min(taken_s) < 0.9, "turns of others, not seconds of nobody's"
     assert "".join(delta.text for delta in deltas).startswith("hello world, naïve")
     assert max(len(delta.text) for delta in deltas[:4]) == 4
     parts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs]
@@ -366,10 +373,13 @@ async def test_an_output_of_many_tokens_leaves_others_a_turn(tmp_path):
 
     bench = make_bench(tmp_path, script)
     made = request(sampling=SamplingParams(max_tokens=300))
-    started_s = time.monotonic()
-    (result,) = await results_of(bench, made)
-    assert len(result.token_ids) == 300
-    assert time.monotonic() - started_s < 0.9
+    taken_s = []
+    for _ in range(NUM_TRIES):
+        started_s = time.monotonic()
+        (result,) = await results_of(bench, made)
+        taken_s.append(time.monotonic() - started_s)
+        assert len(result.token_ids) == 300
+    assert min(taken_s) < 0.9
 
 
 @pytest.mark.parametrize("beams", [None, BeamOptions()])

@@ -46,7 +46,7 @@ class Server:
             await response.write(bytes(4096))
 
     async def _silent(self, request):
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async def _gone(self, request):
         return web.Response(status=404)
@@ -97,7 +97,7 @@ async def fetching(server, **changes):
     settings = {
         "allowed_hosts": (f"pictures.test:{server.port}",),
         "allowed_networks": ("127.0.0.0/8",),
-        "fetch_timeout_s": 1.0,
+        "fetch_timeout_s": 60.0,
         **changes,
     }
     fetcher = HttpFetcher(MediaSettings(**settings))
@@ -152,14 +152,13 @@ async def test_a_redirect_within_allowed_hosts_is_followed(server):
     ],
 )
 async def test_what_a_server_may_not_do_is_told_by_name(server, path, reason):
-    began_s = time.monotonic()
+    changes = {"fetch_timeout_s": 1.0} if path == "silent" else {}
     with pytest.raises(ApiError, match=reason) as refused:
-        await fetch(server, path)
+        await fetch(server, path, **changes)
     assert (refused.value.code, refused.value.param) == (
         ApiErrorCode.INVALID_REQUEST,
         "messages.content",
     )
-    assert time.monotonic() - began_s < 10
 
 
 async def test_nothing_is_unpacked(server):
@@ -207,11 +206,11 @@ async def test_proxies_of_the_environment_are_not_taken(server, monkeypatch):
 
 
 async def test_one_that_fails_ends_the_others(server):
-    async with fetching(server, fetch_timeout_s=30.0) as fetcher:
+    async with fetching(server, fetch_timeout_s=300.0) as fetcher:
         began_s, urls = time.monotonic(), [server.url("silent"), server.url("gone")]
         with pytest.raises(ApiError, match="404"):
             await fetcher.fetch(urls, MAX_BYTES, MAX_BYTES)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 55
 
 
 async def test_so_many_are_fetched_at_once(server):
@@ -226,7 +225,7 @@ async def test_so_many_are_fetched_at_once(server):
         return web.Response(body=b"x")
 
     server._file = count
-    async with fetching(server, max_fetches_at_once=2, fetch_timeout_s=30.0) as fetcher:
+    async with fetching(server, max_fetches_at_once=2) as fetcher:
         await fetcher.fetch([server.url("file")] * 6, MAX_BYTES, MAX_BYTES)
     assert most == 2
 

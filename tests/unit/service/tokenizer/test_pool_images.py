@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,23 +75,23 @@ async def test_the_largest_images_do_not_hold_the_loop(pool):
 
 
 HOSTILE = {
-    "a bomb": png_of_zeros(30_000, 30_000),
-    "a bomb in one row": png_of_zeros(1 << 25, 1),
-    "no end of an image": png_of_zeros(4096, 4096)[:-5000],
-    "a canvas of gigabytes": webp_that_claims(1 << 24, 1 << 24),
-    "a canvas at the ceiling": webp_that_claims(4096, 4096),
-    "an image of many scans": jpeg_of_scans(10_000, 4096, 4096),
-    "nonsense": bytes(range(256)) * 30_000,
+    "a bomb": lambda: png_of_zeros(30_000, 30_000),
+    "a bomb in one row": lambda: png_of_zeros(1 << 25, 1),
+    "no end of an image": lambda: png_of_zeros(4096, 4096)[:-5000],
+    "a canvas of gigabytes": lambda: webp_that_claims(1 << 24, 1 << 24),
+    "a canvas at the ceiling": lambda: webp_that_claims(4096, 4096),
+    "an image of many scans": lambda: jpeg_of_scans(10_000, 4096, 4096),
+    "nonsense": lambda: bytes(range(256)) * 30_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_images_cost_little_and_no_worker(pool, name):
-    before = memory_bytes(pool, "VmHWM")
+    before, file = memory_bytes(pool, "VmHWM"), HOSTILE[name]()
 
     async def refused():
         with pytest.raises(ApiError) as raised:
-            await pool.encode_images(chat(HOSTILE[name]), ANNE)
+            await pool.encode_images(chat(file), ANNE)
         return raised.value
 
     error, held = await held_units(refused)
@@ -130,11 +132,14 @@ async def test_an_image_that_takes_too_long_is_its_requests_fault(folder):
 
 
 async def test_images_do_not_hold_up_short_texts(pool):
-    slow = asyncio.create_task(pool.encode_images(chat(jpeg_of_scans(40, 2048, 2048)), ANNE))
+    (worker,) = pool._processes._lanes._idle
+    os.kill(worker.pid, signal.SIGSTOP)
+    slow = asyncio.create_task(pool.encode_images(chat(saved(picture(1, 64, 64))), ANNE))
     await asyncio.sleep(0.05)
-    await pool.encode_text(EncodeText("hello"), Flow("ben", "2"))
+    assert await pool.encode_text(EncodeText("hello"), Flow("ben", "2"))
     assert not slow.done()
-    await slow
+    os.kill(worker.pid, signal.SIGCONT)
+    assert (await slow).spans
 
 
 async def test_a_prompt_that_becomes_too_long_says_how_long(pool):

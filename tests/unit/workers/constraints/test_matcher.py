@@ -216,4 +216,4 @@ def test_an_ambiguous_grammar_fails_before_its_masks_take_long(compiler: Grammar
         if matcher.failure:
             break
     assert "items" in matcher.failure
-    assert time.process_time() - started_s < 3
+    assert time.process_time() - started_s < 10

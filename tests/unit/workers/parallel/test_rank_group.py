@@ -79,7 +79,7 @@ def test_nobody_waits_for_ranks_after_the_start_has_failed() -> None:
     before = threading.active_count()
     with pytest.raises(EngineFailedError, match="within 0.5 s"):
         RankGroup(CONFIG, CPU, SilentFollowers(), lost, meet_timeout_s=0.5)
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + 60.0
     while threading.active_count() > before:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -107,6 +107,6 @@ def test_a_rank_that_ends_before_it_comes_ends_the_start() -> None:
 
 def test_ranks_that_came_are_told_to_end_when_another_does_not() -> None:
     followers = OneComes()
-    with pytest.raises(EngineFailedError, match="within 1 s"):
-        RankGroup(CONFIG, CPU, followers, lost, meet_timeout_s=1.0)
-    assert followers.ended.wait(10.0)
+    with pytest.raises(EngineFailedError, match="within 4 s"):
+        RankGroup(CONFIG, CPU, followers, lost, meet_timeout_s=4.0)
+    assert followers.ended.wait(60.0)

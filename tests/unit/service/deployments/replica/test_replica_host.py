@@ -107,7 +107,7 @@ def hosted(engine=None, **kwargs):
     made.host.shut_down(0.0)
 
 
-def wait_until(condition, timeout_s=5.0):
+def wait_until(condition, timeout_s=60.0):
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s
@@ -159,14 +159,17 @@ def test_a_model_that_does_not_load_leaves_nothing_running():
 
 
 def test_draining_waits_for_what_runs_and_refuses_what_comes():
-    with hosted(FakeEngine(step_s=0.01)) as made:
+    with hosted(HangingEngine()) as made:
         made.loop.submit([request(max_tokens=30)])
-        wait_until(lambda: made.engine.running)
-        started_s = time.monotonic()
-        made.host.shut_down(10.0)
+        wait_until(lambda: made.engine.num_output_tokens)
+        draining = threading.Thread(target=made.host.shut_down, args=(300.0,))
+        draining.start()
+        wait_until(lambda: made.board.is_withdrawn)
+        assert draining.is_alive()
+        assert made.engine.num_output_tokens < 30
+        made.engine.release.set()
+        draining.join(60)
         assert made.engine.num_output_tokens == 30
-        assert 0.1 < time.monotonic() - started_s < 5
-        assert made.board.is_withdrawn
         assert made.exits == []
 
 
@@ -176,7 +179,7 @@ def test_draining_gives_up_at_its_timeout():
         wait_until(lambda: made.engine.running)
         started_s = time.monotonic()
         made.host.shut_down(0.1)
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < 60, "the request takes 1000 s"
         made.host.shut_down(10.0)
 
 
@@ -191,22 +194,15 @@ def test_an_engine_that_fails_ends_the_process_and_its_connections():
 
 
 def test_an_engine_that_hangs_is_unhealthy_and_does_not_hold_up_the_shutdown():
-    release = threading.Event()
-
-    class HangingEngine(FakeEngine):
-        def step(self):
-            release.wait(5)
-            return super().step()
-
     with hosted(HangingEngine(), step_timeout_s=0.1) as made:
-        made.loop.submit([request(max_tokens=1)])
-        time.sleep(0.3)
+        made.loop.submit([request(max_tokens=100)])
+        wait_until(lambda: made.exits)
         with pytest.raises(EngineFailedError, match="no step"):
             made.host.check_health()
-        threading.Timer(0.2, release.set).start()
+        threading.Timer(0.2, made.engine.release.set).start()
         started_s = time.monotonic()
-        made.host.shut_down(60.0)
-        assert time.monotonic() - started_s < 5
+        made.host.shut_down(300.0)
+        assert time.monotonic() - started_s < 60
 
 
 @pytest.mark.parametrize("error", [ModelLoadError("no weights"), ConfigError("no backend")])
@@ -268,14 +264,14 @@ class HangingEngine(FakeEngine):
 
     def step(self):
         if self.num_steps >= 5:
-            self.release.wait(10)
+            assert self.release.wait(120)
         return super().step()
 
 
 @pytest.mark.asyncio
 async def test_streams_of_a_hung_engine_end_and_the_process_exits_without_any_health_check():
     engine = HangingEngine(step_s=0.002)
-    with hosted(engine, step_timeout_s=0.3) as made:
+    with hosted(engine, step_timeout_s=3.0) as made:
         link = ReplicaLink(made.board.addresses[0], "ingress", "node-1", FAST, lambda: None)
         sink = Sink()
         link.start()
@@ -284,7 +280,7 @@ async def test_streams_of_a_hung_engine_end_and_the_process_exits_without_any_he
         await eventually(lambda: sink.num_tokens)
         started_s = time.monotonic()
         await eventually(lambda: sink.is_lost)
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < 60, "the step itself hangs for longer"
         await eventually(lambda: made.exits == [EXIT_ENGINE_FAILED])
         engine.release.set()
         await link.aclose()

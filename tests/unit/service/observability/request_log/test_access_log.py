@@ -22,7 +22,7 @@ class Lines(logging.Handler):
         self.may_write.set()
 
     def emit(self, record):
-        self.may_write.wait(10)
+        self.may_write.wait(120)
         self.threads.add(threading.current_thread())
         self.records.append(record)
 
@@ -49,7 +49,7 @@ def ended(number):
 
 
 def wait_for(condition):
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.001)
@@ -93,7 +93,7 @@ def test_a_reader_that_is_stuck_stops_nobody_and_holds_a_bounded_number(lines, c
     started_s = time.monotonic()
     for number in range(1000):
         log.add(ended(number))
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 60, "the reader is stuck for 120 s"
     lines.may_write.set()
     log.close()
     written = [record for record in lines.records if hasattr(record, FIELDS)]

@@ -229,7 +229,7 @@ async def test_closing_the_router_ends_what_waits_for_a_replica():
             await asyncio.to_thread(replica.kill)
             await eventually(lambda: r.router.num_connected_replicas == 0)
         with pytest.raises(ApiError):
-            await asyncio.wait_for(collect(stream), 2.0)
+            await asyncio.wait_for(collect(stream), 60.0)
 
 
 async def test_a_refused_request_is_sent_elsewhere_though_its_session_lives_there():

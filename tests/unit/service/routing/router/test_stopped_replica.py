@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 # what these tests show is that a stopped one is noticed by silence, and only by that.
 PATIENT = FAST.model_copy(update={"heartbeat_timeout_s": 3.0, "handshake_timeout_s": 10.0})
 # The watch looks every half heartbeat; the rest is what a busy machine takes to come to it.
-LATEST_NOTICE_S = PATIENT.heartbeat_timeout_s + 5.0
+LATEST_NOTICE_S = PATIENT.heartbeat_timeout_s + 30.0
 
 
 class Started:
@@ -33,7 +33,7 @@ async def stop(process):
     """Returns when every thread stands still: one that waits for a CPU runs on until it has it."""
     process.send_signal(signal.SIGSTOP)
     tasks = Path(f"/proc/{process.pid}/task")
-    async with asyncio.timeout(PATIENT.heartbeat_timeout_s):
+    async with asyncio.timeout(LATEST_NOTICE_S):
         while not all(is_stopped(task) for task in tasks.iterdir()):
             await asyncio.sleep(0.001)
 
@@ -66,7 +66,7 @@ async def test_a_request_that_a_stopped_process_never_answered_is_answered_by_an
             await stop(stopped)
             stream = await r.router.submit(request(max_tokens=8), anyone())
             await r.router.update_replicas([first_address, second_address])
-            outputs = await asyncio.wait_for(collect(stream), 4 * LATEST_NOTICE_S)
+            outputs = await asyncio.wait_for(collect(stream), 2 * LATEST_NOTICE_S)
             assert tokens(outputs) == list(range(6, 14))
             assert r.metrics.reasons["lost"] == 1
 
@@ -79,7 +79,7 @@ async def test_a_stream_of_a_stopped_process_goes_on_at_another_token_for_token(
             received = tokens([await anext(stream)])
             await stop(stopped)
             await r.router.update_replicas([first_address, second_address])
-            rest = await asyncio.wait_for(collect(stream), 4 * LATEST_NOTICE_S)
+            rest = await asyncio.wait_for(collect(stream), 2 * LATEST_NOTICE_S)
             assert received + tokens(rest) == list(range(6, 406))
             (pause_s,) = r.metrics.pauses_s
             assert pause_s < LATEST_NOTICE_S
