@@ -46,6 +46,19 @@ class _Filling:
     patience_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class BegunMasks:
+    """Of a step's rows: bits of those that are there, or will be; asked: rows whose grammar says
+    what may follow. until_s: when rows that can run again are given up."""
+
+    step_id: int
+    rows: Sequence[MaskRow]
+    bits: MaskBits
+    asked: list[Asked]
+    patient: list[Asked]
+    until_s: float
+
+
 class MaskFiller:
     """Only the thread that drives the engine calls it. vocab_size: columns of the logits. now: in
     seconds, what until_s is on the axis of.
@@ -71,7 +84,12 @@ class MaskFiller:
     def fill(
         self, step_id: int, rows: Sequence[MaskRow], until_s: float = float("inf")
     ) -> FilledRows:
-        """until_s: when rows that can run again are given up."""
+        """As begin and finish, one behind the other."""
+        return self.finish(self.begin(step_id, rows, until_s))
+
+    def begin(self, step_id: int, rows: Sequence[MaskRow], until_s: float) -> BegunMasks:
+        """Have masks made by other threads; those of rows that cannot run again finish makes.
+        until_s: when rows that can are given up."""
         bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
         asked = []
         for index, row in enumerate(rows):
@@ -81,10 +99,19 @@ class MaskFiller:
             else:
                 bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
         self._forget_ended()
-        late = self._fill_asked(asked, bits, until_s)
-        if not late:
+        new = [(row, index) for row, index in asked if row.request not in self._under_way]
+        self._start([(row, i) for row, i in new if row.can_run_again], bits, until_s)
+        patient = [(row, index) for row, index in new if not row.can_run_again]
+        return BegunMasks(step_id, rows, bits, asked, patient, until_s)
+
+    def finish(self, begun: BegunMasks) -> FilledRows:
+        """Of requests that have not ended since. Before the next begin."""
+        step_id, rows, bits = begun.step_id, begun.rows, begun.bits
+        ended = [index for index, row in enumerate(rows) if row.request.is_ended]
+        late = self._take_asked(begun)
+        if not (late or ended):
             return FilledRows(list(rows), _step_masks(step_id, rows, bits), [])
-        ready = np.setdiff1d(np.arange(len(rows)), late)
+        ready = np.setdiff1d(np.arange(len(rows)), late + ended)
         own = [rows[index] for index in ready.tolist()]
         return FilledRows(
             own, _step_masks(step_id, own, bits[ready]), [rows[index] for index in late]
@@ -95,14 +122,14 @@ class MaskFiller:
         self._together.shutdown(wait=False, cancel_futures=True)
         self._apart.shutdown(wait=False, cancel_futures=True)
 
-    def _fill_asked(self, asked: Sequence[Asked], bits: MaskBits, until_s: float) -> list[int]:
+    def _take_asked(self, begun: BegunMasks) -> list[int]:
         """Indices of rows that are late."""
-        new = [(row, index) for row, index in asked if row.request not in self._under_way]
-        patient = [(row, index) for row, index in new if not row.can_run_again]
-        self._start([(row, i) for row, i in new if row.can_run_again], bits, until_s)
+        bits = begun.bits
+        asked = [(row, index) for row, index in begun.asked if not row.request.is_ended]
+        patient = [(row, index) for row, index in begun.patient if not row.request.is_ended]
         if patient:
             self._fill([(row.request.matcher, index) for row, index in patient], bits)
-        self._wait([row for row, _ in asked], until_s)
+        self._wait([row for row, _ in asked], begun.until_s)
         late = []
         for row, index in asked:
             filling = self._under_way.get(row.request)

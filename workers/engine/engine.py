@@ -11,7 +11,7 @@ import msgspec
 
 from workers.config import EngineConfig
 from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
-from workers.constraints.mask_filler import MaskFiller
+from workers.constraints.mask_filler import BegunMasks, MaskFiller
 from workers.constraints.masks import StepMasks, look_ahead
 from workers.engine.clock import StepClock
 from workers.engine.encoder_input import EncoderInput
@@ -74,6 +74,7 @@ class Engine:
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(on_step)
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
+        self._masks_under_way: tuple[StepPlan, BegunMasks] | None = None
         self._has_failed = False
         self._is_closed = False
 
@@ -140,7 +141,9 @@ class Engine:
             self._scheduler.abort(request_id)
 
     def step(self) -> list[StepOutput]:
-        """Schedule and launch the next step, then commit the one before. Returns its outputs."""
+        """Schedule and launch the next step, then commit the one before. Returns its outputs.
+
+        Masks that the launched step waits for are made meanwhile, and provided by the next call."""
         try:
             return self._step()
         except BaseException:
@@ -148,6 +151,7 @@ class Engine:
             raise
 
     def _step(self) -> list[StepOutput]:
+        self._provide_masks()
         refused = self._grammars.hand_over(self._scheduler.submit_constrained)
         num_before = len(self._in_flight)
         plan = self._scheduler.schedule()
@@ -156,25 +160,35 @@ class Engine:
             self._patience.on_launch(plan)
         outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
         if plan is not None and len(plan.masked_slots):
-            self._provide_masks(plan)
+            self._begin_masks(plan)
         if not self._in_flight:
             self._grammars.wait(_COMPILE_WAIT_S)
         outputs += refused
         if self._in_flight and not self._enable_overlap:
+            self._provide_masks()
             outputs += self._commit_next()
         if self._check_integrity_when_idle and not self.has_work:
             self.check_integrity()
         return outputs
 
-    def _provide_masks(self, plan: StepPlan) -> None:
+    def _begin_masks(self, plan: StepPlan) -> None:
         """Every plan before this one is committed, so that all tokens before its own are known."""
         rows = self._scheduler.constrained_rows(plan)
-        if not rows:
+        if rows:
+            masks = self._filler.begin(plan.step_id, rows, self._patience.until_s())
+            self._masks_under_way = plan, masks
+        else:
             self._executor.provide(StepMasks(plan.step_id, EMPTY, EMPTY, EMPTY))
+
+    def _provide_masks(self) -> None:
+        """To the step launched last, before anything else is done for the next one. What the step
+        before has sampled has been told by then: nobody waits for masks of tokens to come."""
+        if self._masks_under_way is None:
             return
-        until_s = self._patience.until_s()
-        filled = self._filler.fill(plan.step_id, rows, until_s)
-        self._patience.on_masks(until_s)
+        plan, masks = self._masks_under_way
+        self._masks_under_way = None
+        filled = self._filler.finish(masks)
+        self._patience.on_masks(masks.until_s)
         if filled.late:
             self._scheduler.run_again(plan, filled.late)
         self._executor.provide(filled.masks)

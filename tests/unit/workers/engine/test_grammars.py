@@ -164,7 +164,7 @@ def test_an_id_is_in_use_while_its_grammar_is_compiled(
 
 def test_an_engine_ends_while_a_step_waits_for_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start()
-    monkeypatch.setattr(engine, "_provide_masks", lambda plan: None)
+    monkeypatch.setattr(engine, "_provide_masks", lambda: None)
     engine.submit(request_of(0, ANSWER))
     while not engine._in_flight:
         engine.step()

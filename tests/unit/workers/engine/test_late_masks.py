@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.masks import MaskRow
 from workers.constraints.matcher import MaskBits, TokenMatcher
-from workers.engine.protocol import GenerateRequest
+from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.scheduler.plan import StepPlan
 
@@ -129,17 +130,29 @@ def test_texts_are_those_of_masks_in_time(
     assert num_tokens == sum(len(one.token_ids) for one in results)
 
 
+class Stuck:
+    """Masks of an engine, those of the requests that are asked for first, come when release is
+    set."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.asked, self.release = threading.Event(), threading.Event()
+        self._stuck: list[TokenMatcher] = []
+        # What is under way may not have begun.
+        wait([filling.future for filling in engine._filler._under_way.values()])
+        self._fill = engine._filler._fill
+        engine._filler._fill = self
+
+    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        self._stuck = self._stuck or [matcher for matcher, _ in rows]
+        self.asked.set()
+        if any(matcher in self._stuck for matcher, _ in rows):
+            assert self.release.wait(60)
+        self._fill(rows, bits)
+
+
 def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> None:
     engine = start()
     engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
-    asked, release = threading.Event(), threading.Event()
-    fill = engine._filler._fill
-
-    def stuck(rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
-        asked.set()
-        assert release.wait(60)
-        fill(rows, bits)
-
     collector = ResultCollector()
     told_of: Counter[str] = Counter()
 
@@ -154,8 +167,8 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
             collector.expect(request.request_id)
         while told_of.keys() != {"r0", "r1"}:
             step()
-        engine._filler._fill = stuck
-        while not asked.is_set():
+        stuck = Stuck(engine)
+        while not stuck.asked.is_set():
             step()
         before = told_of.copy()
         for _ in range(30):
@@ -163,10 +176,71 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
         # What was sampled when its mask got stuck still comes.
         assert told_of["r0"] <= before["r0"] + 1
         assert told_of["r1"] == before["r1"] + 30
-        release.set()
+        stuck.release.set()
         while collector.is_waiting:
             step()
     finally:
-        release.set()
+        stuck.release.set()
         engine.close()
     assert told_of["r0"] > before["r0"] + 1
+
+
+def test_what_was_sampled_is_told_before_the_next_masks_are_waited_for() -> None:
+    engine = start()
+    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    told_of: Counter[str] = Counter()
+    try:
+        for request in (request_of(0, FORM, **COMMON), plain(1)):
+            engine.submit(request)
+        while told_of.keys() != {"r0", "r1"}:
+            told_of.update(one.request_id for one in engine.step())
+        stuck = Stuck(engine)
+        outputs = engine.step()
+        while not engine._filler._under_way:
+            outputs = engine.step()
+        # Its masks are asked for and stuck, and the call has ended.
+        assert not stuck.release.is_set()
+        assert "r1" in {one.request_id for one in outputs}
+        stuck.release.set()
+    finally:
+        stuck.release.set()
+        engine.close()
+
+
+def test_a_request_that_is_aborted_while_its_mask_is_made_is_not_waited_for() -> None:
+    """Another one has its slot in the next step."""
+    engine = start(max_running_requests=2)
+    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    try:
+        (expected,) = run(engine, request_of(2, FORM, **COMMON))
+        (beside,) = run(engine, plain(1))
+        collector = ResultCollector()
+        requests = [request_of(0, FORM, **COMMON), plain(1), request_of(2, FORM, **COMMON)]
+        for request in requests:
+            engine.submit(request)
+            collector.expect(request.request_id)
+        # Both have begun, so that the first one's next row may run again.
+        seen: set[str] = set()
+        while not {"r0", "r1"} <= seen:
+            outputs = engine.step()
+            seen |= {one.request_id for one in outputs}
+            collector.add(outputs)
+        stuck = Stuck(engine)
+        collector.add(engine.step())
+        while not engine._filler._under_way:
+            collector.add(engine.step())
+        assert stuck.asked.wait(60)
+        engine.abort("r0")
+        outputs = engine.step()
+        assert {one.request_id for one in outputs} == {"r0", "r1"}
+        collector.add(outputs)
+        engine.check_integrity()
+        stuck.release.set()
+        while collector.is_waiting or engine.has_work:
+            collector.add(engine.step())
+        aborted, others = collector.results()[0], collector.results()[1:]
+        assert aborted.finish_reason is FinishReason.ABORT
+        assert told(others) == told([beside, expected])
+    finally:
+        stuck.release.set()
+        engine.close()
