@@ -88,8 +88,8 @@ async def take_picture(service: RunningService) -> None:
 
 
 async def _chat(page: Browser) -> None:
-    """At a temperature at which the small model knows what it says."""
-    await page.read("document.getElementById('temperature').value = 0.3")
+    """Greedy: the small model says what it knows best, and every picture has the same chat."""
+    await page.read("document.getElementById('temperature').value = 0")
     await _ask(page, _QUESTION, 1)
     await page.read("document.getElementById('tool_choice').value = 'auto'")
     await _ask(page, _QUESTION_FOR_A_TOOL, 2)

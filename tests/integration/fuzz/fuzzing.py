@@ -9,8 +9,10 @@ import httpx
 
 from tests.integration.fuzz import http_schema
 from tests.integration.fuzz.grpc_calls import GrpcFuzzer
+from tests.integration.fuzz.hostile_chats import HostileChats
 from tests.integration.fuzz.raw_sockets import RawFuzzer
 from tests.integration.fuzz.tally import Tally
+from tests.integration.fuzz.watching import Watch
 from tests.integration.services import (
     RunningService,
     grpc_text,
@@ -25,6 +27,8 @@ ENGINE = {"max_context_len": 256, "num_pages": 400, "check_integrity_when_idle":
 NUM_RAW_FUZZERS = 4
 ALIVE = "valid requests in between"
 _VALID = {"model": MODEL, "prompt": "def ", "max_tokens": 2, "temperature": 0}
+# Serving noise takes memory for a while: caches of grammars and prefixes, what allocators keep.
+MAX_GROWTH_MIB = 400
 _EMPTY = ("tessera_kv_pages_used", "tessera_live_requests", "tessera_waiting_requests")
 
 
@@ -38,13 +42,16 @@ def fuzz(service: RunningService, seconds: float, seed: int, folder: Path) -> Ta
         RawFuzzer(MODEL, config.http.port, config.grpc.port, tally, seed + number)
         for number in range(NUM_RAW_FUZZERS)
     ]
+    hostile_chats = HostileChats(MODEL, service.url, tally, seed)
+    watch = Watch(service)
     stopped = threading.Event()
     with ThreadPoolExecutor() as threads:
         by_schema = threads.submit(http_schema.run, service.url, MODEL, seconds, tally, folder)
         batches = [
             threads.submit(repeat, fuzzer.run_batch, service, tally, stopped)
-            for fuzzer in (grpc_fuzzer, *raw_fuzzers)
+            for fuzzer in (grpc_fuzzer, hostile_chats, *raw_fuzzers)
         ]
+        batches.append(threads.submit(watch.run, stopped))
         try:
             by_schema.result()
         finally:
@@ -53,6 +60,12 @@ def fuzz(service: RunningService, seconds: float, seed: int, folder: Path) -> Ta
             # Such as a connection refused: the run goes on to its report.
             tally.fail("a fuzzer ended", repr(error))
     grpc_fuzzer.close()
+    hostile_chats.close()
+    tally.note(hostile_chats.report())
+    tally.note(watch.report())
+    for name, mib in watch.grown_mib.items():
+        if mib > MAX_GROWTH_MIB:
+            tally.fail("memory", f"{name} has grown by {mib:.0f} MiB")
     check_end(service, identities, tally)
     return tally
 

@@ -10,7 +10,7 @@ from tests.integration.fuzz.tally import Tally
 
 SOURCE = "grpc"
 _SERVICE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_STREAMS = ("GenerateStream",)
+STREAMS = ("GenerateStream",)
 _OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 # Refusals of gRPC's own, before a message reaches the service: its size and that of metadata.
 _WITHOUT_CODE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
@@ -46,11 +46,11 @@ class GrpcFuzzer:
     def _send(self, call: Call) -> grpc.RpcError | None:
         """What the call ended with; None: an answer, or the client left."""
         open_call = (
-            self._channel.unary_stream if call.method in _STREAMS else self._channel.unary_unary
+            self._channel.unary_stream if call.method in STREAMS else self._channel.unary_unary
         )
         rpc = open_call(f"/{_SERVICE}/{call.method}")
         try:
-            if call.method in _STREAMS:
+            if call.method in STREAMS:
                 _read(rpc(call.payload, timeout=call.timeout_s, metadata=call.metadata), call)
             elif call.num_read == 0:
                 rpc.future(call.payload, timeout=call.timeout_s, metadata=call.metadata).cancel()

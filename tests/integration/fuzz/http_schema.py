@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.integration.fuzz.tally import Tally
 
 SOURCE = "http by schema"
+OPERATIONS = "operations by schema"
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -59,7 +60,10 @@ def run(url: str, model: str, seconds: float, tally: Tally, folder: Path) -> Non
     if not counts_file.exists():
         tally.fail(SOURCE, "schemathesis counted nothing")
         return
-    for answer, number in json.loads(counts_file.read_text()).items():
+    counts = json.loads(counts_file.read_text())
+    for operation, number in counts["operations"].items():
+        tally.count(OPERATIONS, operation, number)
+    for answer, number in counts["answers"].items():
         tally.count(SOURCE, answer, number)
         if answer.startswith("5"):
             tally.fail(SOURCE, f"{number} answers of status {answer}")

@@ -1,4 +1,5 @@
-"""Hooks for the schemathesis command: valid names of the model, and counts of what was answered.
+"""Hooks for the schemathesis command: valid names of the model, and counts of what was answered and
+of what was called.
 
 Loaded by SCHEMATHESIS_HOOKS; writes the counts as JSON to FUZZ_COUNTS_FILE when the process ends.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import schemathesis
 
-_counts: Counter[str] = Counter()
+_answers: Counter[str] = Counter()
+_operations: Counter[str] = Counter()
 _MODEL = os.environ["FUZZ_MODEL"]
 
 
@@ -45,9 +47,12 @@ def after_call(context, case, response):
     code = ""
     if response.status_code >= 500:
         code = " " + str((response.json() or {}).get("error", {}).get("code"))
-    _counts[f"{response.status_code}{code}"] += 1
+    _answers[f"{response.status_code}{code}"] += 1
+    _operations[case.operation.label] += 1
 
 
 @atexit.register
 def _write_counts():
-    Path(os.environ["FUZZ_COUNTS_FILE"]).write_text(json.dumps(_counts))
+    Path(os.environ["FUZZ_COUNTS_FILE"]).write_text(
+        json.dumps({"answers": _answers, "operations": _operations})
+    )

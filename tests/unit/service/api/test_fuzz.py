@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import grpc
 import hypothesis
@@ -16,6 +17,7 @@ from service.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from service.api.auth import OpenAuthenticator
 from service.api.grpc import SERVICE_NAME, build_grpc_server
 from service.api.http import build_http_app
+from service.api.live_routes import LIVE_PATH
 from service.api.openai.chat import ChatCompletionRequest
 from service.api.openai.completions import CompletionRequest
 from service.api.openai.embeddings import EmbeddingRequest
@@ -26,10 +28,13 @@ from service.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from service.api.responses.requests import ResponsesRequest
 from service.api.services import ApiServices
 from service.api.sglang.requests import GenerateBody
+from service.api.web import WebSurface
+from service.page.files import load_page
 from service.proto import inference_pb2 as pb
 from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.random_requests import JSON_VALUES, messages_of
 from tests.fakes.text import ANSWER, make_bench
+from tests.integration.fuzz import grpc_calls, grpc_messages
 
 FORBIDDEN_STATUSES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 
@@ -49,6 +54,37 @@ def _services(folder):
 def api_schema(tmp_path_factory):
     app = build_http_app(_services(tmp_path_factory.mktemp("http")))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+# What the document leaves out: answers that no request changes, and HEAD, which is GET without its
+# body.
+PLAIN_PATHS = {"/openapi.json", "/metrics", LIVE_PATH, *load_page()}
+
+
+def test_every_route_is_one_that_the_live_fuzz_draws_requests_for(tmp_path):
+    """tests/integration/fuzz goes by the document."""
+    web = WebSurface(has_metrics=True, page=load_page())
+    app = build_http_app(replace(_services(tmp_path), web=web))
+    drawn = {
+        (method.upper(), path)
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+    }
+    served = {
+        (method, route.path.replace(":path}", "}"))
+        for route in app.routes
+        for method in route.methods - {"HEAD"}
+    }
+    assert {path for _, path in served - drawn} == PLAIN_PATHS
+    assert drawn < served
+
+
+def test_every_method_of_grpc_is_drawn_requests_for():
+    methods = pb.DESCRIPTOR.services_by_name["Inference"].methods
+    assert set(grpc_messages.REQUESTS) == {method.name for method in methods}
+    for method in methods:
+        assert grpc_messages.REQUESTS[method.name].DESCRIPTOR is method.input_type
+    assert set(grpc_calls.STREAMS) == {method.name for method in methods if method.server_streaming}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +243,7 @@ def _assert_still_works(stub):
         ("Generate", pb.GenerateRequest),
         ("GenerateStream", pb.GenerateRequest),
         ("Embed", pb.EmbedRequest),
+        ("Score", pb.ScoreRequest),
         ("Tokenize", pb.TokenizeRequest),
         ("Detokenize", pb.DetokenizeRequest),
         ("GetModel", pb.GetModelRequest),
