@@ -39,7 +39,7 @@ _QUESTION = "What does os.path.join do?"
 _QUESTION_FOR_A_TOOL = "Do I need a coat in Paris?"
 _RESULT = "rain, 12 degrees"
 _DONE = "document.querySelector('.message.assistant:last-child .stats').textContent"
-_UNSURE = "[...document.querySelectorAll('.message .token')].findLast(e => e.dataset.sure >= 1)"
+_UNSURE = "[...document.querySelectorAll('.message .token')].findLast(e => e.dataset.sure >= 2)"
 
 
 def measure_cpu() -> tuple[float, float]:
@@ -79,8 +79,10 @@ async def take_picture(service: RunningService) -> None:
             try:
                 await asyncio.sleep(_OTHERS_S)
                 await _chat(page)
-                await page.point_at(_UNSURE)
+                # What the last chat needed is behind us, and the page's figures are of now.
                 await asyncio.sleep(1.2)
+                await page.point_at(_UNSURE)
+                await page.until("!document.getElementById('tip').hidden", timeout_s=20)
                 await page.screenshot(PICTURE)
             finally:
                 stopped.set()

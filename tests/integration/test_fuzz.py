@@ -12,11 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.random_requests import JSON_VALUES
-from tests.integration.fuzz import grpc_calls, http_schema, raw_sockets
+from tests.integration.fuzz import grpc_calls, hostile_chats, http_schema, raw_sockets
 from tests.integration.fuzz.fuzzing import ENGINE, fuzz
 from tests.integration.services import running_service
 
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+# Whatever else is said of one is said by mistake, such as of its media type. Without context left,
+# prompts are refused before their grammars are made.
+HOSTILE_ANSWERS = {
+    "200",
+    "400 context_length_exceeded",
+    "400 invalid_json",
+    "400 invalid_request",
+    "400 limit_exceeded",
+    "400 unsupported_parameter",
+    "429 overloaded",
+}
 VALID = {"model": "builtin", "prompt": "def ", "max_tokens": 2, "temperature": 0}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -37,6 +48,9 @@ def test_nonsense_of_every_kind_breaks_and_leaves_nothing(service, tmp_path, fuz
         assert sum(tally.counts(source).values()) > 10
     assert tally.counts(http_schema.SOURCE)["200"] > fuzz_s / 4
     assert tally.counts(grpc_calls.SOURCE)["OK"] > 0
+    answers = tally.counts(hostile_chats.SOURCE)
+    assert answers["400 invalid_request"] > 0
+    assert set(answers) <= HOSTILE_ANSWERS
 
 
 @given(changes=st.dictionaries(st.sampled_from([*VALID, "n", "stop", "seed"]), JSON_VALUES))

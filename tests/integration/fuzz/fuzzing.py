@@ -45,11 +45,11 @@ def fuzz(service: RunningService, seconds: float, seed: int, folder: Path) -> Ta
     hostile_chats = HostileChats(MODEL, service.url, tally, seed)
     watch = Watch(service)
     stopped = threading.Event()
-    with ThreadPoolExecutor() as threads:
+    fuzzers = (grpc_fuzzer, hostile_chats, *raw_fuzzers)
+    with ThreadPoolExecutor(len(fuzzers) + 2) as threads:
         by_schema = threads.submit(http_schema.run, service.url, MODEL, seconds, tally, folder)
         batches = [
-            threads.submit(repeat, fuzzer.run_batch, service, tally, stopped)
-            for fuzzer in (grpc_fuzzer, hostile_chats, *raw_fuzzers)
+            threads.submit(repeat, fuzzer.run_batch, service, tally, stopped) for fuzzer in fuzzers
         ]
         batches.append(threads.submit(watch.run, stopped))
         try:

@@ -1,6 +1,5 @@
 """Sends chats of hostile_constraints and judges how and how soon they are answered."""
 
-import json
 import random
 import time
 
@@ -46,7 +45,7 @@ class HostileChats:
             **fields,
         }
         started_s = time.perf_counter()
-        answer = self._client.post("/v1/chat/completions", content=json.dumps(body))
+        answer = self._client.post("/v1/chat/completions", json=body)
         seconds = time.perf_counter() - started_s
         self.longest_s[name] = max(self.longest_s.get(name, 0.0), seconds)
         code = "" if answer.status_code == 200 else f" {answer.json()['error']['code']}"

@@ -18,7 +18,7 @@ def _schema(schema: Fields) -> Fields:
 
 def deep(rng: random.Random) -> Fields:
     schema: Fields = {"type": "string"}
-    for _ in range(rng.choice((20, 200, 900))):
+    for _ in range(rng.choice((20, 100, 300))):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     return _schema(schema)
 

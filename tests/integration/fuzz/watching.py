@@ -27,8 +27,10 @@ class Watch:
 
     def run(self, stopped: threading.Event) -> None:
         next_sample_s = 0.0
+        is_over = False
         with httpx.Client(base_url=self._service.url, timeout=_PING_TIMEOUT_S) as client:
-            while not stopped.wait(_PAUSE_S):
+            while not is_over:
+                is_over = stopped.wait(_PAUSE_S)
                 started_s = time.perf_counter()
                 client.get("/ping").raise_for_status()
                 self._waits_s.append(time.perf_counter() - started_s)
