@@ -34,7 +34,7 @@ from service.handler.collect import collect
 from service.handler.directory import ModelDirectory
 from service.handler.embedding import naming
 from service.handler.generation import Generation
-from service.handler.scoring import cosines
+from service.handler.scoring import scores_of
 from service.observability.request_log.record import RequestRecord
 from service.proto import inference_pb2 as pb
 from service.security.connections import GrpcConnectionLimits
@@ -158,12 +158,14 @@ class InferenceServicer:
 
     async def score(self, request: pb.ScoreRequest, call: Call) -> None:
         texts = to_scored_texts(request)
-        neutral = to_scoring_request(request, texts, call.context.record.request_id)
-        handler = self._models.pick(neutral.model, call.context.record)
+        record = call.context.record
+        handler = self._models.pick(request.model, record)
+        info = handler.model_info
+        neutral = to_scoring_request(request, texts, info, record.request_id)
         with naming(texts.param):
             started = await handler.start(neutral, call.context, call.lease)
         async with started as generation:
-            scores = await cosines(texts, await collect(generation))
+            scores = await scores_of(texts, info, await collect(generation))
             await call.write(score_message(generation.info, scores, generation.usage))
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> None:

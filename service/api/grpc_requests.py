@@ -30,6 +30,7 @@ from service.tokenizer.constraints import (
     Regex,
 )
 from service.tokenizer.jobs import EncodeText
+from workers.engine.protocol import ModelInfo
 from workers.sampling.params import MAX_SEED, SamplingParams
 
 _PLAIN_FIELDS = (
@@ -99,6 +100,7 @@ def to_embedding_request(request: pb.EmbedRequest, request_id: str) -> Generatio
         EmbeddingOptions(
             request.dimensions if request.HasField("dimensions") else None,
             _or_true(request, "normalize"),
+            "embed",
         ),
         model=request.model,
         truncate_prompt_tokens=(
@@ -116,11 +118,13 @@ def to_scored_texts(request: pb.ScoreRequest) -> ScoredTexts:
 
 
 def to_scoring_request(
-    request: pb.ScoreRequest, texts: ScoredTexts, request_id: str
+    request: pb.ScoreRequest, texts: ScoredTexts, info: ModelInfo, request_id: str
 ) -> GenerationRequest:
-    """As to_embedding_request()."""
+    """As to_embedding_request(). info: of the model that is asked."""
     return scoring_request(
         texts,
+        info,
+        is_activated=True,
         model=request.model,
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
@@ -172,8 +176,12 @@ def _to_repetition(sampling: pb.SamplingParams) -> RepetitionDetection | None:
     )
 
 
-def _keeps_beginning(request: pb.EmbedRequest | pb.GenerateRequest | pb.ScoreRequest) -> bool:
-    side = request.truncation_side if request.HasField("truncation_side") else "left"
+def _keeps_beginning(
+    request: pb.EmbedRequest | pb.GenerateRequest | pb.ScoreRequest,
+) -> bool | None:
+    if not request.HasField("truncation_side"):
+        return None
+    side = request.truncation_side
     if side not in ("left", "right"):
         raise _invalid("truncation_side is left or right", "truncation_side")
     return side == "right"

@@ -17,7 +17,7 @@ from service.handler.directory import ModelDirectory
 from service.handler.embedding import naming
 from service.handler.events import Usage
 from service.handler.generation import GenerationInfo
-from service.handler.scoring import cosines, scoring_request
+from service.handler.scoring import scores_of, scoring_request
 
 # As vLLM has them, and as Cohere's and Jina's clients ask. The long ones come first: behind
 # /models/ the short ones would take /v2 for a part of a model's name.
@@ -62,13 +62,15 @@ def _add_route(
         with models.admitting(context.caller) as lease:
             body = await read_body(request, kind.body_type, models.limits)
             texts = body.texts
-            neutral = scoring_request(texts, **body.common_fields(context.record.request_id))
-            handler = models.pick(neutral.model, context.record)
+            fields = body.common_fields(context.record.request_id)
+            handler = models.pick(fields["model"], context.record)
+            info, is_activated = handler.model_info, body.use_activation is not False
+            neutral = scoring_request(texts, info, is_activated=is_activated, **fields)
             with naming(texts.param):
                 work = handler.start(neutral, context, lease)
                 generation = await started(request, work)
         async with generation:
             results = await until_disconnect(request, collect(generation))
-            scores = await cosines(texts, results)
+            scores = await scores_of(texts, info, results)
             pieces = kind.render(body, generation.info, scores, generation.usage)
             return await until_disconnect(request, response_in_pieces(pieces))

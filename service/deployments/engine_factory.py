@@ -73,8 +73,8 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
     """The product's factory: in this process for one rank, with Ray actors beside it for more."""
     # Imported here because the ingress, which knows this module, must not load torch.
     from attention.capability import AttentionBackendError
-    from workers.engine.engine import Engine
     from workers.engine.loop import EngineLoop
+    from workers.engine.single_rank import build_engine
     from workers.parallel.ray_followers import start_ray_followers
     from workers.parallel.tp_engine import build_tp_engine
 
@@ -86,12 +86,11 @@ def create_engine(config: EngineConfig, hooks: EngineHooks) -> EngineHandle:
 
     hooks.on_progress("starting", 0.0)
     try:
-        if config.tp_size == 1:
-            engine = Engine.from_config(config, on_step=hooks.on_step, on_progress=on_bytes)
-        else:
-            engine = build_tp_engine(
-                config, start_ray_followers, on_rank_lost, hooks.on_step, on_bytes
-            )
+        engine = (
+            build_engine(config, hooks.on_step, on_bytes)
+            if config.tp_size == 1
+            else build_tp_engine(config, start_ray_followers, on_rank_lost, hooks.on_step, on_bytes)
+        )
     except AttentionBackendError as error:
         raise ConfigError(str(error)) from error
     hooks.on_progress("warming up", 0.0)

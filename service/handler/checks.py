@@ -15,6 +15,7 @@ from service.handler.images import check_image_request
 from service.handler.requests import (
     AS_MANY_AS_FIT,
     AudioPrompt,
+    EncoderPrompt,
     GenerationRequest,
     ImagePrompt,
     Prompt,
@@ -24,7 +25,7 @@ from service.handler.sources import check_sources, num_decoder_tokens
 from service.handler.token_rules import check_token_rules
 from service.limits import Limits
 from service.request_context import RequestContext
-from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
+from service.tokenizer.jobs import EncodeChat, EncodeText, EncodeTexts, strings_in
 from workers.engine.protocol import ModelInfo
 from workers.errors import RequestRejectedError
 
@@ -107,7 +108,9 @@ def check_prompt(prompt: Prompt, limits: Limits) -> None:
             _check_suffix(prompt)
         case EncodeChat():
             _check_chat(prompt, limits)
-        case TokenPrompt() | AudioPrompt() | ImagePrompt():
+        case EncodeTexts():
+            _check_bytes("".join(prompt.texts), limits.max_prompt_bytes, "prompt")
+        case TokenPrompt() | AudioPrompt() | ImagePrompt() | EncoderPrompt():
             check_num_tokens(prompt.token_ids, limits, "prompt")
 
 
@@ -176,7 +179,10 @@ def _cut(request: GenerationRequest, token_ids: Sequence[int], info: ModelInfo) 
         return token_ids
     if num_kept == AS_MANY_AS_FIT:
         num_kept = _prompt_room(request, info)
-    return token_ids[:num_kept] if request.keeps_beginning else token_ids[-num_kept:]
+    keeps_beginning = request.keeps_beginning
+    if keeps_beginning is None:
+        keeps_beginning = info.is_encoder_only
+    return token_ids[:num_kept] if keeps_beginning else token_ids[-num_kept:]
 
 
 def _prompt_room(request: GenerationRequest, info: ModelInfo) -> int:

@@ -10,7 +10,7 @@ from service.handler.requests import EmbeddingOptions, GenerationRequest, Prompt
 from service.limits import Limits
 from workers.engine.protocol import ModelInfo, StepOutput
 from workers.errors import RequestRejectedError
-from workers.pooling.params import EmbeddingInfo, PoolingParams
+from workers.pooling.params import EmbeddingInfo, Pooling, PoolingParams
 from workers.sampling.params import SamplingParams
 
 _OF_GENERATIONS = ("prompt", "n", "max_tokens")
@@ -23,7 +23,7 @@ class RequestFields(TypedDict):
 
     model: str
     truncate_prompt_tokens: int | None
-    keeps_beginning: bool
+    keeps_beginning: bool | None
     priority: int
     cache_salt: str
     request_id: str
@@ -43,9 +43,13 @@ def naming(param: str) -> AbstractContextManager[None]:
 def check_embedding(request: GenerationRequest, limits: Limits, info: ModelInfo) -> None:
     """Raise ApiError where the model gives no such vector, or the answer would be too large."""
     if request.embedding is None:
+        if info.is_encoder_only:
+            message = "this model is an encoder and generates no text"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model")
         return
     size = _of_model(info).size
     params = _params(request.embedding, _of_model(info))
+    _check_task(request.embedding, params)
     try:
         params.validate(size)
     except RequestRejectedError as error:
@@ -57,6 +61,19 @@ def check_embedding(request: GenerationRequest, limits: Limits, info: ModelInfo)
             f"{limits.max_embedding_values} values; at most {max_inputs} inputs are allowed"
         )
         raise ApiError(ApiErrorCode.LIMIT_EXCEEDED, message, "prompt")
+
+
+def _check_task(options: EmbeddingOptions, params: PoolingParams) -> None:
+    is_classifier = params.method is Pooling.SCORES
+    if options.task == "embed" and is_classifier:
+        message = "this model gives scores of texts and no embeddings"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model")
+    if options.task == "classify" and not is_classifier:
+        message = "this model gives embeddings of texts and no scores"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "task")
+    if is_classifier and options.dimensions is not None:
+        message = "scores have no dimensions to leave out"
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "dimensions")
 
 
 def pooling_of(request: GenerationRequest, info: ModelInfo) -> PoolingParams | None:

@@ -9,7 +9,9 @@ import msgspec
 from service.errors import ApiError, ApiErrorCode
 from service.handler.checks import FittedPrompt
 from service.handler.requests import (
+    AS_MANY_AS_FIT,
     AudioPrompt,
+    EncoderPrompt,
     GenerationRequest,
     ImagePrompt,
     NamedConstraint,
@@ -23,6 +25,7 @@ from service.tokenizer.jobs import (
     AudioFeatures,
     EncodeChat,
     EncodeText,
+    EncodeTexts,
     ReadAudio,
     unpack_token_ids,
 )
@@ -32,6 +35,7 @@ from workers.engine.encoder_input import EncoderInput, SourceTokens, TextEncoder
 from workers.engine.media import MediaItem
 from workers.engine.protocol import ModelInfo
 
+_TOKENISED = (TokenPrompt, AudioPrompt, ImagePrompt, EncoderPrompt)
 _IDS_PER_TURN = 1 << 16
 _FEW_IDS = 1 << 12
 # Of one request with the tokenizer, whose queue is everybody's.
@@ -42,13 +46,14 @@ _TEXTS_AT_ONCE = 64
 class EnginePrompt:
     """max_tokens: output tokens that each of its choices may have. source: what an encoder reads of
     it, where the model has one; token_ids are then how the decoder begins. spans, images: what
-    stands in place of its placeholders."""
+    stands in place of its placeholders. second_start: as EncoderPrompt has it."""
 
     token_ids: list[int]
     max_tokens: int
     source: EncoderInput | None = None
     spans: list[ContentSpan] = field(default_factory=list)
     images: list[MediaItem] = field(default_factory=list)
+    second_start: int = 0
 
     @property
     def client_token_ids(self) -> list[int]:
@@ -80,7 +85,7 @@ class PromptEncoder:
         if len(prompts) == 1:
             return [await self._encode(prompts[0], flow, info, max_tokens)]
         # Ids are looked at here, so that several at once would only hold the loop for longer.
-        max_at_once = 1 if isinstance(prompts[0], TokenPrompt) else _TEXTS_AT_ONCE
+        max_at_once = 1 if isinstance(prompts[0], _TOKENISED) else _TEXTS_AT_ONCE
         return await in_turns(
             prompts, lambda prompt: self._encode(prompt, flow, info, max_tokens), max_at_once
         )
@@ -122,6 +127,34 @@ class PromptEncoder:
         images: list[MediaItem] = [*seen.images]
         return ImagePrompt(unpack_token_ids(seen.token_ids), seen.spans, images)
 
+    async def read(
+        self, request: GenerationRequest, context: RequestContext, info: ModelInfo
+    ) -> GenerationRequest:
+        """The request, its texts tokenised as an encoder reads them, where the model is one alone:
+        cut where that is asked for, without the loss of what the tokenizer puts around them."""
+        if not info.is_encoder_only:
+            return request
+        flow = _flow_of(context)
+        kept = request.truncate_prompt_tokens
+        kept = info.max_request_len if kept == AS_MANY_AS_FIT else kept
+
+        async def read(prompt: Prompt) -> Prompt:
+            job = _as_texts(prompt)
+            if job is None:
+                return prompt
+            job = msgspec.structs.replace(
+                job,
+                kept_tokens=kept,
+                keeps_beginning=request.keeps_beginning is not False,
+                max_tokens=info.max_request_len if kept is None else None,
+            )
+            encoded = await self._tokenizer.encode_texts(job, flow)
+            return EncoderPrompt(unpack_token_ids(encoded.token_ids), encoded.second_start)
+
+        return replace(
+            request, prompts=tuple(await in_turns(request.prompts, read, _TEXTS_AT_ONCE))
+        )
+
     async def make_grammar(self, named: NamedConstraint | None, context: RequestContext) -> str:
         """What engines take; "" for no constraint."""
         if named is None:
@@ -150,13 +183,28 @@ class PromptEncoder:
     async def _encode(
         self, prompt: Prompt, flow: Flow, info: ModelInfo, max_tokens: int | None
     ) -> Sequence[int]:
-        if isinstance(prompt, TokenPrompt | AudioPrompt | ImagePrompt):
+        if isinstance(prompt, _TOKENISED):
             await check_range(prompt.token_ids, info, "prompt")
             return await _as_list(prompt.token_ids)
+        if isinstance(prompt, EncodeTexts):
+            message = "this model reads no pairs of texts"
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "prompt")
         job = msgspec.structs.replace(prompt, max_tokens=max_tokens)
         if isinstance(job, EncodeChat):
             return await self._tokenizer.encode_chat(job, flow)
         return await self._tokenizer.encode_text(job, flow)
+
+
+def _as_texts(prompt: Prompt) -> EncodeTexts | None:
+    match prompt:
+        case EncodeTexts():
+            return prompt
+        case EncodeText():
+            return EncodeTexts(
+                [prompt.text], prompt.add_special_tokens, prompt.parse_special_tokens
+            )
+        case _:
+            return None
 
 
 async def check_range(token_ids: Sequence[int], info: ModelInfo, param: str) -> None:
@@ -192,6 +240,8 @@ def _with_source(prompt: EnginePrompt, asked: Prompt) -> EnginePrompt:
             return replace(prompt, source=asked.features)
         case ImagePrompt():
             return replace(prompt, spans=asked.spans, images=asked.images)
+        case EncoderPrompt():
+            return replace(prompt, second_start=asked.second_start)
         case _:
             return prompt
 

@@ -161,6 +161,7 @@ class Handler:
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
         request = await self._encoder.see(request, context, max_tokens)
+        request = await self._encoder.read(request, context, info)
         self._image_room.settle(request, lease)
         prompts = await self._encoder.encode(request.prompts, context, info, max_tokens)
         request = self._chats.constrained(request, prompts[0])

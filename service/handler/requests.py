@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from service.chat.options import ChatOptions
 from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from service.tokenizer.constraints import Constraint
-from service.tokenizer.jobs import EncodeChat, EncodeText
+from service.tokenizer.jobs import EncodeChat, EncodeText, EncodeTexts
 from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import SourceFeatures
 from workers.engine.media import MediaItem
@@ -38,7 +39,18 @@ class ImagePrompt:
     images: list[MediaItem]
 
 
-Prompt = EncodeText | EncodeChat | TokenPrompt | AudioPrompt | ImagePrompt
+@dataclass(frozen=True, slots=True)
+class EncoderPrompt:
+    """A text or a pair that was tokenised for an encoder. second_start: of the second's tokens, 0
+    where there is one text."""
+
+    token_ids: Sequence[int]
+    second_start: int
+
+
+Prompt = (
+    EncodeText | EncodeTexts | EncodeChat | TokenPrompt | AudioPrompt | ImagePrompt | EncoderPrompt
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +77,13 @@ class NamedConstraint:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOptions:
-    """What vector is made of a prompt. dimensions: its first values that are kept; None: all."""
+    """What vector is made of a prompt. dimensions: its first values that are kept; None: all.
+    is_normalised: to unit length; scores: by their activation. task: what has to come of it; None:
+    what the model gives."""
 
     dimensions: int | None = None
     is_normalised: bool = True
+    task: Literal["embed", "classify"] | None = None
 
 
 AS_MANY_AS_FIT = -1
@@ -84,13 +99,14 @@ class GenerationRequest:
     is to be generated, the prompt's log probabilities are all that is wanted (max_tokens = 0).
     unset: fields of sampling that the client left to its defaults, which a model may have of its
     own. truncate_prompt_tokens: keep that many tokens of the prompt's end, or AS_MANY_AS_FIT.
-    keeps_beginning: of the prompt's beginning instead. request_id: "" draws one. session_id:
-    requests of one session go to one replica; "" is what the call's header says. constraint: of
-    every choice. embedding: nothing is generated, each prompt becomes a vector. chat: None for what
-    is no chat. num_best: the likeliest so many of each prompt's n choices are the answer; None: all
-    are. hides_logprobs: those of the sampling are for that alone. repetition: ends a choice.
-    stream_interval: tokens between two deltas of a choice. bad_words: texts that no choice has;
-    the sampling's own are made of them. beams: the choices are the n best beams of a search.
+    keeps_beginning: of the prompt's beginning instead; None: only where an encoder reads it.
+    request_id: "" draws one. session_id: requests of one session go to one replica; "" is what the
+    call's header says. constraint: of every choice. embedding: nothing is generated, each prompt
+    becomes a vector. chat: None for what is no chat. num_best: the likeliest so many of each
+    prompt's n choices are the answer; None: all are. hides_logprobs: those of the sampling are for
+    that alone. repetition: ends a choice. stream_interval: tokens between two deltas of a choice.
+    bad_words: texts that no choice has; the sampling's own are made of them. beams: the choices are
+    the n best beams of a search.
     """
 
     prompts: tuple[Prompt, ...]
@@ -101,7 +117,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     is_scoring_only: bool = False
     truncate_prompt_tokens: int | None = None
-    keeps_beginning: bool = False
+    keeps_beginning: bool | None = None
     priority: int = 0
     cache_salt: str = ""
     request_id: str = ""

@@ -11,7 +11,9 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.collect import ChoiceResult
 from service.handler.embedding import RequestFields, embedding_request
 from service.handler.requests import EmbeddingOptions, GenerationRequest
-from service.tokenizer.jobs import EncodeText
+from service.tokenizer.jobs import EncodeText, EncodeTexts
+from workers.engine.protocol import ModelInfo
+from workers.pooling.params import Pooling
 from workers.pooling.vectors import FloatArray, unpack_vector
 
 _PAIRS_PER_TURN = 64
@@ -47,11 +49,46 @@ class ScoredTexts:
         ]
 
 
-def scoring_request(texts: ScoredTexts, **fields: Unpack[RequestFields]) -> GenerationRequest:
-    """Of a model that gives vectors: every text becomes one. Raises ApiError."""
+def scoring_request(
+    texts: ScoredTexts,
+    info: ModelInfo,
+    *,
+    is_activated: bool,
+    **fields: Unpack[RequestFields],
+) -> GenerationRequest:
+    """Of a model that gives vectors every text becomes one; of a classifier every pair a score,
+    which is_activated makes of its logit. Raises ApiError."""
     texts.check()
-    prompts = tuple(map(EncodeText, (*texts.first, *texts.second)))
-    return embedding_request(prompts, EmbeddingOptions(), **fields)
+    if not _scores_pairs(info):
+        prompts = tuple(map(EncodeText, (*texts.first, *texts.second)))
+        return embedding_request(prompts, EmbeddingOptions(), **fields)
+    pairs = tuple(
+        EncodeTexts([texts.first[first], texts.second[second]]) for first, second in texts.pairs
+    )
+    options = EmbeddingOptions(is_normalised=is_activated, task="classify")
+    return embedding_request(pairs, options, **fields)
+
+
+def _scores_pairs(info: ModelInfo) -> bool:
+    """Raises ApiError for a classifier whose answer is more than a score."""
+    own = info.embedding
+    if own is None or own.pooling is not Pooling.SCORES:
+        return False
+    if own.size != 1:
+        message = (
+            f"this model gives {own.size} scores of a text and not one; /pooling has all of them"
+        )
+        raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "model")
+    return True
+
+
+async def scores_of(
+    texts: ScoredTexts, info: ModelInfo, results: Sequence[ChoiceResult]
+) -> list[float]:
+    """Of each pair, of the results of its scoring_request."""
+    if not _scores_pairs(info):
+        return await cosines(texts, results)
+    return [float(unpack_vector(result.embedding)[0]) for result in results]
 
 
 async def cosines(texts: ScoredTexts, results: Sequence[ChoiceResult]) -> list[float]:

@@ -46,6 +46,7 @@ async def engine_requests(
                     content_spans=prompt.spans,
                     media=prompt.images,
                     pooling=pooling,
+                    second_text_start=prompt.second_start,
                 )
             )
             if len(made) % _PER_TURN == 0:

@@ -31,6 +31,8 @@ SMALL_FILES = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
     POOLING_FILE,
     INDEX_FILE,
 )

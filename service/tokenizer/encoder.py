@@ -15,7 +15,7 @@ from service.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from service.tokenizer.detokenizer import decode_all
 from service.tokenizer.folder import TokenizerFiles, read_tokenizer_files
 from service.tokenizer.infill import infill_marks_of
-from service.tokenizer.jobs import EncodeChat, EncodeText, strings_in
+from service.tokenizer.jobs import EncodeChat, EncodeText, EncodeTexts, strings_in
 from service.tokenizer.pieces import TokenPieces, build_token_pieces, sample_token_ids
 from service.tokenizer.special_tokens import Shield, SpecialTokenGuard, UnguardableTextError
 from workers.errors import ModelLoadError
@@ -96,6 +96,40 @@ class TextEncoder:
         if job.parse_special_tokens:
             return self._encode(text, job.add_special_tokens).ids
         return self._encode_plain(text, job.add_special_tokens)
+
+    def encode_texts(self, job: EncodeTexts) -> tuple[list[int], int]:
+        """Token ids of a text or a pair, and where the second's begin, as EncodedTexts has it.
+
+        Raises PromptTooLongError, and EncodeRefusedError where nothing of the texts would be kept.
+        """
+        for text in job.texts:
+            self._check_floor(text, job.max_tokens)
+        self._tokenizer.encode_special_tokens = not job.parse_special_tokens
+        try:
+            if job.kept_tokens is not None:
+                self._truncate(job, job.kept_tokens)
+            first, *others = job.texts
+            second = others[0] if others else None
+            encoding = self._tokenizer.encode(
+                first, second, add_special_tokens=job.add_special_tokens
+            )
+        finally:
+            self._tokenizer.no_truncation()
+            self._tokenizer.encode_special_tokens = False
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
+
+    def _truncate(self, job: EncodeTexts, num_kept: int) -> None:
+        num_added = self._tokenizer.num_special_tokens_to_add(len(job.texts) == 2)
+        least = num_added + len(job.texts)
+        if job.add_special_tokens and num_kept < least:
+            raise EncodeRefusedError(
+                f"truncate_prompt_tokens must be at least {least}: the model's own marks take "
+                f"{num_added} tokens",
+                "truncate_prompt_tokens",
+            )
+        direction = "right" if job.keeps_beginning else "left"
+        self._tokenizer.enable_truncation(num_kept, direction=direction)
 
     def _with_suffix(self, job: EncodeText) -> str:
         marks = infill_marks_of(self._tokenizer)

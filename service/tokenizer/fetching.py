@@ -9,7 +9,15 @@ from service.limits import Limits
 from service.remote.fetcher import Fetcher
 from service.tokenizer.constraints import Constraint
 from service.tokenizer.fair_queue import Flow
-from service.tokenizer.jobs import AudioFeatures, EncodeChat, EncodeText, ReadAudio, Seen
+from service.tokenizer.jobs import (
+    AudioFeatures,
+    EncodeChat,
+    EncodedTexts,
+    EncodeText,
+    EncodeTexts,
+    ReadAudio,
+    Seen,
+)
 from service.tokenizer.pool import Tokenizer
 
 
@@ -31,6 +39,9 @@ class FetchingTokenizer:
 
     async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]:
         return await self._inner.encode_text(job, flow)
+
+    async def encode_texts(self, job: EncodeTexts, flow: Flow) -> EncodedTexts:
+        return await self._inner.encode_texts(job, flow)
 
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]:
         return await self._inner.encode_chat(job, flow)

@@ -56,6 +56,22 @@ class EncodeChat(msgspec.Struct, frozen=True, tag="chat"):
     images: list[ImageFile] = []
 
 
+class EncodeTexts(msgspec.Struct, frozen=True, tag="texts"):
+    """A text, or a pair of texts, as models read them that are an encoder alone.
+
+    add_special_tokens, parse_special_tokens, max_tokens: as in EncodeText. kept_tokens: the most
+    there may be, special ones included, which are never cut off; None: nothing is. keeps_beginning:
+    of the texts, of a pair's longer one first; else their end.
+    """
+
+    texts: list[str]
+    add_special_tokens: bool = True
+    parse_special_tokens: bool = True
+    max_tokens: int | None = None
+    kept_tokens: int | None = None
+    keeps_beginning: bool = True
+
+
 class DecodeTokens(msgspec.Struct, frozen=True, tag="decode"):
     """token_ids: little-endian uint32."""
 
@@ -73,7 +89,7 @@ class ReadAudio(msgspec.Struct, frozen=True, tag="audio"):
     data: bytes
 
 
-ModelJob = EncodeText | EncodeChat | DecodeTokens | ReadAudio
+ModelJob = EncodeText | EncodeTexts | EncodeChat | DecodeTokens | ReadAudio
 """What a process with a model's tokenizer does."""
 Job = ModelJob | CompileGrammar
 
@@ -82,6 +98,14 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     """token_ids: little-endian uint32."""
 
     token_ids: bytes
+
+
+class EncodedTexts(msgspec.Struct, frozen=True, tag="encoded_texts"):
+    """token_ids: as in Encoded. second_start: where the tokens of a pair's second text begin, as
+    the tokenizer's own types of tokens say; 0 where they are all of one type."""
+
+    token_ids: bytes
+    second_start: int
 
 
 class Seen(msgspec.Struct, frozen=True, tag="seen"):
@@ -140,6 +164,7 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 Reply = (
     Encoded
+    | EncodedTexts
     | Seen
     | TooLong
     | Decoded
@@ -157,6 +182,8 @@ def job_bytes(job: Job) -> int:
     match job:
         case EncodeText():
             return _utf8_bytes(job.text)
+        case EncodeTexts():
+            return sum(map(_utf8_bytes, job.texts))
         case EncodeChat():
             strings = strings_in([job.messages, job.tools])
             images = sum(_IMAGE_BYTES + image.num_bytes for image in job.images)

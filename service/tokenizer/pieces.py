@@ -1,8 +1,9 @@
 """What each token contributes to decoded text, worked out once from the tokenizer's own decoder.
 
 Two families exist among causal models: byte-level BPE, where a token is a run of bytes, and
-sentencepiece-like vocabularies, where a token is text or, as a fallback, one byte. A decoder of any
-other shape is refused, and what is accepted is compared with the tokenizer's own decode before use.
+sentencepiece-like vocabularies, where a token is text or, as a fallback, one byte; encoders have
+WordPiece, too, where a token is a word or goes on with one. A decoder of any other shape is
+refused, and what is accepted is compared with the tokenizer's own decode before use.
 """
 
 import json
@@ -65,6 +66,8 @@ def build_token_pieces(tokenizer: Tokenizer, tokenizer_json: str) -> TokenPieces
     if [step["type"] for step in steps] == ["ByteLevel"]:
         pieces: tuple[Piece, ...] = tuple(map(byte_level_piece, tokens))
         result = TokenPieces(True, pieces, _hide(pieces, special_ids, b""), special_ids)
+    elif [step["type"] for step in steps] == ["WordPiece"]:
+        result = _word_pieces(tokenizer, tokens, special_ids)
     else:
         rules = _read_text_rules(steps)
         pieces = tuple(_text_piece(token, rules) for token in tokens)
@@ -77,6 +80,19 @@ def build_token_pieces(tokenizer: Tokenizer, tokenizer_json: str) -> TokenPieces
             rules.max_strip_left,
         )
     return result
+
+
+def _word_pieces(
+    tokenizer: Tokenizer, tokens: list[str | None], special_ids: frozenset[int]
+) -> TokenPieces:
+    """What a token becomes depends on whether it is the first one, and on nothing else."""
+    decode = tokenizer.decoder.decode
+    firsts = ["" if token is None else decode([token]) for token in tokens]
+    later: tuple[Piece, ...] = tuple(
+        "" if token is None else decode(["a", token]).removeprefix("a") for token in tokens
+    )
+    first = {i: text for i, text in enumerate(firsts) if text != later[i]}
+    return TokenPieces(False, later, _hide(later, special_ids, ""), special_ids, first)
 
 
 def sample_token_ids(pieces: TokenPieces, num_sequences: int, length: int) -> list[list[int]]:
@@ -144,7 +160,7 @@ def _read_text_rules(steps: list[dict[str, Any]]) -> _TextRules:
             case _:
                 raise ModelLoadError(
                     f"the tokenizer's decoder step {step['type']} is not one that Tessera can "
-                    "follow token by token; byte-level and sentencepiece-like decoders are"
+                    "follow token by token; byte-level, sentencepiece-like and WordPiece ones are"
                 )
     return rules
 

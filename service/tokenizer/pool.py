@@ -24,7 +24,9 @@ from service.tokenizer.jobs import (
     DecodeTokens,
     EncodeChat,
     Encoded,
+    EncodedTexts,
     EncodeText,
+    EncodeTexts,
     ModelJob,
     ReadAudio,
     Refused,
@@ -53,6 +55,8 @@ class Tokenizer(Protocol):
     """
 
     async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]: ...
+
+    async def encode_texts(self, job: EncodeTexts, flow: Flow) -> EncodedTexts: ...
 
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]: ...
 
@@ -126,6 +130,14 @@ class TokenizerPool:
     async def encode_text(self, job: EncodeText, flow: Flow) -> Sequence[int]:
         return await self._encode(job, flow)
 
+    async def encode_texts(self, job: EncodeTexts, flow: Flow) -> EncodedTexts:
+        reply = await self._run(job, flow)
+        if isinstance(reply, TooLong):
+            raise _too_long(job, reply)
+        if not isinstance(reply, EncodedTexts):
+            raise _worker_failed()
+        return reply
+
     async def encode_chat(self, job: EncodeChat, flow: Flow) -> Sequence[int]:
         return await self._encode(job, flow)
 
@@ -197,13 +209,14 @@ def _worker_options(config: TokenizerPoolConfig) -> WorkerOptions:
 
 _PARAMS: dict[type[ModelJob], str] = {
     EncodeText: "prompt",
+    EncodeTexts: "prompt",
     EncodeChat: "messages",
     DecodeTokens: "tokens",
     ReadAudio: "file",
 }
 
 
-def _too_long(job: EncodeText | EncodeChat, reply: TooLong) -> ApiError:
+def _too_long(job: EncodeText | EncodeTexts | EncodeChat, reply: TooLong) -> ApiError:
     return ApiError(
         ApiErrorCode.CONTEXT_LENGTH_EXCEEDED,
         f"the context has room for {job.max_tokens} prompt tokens; the prompt has at least "

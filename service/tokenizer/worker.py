@@ -26,7 +26,9 @@ from service.tokenizer.jobs import (
     DecodeTokens,
     EncodeChat,
     Encoded,
+    EncodedTexts,
     EncodeText,
+    EncodeTexts,
     LoadFailed,
     ModelJob,
     ReadAudio,
@@ -81,13 +83,16 @@ def _run(tools: Tools, job: ModelJob) -> Reply:
     match job:
         case EncodeText():
             return Encoded(pack_token_ids(encoder.encode_text(job)))
+        case EncodeTexts():
+            token_ids, second_start = encoder.encode_texts(job)
+            return EncodedTexts(pack_token_ids(token_ids), second_start)
         case EncodeChat() if job.images:
             return _show(tools, job)
         case EncodeChat():
             return Encoded(pack_token_ids(encoder.encode_chat(job)))
         case DecodeTokens():
-            token_ids = unpack_token_ids(job.token_ids).tolist()
-            return Decoded(encoder.decode(token_ids, skip_special_tokens=job.skip_special_tokens))
+            ids = unpack_token_ids(job.token_ids).tolist()
+            return Decoded(encoder.decode(ids, skip_special_tokens=job.skip_special_tokens))
         case ReadAudio():
             return _read_audio(tools.audio, job)
 

@@ -21,7 +21,7 @@ from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
-from workers.pooling.params import Pooling, PoolingParams
+from workers.pooling.params import DECODER_POOLINGS, Pooling, PoolingParams
 from workers.sampling.params import SamplingParams
 
 PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
@@ -67,7 +67,7 @@ def test_text_and_vectors_are_those_of_one_rank_and_children_end_with_the_engine
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = Engine.from_config(config_for(1))
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
-    vectors = [alone.embed(PROMPTS, PoolingParams(method)) for method in Pooling]
+    vectors = [alone.embed(PROMPTS, PoolingParams(method)) for method in DECODER_POOLINGS]
     alone.close()
     starter, lost = Starter(), threading.Event()
     with engine_of_two(starter, lost) as engine:

@@ -9,8 +9,8 @@ import msgspec
 
 from tests.fakes.text import Bench, make_bench
 from workers.config import EngineConfig
-from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest, StepOutput
+from workers.engine.single_rank import build_engine
 from workers.errors import RequestRejectedError
 
 _DECODER = msgspec.msgpack.Decoder(GenerateRequest)
@@ -20,7 +20,7 @@ class EngineScript:
     """close() it at the end."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.engine = Engine.from_config(config)
+        self.engine = build_engine(config, lambda record: None, lambda done, total: None)
 
     def __call__(self, request: GenerateRequest) -> Sequence[StepOutput]:
         received = _DECODER.decode(msgspec.msgpack.encode(request))

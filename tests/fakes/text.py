@@ -24,10 +24,13 @@ from service.tokenizer.grammars import GrammarMaker, GrammarRefusedError
 from service.tokenizer.jobs import (
     AudioFeatures,
     EncodeChat,
+    EncodedTexts,
     EncodeText,
+    EncodeTexts,
     ReadAudio,
     Refused,
     Seen,
+    pack_token_ids,
 )
 from service.tokenizer.worker import Tools, run_job
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
@@ -48,6 +51,13 @@ class InlineTokenizer:
         self.chats = Chats(
             make_chat_format(files.chat_template, tokenizer, self.pieces, ChatSettings())
         )
+
+    async def encode_texts(self, job: EncodeTexts, flow: Flow) -> EncodedTexts:
+        try:
+            token_ids, second_start = self.encoder.encode_texts(job)
+        except EncodeRefusedError as error:
+            raise ApiError(ApiErrorCode.INVALID_REQUEST, error.message, error.param) from error
+        return EncodedTexts(pack_token_ids(token_ids), second_start)
 
     async def encode_text(self, job: EncodeText, flow: Flow) -> list[int]:
         try:

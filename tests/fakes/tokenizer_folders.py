@@ -88,6 +88,27 @@ def make_sentencepiece_like_folder(folder: Path, *, is_metaspace_decoder: bool =
     return _save(tokenizer, folder, config, template)
 
 
+def make_word_piece_folder(folder: Path) -> Path:
+    """BERT's shape: words in lower case and their pieces, [CLS] and [SEP] around a text or a pair,
+    whose second text's tokens are of type 1."""
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + list(".,?!'")
+    words = ["hello", "world", "the", "quick", "brown", "fox", "over", "##ing", "##lo"]
+    tokens = [*marks, *letters, *(f"##{letter}" for letter in letters[:26]), *words]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+    )
+    return _save(tokenizer, folder, {"cls_token": "[CLS]", "sep_token": "[SEP]"}, None)
+
+
 def _save(
     tokenizer: Tokenizer, folder: Path, config: dict[str, object], chat_template: str | None
 ) -> Path:

@@ -1,16 +1,23 @@
-"""Embeddings on a real Ray, two ranks and two models, by OpenAI's client, beside generations."""
+"""Embeddings on a real Ray, two ranks and several models, by OpenAI's client and gRPC, beside
+generations: of decoders, and of an encoder and a cross-encoder.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx
 import numpy as np
 import openai
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForSequenceClassification
 
+from service.proto import inference_pb2 as pb
+from service.proto.inference_pb2_grpc import InferenceStub
+from tests.fakes.tiny_encoders import one_by_one, save_tiny_encoder
 from tests.fakes.tiny_models import TinyModel, eager_reference, save_tiny_model
-from tests.fakes.tokenizer_folders import make_byte_level_folder
+from tests.fakes.tokenizer_folders import make_byte_level_folder, make_word_piece_folder
 from tests.integration.services import running_service, wait_until
 from workers.loading.pooling_config import POOLING_FILE
 
@@ -31,6 +38,9 @@ def folders(tmp_path_factory):
     path = folders["mean"] / POOLING_FILE
     path.parent.mkdir()
     path.write_text(MEAN, encoding="utf-8")
+    for name, kind in (("encoder", "body"), ("reranker", "classifier")):
+        folders[name] = make_word_piece_folder(tmp_path_factory.mktemp(name))
+        save_tiny_encoder("bert", folders[name], kind, num_labels=1)
     return folders
 
 
@@ -39,6 +49,8 @@ def service(ray_session, folders):
     models = {
         "last": {"engine": {**ENGINE, "model": str(folders["last"]), "tp_size": 2}},
         "mean": {"engine": {**ENGINE, "model": str(folders["mean"])}},
+        "encoder": {"engine": {"num_cpu_threads": 1, "model": str(folders["encoder"])}},
+        "reranker": {"engine": {"num_cpu_threads": 1, "model": str(folders["reranker"])}},
     }
     with running_service(APP, PORT, models=models) as running:
         yield running
@@ -54,6 +66,14 @@ def truth(service, folders):
         states = [reference.model(torch.tensor([p])).last_hidden_state[0] for p in prompts]
     pooled = {"last": [one[-1] for one in states], "mean": [one.mean(0) for one in states]}
     return {name: [(v / v.norm()).numpy() for v in vectors] for name, vectors in pooled.items()}
+
+
+def metric(service, name, model):
+    """The sum of a metric's series of a model; None where there is none."""
+    text = httpx.get(f"http://127.0.0.1:{PORT + 2}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+    values = [float(one.rsplit(" ", 1)[1]) for one in lines if f'model="{model}"' in one]
+    return sum(values) if values else None
 
 
 def vectors_of(service, model, **more):
@@ -85,6 +105,64 @@ def test_scores_and_rankings_are_of_the_same_vectors(service, truth):
     assert [one["index"] for one in ranked] == list(np.argsort(-cosines)[:2])
 
 
+def tokens_of(service, model, text):
+    url = f"{service.url}/models/{model}/tokenize"
+    return httpx.post(url, json={"prompt": text}).json()["tokens"]
+
+
+def test_an_encoder_gives_vectors_by_both_protocols_and_refuses_to_generate(service, folders):
+    reference = AutoModel.from_pretrained(folders["encoder"]).eval()
+    ids = [tokens_of(service, "encoder", text) for text in TEXTS]
+    expected = [states.mean(axis=0) for states in one_by_one(reference, ids)]
+    expected = [one / np.linalg.norm(one) for one in expected]
+    many = service.openai().embeddings.create(model="encoder", input=TEXTS * 50).data
+    np.testing.assert_allclose([one.embedding for one in many], expected * 50, atol=1e-5)
+    with grpc.insecure_channel(f"127.0.0.1:{PORT + 1}") as channel:
+        inputs = [pb.EmbedInput(text=pb.Text(text=text)) for text in TEXTS]
+        answer = InferenceStub(channel).Embed(pb.EmbedRequest(model="encoder", input=inputs))
+    np.testing.assert_allclose([one.values for one in answer.embeddings], expected, atol=1e-5)
+    with pytest.raises(openai.BadRequestError, match="generates no text"):
+        service.openai().completions.create(model="encoder", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        service.openai().embeddings.create(model="encoder", input="fox " * 100)
+
+
+def test_a_cross_encoder_scores_pairs(service, folders):
+    model = AutoModelForSequenceClassification.from_pretrained(folders["reranker"]).eval()
+    head = tokens_of(service, "reranker", TEXTS[0])
+    pairs = [head + tokens_of(service, "reranker", text)[1:] for text in TEXTS[1:]]
+    logits = np.array(one_by_one(model, pairs, second_start=len(head)))[:, 0]
+    scores = 1 / (1 + np.exp(-logits))
+    asked = {"model": "reranker", "query": TEXTS[0], "documents": TEXTS[1:]}
+    ranked = httpx.post(f"{service.url}/v1/rerank", json=asked).json()["results"]
+    found = {one["index"]: one["relevance_score"] for one in ranked}
+    np.testing.assert_allclose([found[i] for i in range(3)], scores, atol=1e-5)
+    assert [one["index"] for one in ranked] == list(np.argsort(-scores))
+
+
+def test_a_client_that_leaves_takes_its_texts_along(service):
+    body = {"model": "encoder", "input": ["fox " * 60] * 2000}
+    patience = httpx.Timeout(30.0, read=0.2)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=patience)
+    # Nothing of it stands before others: they are answered, and the load goes back to nothing.
+    assert len(vectors_of(service, "encoder")) == len(TEXTS)
+    wait_until(lambda: metric(service, "tessera_waiting_requests", "encoder") == 0)
+
+
+def test_metrics_of_encoders_are_numbers(service):
+    def told():
+        return metric(service, "tessera_steps_total", "encoder") or 0
+
+    vectors_of(service, "encoder")
+    wait_until(lambda: told() > 0)
+    text = httpx.get(f"http://127.0.0.1:{PORT + 2}/metrics").text
+    mine = [line for line in text.splitlines() if 'model="encoder"' in line]
+    assert mine
+    assert not [line for line in mine if line.endswith("NaN")]
+    assert metric(service, "tessera_kv_pages", "encoder") == 0
+
+
 def test_what_is_wrong_is_a_typed_error_of_the_client(service):
     create = service.openai().embeddings.create
     with pytest.raises(openai.NotFoundError):
@@ -99,9 +177,7 @@ def test_what_is_wrong_is_a_typed_error_of_the_client(service):
 
 def test_embeddings_are_counted_and_stream_no_tokens(service):
     def value(name):
-        text = httpx.get(f"http://127.0.0.1:{PORT + 2}/metrics").text
-        lines = [line for line in text.splitlines() if line.startswith(name + "{")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'model="mean"' in line)
+        return metric(service, name, "mean") or 0
 
     names = ("tessera_requests_accepted_total", "tessera_streamed_tokens_total")
     finished = "tessera_requests_finished_total"

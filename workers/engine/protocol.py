@@ -43,7 +43,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     the prompt is then its decoder's. content_spans: where the prompt has placeholders for what is
     no text. media: what stands behind them, of models that take it: each content once, by the
     spans' digests. pooling: what vector the prompt is to become; None: tokens are wanted. sampling
-    has no meaning beside it.
+    has no meaning beside it. second_text_start: of an encoder's prompt that is a pair of texts, the
+    first token of the second one; 0: it is one text.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     content_spans: list[ContentSpan] = []
     pooling: PoolingParams | None = None
     media: list[MediaItem] = []
+    second_text_start: int = 0
 
     @property
     def known_token_ids(self) -> list[int]:
@@ -167,7 +169,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     holds of one request if that is less. has_prefix_cache: whether what one request computed can be
     found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
     takes, None where it has none. embedding: what vectors it gives, None for none. media: what it
-    takes in place of placeholders, None for nothing.
+    takes in place of placeholders, None for nothing. is_encoder_only: it reads whole texts and
+    generates none; it has no pages.
     """
 
     name: str
@@ -185,3 +188,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     encoder: EncoderInfo | None = None
     embedding: EmbeddingInfo | None = None
     media: MediaInfo | None = None
+    is_encoder_only: bool = False

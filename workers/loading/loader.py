@@ -17,6 +17,7 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
@@ -37,6 +38,7 @@ __all__ = [
     "LoadedModel",
     "ModelFacts",
     "check_servable",
+    "lease_weights",
     "load_model",
     "model_facts",
     "resolve_dtype",
@@ -148,7 +150,7 @@ _LOADERS: dict[str, Callable[[_LoadRequest], _Weights]] = {
 }
 
 
-def _lease_weights(config: EngineConfig, folder: Path, on_progress: OnProgress) -> WeightsLease:
+def lease_weights(config: EngineConfig, folder: Path, on_progress: OnProgress) -> WeightsLease:
     """On the node's copy where there is a cache, else on the model folder itself."""
     if config.weights_cache_dir is None or config.load_format == "dummy":
         return WeightsLease.of_source(folder)
@@ -172,7 +174,10 @@ def _no_progress(bytes_done: int, bytes_total: int) -> None:
 def check_servable(config: EngineConfig) -> None:
     """Raise ModelLoadError or ConfigError if config.model cannot run here, as far as its folder's
     small files tell. Reads no weights."""
-    _choose(config, _device_type_of(config))
+    if encoder_only_class(read_hf_config(resolve_model_folder(config.model))) is not None:
+        check_encoder_settings(config)
+    else:
+        _choose(config, _device_type_of(config))
     model_facts(config)
 
 
@@ -188,6 +193,8 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     cannot be served calls its limits does not matter."""
     hf_config = read_hf_config(resolve_model_folder(config.model))
     architecture = architecture_of(hf_config)
+    if encoder_only_class(hf_config) is not None:
+        raise ModelLoadError(f"{architecture} is an encoder alone and generates no text")
     return hf_config, choose_implementation(hf_config, architecture, config, device_type)
 
 
@@ -231,7 +238,7 @@ def load_model(
         tp.size,
     )
     shard = ShardContext(tp, dtype, device)
-    lease = _lease_weights(config, facts.folder, on_progress)
+    lease = lease_weights(config, facts.folder, on_progress)
     on_progress = _after(lease.bytes_awaited, on_progress)
     request = _LoadRequest(config, facts, hf_config, shard, lease, on_progress)
     weights = _LOADERS[implementation](request)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.loading.encoder_only import encoder_only_class, longest_text, read_text_info
 from workers.loading.pooling_config import read_embedding_info
 from workers.pooling.params import EmbeddingInfo
 
@@ -38,7 +39,7 @@ class ModelFacts:
 
     name: "builtin", "builtin-draft" or the folder's own name. max_context_len: the engine's limit,
     in tokens, prompt and output. eos_token_ids: ids that end a sequence, possibly none. embedding:
-    what vectors it gives, None for none.
+    what vectors it gives, None for none. is_encoder_only: it reads whole texts and generates none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelFacts:
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     embedding: EmbeddingInfo | None
+    is_encoder_only: bool = False
 
 
 def resolve_model_folder(model: str) -> Path:
@@ -192,6 +194,9 @@ def model_facts(config: EngineConfig) -> ModelFacts:
     """Facts of config.model without reading weights. Raises ModelLoadError or ConfigError."""
     folder = resolve_model_folder(config.model)
     hf_config = read_hf_config(folder)
+    encoder_class = encoder_only_class(hf_config)
+    if encoder_class is not None:
+        return _encoder_facts(config, folder, hf_config, encoder_class)
     is_builtin = config.model in ("builtin", "builtin-draft")
     return ModelFacts(
         name=config.model if is_builtin else folder.resolve().name,
@@ -201,4 +206,19 @@ def model_facts(config: EngineConfig) -> ModelFacts:
         max_context_len=resolve_max_context_len(hf_config, config.max_context_len),
         eos_token_ids=read_eos_token_ids(folder, hf_config),
         embedding=read_embedding_info(folder, hf_config, text_config_of(hf_config)),
+    )
+
+
+def _encoder_facts(
+    config: EngineConfig, folder: Path, hf_config: PreTrainedConfig, model_class: Any
+) -> ModelFacts:
+    return ModelFacts(
+        name=folder.resolve().name,
+        folder=folder,
+        architecture=architecture_of(hf_config),
+        vocab_size=_vocab_size(hf_config),
+        max_context_len=longest_text(folder, hf_config, model_class, config.max_context_len),
+        eos_token_ids=(),
+        embedding=read_text_info(folder, hf_config, model_class),
+        is_encoder_only=True,
     )

@@ -13,7 +13,7 @@ from workers.engine.media import MediaSpan
 from workers.engine.protocol import GenerateRequest
 from workers.errors import ErrorCode, RequestRejectedError
 from workers.kv_cache.radix_node import IntArray
-from workers.pooling.params import PoolingParams
+from workers.pooling.params import DECODER_POOLINGS, PoolingParams
 from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.content_keys import ContentKeys
 from workers.scheduler.encoder_read import EncoderRead
@@ -89,6 +89,10 @@ class Submission:
         else:
             _check_pooled(spec, spec.pooling, self._config.embedding_size)
         check_spans(spec.content_spans, len(spec.prompt_token_ids))
+        if spec.second_text_start:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST, "this model reads no pairs of texts", "second_text_start"
+            )
         spec.sampling.validate(self._config.vocab_size)
         spec.sampling.check_something_is_left(self._config.vocab_size, self._stop_ids(spec))
         encoder = self._read_of(spec)
@@ -216,6 +220,10 @@ def _check_unfinished(spec: GenerateRequest, max_total_len: int) -> None:
 
 def _check_pooled(spec: GenerateRequest, pooling: PoolingParams, embedding_size: int) -> None:
     pooling.validate(embedding_size)
+    if pooling.method not in DECODER_POOLINGS:
+        raise RequestRejectedError(
+            ErrorCode.INVALID_REQUEST, f"a decoder is not pooled by {pooling.method}", "pooling"
+        )
     for param, is_asked in (
         ("grammar", bool(spec.grammar)),
         ("resumed_token_ids", bool(spec.resumed_token_ids)),

@@ -55,9 +55,13 @@ class EmbeddingRequest(PooledParameters):
         is_normalised = False not in (self.normalize, self.use_activation)
         return embedding_request(
             prompts_of(self.input, self._text),
-            EmbeddingOptions(self.dimensions, is_normalised),
+            EmbeddingOptions(self.dimensions, is_normalised, self._task),
             **self.common_fields(request_id),
         )
+
+    @property
+    def _task(self) -> Literal["embed", "classify"] | None:
+        return "embed"
 
     def _text(self, text: str) -> EncodeText:
         return EncodeText(

@@ -13,8 +13,9 @@ class PooledParameters(StrictModel):
     """None means the default.
 
     truncate_prompt_tokens: keep that many tokens of an input, -1 as many as the model takes, of its
-    end or, with truncation_side "right", of its beginning. user changes nothing. priority,
-    cache_salt and request_id as for completions. Inputs are never padded.
+    end or, with truncation_side "right", of its beginning, which encoders keep without it. user
+    changes nothing. priority, cache_salt and request_id as for completions. Inputs are never padded
+    for a client.
     """
 
     model: str | None = None
@@ -28,10 +29,11 @@ class PooledParameters(StrictModel):
 
     def common_fields(self, request_id: str) -> RequestFields:
         """request_id: of the call, for a body without one of its own."""
+        side = self.truncation_side
         return {
             "model": self.model or "",
             "truncate_prompt_tokens": self.truncate_prompt_tokens,
-            "keeps_beginning": self.truncation_side == "right",
+            "keeps_beginning": None if side is None else side == "right",
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",
             "request_id": self.request_id or request_id,

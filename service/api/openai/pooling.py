@@ -1,4 +1,4 @@
-"""POST /pooling, shaped as vLLM's: the rows that a model pools, which here are its embeddings."""
+"""POST /pooling, shaped as vLLM's: the rows that a model pools, embeddings or scores of labels."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -12,9 +12,14 @@ from service.handler.generation import GenerationInfo
 
 
 class PoolingRequest(EmbeddingRequest):
-    """As for embeddings. task: what the rows are for; None means the same."""
+    """As for embeddings. task: what the rows are: "embed" vectors, "classify" a classifier's scores
+    of each text, a label each; None: what the model gives."""
 
-    task: Literal["embed"] | None = None
+    task: Literal["embed", "classify"] | None = None
+
+    @property
+    def _task(self) -> Literal["embed", "classify"] | None:
+        return self.task
 
 
 class PooledBody(Struct, frozen=True):

@@ -66,7 +66,8 @@ _SIDES = (
 
 class ScoreRequest(PooledParameters):
     """The texts of both sides, by one of four pairs of names. One text is scored with each of the
-    other side's, as many as those with theirs, in order. use_activation changes cosines in nothing.
+    other side's, as many as those with theirs, in order. use_activation (on by default) makes
+    scores of a classifier's logits and changes cosines in nothing.
     """
 
     queries: Texts | None = None
@@ -98,7 +99,7 @@ class ScoreRequest(PooledParameters):
 
 class RerankRequest(PooledParameters):
     """documents: texts, or objects with a text. top_n: how many of the best are told; 0, as None:
-    all. return_documents: on by default. use_activation changes cosines in nothing.
+    all. return_documents: on by default. use_activation as for scores.
     """
 
     query: str

@@ -50,7 +50,7 @@ NOT_IN_GRPC = {
     "embed_dtype": "there is only one",
     "endianness": "floats are binary",
     "padding": "changes nothing",
-    "use_activation": "another name of normalize; changes cosines in nothing",
+    "use_activation": "another name of normalize; scores come with their activation",
     "top_n": "who asks sorts the scores",
     "return_documents": "who asks has them",
     "structural_tag": "tools, reasoning and grammars say the same",

@@ -77,7 +77,7 @@ def test_special_tokens_are_shown_only_when_asked_for(loaded):
 
 @pytest.mark.parametrize(
     "decoder",
-    ['{"type": "WordPiece", "prefix": "##", "cleanup": true}', "null"],
+    ['{"type": "BPEDecoder", "suffix": "</w>"}', "null"],
 )
 def test_a_decoder_that_cannot_be_followed_is_refused_at_load(loaded, decoder):
     tokenizer, _ = loaded["byte_level"]

@@ -110,7 +110,7 @@ def test_a_metaspace_decoder_drops_what_stands_for_spaces_in_the_first_token(sch
         sequence(FUSE, {**STRIP, "content": "_"}),
         sequence({**REPLACE, "pattern": {"Regex": "a+"}}),
         sequence({"type": "ByteLevel"}, FUSE),
-        {"type": "WordPiece"},
+        sequence({"type": "WordPiece"}, FUSE),
     ],
 )
 def test_steps_in_another_order_or_of_another_kind_are_refused_by_name(decoder):

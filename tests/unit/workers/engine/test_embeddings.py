@@ -21,7 +21,7 @@ from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.errors import ErrorCode, RequestRejectedError
-from workers.pooling.params import Pooling, PoolingParams
+from workers.pooling.params import DECODER_POOLINGS, Pooling, PoolingParams
 from workers.pooling.vectors import unpack_vector
 from workers.runner import step_pieces
 from workers.runner.model_runner import ModelRunner
@@ -39,7 +39,7 @@ OTHERS = {
     "through transformers": THROUGH_TRANSFORMERS["gpt2"],
     "layers with windows": NATIVE["gemma2"],
 }
-RAW = {method: PoolingParams(method, is_normalised=False) for method in Pooling}
+RAW = {method: PoolingParams(method, is_normalised=False) for method in DECODER_POOLINGS}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def pooled(name: str, prompt: list[int], method: Pooling, **fields) -> GenerateR
     return GenerateRequest(name, prompt, NO_SAMPLING, pooling=RAW[method], **fields)
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("max_step_tokens", [7, 512])
 def test_vectors_are_those_of_transformers_batched_and_in_chunks(
@@ -100,7 +100,7 @@ def test_vectors_are_those_of_transformers_batched_and_in_chunks(
         np.testing.assert_allclose(result.embedding, vector, atol=MAX_ERROR)
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 @pytest.mark.parametrize("name", OTHERS)
 def test_models_of_other_kinds_too(tmp_path, name, method) -> None:
     folder = save_tiny_model(OTHERS[name], tmp_path)
@@ -113,7 +113,7 @@ def test_models_of_other_kinds_too(tmp_path, name, method) -> None:
         np.testing.assert_allclose(result.embedding, vector.numpy(), atol=MAX_ERROR)
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 def test_a_model_that_keeps_states_too(tmp_path, method) -> None:
     reference = save_state_model("falcon_h1", tmp_path)
     engine = Engine.from_config(config_of(tmp_path, max_step_tokens=16))
@@ -137,7 +137,7 @@ def test_a_folder_may_hold_the_body_alone(folder, expected, tmp_path) -> None:
         np.testing.assert_allclose(result.embedding, vector, atol=MAX_ERROR)
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 def test_a_prompt_alone_gives_the_same(folder, expected, method) -> None:
     engine = Engine.from_config(config_of(folder, enable_prefix_cache=False))
     for prompt, vector in zip(PROMPTS, expected[method], strict=True):
@@ -146,7 +146,7 @@ def test_a_prompt_alone_gives_the_same(folder, expected, method) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_cached_prefix_is_used_by_the_last_token_and_not_by_a_mean(
     folder, expected, method, page_size
@@ -193,7 +193,7 @@ def test_beside_requests_that_generate_both_get_what_they_get_alone(
     engine = Engine.from_config(config_of(folder, max_step_tokens=20, **settings))
     for index, prompt in enumerate(PROMPTS):
         engine.submit(GenerateRequest(f"text {index}", prompt, GREEDY))
-        for method in Pooling:
+        for method in DECODER_POOLINGS:
             engine.submit(pooled(f"{method} {index}", prompt, method))
     outputs = drain(engine)
     assert engine.stats().num_output_tokens == sum(map(len, texts))
@@ -201,14 +201,14 @@ def test_beside_requests_that_generate_both_get_what_they_get_alone(
     engine.close()
     for index, text in enumerate(texts):
         assert [t for one in outputs[f"text {index}"] for t in one.token_ids] == text
-        for method in Pooling:
+        for method in DECODER_POOLINGS:
             (output,) = outputs[f"{method} {index}"]
             np.testing.assert_allclose(
                 unpack_vector(output.embedding), expected[method][index], atol=MAX_ERROR
             )
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 def test_a_retracted_prompt_begins_anew(folder, expected, monkeypatch, method) -> None:
     forget, num_retracted = PooledRequest.forget_progress, []
 
@@ -242,7 +242,7 @@ def test_a_step_in_pieces_gives_the_same(folder, expected, monkeypatch, max_toke
         return launch(self, plan)
 
     monkeypatch.setattr(ModelRunner, "_launch", limited)
-    for method in Pooling:
+    for method in DECODER_POOLINGS:
         for result, vector in zip(embed(folder, RAW[method]), expected[method], strict=True):
             np.testing.assert_allclose(result.embedding, vector, atol=MAX_ERROR)
     assert num_refused
@@ -257,7 +257,7 @@ def test_what_no_memory_is_found_for_fails_alone(folder, expected, monkeypatch) 
         return launch(self, plan)
 
     monkeypatch.setattr(ModelRunner, "_launch", limited)
-    for method in Pooling:
+    for method in DECODER_POOLINGS:
         monkeypatch.setattr(step_pieces, "MIN_PIECE_TOKENS", 1000)
         *fine, failed = embed(folder, RAW[method])
         assert failed.error.code is ErrorCode.OUT_OF_MEMORY
@@ -266,7 +266,7 @@ def test_what_no_memory_is_found_for_fails_alone(folder, expected, monkeypatch) 
             np.testing.assert_allclose(result.embedding, vector, atol=MAX_ERROR)
 
 
-@pytest.mark.parametrize("method", Pooling)
+@pytest.mark.parametrize("method", DECODER_POOLINGS)
 def test_no_vector_has_anything_but_numbers(folder, method) -> None:
     engine = Engine.from_config(config_of(folder))
     broken = next(iter(engine._executor._run_step.__self__._model.parameters()))
@@ -281,13 +281,13 @@ def test_no_vector_has_anything_but_numbers(folder, method) -> None:
 def test_an_abort_returns_the_pages_at_any_moment(folder) -> None:
     for num_steps in range(6):
         engine = Engine.from_config(config_of(folder, max_step_tokens=16))
-        for method in Pooling:
+        for method in DECODER_POOLINGS:
             engine.submit(pooled(method, PROMPTS[-1], method))
         outputs = [one for _ in range(num_steps) for one in engine.step()]
-        for method in Pooling:
+        for method in DECODER_POOLINGS:
             engine.abort(method)
         outputs += [one for of_one in drain(engine).values() for one in of_one]
-        assert sorted(one.request_id for one in outputs) == sorted(Pooling)
+        assert sorted(one.request_id for one in outputs) == sorted(DECODER_POOLINGS)
         assert engine.stats().num_used_pages == 0
         engine.close()
 

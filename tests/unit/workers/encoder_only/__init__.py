@@ -1,0 +1,1 @@
+"""Tests of models that are an encoder alone."""
