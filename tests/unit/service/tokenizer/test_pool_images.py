@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from service.errors import ApiError, ApiErrorCode
 from service.images.files import ImageCeilings, ImageFile
+from service.tokenizer import pool as pool_module
 from service.tokenizer.fair_queue import Flow
 from service.tokenizer.jobs import EncodeChat, EncodeText
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
@@ -116,7 +117,9 @@ async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool):
     assert memory_bytes(pool, "VmHWM") - before < CEILINGS.memory_bytes
 
 
-async def test_an_image_that_takes_too_long_is_its_requests_fault(folder):
+async def test_an_image_that_takes_too_long_is_its_requests_fault(folder, monkeypatch):
+    """However little CPU a busy machine gave it."""
+    monkeypatch.setattr(pool_module, "_OWN_FAULT_CPU_SHARE", 0.01)
     file = jpeg_of_scans(80, 4096, 4096)
     pool = make_pool(folder, timeout_s=1.0)
     await pool.start()
