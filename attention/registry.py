@@ -10,6 +10,9 @@ from attention.backends import (
     torch_native,
     torch_native_fp8,
     torch_native_latent,
+    triton_fp8,
+    triton_latent,
+    triton_paged,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError
@@ -33,6 +36,9 @@ BACKEND_MODULES = (
     torch_native,
     torch_native_fp8,
     torch_native_latent,
+    triton_fp8,
+    triton_latent,
+    triton_paged,
 )
 
 __all__ = [

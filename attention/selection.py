@@ -48,18 +48,28 @@ class Preference:
     mla: tuple[str, ...]
 
 
+_ON_OTHER_GPUS = Preference(
+    mha=("triton", "triton_fp8", "torch_native", "torch_native_fp8"),
+    mla=("triton", "torch_native"),
+)
+
 PREFERENCES: dict[DeviceGeneration, Preference] = {
     DeviceGeneration.HOPPER: Preference(
-        mha=("fa3_triton", "fa3", "fa3_chunks", "fa3_fp8", "torch_native", "torch_native_fp8"),
+        mha=(
+            "fa3_triton",
+            "fa3",
+            "fa3_chunks",
+            "fa3_fp8",
+            "triton",
+            "triton_fp8",
+            "torch_native",
+            "torch_native_fp8",
+        ),
         # benchmarks/h200/latent_attention.py: fa3 decodes as fast or faster but for a few rows.
-        mla=("fa3", "flashmla", "torch_native"),
+        mla=("fa3", "flashmla", "triton", "torch_native"),
     ),
-    DeviceGeneration.BLACKWELL: Preference(
-        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
-    ),
-    DeviceGeneration.OTHER_GPU: Preference(
-        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
-    ),
+    DeviceGeneration.BLACKWELL: _ON_OTHER_GPUS,
+    DeviceGeneration.OTHER_GPU: _ON_OTHER_GPUS,
     DeviceGeneration.NO_GPU: Preference(
         mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
     ),

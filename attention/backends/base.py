@@ -13,6 +13,7 @@ from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection
+from attention.visibility import VisibilityKind
 
 
 class AttentionBackend(ABC):
@@ -52,6 +53,10 @@ class AttentionBackend(ABC):
         kind = forward_batch.visibility.kind
         if kind not in self.capability.visibilities:
             raise AttentionBackendError(f"{self.capability.name} has no {kind}; torch_native has")
+        if kind is VisibilityKind.ITEMS and self.config.bounded_retentions:
+            # Tokens of an item stand before their places, by which accounts let go of tokens.
+            kept = ", ".join(retention.name for retention in self.config.bounded_retentions)
+            raise AttentionBackendError(f"accounts that let go of the prefix have no items: {kept}")
 
     @abstractmethod
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:

@@ -18,7 +18,11 @@ from attention.backends.flash_attention_metadata import (
     StepFacts,
     metadata_of,
 )
-from attention.backends.flash_attention_steps import AccountTables, FlashAttentionSteps
+from attention.backends.flash_attention_steps import (
+    AccountTables,
+    FlashAttentionSteps,
+    accounts_by_window,
+)
 from attention.backends.mixed_batches import (
     MAX_PROMPT_TOKENS_PER_DECODE_ROW,
     MIN_DECODE_ROWS,
@@ -102,7 +106,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         self._kernels = load_flash_attention_3()
         self._check(config, self._kernels)
         self._triton = load_triton_kernels()
-        self._accounts = _accounts_by_window(config)
+        self._accounts = accounts_by_window(config)
         self._planning_layers = _first_layers(config)
         self._metadata: dict[int, FlashAttentionMetadata] = {}
         self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
@@ -339,15 +343,6 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     capability: BackendCapability = replace(
         FlashAttentionBackend.capability, name="fa3_deterministic", has_mla=False
     )
-
-
-def _accounts_by_window(config: AttentionConfig) -> dict[int, int]:
-    """Of layers without chunks: which account has a window's tokens, -1 being all."""
-    return {
-        layer.sliding_window_size: config.account_of(layer_id)
-        for layer_id, layer in enumerate(config.layers)
-        if layer.chunk_size <= 0 and not layer.max_encoder_tokens
-    }
 
 
 def _first_layers(config: AttentionConfig) -> frozenset[int]:

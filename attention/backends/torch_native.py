@@ -83,6 +83,7 @@ class TorchNativeBackend(AttentionBackend):
         self._metadata: TorchNativeMetadata | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        self.check_visibility(forward_batch)
         self._metadata = self._planner.plan(forward_batch)
 
     def forward(

@@ -126,6 +126,7 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         self._metadata: LatentMetadata | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        self.check_visibility(forward_batch)
         num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
         seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
         first_tokens = np.cumsum(num_new) - num_new

@@ -20,7 +20,6 @@ from attention.backends.torch_native_rows import (
     decode_rows_of,
     seen_row,
 )
-from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerKind
 from attention.forward_batch import ForwardBatch
 from attention.kernels.torch_decode import DecodeRows
@@ -123,8 +122,6 @@ class TorchNativePlanner:
         # Tokens of an item stand before their places: a shared prefix stays in sight of them.
         is_whole = isinstance(visibility, Items)
         first_key = 0 if is_whole else retention.first_visible(seq_len - num_new)
-        if is_whole and account:
-            raise AttentionBackendError(f"{retention.name} lets go of the prefix that items share")
         table = self._tables[account][:, first_key:seq_len]
         whole = ExtendRow(
             first_token=first_token,

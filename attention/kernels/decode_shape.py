@@ -5,11 +5,14 @@ Numbers only: no tensor, no device and no Triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _MIN_TILE = 16  # of a tensor-core product
 _WIDE_HEAD_DIM = 128
+_MIN_STAGES = 2
+_ELEMENT_BYTES = 2
+_RESERVED_BYTES = 3 << 10  # of shared memory: the driver's own and a compiler's sums
 _FEW_ROWS = 16
 _MAX_JOINED_CHUNKS = 16
 _MAX_JOINED_ELEMENTS = 4096
@@ -19,7 +22,8 @@ _MAX_FUSED_GROUP = 16
 
 class DecodeShape(NamedTuple):
     """What a decode kernel is compiled for. group: query heads a KV head. tile_*: padded to what
-    the hardware multiplies. partial_size: float32 elements of a chunk's partial result."""
+    the hardware multiplies. partial_size: float32 elements of a chunk's partial result.
+    is_dependent: the kernel starts while its predecessor ends."""
 
     kv_heads: int
     group: int
@@ -35,6 +39,7 @@ class DecodeShape(NamedTuple):
     tile_dim: int
     block_chunks: int
     partial_size: int
+    is_dependent: bool
 
 
 class FrontShape(NamedTuple):
@@ -89,7 +94,12 @@ class DecodeGeometry:
         return self.kv_heads * self.group
 
     def shape(
-        self, block_keys: int, has_window: bool, has_cap: bool, has_sinks: bool
+        self,
+        block_keys: int,
+        has_window: bool,
+        has_cap: bool,
+        has_sinks: bool,
+        is_dependent: bool,
     ) -> DecodeShape:
         """The kernel for layers with or without a window, a logit cap and sinks."""
         tile_group = next_power_of_2(self.group)
@@ -111,6 +121,7 @@ class DecodeGeometry:
                 1, min(_MAX_JOINED_CHUNKS, _MAX_JOINED_ELEMENTS // (tile_group * tile_dim))
             ),
             partial_size=self.group * (self.head_dim + 2),
+            is_dependent=is_dependent,
         )
 
 
@@ -134,6 +145,31 @@ def measured_tuning(geometry: DecodeGeometry, num_rows: int) -> DecodeTuning:
         block_keys=block_keys,
         num_stages=4,
     )
+
+
+def fitting_tuning(geometry: DecodeGeometry, num_rows: int, shared_bytes: int) -> DecodeTuning:
+    """measured_tuning with fewer blocks on their way at once, and smaller ones, where a program has
+    no more than shared_bytes of shared memory."""
+    tuning = measured_tuning(geometry, num_rows)
+    while decode_shared_bytes(geometry, tuning) > shared_bytes:
+        if tuning.num_stages > _MIN_STAGES:
+            tuning = replace(tuning, num_stages=tuning.num_stages - 1)
+        elif tuning.block_keys > _MIN_TILE:
+            tuning = replace(tuning, block_keys=tuning.block_keys // 2)
+        else:
+            raise ValueError(f"no tiles of heads of {geometry.head_dim} fit {shared_bytes} bytes")
+    return tuning
+
+
+def decode_shared_bytes(geometry: DecodeGeometry, tuning: DecodeTuning) -> int:
+    """At most what a compiled program takes: blocks of K and V on their way, its queries and a
+    block's weights."""
+    shape = geometry.shape(tuning.block_keys, True, True, True, True)
+    # A block leaves its place when its own turn begins.
+    num_blocks = max(1, tuning.num_stages - 1)
+    blocks = num_blocks * tuning.block_keys * 2 * shape.tile_dim
+    own = shape.tile_rows * (shape.tile_dim + tuning.block_keys)
+    return (blocks + own) * _ELEMENT_BYTES + _RESERVED_BYTES
 
 
 def next_power_of_2(value: int) -> int:

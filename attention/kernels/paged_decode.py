@@ -17,11 +17,10 @@ from attention.kernels.decode_shape import (
     FrontShape,
     next_power_of_2,
 )
+from attention.kernels.gpu_limits import gpu_limits
 from attention.kernels.providers import load_decode_kernels
 from attention.qkv_projection import QKVProjection
 
-DEPENDENT_LAUNCH = True
-"""Start a kernel while its predecessor ends; each waits for it before it uses its results."""
 _PLAN_HEADER = 8
 _CHUNK_FIELDS = 8
 _UNLIMITED = 1 << 30
@@ -64,7 +63,15 @@ class PagedDecode:
         self._geometry = geometry
         self._tuning_of = tuning_of
         self._kernels = load_decode_kernels()
-        self._num_multiprocessors = num_multiprocessors(device)
+        limits = gpu_limits(device)
+        self._num_multiprocessors = limits.num_multiprocessors
+        # Start a kernel while its predecessor ends; each waits before it uses its results.
+        self._is_dependent = limits.has_dependent_launch
+
+    @property
+    def can_fuse_projection(self) -> bool:
+        """Whether there is a kernel from the projection on: it starts while the projection ends."""
+        return self._is_dependent and self._geometry.can_fuse_projection
 
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
         """cache_seqlens int32 (bs,), bs >= 1; sliding_window_size: -1 for none. One launch."""
@@ -92,8 +99,9 @@ class PagedDecode:
             kv_heads=kv_heads,
             block_rows=block_rows,
             compared_rows=compared_rows,
+            is_dependent=self._is_dependent,
             num_warps=_PLAN_WARPS,
-            launch_pdl=DEPENDENT_LAUNCH,
+            launch_pdl=self._is_dependent,
         )
         return DecodePlan(plan, max_items, window, tuning)
 
@@ -129,7 +137,7 @@ class PagedDecode:
             shape=shape,
             num_warps=plan.tuning.num_warps,
             num_stages=plan.tuning.num_stages,
-            launch_pdl=DEPENDENT_LAUNCH,
+            launch_pdl=self._is_dependent,
         )
         return out
 
@@ -146,7 +154,7 @@ class PagedDecode:
         tensor (bs,). A row's position is its number of keys less one.
 
         The plan and the page table must be complete before the launch that comes before this one
-        begins: they are read while that one still runs. Needs geometry.can_fuse_projection.
+        begins: they are read while that one still runs. Needs can_fuse_projection.
         """
         shape = self._shape(plan, rule)
         projected, rotation = projection.partials, projection.rotation
@@ -188,7 +196,7 @@ class PagedDecode:
             front=front,
             num_warps=plan.tuning.num_warps,
             num_stages=plan.tuning.num_stages,
-            launch_pdl=DEPENDENT_LAUNCH,
+            launch_pdl=self._is_dependent,
         )
         return out
 
@@ -198,6 +206,7 @@ class PagedDecode:
             plan.window < _UNLIMITED,
             rule.logit_cap > 0.0,
             rule.sinks is not None,
+            self._is_dependent,
         )
 
 
@@ -205,7 +214,3 @@ def _partials(plan: DecodePlan, shape: DecodeShape, device: torch.device) -> tor
     """Room for a partial result of every chunk and KV head."""
     size = plan.max_items * shape.kv_heads * shape.partial_size
     return torch.empty(size, dtype=torch.float32, device=device)
-
-
-def num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

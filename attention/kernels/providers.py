@@ -76,6 +76,14 @@ class DecodeKernels:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendKernels:
+    """The kernels of rows with any number of new tokens, to be launched as kernel[grid](...)."""
+
+    attend_extend: Any
+    join_splits: Any
+
+
+@dataclass(frozen=True, slots=True)
 class FlashAttention3Package:
     """A distribution and the module in it that holds the kernels."""
 
@@ -157,6 +165,24 @@ def load_decode_kernels() -> DecodeKernels:
         attend_chunk=decode.attend_chunk_kernel,
         attend_projected=decode.attend_projected_kernel,
     )
+
+
+def load_extend_kernels() -> ExtendKernels:
+    """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
+    _import("triton", TRITON_INSTALL)
+    extend = importlib.import_module("attention.kernels.triton_extend")
+    return ExtendKernels(
+        attend_extend=extend.attend_extend_kernel, join_splits=extend.join_splits_kernel
+    )
+
+
+def probe_triton() -> BackendProbe:
+    """Whether Triton imports here."""
+    try:
+        load_triton_kernels()
+    except AttentionBackendError as error:
+        return BackendProbe(is_available=False, missing=str(error))
+    return BackendProbe(is_available=True)
 
 
 def _open(package: FlashAttention3Package, module: ModuleType) -> FlashAttention3:

@@ -39,8 +39,9 @@ def _attend_chunk(  # noqa: PLR0913
     shape: tl.constexpr,
 ) -> None:
     """Program (KV head, chunk). Arguments as PagedDecode.attend passes them."""
-    gdc_launch_dependents()
-    gdc_wait()
+    if shape.is_dependent:
+        gdc_launch_dependents()
+        gdc_wait()
     item, head = tl.program_id(1), tl.program_id(0)
     row, start, stop, num_chunks, first_item, seq_len = read_chunk(plan, item)
     if item < tl.load(plan):

@@ -61,9 +61,11 @@ def _plan_chunks(  # noqa: PLR0913
     kv_heads: tl.constexpr,
     block_rows: tl.constexpr,
     compared_rows: tl.constexpr,
+    is_dependent: tl.constexpr,
 ) -> None:
     """One program. The rows of the longest chunks come first: what starts last ends soonest."""
-    gdc_wait()
+    if is_dependent:
+        gdc_wait()
     rows = tl.arange(0, block_rows)
     is_row = rows < num_rows
     seq_lens = tl.load(cache_seqlens + rows, mask=is_row, other=0)

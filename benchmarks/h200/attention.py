@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from attention.backends.flash_attention import (
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.backends.triton_fp8 import Fp8TritonBackend
+from attention.backends.triton_paged import TritonBackend
 from attention.hardware import H200
 from attention.kernels.providers import load_triton_kernels
 from benchmarks.h200.attention_steps import (
@@ -63,6 +65,16 @@ BACKENDS: dict[str, type[GraphAttentionBackend]] = {
     "fa3_triton": TRITON,
 }
 PAIR = {"fa3": FA3, "fa3_triton": TRITON}
+OWN = {"fa3": FA3, "triton": TritonBackend}
+OWN_DECODES = (Work(1, 4096, 1), Work(64, 4096, 1))
+OWN_PREFILLS = (
+    Work(64, 0, 1024),
+    Work(1, 0, 8192),
+    Work(1, 32768, 1024),
+    Work(8, 4096, 256),
+    Work(1, 4096, 8),
+    Work(64, 4096, 8),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +174,33 @@ def prefill_pages() -> Iterable[Line]:
             yield prefill(f"page size {size}", Setup(FA3, page_size=size), work)
 
 
+def own_kernels() -> Iterable[Line]:
+    """`triton` beside fa3, each pair in one run: decode, prompts, prompts and drafts on prefixes.
+    What fraction of fa3's rate it reaches stands behind its line."""
+    for measure, works in ((decode, OWN_DECODES), (prefill, OWN_PREFILLS)):
+        for work in works:
+            theirs, ours = (measure(name, Setup(backend), work) for name, backend in OWN.items())
+            yield theirs
+            reached = theirs.microseconds / ours.microseconds
+            yield replace(ours, variant=f"triton, {reached:.2f} of fa3")
+
+
+def own_kernels_fp8() -> Iterable[Line]:
+    fp8 = {"fa3_fp8": Fp8FlashAttentionBackend, "triton_fp8": Fp8TritonBackend}
+    for name, backend in fp8.items():
+        setup = Setup(backend, kv_dtype=torch.float8_e4m3fn)
+        for work in OWN_DECODES:
+            yield decode(name, setup, work)
+        for work in OWN_PREFILLS:
+            yield prefill(name, setup, work)
+
+
+def own_kernels_heads() -> Iterable[Line]:
+    for heads in (Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4, 8)):
+        for name, backend in OWN.items():
+            yield prefill(f"{name}, {heads}", Setup(backend, heads), Work(64, 0, 1024))
+
+
 def prefill_heads() -> Iterable[Line]:
     work = Work(1, 0, 8192)
     for heads in (Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4)):
@@ -201,6 +240,9 @@ TABLES: dict[str, Callable[[], Iterable[Line]]] = {
         decode_heads,
         decode_tensor_parallel,
         decode_fp8,
+        own_kernels,
+        own_kernels_fp8,
+        own_kernels_heads,
         prefill_pages,
         prefill_heads,
         around,

@@ -1,6 +1,6 @@
 """FlashAttention-3 on one H200 over batch, length, page size, heads and cache type, as Markdown.
 
-    python3 -m benchmarks.h200.attention_grid [--full] [--backend fa3|fa3_triton] > grid.md
+    python3 -m benchmarks.h200.attention_grid [--full] [--backend fa3|fa3_triton|triton] > grid.md
 
 Without --full each axis is walked alone from one base point (Llama-3.1-8B's heads, page size
 128, bf16), in about a minute; with it every page size meets every head shape and cache type.
@@ -21,6 +21,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.backends.triton_paged import TritonBackend
 from attention.hardware import H200
 from benchmarks.h200.attention_steps import (
     Heads,
@@ -41,6 +42,7 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 BF16_BACKENDS: dict[str, type[GraphAttentionBackend]] = {
     "fa3": FlashAttentionBackend,
     "fa3_triton": TritonDecodeFlashAttentionBackend,
+    "triton": TritonBackend,
 }
 
 DECODES = tuple(

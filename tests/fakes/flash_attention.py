@@ -40,6 +40,10 @@ class FakePagedDecode:
         self.geometry = geometry
         self.tuning_of = tuning_of
 
+    @property
+    def can_fuse_projection(self) -> bool:
+        return self.geometry.can_fuse_projection
+
     def plan(self, cache_seqlens: torch.Tensor, sliding_window_size: int) -> DecodePlan:
         tuning = self.tuning_of(len(cache_seqlens))
         return DecodePlan(cache_seqlens.clone(), 0, sliding_window_size, tuning)

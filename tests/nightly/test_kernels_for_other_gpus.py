@@ -1,5 +1,6 @@
 """Every GEMM worth timing and every other kernel of a step, compiled for every kind of GPU."""
 
+import itertools
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -9,6 +10,17 @@ import pytest
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
+from attention.kernels.decode_shape import decode_shared_bytes
+from tests.fakes.attention_targets import (
+    DECODE_HEADS,
+    EXTEND_HEADS,
+    KINDS,
+    NEW_TOKENS,
+    decode_variants,
+    extend_variant,
+    join_variant,
+    limits_of,
+)
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
 
@@ -46,3 +58,39 @@ def test_products_of_experts_fit(capability) -> None:
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
 def test_what_a_step_launches_beside_gemms_fits(capability, name) -> None:
     assert OTHERS[name].compile_for(capability).metadata.shared <= SHARED_BYTES[capability]
+
+
+def attention_bytes(capability, case):
+    """(the case, what its extend kernel takes, what its launcher expects at most)."""
+    heads, num_new, kind = case
+    geometry, limits, is_tree = EXTEND_HEADS[heads], limits_of(capability), kind == "tree"
+    tiles = geometry.tiles(num_new, limits, is_tree)
+    compiled = extend_variant(geometry, tiles, kind).compile_for(capability)
+    return case, compiled.metadata.shared, geometry.shared_bytes(tiles, limits, is_tree)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+def test_every_extend_kernel_fits_what_its_launcher_expects(capability) -> None:
+    cases = list(itertools.product(EXTEND_HEADS, NEW_TOKENS, KINDS))
+    context = get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as processes:
+        for case, taken, expected in processes.map(partial(attention_bytes, capability), cases):
+            assert taken <= expected <= SHARED_BYTES[capability], case
+
+
+@pytest.mark.parametrize("heads", EXTEND_HEADS)
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+def test_joining_parts_fits(capability, heads) -> None:
+    compiled = join_variant(EXTEND_HEADS[heads]).compile_for(capability)
+    assert compiled.metadata.shared <= SHARED_BYTES[capability]
+
+
+@pytest.mark.parametrize("num_rows", [1, 64])
+@pytest.mark.parametrize("heads", DECODE_HEADS)
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+def test_decode_kernels_fit_what_their_launcher_expects(capability, heads, num_rows) -> None:
+    geometry = DECODE_HEADS[heads]
+    tuning, plan, chunk = decode_variants(geometry, num_rows, capability)
+    assert plan.compile_for(capability).metadata.shared <= SHARED_BYTES[capability]
+    assert chunk.compile_for(capability).metadata.shared <= decode_shared_bytes(geometry, tuning)

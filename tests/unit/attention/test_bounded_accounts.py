@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attention import LayerAttentionConfig
-from attention.backends import flash_attention, flash_attention_triton
+from attention.backends import flash_attention, triton_decoder
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
@@ -44,7 +44,7 @@ LAYERS = {
 def fake_kernels(monkeypatch):
     monkeypatch.setattr(flash_attention, "load_flash_attention_3", fake_flash_attention_3)
     monkeypatch.setattr(flash_attention, "load_triton_kernels", fake_triton_kernels)
-    monkeypatch.setattr(flash_attention_triton, "PagedDecode", FakePagedDecode)
+    monkeypatch.setattr(triton_decoder, "PagedDecode", FakePagedDecode)
 
 
 def windowed(rows, layer, page_size) -> AttentionCase:
@@ -100,7 +100,9 @@ def test_drafts_and_encoders_see_no_page_that_was_given_back(page_size, make):
 
 def test_items_are_refused_where_the_account_lets_go_of_their_prefix():
     case = build_visible(windowed(STEPS["extend"], LAYERS["window"], 16).spec, items)
-    with pytest.raises(AttentionBackendError, match="lets go of the prefix"):
+    with pytest.raises(
+        AttentionBackendError, match="let go of the prefix have no items: window_24"
+    ):
         with_account(case).run(TorchNativeBackend)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention import ForwardBatch, LayerAttentionConfig
-from attention.backends import flash_attention, flash_attention_triton
+from attention.backends import flash_attention, triton_decoder
 from attention.backends.flash_attention import (
     DeterministicFlashAttentionBackend,
     FlashAttentionBackend,
@@ -60,7 +60,7 @@ LAYERS = {
 def fake_kernels(monkeypatch):
     monkeypatch.setattr(flash_attention, "load_flash_attention_3", fake_flash_attention_3)
     monkeypatch.setattr(flash_attention, "load_triton_kernels", fake_triton_kernels)
-    monkeypatch.setattr(flash_attention_triton, "PagedDecode", FakePagedDecode)
+    monkeypatch.setattr(triton_decoder, "PagedDecode", FakePagedDecode)
     monkeypatch.setattr(cuda_kv_pool, "load_triton_kernels", fake_triton_kernels)
 
 

@@ -9,6 +9,7 @@ from attention import LayerAttentionConfig
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.torch_native_fp8 import Fp8TorchNativeBackend
+from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.fp8_kv_pool import E4M3_MAX, Fp8MHATokenToKVPool
@@ -135,10 +136,11 @@ def test_an_fp8_cache_is_served_on_the_cpu_by_its_own_backend():
 
 @pytest.mark.parametrize(
     ("probe", "expected"),
-    [(BackendProbe(True), "fa3_fp8"), (BackendProbe(False, "sgl_kernel"), "torch_native_fp8")],
+    [(BackendProbe(True), "fa3_fp8"), (BackendProbe(False, "sgl_kernel"), "triton_fp8")],
 )
 def test_hopper_takes_the_fp8_kernel_and_says_when_it_is_not_there(monkeypatch, probe, expected):
     monkeypatch.setattr(Fp8FlashAttentionBackend, "probe", classmethod(lambda cls: probe))
+    monkeypatch.setattr(TritonBackend, "probe", classmethod(lambda cls: BackendProbe(True)))
     needs = AttentionNeeds(torch.bfloat16, FP8, needs_sliding_window=True, needs_sinks=True)
     choice = select_attention_backend(None, HOPPER, needs)
     assert choice.name == expected

@@ -8,6 +8,7 @@ import torch
 
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
+from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.memory.layout import LatentEntry
 from attention.registration import BackendRegistry
@@ -28,6 +29,7 @@ from tests.unit.attention.cases import CaseSpec, build_case, rows_of
 
 CPU = DeviceFacts("cpu", "CPU", None)
 AMPERE = DeviceFacts("cuda", "A100", (8, 0))
+ADA = DeviceFacts("cuda", "L4", (8, 9))
 HOPPER = DeviceFacts("cuda", "H200", (9, 0))
 BLACKWELL = DeviceFacts("cuda", "B200", (10, 0))
 CONSUMER_BLACKWELL = DeviceFacts("cuda", "RTX PRO 6000", (12, 0))
@@ -72,6 +74,8 @@ def every_backend(*instead):
         fake_backend("fa3", has_mla=True),
         fake_backend("fa3_chunks"),
         fake_backend("fa3_fp8"),
+        fake_backend("triton", has_mla=True),
+        fake_backend("triton_fp8"),
         fake_backend("torch_native", **NATIVE),
         fake_backend("torch_native_fp8", **NATIVE),
     ]
@@ -102,14 +106,15 @@ def test_kernels_for_latents_are_built_for_some_sizes(latent, obstacle):
     ("device", "needs_mla", "expected"),
     [
         (CPU, False, "torch_native"),
-        (AMPERE, False, "torch_native"),
-        (AMPERE, True, "torch_native"),
+        (AMPERE, False, "triton"),
+        (AMPERE, True, "triton"),
+        (ADA, False, "triton"),
         (HOPPER, False, "fa3_triton"),
         (HOPPER, True, "fa3"),
-        (BLACKWELL, False, "torch_native"),
-        (BLACKWELL, True, "torch_native"),
-        (CONSUMER_BLACKWELL, False, "torch_native"),
-        (CONSUMER_BLACKWELL, True, "torch_native"),
+        (BLACKWELL, False, "triton"),
+        (BLACKWELL, True, "triton"),
+        (CONSUMER_BLACKWELL, False, "triton"),
+        (CONSUMER_BLACKWELL, True, "triton"),
     ],
 )
 def test_automatic_choice_follows_generation_and_attention_kind(device, needs_mla, expected):
@@ -135,6 +140,28 @@ def test_hoppers_own_backends_are_chosen_by_the_models_heads(
     choice = select_attention_backend(None, HOPPER, needs)
     assert choice.name == expected
     assert choice.page_size == 128
+
+
+@pytest.mark.parametrize(
+    ("device", "kv_dtype", "needs_mla", "expected"),
+    [
+        (DeviceFacts("cuda", "T4", (7, 5)), torch.bfloat16, False, "torch_native"),
+        (AMPERE, torch.bfloat16, False, "triton"),
+        (AMPERE, torch.bfloat16, True, "triton"),
+        (DeviceFacts("cuda", "A10", (8, 6)), torch.float8_e4m3fn, False, "triton_fp8"),
+        (HOPPER, torch.bfloat16, False, "triton"),
+        (BLACKWELL, torch.bfloat16, True, "triton"),
+        (CONSUMER_BLACKWELL, torch.float8_e4m3fn, False, "triton_fp8"),
+    ],
+)
+def test_where_fa3_does_not_run_our_own_kernels_do(
+    monkeypatch, device, kv_dtype, needs_mla, expected
+):
+    missing = BackendProbe(False, "sgl_kernel")
+    monkeypatch.setattr(FlashAttentionBackend, "probe", classmethod(lambda cls: missing))
+    monkeypatch.setattr(TritonBackend, "probe", classmethod(lambda cls: BackendProbe(True)))
+    needs = AttentionNeeds(torch.bfloat16, kv_dtype, needs_mla=needs_mla)
+    assert select_attention_backend(None, device, needs).name == expected
 
 
 def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(caplog):

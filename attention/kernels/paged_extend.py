@@ -1,0 +1,196 @@
+"""Launches the Triton extend kernel: rows with any number of new tokens, one launch a layer.
+
+One more launch joins the parts where few tiles would leave multiprocessors idle and several
+programs share a tile's keys. Knows the geometry of one rank's heads and the device's limits, no
+batch and no pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attention.kernels.decode_shape import next_power_of_2
+from attention.kernels.extend_shape import ExtendGeometry, ExtendShape, ExtendTiles
+from attention.kernels.gpu_limits import GpuLimits
+from attention.kernels.paged_decode import ScoreRule
+from attention.kernels.providers import load_extend_kernels
+from attention.visibility import Everything, Items, Tree, Visibility
+
+_PROGRAMS_PER_MULTIPROCESSOR = 2
+_MIN_SPLIT_KEYS = 256
+_MAX_SPLITS = 32
+_JOIN_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRows:
+    """A step's rows. cu_seqlens_q int32 (bs + 1,): where each row's new tokens begin in the step.
+    cache_seqlens int32 (bs,): its keys, the new tokens' included. page_table int32 (bs, >= pages of
+    the longest row), every entry a page that exists. max_new_tokens, max_keys: of a row, at most.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cache_seqlens: torch.Tensor
+    page_table: torch.Tensor
+    max_new_tokens: int
+    max_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenKeys:
+    """What new tokens see. window: most recent positions, their own included; -1 for all.
+    positions: int64 (num_tokens,), read of trees and items with windows only."""
+
+    visibility: Visibility
+    window: int
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKeys:
+    """K and V (num_pages, page_size, kv_heads, head_dim | v_head_dim), contiguous; V is K where
+    they are latents. scales: float32 (2,), K's and V's, where they are bytes of e4m3."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """grid: tiles, KV heads, parts of a tile's keys."""
+
+    shape: ExtendShape
+    tiles: ExtendTiles
+    grid: tuple[int, int, int]
+
+
+class PagedExtend:
+    """Attention over pages of one geometry on one device."""
+
+    def __init__(self, geometry: ExtendGeometry, limits: GpuLimits) -> None:
+        """ValueError where no tiles fit the device."""
+        self._geometry = geometry
+        self._limits = limits
+        self._kernels = load_extend_kernels()
+        geometry.tiles(1, limits)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: PagedKeys,
+        rows: ExtendRows,
+        seen: SeenKeys,
+        rule: ScoreRule,
+        out: torch.Tensor,
+        q_rope: torch.Tensor | None = None,
+    ) -> None:
+        """Fill out (num_tokens, q_heads, v_head_dim), contiguous, in tokens of the rows; those of
+        rows without keys with zeros.
+
+        q: (num_tokens, q_heads, head_dim), its heads dense; q_rope: as q, of the rotated part,
+        where K is latents.
+        """
+        if len(q) == 0 or len(rows.cache_seqlens) == 0:
+            return
+        launch = self._launch(len(q), rows, seen, rule)
+        partials = self._partials(launch, q)
+        unused = rows.cache_seqlens
+        rope = q if q_rope is None else q_rope
+        self._kernels.attend_extend[launch.grid](
+            q,
+            q.stride(0),
+            rope,
+            rope.stride(0),
+            keys.k,
+            keys.v,
+            rows.page_table,
+            rows.page_table.stride(0),
+            rows.cu_seqlens_q,
+            rows.cache_seqlens,
+            seen.positions,
+            *_masks(seen.visibility, unused),
+            unused if keys.scales is None else keys.scales,
+            q if rule.sinks is None else rule.sinks,
+            out if partials is None else partials,
+            out,
+            len(rows.cache_seqlens),
+            len(q),
+            max(seen.window, 0),
+            rule.scaling,
+            rule.logit_cap,
+            shape=launch.shape,
+            num_warps=self._geometry.num_warps(launch.tiles),
+            num_stages=launch.tiles.num_stages,
+        )
+        if partials is not None:
+            self._join(partials, rows, launch, rule, out)
+
+    def _launch(
+        self, num_tokens: int, rows: ExtendRows, seen: SeenKeys, rule: ScoreRule
+    ) -> _Launch:
+        geometry, limits, visibility = self._geometry, self._limits, seen.visibility
+        is_tree = isinstance(visibility, Tree)
+        tiles = geometry.tiles(rows.max_new_tokens, limits, is_tree)
+        # A row begins a tile of its own: see find_tile.
+        num_tiles = num_tokens * geometry.group // tiles.tile_rows + len(rows.cache_seqlens)
+        num_splits = 1
+        if not isinstance(visibility, Items):
+            wanted = limits.num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
+            wanted //= num_tiles * geometry.kv_heads
+            num_splits = max(1, min(wanted, rows.max_keys // _MIN_SPLIT_KEYS, _MAX_SPLITS))
+        shape = geometry.shape(
+            tiles,
+            has_window=seen.window > 0,
+            has_cap=rule.logit_cap > 0.0,
+            has_sinks=rule.sinks is not None,
+            is_tree=is_tree,
+            is_items=isinstance(visibility, Items),
+            is_everything=isinstance(visibility, Everything),
+            is_split=num_splits > 1,
+        )
+        return _Launch(shape, tiles, (num_tiles, geometry.kv_heads, num_splits))
+
+    def _partials(self, launch: _Launch, q: torch.Tensor) -> torch.Tensor | None:
+        """Room for a maximum, a sum and values of every part, new token and query head."""
+        if not launch.shape.is_split:
+            return None
+        size = launch.grid[2], len(q), self._geometry.num_q_heads, self._geometry.v_head_dim + 2
+        return torch.empty(size, dtype=torch.float32, device=q.device)
+
+    def _join(
+        self,
+        partials: torch.Tensor,
+        rows: ExtendRows,
+        launch: _Launch,
+        rule: ScoreRule,
+        out: torch.Tensor,
+    ) -> None:
+        num_splits, num_tokens, num_heads, _ = partials.shape
+        self._kernels.join_splits[(num_tokens, num_heads)](
+            partials,
+            rows.cu_seqlens_q,
+            partials if rule.sinks is None else rule.sinks,
+            out,
+            len(rows.cache_seqlens),
+            num_tokens,
+            num_splits,
+            block_splits=next_power_of_2(num_splits),
+            shape=launch.shape,
+            num_warps=_JOIN_WARPS,
+        )
+
+
+def _masks(
+    visibility: Visibility, unused: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """masks, mask_starts, shared_keys and first_own, as the kernel names them."""
+    match visibility:
+        case Tree(mask=mask, starts=starts):
+            return mask.view(torch.uint8), starts, unused, unused
+        case Items(shared_keys=shared, first_own=own):
+            return unused, unused, shared, own
+        case _:
+            return unused, unused, unused, unused
