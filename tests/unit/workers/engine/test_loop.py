@@ -227,16 +227,19 @@ class PreparingEngine(FakeEngine):
 
 
 class HeldEngine(FakeEngine):
-    """Its steps begin when the test says so."""
+    """It takes as many steps as the test lets it take."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.steps = threading.Semaphore(0)
 
     def step(self):
-        assert self.begins.wait(WAIT_S)
+        assert self.steps.acquire(timeout=WAIT_S)
         return super().step()
 
 
 def test_a_request_counts_as_waiting_from_its_submission_on(sink) -> None:
     engine = HeldEngine(default_max_tokens=10_000)
-    engine.begins = threading.Event()
     loop = EngineLoop(engine, sink.on_outputs, sink.on_failure)
     loop.start()
     try:
@@ -246,11 +249,11 @@ def test_a_request_counts_as_waiting_from_its_submission_on(sink) -> None:
         loop.abort(["nobody"])
         assert (loop.stats().num_running, loop.stats().num_waiting) == (0, 3)
         assert loop.stats().queued_tokens == 9
-        engine.begins.set()
+        engine.steps.release(2)
         wait_until(lambda: loop.stats().num_running == 3)
         assert (loop.stats().num_waiting, loop.stats().queued_tokens) == (0, 0)
     finally:
-        engine.begins.set()
+        engine.steps.release(2)
         loop.stop()
 
 
