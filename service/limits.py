@@ -36,6 +36,7 @@ class Limits(BaseModel):
 
     max_prompts: of a generation. max_inputs: of a request for embeddings; max_inputs_at_once of
     them are with engines at a time. max_embedding_values: numbers of all of its vectors.
+    max_paired_chars: of all pairs that one request has read together, a text counted in each pair.
     max_prompt_bytes counts one text prompt, or all message contents and tools of one chat.
     max_request_cost_tokens bounds the sum over prompts of prompt tokens + n * max_tokens.
     max_body_items: values that a JSON body has in lists, all together. max_body_nodes: its lists,
@@ -69,6 +70,7 @@ class Limits(BaseModel):
     max_inputs: int = Field(default=2048, ge=1)
     max_inputs_at_once: int = Field(default=256, ge=1)
     max_embedding_values: int = Field(default=1 << 22, ge=1)
+    max_paired_chars: int = Field(default=16 << 20, ge=1)
     max_prompt_bytes: int = Field(default=4 << 20, ge=1)
     max_prompt_tokens: int = Field(default=1 << 20, ge=1)
     max_messages: int = Field(default=1024, ge=1, le=MAX_ITEMS)

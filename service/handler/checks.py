@@ -64,9 +64,21 @@ def check_request(request: GenerationRequest, limits: Limits, info: ModelInfo) -
     if request.repetition is not None and (problem := request.repetition.check()):
         param = "repetition_detection"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, f"{param} {problem}", param)
+    _check_pairs(request.prompts, limits)
     for prompt in request.prompts:
         check_prompt(prompt, limits)
     _check_cost(request, limits, [1] * len(request.prompts), request.sampling.max_tokens or 1)
+
+
+def _check_pairs(prompts: Sequence[Prompt], limits: Limits) -> None:
+    """A text that comes once is read in each of its pairs: the body's size bounds nothing."""
+    pairs = [prompt.texts for prompt in prompts if isinstance(prompt, EncodeTexts)]
+    _require(
+        sum(len(text) for texts in pairs for text in texts) <= limits.max_paired_chars,
+        f"all pairs together may have at most {limits.max_paired_chars} characters, a text counted "
+        "in each of its pairs",
+        "prompt",
+    )
 
 
 def _check_truncation(request: GenerationRequest) -> None:

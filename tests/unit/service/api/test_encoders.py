@@ -254,6 +254,18 @@ async def test_more_pairs_than_inputs_are_refused(client):
     assert await refused(client, "/rerank", **asked) == ("limit_exceeded", "documents")
 
 
+@reranking
+@pytest.mark.parametrize("cut", [None, -1])
+async def test_a_text_counts_in_each_of_its_pairs(client, bench, cut):
+    asked = {"query": "x" * (3 << 20), "documents": ["a"] * 6, "truncate_prompt_tokens": cut}
+    assert await refused(client, "/rerank", **asked) == ("limit_exceeded", "documents")
+    bench.handler.limits = Limits(max_paired_chars=12)
+    fits = await post(client, "/v1/score", queries="hello", documents=["a", "b"])
+    assert len(fits["data"]) == 2
+    asked = {"queries": "hello", "documents": ["a", "fox"]}
+    assert await refused(client, "/v1/score", **asked) == ("limit_exceeded", "documents")
+
+
 async def test_grpc_has_the_vectors_and_the_refusals(serve_grpc, encoder):
     stub = InferenceStub((await serve_grpc())())
     inputs = [pb.EmbedInput(text=pb.Text(text=text)) for text in TEXTS]
