@@ -21,7 +21,7 @@ from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import EngineFailedError
 from workers.parallel.local_followers import LocalFollowers, start_local_followers
 from workers.parallel.tp_engine import build_tp_engine
-from workers.pooling.params import DECODER_POOLINGS, Pooling, PoolingParams
+from workers.pooling.params import DECODER_POOLINGS, PoolingParams
 from workers.sampling.params import SamplingParams
 
 PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
@@ -80,7 +80,7 @@ def test_text_and_vectors_are_those_of_one_rank_and_children_end_with_the_engine
 
 
 def check_vectors(engine: Engine, expected: list[list[GenerateResult]]) -> None:
-    for method, of_method in zip(Pooling, expected, strict=True):
+    for method, of_method in zip(DECODER_POOLINGS, expected, strict=True):
         results = engine.embed(PROMPTS, PoolingParams(method))
         for result, one in zip(results, of_method, strict=True):
             np.testing.assert_allclose(result.embedding, one.embedding, atol=1e-5)
