@@ -20,8 +20,6 @@ from attention.backends.flash_attention_metadata import (
 )
 from attention.backends.flash_attention_steps import (
     AccountTables,
-    FlashAttentionSteps,
-    accounts_by_window,
 )
 from attention.backends.mixed_batches import (
     MAX_PROMPT_TOKENS_PER_DECODE_ROW,
@@ -31,6 +29,7 @@ from attention.backends.mixed_batches import (
     cut_mixed_step,
     num_leading_decode_rows,
 )
+from attention.backends.windowed_steps import WindowedSteps
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
@@ -51,7 +50,7 @@ _KERNEL_CHOOSES_SPLITS = 0
 
 
 @register_attention_backend("fa3")
-class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
+class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
     """FlashAttention-3 on Hopper.
 
     num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,
@@ -106,9 +105,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         self._kernels = load_flash_attention_3()
         self._check(config, self._kernels)
         self._triton = load_triton_kernels()
-        self._accounts = accounts_by_window(config)
         self._planning_layers = _first_layers(config)
-        self._metadata: dict[int, FlashAttentionMetadata] = {}
         self._schedules: dict[tuple[int, bool], torch.Tensor] = {}
         self._step_cuts: dict[int, StepCut] = {}
         self._sinks: dict[int, torch.Tensor] = {}
@@ -221,33 +218,6 @@ class FlashAttentionBackend(PhasedAttentionBackend, FlashAttentionSteps):
         self._save(k, v, layer, forward_batch, save_kv_cache)
         schedule = self._schedule(layer, metadata) if self.plans_splits_once else None
         return self._attend(q, layer, metadata, schedule)
-
-    def _step_metadata(self, layer: AttentionLayer) -> FlashAttentionMetadata:
-        if not self._metadata:
-            raise RuntimeError("init_forward_metadata must run before the step's first layer")
-        metadata = self._metadata.get(layer.sliding_window_size)
-        if metadata is None:
-            raise ValueError(
-                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size}, "
-                f"the config knows {sorted(self._metadata)}"
-            )
-        return metadata
-
-    def _save(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool,
-    ) -> None:
-        if save_kv_cache:
-            places = self._places(layer, forward_batch)
-            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, places, k, v)
-
-    def _places(self, layer: AttentionLayer, forward_batch: ForwardBatch) -> torch.Tensor:
-        """Where the new tokens' K and V go, of the layer's account."""
-        return forward_batch.cache_locs(self._accounts[layer.sliding_window_size])
 
     def _attend(
         self,

@@ -113,12 +113,3 @@ def _windows_by_account(config: AttentionConfig) -> dict[int, int]:
             account = config.account_of(layer_id)
             windows[account] = layer.sliding_window_size if account else 0
     return windows
-
-
-def accounts_by_window(config: AttentionConfig) -> dict[int, int]:
-    """Of layers without chunks: which account has a window's tokens, -1 being all."""
-    return {
-        layer.sliding_window_size: config.account_of(layer_id)
-        for layer_id, layer in enumerate(config.layers)
-        if layer.chunk_size <= 0 and not layer.max_encoder_tokens
-    }

@@ -18,8 +18,6 @@ from attention.backends.flash_attention_metadata import (
 )
 from attention.backends.flash_attention_steps import (
     AccountTables,
-    FlashAttentionSteps,
-    accounts_by_window,
 )
 from attention.backends.mixed_batches import (
     MIN_DECODE_ROWS,
@@ -27,6 +25,7 @@ from attention.backends.mixed_batches import (
     num_leading_decode_rows,
 )
 from attention.backends.triton_decoder import TritonDecoder, score_rule, with_dense_heads
+from attention.backends.windowed_steps import WindowedSteps
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
 from attention.forward_batch import AttentionLayer, ForwardBatch
@@ -48,7 +47,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 @register_attention_backend("triton")
-class TritonBackend(PhasedAttentionBackend, FlashAttentionSteps):
+class TritonBackend(PhasedAttentionBackend, WindowedSteps):
     """Triton kernels over a pool of the model's dtype.
 
     In a mixed step, leading decode rows are attended by the decode kernels where they are many.
@@ -89,14 +88,12 @@ class TritonBackend(PhasedAttentionBackend, FlashAttentionSteps):
         super().__init__(config, req_to_token_pool, token_to_kv_pool)
         self._check(config)
         self._triton = load_triton_kernels()
-        self._accounts = accounts_by_window(config)
         self._limits = gpu_limits(config.device)
         try:
             self._extend = PagedExtend(self._geometry(), self._limits)
         except ValueError as error:
             raise AttentionBackendError(f"{self.capability.name}: {error}") from error
         self._decoder = self._make_decoder()
-        self._metadata: dict[int, FlashAttentionMetadata] = {}
         self._num_decode_rows = 0
 
     @classmethod
@@ -246,30 +243,3 @@ class TritonBackend(PhasedAttentionBackend, FlashAttentionSteps):
 
     def _keys_of(self, layer: AttentionLayer) -> PagedKeys:
         return PagedKeys(*self.token_to_kv_pool.get_kv_buffer(layer.layer_id))
-
-    def _step_metadata(self, layer: AttentionLayer) -> FlashAttentionMetadata:
-        if not self._metadata:
-            raise RuntimeError("init_forward_metadata must run before the step's first layer")
-        metadata = self._metadata.get(layer.sliding_window_size)
-        if metadata is None:
-            raise ValueError(
-                f"layer {layer.layer_id} has sliding_window_size={layer.sliding_window_size}, "
-                f"the config knows {sorted(self._metadata)}"
-            )
-        return metadata
-
-    def _save(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: AttentionLayer,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool,
-    ) -> None:
-        if save_kv_cache:
-            places = self._places(layer, forward_batch)
-            self.token_to_kv_pool.set_kv_buffer(layer.layer_id, places, k, v)
-
-    def _places(self, layer: AttentionLayer, forward_batch: ForwardBatch) -> torch.Tensor:
-        """Where the new tokens' K and V go, of the layer's account."""
-        return forward_batch.cache_locs(self._accounts[layer.sliding_window_size])
