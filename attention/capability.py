@@ -40,6 +40,7 @@ class BackendCapability:
     has_cross_attention: layers that see an encoder's tokens. latent_dims, latent_rope_dims: sizes
     of latents and of their rotated parts that kernels are built for, None for any. has_heads:
     models that keep K and V of heads. visibilities: what a step's new tokens may see.
+    is_deterministic: a row's bits are the same whatever shares its batch, in every kind of step.
     install_hint: a command or a sentence for the operator.
     """
 
@@ -68,6 +69,7 @@ class BackendCapability:
     latent_rope_dims: range | None = None
     has_heads: bool = True
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
+    is_deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:

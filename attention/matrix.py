@@ -76,6 +76,7 @@ def _describe(backend: type[AttentionBackend]) -> dict[str, str]:
             kind[0].upper() + kind[1:]: _yes(kind in capability.visibilities)
             for kind in VisibilityKind
         },
+        "Deterministic mode": _yes(capability.is_deterministic),
         "CUDA graphs": _yes(issubclass(backend, GraphAttentionBackend)),
         "MHA and GQA": _yes(capability.has_heads),
         "MLA": _yes(capability.has_mla),

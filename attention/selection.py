@@ -120,6 +120,7 @@ class AttentionNeeds:
     needs_shared_kv: bool = False
     needs_cross_attention: bool = False
     needs_mixed_batches: bool = False
+    needs_deterministic: bool = False
     chunk_size: int = 0
     latent: LatentEntry | None = None
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
@@ -278,6 +279,11 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
             "prefill and decode in one step",
             needs.needs_mixed_batches,
             capability.has_mixed_batches,
+        ),
+        (
+            "results that do not depend on what shares the batch (deterministic mode)",
+            needs.needs_deterministic,
+            capability.is_deterministic,
         ),
         *(
             (kind, kind in needs.visibilities, kind in capability.visibilities)

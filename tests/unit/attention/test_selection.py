@@ -215,6 +215,12 @@ def test_the_order_of_preference_names_backends_that_there_are_and_no_others():
         ({"has_sinks": False}, HOPPER, replace(BF16, needs_sinks=True), "sinks"),
         ({"has_mla": False}, HOPPER, replace(BF16, needs_mla=True), "latent"),
         (
+            {"is_deterministic": False},
+            HOPPER,
+            replace(BF16, needs_deterministic=True),
+            "deterministic mode",
+        ),
+        (
             {"has_unequal_head_dims": False},
             HOPPER,
             replace(BF16, needs_unequal_head_dims=True),
