@@ -6,6 +6,7 @@ from service.handler.collect import ChoiceResult
 from service.handler.directory import ServedModel
 from service.handler.events import ChoiceDelta, TokenLogprob, Usage
 from service.handler.generation import GenerationInfo
+from service.handler.task import task_of
 from service.proto import inference_pb2 as pb
 
 _FINISH_REASONS = {
@@ -73,6 +74,7 @@ def model_message(model: ServedModel) -> pb.Model:
         vocab_size=info.vocab_size,
         dtype=info.dtype,
         ready=model.is_ready(),
+        task=task_of(info),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from service.command.preflight import check_before_start, check_ray_answers
 from service.config import ServeConfig
 from service.deployments.engine_factory import EngineFactory, create_engine
+from service.handler.task import Task
 from service.security.audit import describe_this_process
 from workers.errors import ConfigError, ModelLoadError
 
@@ -159,6 +160,11 @@ class Launcher:
                 return True
             time.sleep(_POLL_S)
         raise LaunchError(f"not ready after {timeout_s:.0f} s")
+
+    def tasks(self) -> dict[str, Task]:
+        """What the models are for that an ingress has seen, by their names."""
+        reports = self._service_status().ingresses
+        return {name: task for report in reports for name, task in report.tasks.items()}
 
     def drain(self, on_progress: ProgressCallback, should_stop: Callable[[], bool]) -> bool:
         """Refuse new requests and wait for those under way; False if some were still running."""

@@ -4,7 +4,6 @@ Knows flags and the terminal; service.command.launcher does the work.
 """
 
 import os
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from service.command.announcement import announce
 from service.command.launcher import Launcher, LaunchError, RayTarget, prepare_environment
 from service.command.start_display import make_start_display
 from service.config import ServeConfig, load_config
 from service.deployments.engine_factory import EngineFactory, create_engine
-from service.deployments.listeners import host_and_port
 from workers.errors import ConfigError
 
 _SIGNAL_POLL_S = 0.2
@@ -175,7 +174,7 @@ def run_service(
             launcher.deploy()
             is_ready = launcher.wait_until_ready(bar.update, stop.is_raised)
         if is_ready:
-            _announce(config, Console())
+            announce(config, launcher.tasks(), Console())
             _watch(launcher, stop)
         with make_start_display(console, "draining") as bar:
             if not launcher.drain(bar.update, stop.is_urgent):
@@ -201,24 +200,3 @@ def _watch(launcher: Launcher, stop: StopSignal) -> None:
         num_silent = 0 if launcher.is_answering() else num_silent + 1
         if num_silent == _MAX_SILENT:
             raise LaunchError("Ray does not answer any more; the service is gone")
-
-
-def _announce(config: ServeConfig, console: Console) -> None:
-    scheme, trust = ("http", "") if config.http.tls is None else ("https", " --cacert CA_FILE")
-    url = f"{scheme}://{host_and_port(config.http.host, config.http.port)}"
-    names = [model.name for model in config.served_models()]
-    body = f'{{"model": "{names[0]}", "prompt": "def __init__(self", "max_tokens": 32}}'
-    has_keys = bool(config.auth.api_keys or config.auth.api_key_file)
-    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
-    lines = (
-        f"Tessera serves {', '.join(names)}",
-        f"  HTTP     {url}/v1",
-        *([f"  page     {url}/"] if config.http.has_page else []),
-        f"  gRPC     {host_and_port(config.grpc.host, config.grpc.port)}",
-        f"  metrics  http://{host_and_port(config.metrics.host, config.metrics.port)}/metrics",
-        "",
-        f"curl{trust} {url}/v1/completions{key} -H 'Content-Type: application/json'"
-        f" -d {shlex.quote(body)}",
-    )
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -34,7 +34,8 @@ from service.deployments.registry import IngressReport, RegistryView, StartFailu
 from service.deployments.response_store_actor import RemoteResponseStore, get_response_store
 from service.deployments.silence_watch import SilenceWatch
 from service.errors import ApiError
-from service.handler.directory import ModelDirectory
+from service.handler.directory import ModelDirectory, ServedModel
+from service.handler.task import task_of
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import RefusalMetrics
 from service.observability.request_log.formatting import configure_logging
@@ -82,6 +83,7 @@ class IngressService:
             ModelFront(ingress_id, node_id, model, config, admission)
             for model, admission in zip(models, self._admission.models, strict=True)
         ]
+        self._served: list[ServedModel] = []
         self._is_ready = Readiness(self._models)
         self._observer: RequestObserver = SILENT
         self._door = FrontDoor(config)
@@ -96,14 +98,14 @@ class IngressService:
         cannot be served, OSError if a port is taken.
         """
         self._config.check_files()
-        served = await asyncio.gather(*(model.start() for model in self._models))
+        self._served = await asyncio.gather(*(model.start() for model in self._models))
         self._observer = RequestObserver(
             make_tracer(self._config.tracing, self._id),
             is_access_log_enabled=self._config.logging.is_access_log_enabled,
         )
         services = ApiServices(
             unknown_fields=self._config.http.unknown_fields,
-            models=ModelDirectory(served, self._config.limits, self._refusals),
+            models=ModelDirectory(self._served, self._config.limits, self._refusals),
             authenticator=self._make_authenticator(),
             is_ready=self._is_ready,
             version=importlib.metadata.version("tessera"),
@@ -240,8 +242,13 @@ class IngressService:
         return _RETRY_S if is_draining else self._config.metrics.push_interval_s
 
     async def _tell_registry(self) -> None:
-        num_live = self._admission.num_live_requests
-        report = IngressReport(self._id, self._is_ready(), self._admission.is_draining, num_live)
+        report = IngressReport(
+            self._id,
+            self._is_ready(),
+            self._admission.is_draining,
+            self._admission.num_live_requests,
+            {model.name: task_of(model.info) for model in self._served if model.info is not None},
+        )
         try:
             await self._registry.report_ingress.remote(report)
         except ray.exceptions.RayError as error:

@@ -5,12 +5,13 @@ announcers would not tell a successor within a second. Knows no Ray and no socke
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from service.autoscaling.board import LoadBoard
 from service.autoscaling.load import ModelAvailability
 from service.channel.address import ReplicaAddress
+from service.handler.task import Task
 
 MAX_FAILURES = 8
 START_EXPIRES_AFTER_S = 600.0
@@ -47,12 +48,13 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True)
 class IngressReport:
-    """What an ingress says of itself."""
+    """What an ingress says of itself, and of its models that it has seen: what each is for."""
 
     ingress_id: str
     is_ready: bool
     is_draining: bool
     num_live_requests: int
+    tasks: Mapping[str, Task] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

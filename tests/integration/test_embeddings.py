@@ -4,6 +4,7 @@ generations: of decoders, and of an encoder and a cross-encoder.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import grpc
 import httpx
@@ -15,10 +16,13 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from service.proto import inference_pb2 as pb
 from service.proto.inference_pb2_grpc import InferenceStub
+from tests.browser import open_browser
 from tests.fakes.tiny_encoders import one_by_one, save_tiny_encoder
 from tests.fakes.tiny_models import TinyModel, eager_reference, save_tiny_model
 from tests.fakes.tokenizer_folders import make_byte_level_folder, make_word_piece_folder
 from tests.integration.services import running_service, wait_until
+from tests.page_checks import check_page
+from tests.programs import needed, skip_without
 from workers.loading.pooling_config import POOLING_FILE
 
 APP, PORT = "embeddings", 18390
@@ -186,3 +190,76 @@ def test_embeddings_are_counted_and_stream_no_tokens(service):
     vectors_of(service, "mean")
     wait_until(lambda: value(finished) == ended + len(TEXTS))
     assert [value(name) for name in names] == [before[0] + 1, before[1]]
+
+
+@asynccontextmanager
+async def page_of(service, folder, model):
+    """The page with this model chosen as a person does; checked when the test has ended."""
+    async with open_browser(needed("chromium"), folder) as page:
+        await page.resize(1280, 900)
+        await page.open(f"{service.url}/")
+        await page.until("document.querySelector('#pulse').dataset.state === 'live'")
+        await page.read("document.getElementById('model').focus()")
+        await page.type(model)
+        await page.until(f"document.getElementById('model').value === '{model}'")
+        yield page
+        await check_page(page, service.url)
+
+
+ROWS = "[...document.querySelectorAll('.ranking li')].map(row => row.innerText.split('\\n'))"
+
+
+def shown_rows(rows):
+    """Texts of a ranking and their numbers."""
+    return [row[0] for row in rows], [float(row[-1]) for row in rows]
+
+
+async def fill_in(page, text, others):
+    for field, content in (("text", text), ("others", "\n".join(others))):
+        await page.click(f"document.getElementById('{field}')")
+        await page.read(f"document.getElementById('{field}').value = {content!r}")
+    await page.click("document.getElementById('texts-send')")
+
+
+@pytest.mark.asyncio
+@skip_without("chromium")
+async def test_the_page_of_an_encoder_shows_a_vector_and_what_lies_near(service, tmp_path):
+    vectors = np.array(vectors_of(service, "encoder"))
+    cosines = vectors[1:] @ vectors[0]
+    async with page_of(service, tmp_path, "encoder") as page:
+        title = "document.getElementById('texts-title').checkVisibility()"
+        assert await page.until(title)
+        assert not await page.read("document.getElementById('prompt').checkVisibility()")
+        await page.until("!document.getElementById('flow').checkVisibility()")
+        await fill_in(page, TEXTS[0], TEXTS[1:])
+        await page.until(f"{ROWS}.length === 3")
+        result = await page.read("document.getElementById('result').innerText")
+        assert f"A vector of {vectors.shape[1]} values" in result
+        texts, scores = shown_rows(await page.read(ROWS))
+        assert texts == [TEXTS[1 + i] for i in np.argsort(-cosines)]
+        np.testing.assert_allclose(scores, np.sort(cosines)[::-1], atol=2e-3)
+        await page.until("parseFloat(document.querySelector('[data-value=rate]').innerText) > 0")
+
+
+@pytest.mark.asyncio
+@skip_without("chromium")
+async def test_the_page_of_a_cross_encoder_scores_texts_and_a_decoder_chats(service, tmp_path):
+    asked = {"model": "reranker", "query": TEXTS[0], "documents": TEXTS[1:]}
+    ranked = httpx.post(f"{service.url}/v1/rerank", json=asked).json()["results"]
+    async with page_of(service, tmp_path, "reranker") as page:
+        await page.until("document.getElementById('texts-send').innerText === 'Score'")
+        await fill_in(page, TEXTS[0], TEXTS[1:])
+        await page.until(f"{ROWS}.length === 3")
+        texts, scores = shown_rows(await page.read(ROWS))
+        assert texts == [one["document"]["text"] for one in ranked]
+        np.testing.assert_allclose(scores, [one["relevance_score"] for one in ranked], atol=6e-4)
+        await page.read("document.getElementById('model').focus()")
+        await page.type("last")
+        await page.until("document.getElementById('prompt').checkVisibility()")
+        assert not await page.read("document.getElementById('texts-form').checkVisibility()")
+
+
+def test_cards_say_what_a_model_is_for(service):
+    cards = httpx.get(f"{service.url}/v1/models").json()["data"]
+    tasks = {card["id"]: card["task"] for card in cards}
+    assert tasks == {"last": "generate", "mean": "embed", "encoder": "embed", "reranker": "score"}

@@ -67,4 +67,4 @@ def read_embedding_info(folder: Path, config: Any, text: Any) -> EmbeddingInfo |
     pooling = read_pooling(folder)
     if pooling is None or not isinstance(size, int) or getattr(config, "is_encoder_decoder", False):
         return None
-    return EmbeddingInfo(size, pooling)
+    return EmbeddingInfo(size, pooling, is_purpose=(folder / POOLING_FILE).is_file())

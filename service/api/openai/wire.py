@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from service.handler.directory import ServedModel
 from service.handler.events import Usage
+from service.handler.task import Task, task_of
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -170,7 +171,8 @@ class ModelCard(Struct, frozen=True):
     """created: when this server started, Unix seconds. ready: whether requests are taken now.
 
     root: the model's id at the hub, or its name. max_model_len: prompt and output tokens of the
-    longest request; like vocab_size absent until a replica of the model was seen.
+    longest request; like vocab_size and task absent until a replica of the model was seen. task:
+    what the model is for, a service.handler.task.Task.
     """
 
     id: str
@@ -180,6 +182,7 @@ class ModelCard(Struct, frozen=True):
     ready: bool
     max_model_len: int | UnsetType = UNSET
     vocab_size: int | UnsetType = UNSET
+    task: Task | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "tessera"
     parent: str | None = None
@@ -218,6 +221,7 @@ def model_card(model: ServedModel, created_s: int) -> ModelCard:
         ready=model.is_ready(),
         max_model_len=UNSET if info is None else info.max_request_len,
         vocab_size=UNSET if info is None else info.vocab_size,
+        task=UNSET if info is None else task_of(info),
     )
 
 

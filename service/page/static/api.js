@@ -43,14 +43,19 @@ export async function getJson(path) {
   return (await ask(path)).json();
 }
 
+const posted = (body) => ({
+  method: "POST",
+  headers: { "content-type": "application/json" },
+  body: JSON.stringify(body),
+});
+
+export async function postJson(path, body) {
+  return (await ask(path, posted(body))).json();
+}
+
 /** POST a body and yield each event's object until the stream says it is done. */
 export async function* streamJson(path, body, signal) {
-  const response = await ask(path, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+  const response = await ask(path, { ...posted(body), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
   for (;;) {

@@ -6,6 +6,7 @@ import { byId, element } from "./dom.js";
 import { drawGlyphs } from "./glyphs.js";
 import { choose, connectTabs, fillExamples } from "./options.js";
 import { Panel } from "./panel.js";
+import { Texts } from "./texts.js";
 
 const POLL_MS = 1000;
 const RETRY_MS = 3000;
@@ -22,6 +23,8 @@ const SUGGESTIONS = [
 const panel = new Panel();
 const openPanel = connectTabs();
 const chat = new Chat(askForKey);
+const texts = new Texts(askForKey);
+const tasks = new Map();
 let hasModels = false;
 let isLocked = false;
 
@@ -41,10 +44,27 @@ function askForKey() {
 
 async function loadModels() {
   const { data } = await getJson("v1/models");
+  const chosen = byId("model").value;
   byId("model").replaceChildren(
-    ...data.map(({ id }) => element("option", { value: id }, id)),
+    ...data.map(({ id }) => element("option", { value: id, selected: id === chosen }, id)),
   );
-  hasModels = true;
+  for (const { id, task } of data) tasks.set(id, task);
+  // A model that no replica was seen of says what it is for later.
+  hasModels = data.every(({ task }) => task);
+  showModel();
+}
+
+/** A chat, or the form of what else the chosen model is for. */
+function showModel() {
+  const model = byId("model").value;
+  const task = tasks.get(model);
+  const hasTexts = Texts.has(task);
+  const view = hasTexts ? "texts" : "chat";
+  if (hasTexts) texts.show(model, task);
+  if (document.body.dataset.view === view) return;
+  document.body.dataset.view = view;
+  openPanel("");
+  if (document.activeElement !== byId("model")) byId(hasTexts ? "text" : "prompt").focus();
 }
 
 function showSuggestions() {
@@ -65,7 +85,9 @@ async function refresh() {
     if (!hasModels) await loadModels();
     const state = await getJson("page/live");
     const model = byId("model").value;
-    panel.show({ ...state, replicas: state.replicas.filter((one) => one.model === model) });
+    const replicas = state.replicas.filter((one) => one.model === model);
+    const writes = document.body.dataset.view === "chat";
+    panel.show({ ...state, replicas }, writes ? "num_output_tokens" : "num_prompt_tokens");
     setPulse("live", "live");
     return POLL_MS;
   } catch (error) {
@@ -99,6 +121,7 @@ async function say(text) {
 }
 
 function connect() {
+  byId("model").addEventListener("change", showModel);
   byId("send-form").addEventListener("submit", (event) => {
     event.preventDefault();
     say(byId("prompt").value);

@@ -23,10 +23,10 @@ export class Panel {
     ]),
   );
 
-  /** state: a LiveState. */
-  show(state) {
+  /** state: a LiveState. counter: of the tokens that such a model is measured by. */
+  show(state, counter) {
     const { replicas } = state;
-    const { tokensPerSecond, phases } = this.#rates.update(replicas);
+    const { tokensPerSecond, phases } = this.#rates.update(replicas, counter);
     for (const [phase, figure] of this.#figures) figure.show(phases[phase]);
     this.#showMemory(replicas);
     this.#showDrafts(replicas);
@@ -47,6 +47,7 @@ export class Panel {
     const total = sum(replicas, (replica) => replica.num_pages);
     const used = sum(replicas, (replica) => replica.num_used_pages);
     const cached = sum(replicas, (replica) => replica.num_evictable_pages);
+    byId("flow").hidden = replicas.length > 0 && !total;
     if (!total) return;
     // What is there is seen, however little it is.
     const numUsed = Math.ceil((used / total) * NUM_TILES);
@@ -127,5 +128,6 @@ function factsOf(replicas) {
   const backends = [...new Set(replicas.map((replica) => replica.attention_backend))];
   const [{ page_size: pageSize }] = replicas;
   const engines = replicas.length === 1 ? "1 engine" : `${replicas.length} engines`;
-  return `${engines} · attention by ${backends.join(", ")} · pages of ${pageSize} tokens`;
+  const pages = pageSize ? ` · pages of ${pageSize} tokens` : "";
+  return `${engines} · attention by ${backends.join(", ")}${pages}`;
 }

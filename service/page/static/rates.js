@@ -7,8 +7,9 @@ export class Rates {
   #previous = new Map();
   #latest = new Map();
 
-  /** replicas: of a LiveState. Returns what the page draws; a phase without steps is null. */
-  update(replicas) {
+  /** replicas: of a LiveState. counter: of the tokens that are told by the second. Returns what the
+   * page draws; a phase without steps is null. */
+  update(replicas, counter) {
     const known = new Set(replicas.map((replica) => replica.replica));
     for (const name of this.#previous.keys()) {
       if (!known.has(name)) {
@@ -16,7 +17,7 @@ export class Rates {
         this.#latest.delete(name);
       }
     }
-    for (const replica of replicas) this.#take(replica);
+    for (const replica of replicas) this.#take(replica, counter);
     const latest = [...this.#latest.values()];
     return {
       tokensPerSecond: sum(latest, (rates) => rates.tokensPerSecond),
@@ -24,13 +25,13 @@ export class Rates {
     };
   }
 
-  #take(replica) {
+  #take(replica, counter) {
     const before = this.#previous.get(replica.replica);
     if (before && before.pushed_s === replica.pushed_s) return;
     this.#previous.set(replica.replica, replica);
     // The first state tells of all the time before it. An engine that began anew counts from 0.
     const isFirst = !before || replica.num_steps < before.num_steps;
-    const numTokens = isFirst ? 0 : replica.num_output_tokens - before.num_output_tokens;
+    const numTokens = isFirst ? 0 : replica[counter] - before[counter];
     const seconds = isFirst ? 1 : replica.pushed_s - before.pushed_s;
     const old = isFirst ? [] : before.phases;
     this.#latest.set(replica.replica, {

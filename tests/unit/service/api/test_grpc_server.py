@@ -191,7 +191,7 @@ async def test_a_flood_of_unknown_fields_is_refused(connect):
 
 async def test_models(stub):
     models = await stub.ListModels(pb.ListModelsRequest())
-    assert [model.name for model in models.models] == ["tiny"]
+    assert [(model.name, model.task) for model in models.models] == [("tiny", "generate")]
     assert await stub.GetModel(pb.GetModelRequest(name="tiny")) == models.models[0]
     status, code, _ = await _error(stub.GetModel(pb.GetModelRequest(name="other")))
     assert (status, code) == (grpc.StatusCode.NOT_FOUND, "model_not_found")

@@ -174,7 +174,7 @@ async def test_rates_are_of_the_time_between_two_reports_and_never_negative(open
               const told = [at(1, 10, 100, 1), at(3, 20, 140, 3), at(3, 20, 140, 3),
                             at(4, 2, 6, 0.1), at(5, 2, 6, 0.1)];
               return told.map((replica) => {
-                const { tokensPerSecond, phases } = rates.update([replica]);
+                const { tokensPerSecond, phases } = rates.update([replica], "num_output_tokens");
                 return [tokensPerSecond, phases.decode?.milliseconds ?? null];
               });
             })()"""

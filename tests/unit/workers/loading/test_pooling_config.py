@@ -36,7 +36,8 @@ def test_the_folder_says_how(tmp_path, true, method) -> None:
         64, Pooling.LAST
     )
     state(tmp_path, modes(true))
-    assert model_facts(EngineConfig(model=str(tmp_path))).embedding == EmbeddingInfo(64, method)
+    stated = EmbeddingInfo(64, method, is_purpose=True)
+    assert model_facts(EngineConfig(model=str(tmp_path))).embedding == stated
 
 
 @pytest.mark.parametrize("true", [(), ("cls_token",), ("mean_tokens", "max_tokens")])

@@ -1,17 +1,13 @@
 """The command line: commands are found without being imported, bad settings end with code 2."""
 
-import io
 import subprocess
 import sys
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from service.cli import COMMANDS, app
-from service.command.serve import _announce
-from service.config import parse_config
 
 
 def test_help_lists_every_command():
@@ -86,19 +82,3 @@ def test_a_model_that_is_not_there_is_found_before_ray_starts():
     result = CliRunner().invoke(app, ["serve", "/absent"])
     assert result.exit_code == 1
     assert "nor a folder with a model" in result.output
-
-
-def test_the_curl_line_carries_a_key_when_one_is_wanted():
-    console = Console(file=io.StringIO())
-    _announce(parse_config({"auth": {"api_keys": "secret"}}), console)
-    printed = console.file.getvalue()
-    assert '-H "Authorization: Bearer $API_KEY"' in printed
-    assert "secret" not in printed
-
-
-def test_the_announcement_names_every_model_and_shows_how_to_ask_the_first():
-    console = Console(file=io.StringIO())
-    _announce(parse_config({"models": {"small": {}, "org/large": {}}}), console)
-    printed = console.file.getvalue()
-    assert "Tessera serves small, org/large\n" in printed
-    assert '"model": "small"' in printed
