@@ -149,8 +149,8 @@ def _sweep_tile(
         stop = tl.minimum(stop, start + blocks * shape.block_keys)
     whole = tl.maximum(tl.minimum(whole, stop // shape.block_keys * shape.block_keys), start)
     maxima = tl.full((shape.tile_rows,), -float("inf"), tl.float32)
-    sums = tl.zeros((shape.tile_rows,), tl.float32)
-    values = tl.zeros((shape.tile_rows, shape.tile_v_dim), tl.float32)
+    sums = tl.full((shape.tile_rows,), 0.0, tl.float32)
+    values = tl.full((shape.tile_rows, shape.tile_v_dim), 0.0, tl.float32)
     state = (maxima, sums, values)
     state = sweep(state, tile, row, memory, rule, start, whole, False, shape)
     if shape.is_items:
