@@ -1,6 +1,7 @@
 """Engines of the built-in model on a GPU, and how far their text is from Transformers'."""
 
 import random
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -57,10 +58,6 @@ def gaps_to_likeliest(prompts, outputs):
 
 
 def share_equal(ours, theirs):
-    """The share of positions with equal tokens."""
-    pairs = [_pairs(x, y) for x, y in _pairs(ours, theirs)]
+    """The share of positions with equal tokens; of those that one text lacks, none is equal."""
+    pairs = [zip_longest(x, y) for x, y in zip(ours, theirs, strict=True)]
     return float(np.mean([a == b for row in pairs for a, b in row]))
-
-
-def _pairs(ours, theirs):
-    return zip(ours, theirs, strict=True)

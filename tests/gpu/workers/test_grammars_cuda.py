@@ -84,8 +84,13 @@ def test_forced_tokens_come_in_runs_and_are_what_masks_would_have_given() -> Non
     assert share_equal(by_settings["graphs"], by_settings["eager"]) > 0.5
 
 
-@pytest.mark.parametrize("settings", [{}, {"enable_cuda_graphs": False}], ids=["graphs", "eager"])
-def test_rows_whose_masks_are_late_run_again_and_say_the_same(settings) -> None:
+@pytest.mark.parametrize(
+    ("settings", "least_equal"),
+    [({}, 0.8), ({"enable_cuda_graphs": False, "dtype": "float32"}, 1.0)],
+    ids=["graphs", "eager-float32"],
+)
+def test_rows_whose_masks_are_late_run_again_and_say_the_same(settings, least_equal) -> None:
+    """Steps that run rows again have other numbers of rows: near ties of bfloat16 may turn."""
     requests = [
         request_of(70, MIXED[0].grammar, temperature=0.0, logprobs=None),
         request_of(72, MIXED[0].grammar, seed=3, logprobs=None, frequency_penalty=0.4),
@@ -99,8 +104,7 @@ def test_rows_whose_masks_are_late_run_again_and_say_the_same(settings) -> None:
         again = make_late(engine)
         late = texts(run(engine, *requests))
         assert set(again.request_ids) == {"r70", "r72"}
-        # Steps that run rows again have other numbers of rows: near ties may turn.
-        assert share_equal(late, in_time) > 0.8
+        assert share_equal(late, in_time) >= least_equal
         check(run(engine, *MIXED))
     finally:
         engine.close()

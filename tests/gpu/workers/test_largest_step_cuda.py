@@ -11,6 +11,8 @@ from workers.sampling.params import SamplingParams
 pytestmark = NEEDS_GPU
 
 NUM_ROWS = 256
+ROUNDING_BYTES = 1 << 20
+"""What blocks of other sizes may be rounded up by."""
 SAMPLING = SamplingParams(
     seed=1,
     top_p=0.9,
@@ -33,6 +35,6 @@ def test_the_first_penalties_take_no_more_than_the_start_has_tried() -> None:
         engine.generate(prompts_of(NUM_ROWS, 4096), SAMPLING)
         tables = NUM_ROWS * 4096 * (1 + 4 + 1)
         assert torch.cuda.memory_allocated() >= before + tables
-        assert torch.cuda.max_memory_allocated() <= tried
+        assert torch.cuda.max_memory_allocated() <= tried + ROUNDING_BYTES
     finally:
         engine.close()
