@@ -158,7 +158,7 @@ def why_unfit(
     capability: BackendCapability, device: DeviceFacts, needs: AttentionNeeds
 ) -> str | None:
     """The first thing the backend cannot do, or None. Loads no kernel."""
-    return _unfit_device(capability, device) or _unfit_model(capability, needs)
+    return unfit_device(capability, device) or _unfit_model(capability, needs)
 
 
 def select_attention_backend(
@@ -224,7 +224,8 @@ def _page_size(capability: BackendCapability, needs: AttentionNeeds) -> int:
     return capability.default_page_size if needs.page_size is None else needs.page_size
 
 
-def _unfit_device(capability: BackendCapability, device: DeviceFacts) -> str | None:
+def unfit_device(capability: BackendCapability, device: DeviceFacts) -> str | None:
+    """Why the backend has no kernels for the device, or None. Loads none."""
     if device.device_type not in capability.device_types:
         return f"runs on {', '.join(capability.device_types)}, not on {device}"
     if device.compute_capability is None:

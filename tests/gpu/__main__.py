@@ -3,7 +3,9 @@
 One GPU: everything but tests/gpu/parallel, in as many processes as the GPU's memory and the cores
 allow. Several: tests/gpu/parallel; ranks have their GPUs for themselves, one process more than
 there are pairs of GPUs starts the next engine meanwhile. Whatever else is given goes to pytest:
-`python3 -m tests.gpu -k gemm`. The last lines count what was skipped, by reason, and what passed.
+`python3 -m tests.gpu -k gemm`. With `--proofs-to FOLDER` what the run proved of the attention
+backends is written there, for tests/gpu/attention/results. The last lines count what was skipped,
+by reason, and what passed.
 """
 
 import argparse
@@ -63,7 +65,7 @@ def main():
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[: arguments.gpus]),
-        "PYTEST_PLUGINS": "tests.gpu.plugin",
+        "PYTEST_PLUGINS": "tests.gpu.plugin,tests.proofs.plugin",
     }
     os.chdir(ROOT)
     # This process's own use of the GPU ends here.

@@ -10,7 +10,7 @@ import torch
 
 from attention import ForwardBatch, ForwardMode, LayerAttentionConfig
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
-from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool
+from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool, mha_pool_class
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
 from tests.unit.attention.cases import (
     PAGE_SIZES,
@@ -88,6 +88,19 @@ def fp8_twin(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCa
     config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
     pool = CudaFp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
     pool.set_scales(0, k_scale, v_scale)
+    everywhere = torch.arange(pool.num_pages * pool.page_size, device=config.device)
+    k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
+    pool.set_kv_buffer(0, everywhere, k, v)
+    return replace(case, config=config, token_to_kv_pool=pool)
+
+
+def e4m3_twin(case):
+    """Over the pool that this GPU gets, whether Triton writes e4m3 here or torch does."""
+    config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
+    pool = mha_pool_class(config, torch.cuda.get_device_capability())(
+        config, case.token_to_kv_pool.num_pages
+    )
+    pool.set_scales(0, 0.02, 0.03)
     everywhere = torch.arange(pool.num_pages * pool.page_size, device=config.device)
     k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
     pool.set_kv_buffer(0, everywhere, k, v)

@@ -4,8 +4,10 @@ import pytest
 
 from attention import LayerAttentionConfig
 from attention.backends.flash_attention_chunks import ChunkedFlashAttentionBackend
+from attention.features import Feature
 from tests.gpu.attention.device_cases import BF16_TOLERANCE, device_case, device_spec
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import relative_error, rows_of
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
@@ -17,6 +19,7 @@ STEPS = {
 }
 
 
+@proves("fa3_chunks", Feature.CHUNKS)
 @pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_rows_of_each_chunk_compute_what_the_oracle_does(rows, page_size) -> None:

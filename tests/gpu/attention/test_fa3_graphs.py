@@ -9,6 +9,7 @@ from attention.backends.flash_attention import (
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.features import Feature
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
@@ -23,6 +24,7 @@ from tests.gpu.attention.device_cases import (
 )
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import relative_error, rows_of
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
@@ -31,6 +33,7 @@ EXACT_BACKENDS = [FlashAttentionBackend, TritonDecodeFlashAttentionBackend]
 BACKENDS = [*EXACT_BACKENDS, DeterministicFlashAttentionBackend]
 
 
+@proves(Feature.GRAPHS, Feature.DECODE)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
 def test_replays_follow_shuffled_pages(layer, page_size, backend):
@@ -46,6 +49,7 @@ def test_replays_follow_shuffled_pages(layer, page_size, backend):
         assert relative_error(out, eager) < BF16_TOLERANCE
 
 
+@proves(Feature.GRAPHS, Feature.DECODE)
 @pytest.mark.parametrize("backend", EXACT_BACKENDS)
 def test_replays_follow_lengths_that_grow_and_shrink(backend):
     same_memory = device_spec(rows_of(*[(4000, 1)] * 4), q_heads=32, kv_heads=8)
@@ -60,6 +64,7 @@ def test_replays_follow_lengths_that_grow_and_shrink(backend):
         assert relative_error(step.replay(case), expected) < BF16_TOLERANCE
 
 
+@proves("fa3_fp8", Feature.GRAPHS, Feature.DECODE, Feature.FP8_KV)
 @pytest.mark.parametrize("page_size", [1, 64, 128])
 def test_fp8_replays_follow_shuffled_pages(page_size):
     exact = [

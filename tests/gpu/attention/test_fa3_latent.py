@@ -8,8 +8,10 @@ import torch
 from attention.backends import flash_attention_prompts
 from attention.backends.flash_attention_latent import FlashAttentionLatentBackend
 from attention.backends.flash_mla import PAGE_SIZE, FlashMLABackend
+from attention.features import Feature
 from tests.gpu.attention.device_cases import DECODE, EXTEND, FRESH, MIXED
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, relative_error, rows_of
 from tests.unit.attention.latent_cases import DEEPSEEK, build_latent_case
 
@@ -47,6 +49,7 @@ def run(case, backend_class):
     return case.run(backend_class(case.config, case.table, case.pool))
 
 
+@proves("fa3", Feature.MLA)
 @pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_step_at_every_page_size(rows, page_size):
@@ -62,12 +65,14 @@ def test_pieces_of_prefixes_are_merged(backend_class, max_piece_bytes, monkeypat
     assert relative_error(run(case, backend_class), case.run_oracle()) < TOLERANCE
 
 
+@proves("flashmla", Feature.MLA, page_size=PAGE_SIZE)
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_step_of_flash_mla(rows):
     case = device_case(rows, page_size=PAGE_SIZE)
     assert relative_error(run(case, FlashMLABackend), case.run_oracle()) < TOLERANCE
 
 
+@proves(Feature.MLA, Feature.DECODE)
 @both_backends
 @pytest.mark.parametrize("num_heads", [8, 32, 128])
 def test_any_number_of_heads(num_heads, backend_class):
@@ -75,6 +80,7 @@ def test_any_number_of_heads(num_heads, backend_class):
     assert relative_error(run(case, backend_class), case.run_oracle()) < TOLERANCE
 
 
+@proves(Feature.MLA, Feature.DECODE, Feature.GRAPHS)
 @both_backends
 def test_a_graph_gives_what_an_eager_step_gives(backend_class):
     case = device_case(DECODE, page_size=PAGE_SIZE)

@@ -8,6 +8,7 @@ import torch
 
 from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.features import Feature
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     FP8_TOLERANCE,
@@ -19,6 +20,7 @@ from tests.gpu.attention.device_cases import (
     oracle,
 )
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import PAGE_SIZES, relative_error, rows_of
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
@@ -36,6 +38,7 @@ class TwoFp8Calls(Fp8FlashAttentionBackend):
     max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
 
 
+@proves("fa3", Feature.MIXED)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 def test_both_calls_fill_one_result(layer, page_size):
@@ -56,6 +59,7 @@ def check(rows, layer, page_size):
     assert relative_error(case.run(TwoCalls), oracle(case)) < BF16_TOLERANCE
 
 
+@proves("fa3_fp8", Feature.MIXED, Feature.FP8_KV)
 @pytest.mark.parametrize("page_size", [16, 128])
 def test_both_calls_read_an_e4m3_cache(page_size):
     case = device_case(device_spec(MANY, page_size=page_size))

@@ -10,6 +10,7 @@ from attention.backends.flash_attention import (
     FlashAttentionBackend,
 )
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.features import Feature
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
@@ -26,6 +27,7 @@ from tests.gpu.attention.device_cases import (
     oracle,
 )
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import PAGE_SIZES, RowSpec, relative_error, rows_of
 
 pytestmark = [*NEEDS_GPU, NEEDS_FA3]
@@ -33,6 +35,7 @@ pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 FP8_STEPS = {"decode": DECODE, "mixed": MIXED, "fresh": FRESH}
 
 
+@proves("fa3")
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -41,6 +44,7 @@ def test_every_kind_of_layer_at_every_page_size(rows, layer, page_size):
     assert error_of(device_case(spec), FlashAttentionBackend) < BF16_TOLERANCE
 
 
+@proves("fa3")
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -117,6 +121,7 @@ def test_idle_batch_gives_an_empty_result():
     assert device_case(device_spec(())).run(FlashAttentionBackend).shape == (0, 8, 128)
 
 
+@proves("fa3_deterministic")
 @pytest.mark.parametrize("rows", [DECODE, EXTEND], ids=["decode", "extend"])
 def test_deterministic_rows_keep_their_bits_in_any_company(rows):
     together = device_case(device_spec(rows))
@@ -130,6 +135,7 @@ def test_deterministic_rows_keep_their_bits_in_any_company(rows):
             assert relative_error(out, alone) < BF16_TOLERANCE
 
 
+@proves("fa3_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layer", [LAYERS["plain"], LAYERS["everything"]], ids=["plain", "all"])
 @pytest.mark.parametrize("rows", FP8_STEPS.values(), ids=FP8_STEPS.keys())
@@ -140,6 +146,7 @@ def test_fp8_cache_agrees_with_exact_values(rows, layer, page_size):
     assert relative_error(out, oracle(case)) < FP8_TOLERANCE
 
 
+@proves("fa3_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("head_dim", [32, 64, 256])
 @pytest.mark.parametrize("group", [1, 8])
 def test_fp8_cache_for_other_heads(group, head_dim):

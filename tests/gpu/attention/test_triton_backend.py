@@ -13,7 +13,7 @@ from attention import LayerAttentionConfig
 from attention.backends.triton_fp8 import Fp8TritonBackend
 from attention.backends.triton_latent import TritonLatentBackend
 from attention.backends.triton_paged import TritonBackend
-from attention.memory.cuda_kv_pool import mha_pool_class
+from attention.features import Feature
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
@@ -27,11 +27,13 @@ from tests.gpu.attention.device_cases import (
     capture,
     device_case,
     device_spec,
+    e4m3_twin,
     error_of,
     oracle,
 )
 from tests.gpu.needs import NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import (
     PAGE_SIZES,
     CaseSpec,
@@ -51,6 +53,7 @@ LONG_ITEMS = rows_of((40, 300), (0, 700), (300, 1))
 CUT = tuple(RowSpec(17 * (i % 29) + 1, 1, i % 7) for i in range(40)) + rows_of((0, 300), (255, 9))
 
 
+@proves("triton")
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -59,6 +62,7 @@ def test_every_kind_of_layer_at_every_page_size(rows, layer, page_size):
     assert error_of(build_case(spec), TritonBackend) < BF16_TOLERANCE
 
 
+@proves("triton", Feature.UNEQUAL_HEAD_DIMS)
 @pytest.mark.parametrize(
     ("head_dim", "v_head_dim"),
     [*[(dim, dim) for dim in (32, 64, 80, 96, 128, 192, 256)], (192, 128), (64, 256)],
@@ -102,6 +106,7 @@ def test_many_decode_rows_of_a_mixed_step_take_the_decode_kernels():
     assert relative_error(out, oracle(case)) < BF16_TOLERANCE
 
 
+@proves("triton")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", [DRAFTS, EXTEND, LONG_ITEMS], ids=["drafts", "extend", "items"])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
@@ -110,6 +115,7 @@ def test_every_kind_of_visibility(make, rows, layer):
     assert error_of(case, TritonBackend) < BF16_TOLERANCE
 
 
+@proves("triton")
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("kv_heads", [1, 8])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
@@ -134,6 +140,7 @@ def test_idle_batch_gives_an_empty_result():
     assert build_case(device_spec(())).run(TritonBackend).shape == (0, 8, 128)
 
 
+@proves("triton", Feature.GRAPHS, Feature.DECODE)
 @pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
 @pytest.mark.parametrize("v_head_dim", [128, 64])
 def test_replays_follow_shuffled_pages(v_head_dim, layer, page_size):
@@ -157,19 +164,7 @@ def test_nothing_waits_for_the_device(rows):
         backend.forward(case.q, case.k, case.v, case.layer, case.batch)
 
 
-def e4m3_twin(case):
-    """Over the pool that this GPU gets, whether Triton writes e4m3 here or torch does."""
-    config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
-    pool = mha_pool_class(config, torch.cuda.get_device_capability())(
-        config, case.token_to_kv_pool.num_pages
-    )
-    pool.set_scales(0, 0.02, 0.03)
-    everywhere = torch.arange(pool.num_pages * pool.page_size, device=config.device)
-    k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
-    pool.set_kv_buffer(0, everywhere, k, v)
-    return replace(case, config=config, token_to_kv_pool=pool)
-
-
+@proves("triton_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("layer", [LAYERS["plain"], LAYERS["everything"]], ids=["plain", "all"])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -178,6 +173,7 @@ def test_fp8_cache_agrees_with_exact_values(rows, layer, page_size):
     assert relative_error(e4m3_twin(case).run(Fp8TritonBackend), oracle(case)) < FP8_TOLERANCE
 
 
+@proves("triton_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_fp8_cache_with_every_kind_of_visibility(make):
     case = device_case(device_spec(DRAFTS))
@@ -186,6 +182,7 @@ def test_fp8_cache_with_every_kind_of_visibility(make):
     assert relative_error(e4m3_twin(case).run(Fp8TritonBackend), oracle(case)) < FP8_TOLERANCE
 
 
+@proves("triton_fp8", Feature.FP8_KV, Feature.GRAPHS, Feature.DECODE)
 def test_fp8_replays_follow_shuffled_pages():
     exact = [device_case(device_spec(DECODE, layout_seed=seed)) for seed in range(2)]
     twins = [e4m3_twin(case) for case in exact]
@@ -203,6 +200,7 @@ def run_latent(case):
     return case.run(TritonLatentBackend(case.config, case.table, case.pool))
 
 
+@proves("triton", Feature.MLA)
 @pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("rows", [DECODE, EXTEND, MIXED, FRESH])
 def test_latents_at_every_page_size(rows, page_size):
@@ -210,12 +208,14 @@ def test_latents_at_every_page_size(rows, page_size):
     assert relative_error(run_latent(case), case.run_oracle()) < LATENT_TOLERANCE
 
 
+@proves("triton", Feature.MLA, Feature.DECODE)
 @pytest.mark.parametrize("num_heads", [8, 32, 128])
 def test_latents_of_any_number_of_heads(num_heads):
     case = latent_case(DECODE, replace(DEEPSEEK, num_heads=num_heads))
     assert relative_error(run_latent(case), case.run_oracle()) < LATENT_TOLERANCE
 
 
+@proves("triton", Feature.MLA)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_latents_with_every_kind_of_visibility(make):
     case = latent_case(DRAFTS)

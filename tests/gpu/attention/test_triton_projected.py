@@ -7,6 +7,7 @@ import torch
 
 from attention import LayerAttentionConfig
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
+from attention.features import Feature
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, measured_tuning
 from attention.qkv_projection import HeadNorm, QKVProjection
 from tests.fakes.qkv_projection import draw_projection, finish
@@ -21,6 +22,7 @@ from tests.gpu.attention.device_cases import (
     padded,
 )
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import (
     AttentionCase,
     CaseSpec,
@@ -117,6 +119,7 @@ def check(
         assert torch.equal(old.nan_to_num(nan=9.0), new.nan_to_num(nan=9.0))
 
 
+@proves("fa3_triton", Feature.DECODE)
 @pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
 def test_every_kind_of_layer_at_every_page_size(layer, page_size):
     """Every kind behind either front: kernels of a page size are compiled for each."""

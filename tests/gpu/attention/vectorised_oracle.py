@@ -51,6 +51,8 @@ class VectorisedOracleBackend(OracleBackend):
         is_hidden = key > query
         if layer.sliding_window_size >= 0:
             is_hidden |= key <= query - layer.sliding_window_size
+        if layer.chunk_size > 0:
+            is_hidden |= key < query // layer.chunk_size * layer.chunk_size
         logits.masked_fill_(is_hidden if seen is None else ~seen, -torch.inf)
         if layer.sinks is not None:
             sinks = layer.sinks.double()[:, None, None].expand(-1, num_queries, 1)

@@ -10,6 +10,7 @@ ROWS = rows_of((40, 1), (0, 70), (17, 9), (3, 1), (5, 0))
 LAYERS = {
     "plain": LayerAttentionConfig(),
     "window": LayerAttentionConfig(sliding_window_size=24),
+    "chunks": LayerAttentionConfig(chunk_size=24),
     "everything": LayerAttentionConfig(sliding_window_size=8, logit_cap=0.8, has_sinks=True),
 }
 

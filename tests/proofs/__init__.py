@@ -1,0 +1,1 @@
+"""Which cells of docs/attention-backends.md a test proves, and what a run on a GPU proved."""

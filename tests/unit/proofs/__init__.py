@@ -1,0 +1,1 @@
+"""What tests prove of the attention backends, and how that is written down."""

@@ -1,0 +1,123 @@
+"""What tests prove is read off markers and parameters, and written down by GPU and backend."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from attention.features import Feature
+from tests.proofs.cells import Cell
+from tests.proofs.results import (
+    BackendResults,
+    GpuResults,
+    RunProofs,
+    file_name,
+    merge_results,
+    read_results,
+    write_results,
+)
+
+ROOT = Path(__file__).parents[3]
+MODULE = """
+import pytest
+from attention import LayerAttentionConfig
+from attention.backends.triton_paged import TritonBackend
+from attention.features import Feature
+from tests.proofs.cells import proves
+from tests.unit.attention.cases import rows_of
+from tests.unit.attention.visibility_cases import KINDS
+
+LAYERS = [LayerAttentionConfig(sliding_window_size=4, has_sinks=True)]
+
+
+@proves("fa3", Feature.GRAPHS)
+@pytest.mark.parametrize("page_size", [16])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("rows", [rows_of((3, 1)), rows_of((9, 4), (2, 1))])
+def test_steps(rows, layer, page_size):
+    assert len(rows) == 1
+
+
+@proves()
+@pytest.mark.parametrize("backend", [TritonBackend])
+@pytest.mark.parametrize("make", [KINDS["tree"]])
+@pytest.mark.parametrize("rows", [rows_of((9, 4))])
+def test_trees(rows, make, backend):
+    pass
+
+
+@proves("fa3", Feature.MLA)
+def test_latents():
+    pytest.skip("elsewhere")
+
+
+def test_nothing():
+    pass
+"""
+# A GPU that is not there, in every process of the run.
+DEVICE = """
+import torch
+torch.cuda.get_device_name = lambda device: "NVIDIA Test 1 GPU"
+torch.cuda.get_device_capability = lambda device: (9, 0)
+"""
+FA3_DECODE = {"CUDA graphs", "K and V of heads", "attention sinks", "decode", "page size 16"}
+FA3_DECODE |= {"sliding windows"}
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_it.py").write_text(MODULE)
+    (folder / "conftest.py").write_text(DEVICE)
+    markers = "[pytest]\nmarkers = proves: x\naddopts = -p no:cacheprovider\n"
+    (folder / "pytest.ini").write_text(markers)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.proofs.plugin", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_a_run_writes_what_passed_and_what_failed(tmp_path):
+    """Over processes: that of pytest-xdist hears of its tests, this one of their reports."""
+    done = run(tmp_path, "--proofs-to", str(tmp_path / "out"), "-n", "1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (results,) = read_results(tmp_path / "out")
+    assert (results.gpu, results.compute_capability) == ("NVIDIA Test 1 GPU", "sm90")
+    assert (tmp_path / "out" / "nvidia-test-1-gpu.json").exists()
+    fa3, triton = results.backends["fa3"], results.backends["triton"]
+    assert fa3.passed == dict.fromkeys(FA3_DECODE, 1)
+    more = {"prefill", "prefill and decode in one step", "verification of drafts"}
+    assert set(fa3.failed) == FA3_DECODE - {"decode"} | more
+    assert fa3.num_tests == 2
+    assert set(triton.passed) == {Feature.HEADS.value, Feature.TREE.value}
+    assert "torch" in fa3.packages
+
+
+def results_of(**backends: BackendResults) -> GpuResults:
+    return GpuResults("NVIDIA H200", "sm90", backends)
+
+
+def test_a_run_replaces_the_backends_that_it_ran():
+    old, new = (BackendResults(date, {}, 1, {"decode": 1}, {}) for date in ("old", "new"))
+    merged = merge_results(results_of(fa3=old, triton=old), results_of(triton=new, flex=new))
+    assert {name: results.date for name, results in merged.backends.items()} == {
+        "fa3": "old",
+        "flex": "new",
+        "triton": "new",
+    }
+    assert merge_results(None, merged) == merged
+
+
+def test_files_are_read_as_they_were_written(tmp_path):
+    proofs = RunProofs()
+    proofs.count([Cell("fa3", "decode"), Cell("fa3", "prefill")], has_passed=True)
+    proofs.count([Cell("fa3", "decode")], has_passed=False)
+    results = results_of(**proofs.by_backend("2026-11-25", {"torch": "2.11.0"}))
+    path = write_results(tmp_path, results)
+    assert path.name == file_name("NVIDIA H200") == "nvidia-h200.json"
+    assert read_results(tmp_path) == (results,)
+    fa3 = results.backends["fa3"]
+    assert (fa3.num_tests, fa3.passed, fa3.failed) == (
+        2,
+        {"decode": 1, "prefill": 1},
+        {"decode": 1},
+    )
