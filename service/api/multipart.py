@@ -1,9 +1,11 @@
 """A form with one file, read within ceilings. Knows no route."""
 
+import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import ApiError, ApiErrorCode
@@ -11,6 +13,8 @@ from service.errors import ApiError, ApiErrorCode
 _MAX_FIELDS = 32
 _MAX_FIELD_BYTES = 64 << 10
 _FILE = "file"
+# Text that is nearly a boundary, again and again, costs its parser 0.25 ms a KiB.
+_SLICE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +32,32 @@ async def read_form(request: Request) -> Form:
     if media_type != "multipart/form-data":
         message = "the body must be multipart/form-data"
         raise ApiError(ApiErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+    parser = MultiPartParser(
+        request.headers,
+        _in_slices(request),
+        max_files=1,
+        max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_FIELD_BYTES,
+    )
     try:
-        form = await request.form(
-            max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
-        )
+        form = await parser.parse()
     except ClientDisconnect as error:
         message = "the client closed the connection before its body was there"
         raise ApiError(ApiErrorCode.CLIENT_CLOSED_REQUEST, message) from error
-    except HTTPException as error:
-        raise _invalid(f"the body is no form that is read here: {error.detail}", None) from error
+    except MultiPartException as error:
+        raise _invalid(f"the body is no form that is read here: {error.message}", None) from error
     try:
         return await _split(form)
     finally:
         await form.close()
+
+
+async def _in_slices(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body; others have their turns between two slices of it."""
+    async for chunk in request.stream():
+        for start in range(0, len(chunk), _SLICE_BYTES):
+            yield chunk[start : start + _SLICE_BYTES]
+            await asyncio.sleep(0)
 
 
 async def _split(form: FormData) -> Form:

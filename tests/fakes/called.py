@@ -5,6 +5,9 @@ import asyncio
 from service.request_context import RequestContext
 from service.security.quota import FreeLease
 
+_JSON = "application/json"
+_CHUNK_BYTES = 64 << 10
+
 
 class Called:
     """An ASGI application."""
@@ -12,8 +15,9 @@ class Called:
     def __init__(self, app):
         self._app = app
 
-    async def post(self, path, body):
-        return await self._call("POST", path, body)
+    async def post(self, path, body, content_type=_JSON):
+        """Bodies other than JSON come in pieces, all of which are there already."""
+        return await self._call("POST", path, body, content_type=content_type)
 
     async def post_and_forget(self, path, body):
         """As post(), of an answer that is too large to be kept: its first and last parts."""
@@ -22,21 +26,25 @@ class Called:
     async def get(self, path, query=b""):
         return await self._call("GET", path, b"", query)
 
-    async def _call(self, method, path, body, query=b"", forgets=False):
+    async def _call(self, method, path, body, query=b"", forgets=False, content_type=_JSON):
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "raw_path": path.encode(),
             "query_string": query,
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", content_type.encode())],
             "client": ("127.0.0.1", 1),
             "server": ("tessera", 80),
             "scheme": "http",
             "root_path": "",
             "http_version": "1.1",
         }
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        size = max(len(body), 1) if content_type == _JSON else _CHUNK_BYTES
+        pieces = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+        messages = [{"type": "http.request", "body": one, "more_body": True} for one in pieces]
+        messages[-1]["more_body"] = False
+        messages.reverse()
         sent = []
 
         async def receive():

@@ -1,6 +1,7 @@
 """Sounds and the WAV files that hold them."""
 
 import io
+import struct
 import wave
 
 import numpy as np
@@ -26,3 +27,14 @@ def wav(samples: np.ndarray, rate_hz: int, width: int = 2, channels: int = 1) ->
         out.setframerate(rate_hz)
         out.writeframes(raw)
     return file.getvalue()
+
+
+def riff(channels=1, rate_hz=16_000, width=2, told_bytes=None, num_bytes=1 << 20, extra=b""):
+    """A WAV file whose header says what it likes."""
+    told = num_bytes if told_bytes is None else told_bytes
+    block = channels * width
+    fmt = struct.pack(
+        "<HHIIHH", 1, channels, rate_hz, (rate_hz * block) % 2**32, block % 2**16, 8 * width
+    )
+    chunks = b"fmt " + struct.pack("<I", 16) + fmt + extra + b"data" + struct.pack("<I", told)
+    return b"RIFF" + struct.pack("<I", told % 2**31) + b"WAVE" + chunks + bytes(num_bytes)

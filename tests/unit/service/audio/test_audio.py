@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from service.audio.features import FeatureReader, feature_reader_of
-from service.audio.resampling import resample
+from service.audio.resampling import _quick_length, resample
 from service.audio.wav import AudioRefusedError, Sound, read_wav
-from tests.fakes.sounds import tones, wav
+from tests.fakes.sounds import riff, tones, wav
 from workers.errors import ModelLoadError
 
 EXTRACTOR = {"feature_size": 8, "chunk_length": 1}
@@ -56,6 +56,28 @@ def test_what_the_new_rate_cannot_hold_is_left_out():
     )
 
 
+@pytest.mark.parametrize("num_samples", [11_003, 11_027])
+def test_a_sound_of_an_odd_length_is_as_long_and_the_same(num_samples):
+    """Both lengths are primes; silence behind the sound makes its last samples ring."""
+    samples = tones(0.5, 22_050, 440.0, 1000.0)
+    samples = np.concatenate([samples, samples])[:num_samples].astype(np.float32)
+    other = resample(Sound(samples, 22_050), 16_000).samples
+    assert len(other) == round(num_samples * 16_000 / 22_050)
+    inner = slice(200, 7_700)
+    np.testing.assert_allclose(other[inner], SOUND[inner], atol=1e-2)
+
+
+def test_no_transform_is_of_a_length_that_takes_a_gigabyte():
+    assert _quick_length(5_759_999) == 5_760_000
+    rates_hz = (191_999, 96_001)
+    for rate_hz in rates_hz:
+        with pytest.raises(AudioRefusedError, match=f"{rate_hz} samples a second"):
+            resample(Sound(np.zeros(9, dtype=np.float32), rate_hz), 16_000)
+    for rate_hz in (88_200, 96_000, 176_400, 192_000):
+        silence = Sound(np.zeros(rate_hz // 100, dtype=np.float32), rate_hz)
+        assert len(resample(silence, 16_000).samples) == 160
+
+
 def test_features_are_those_of_transformers(folder):
     heard = FeatureReader(folder).read(wav(SOUND, 16_000, 4))
     extract = WhisperFeatureExtractor(**EXTRACTOR)
@@ -72,6 +94,16 @@ REFUSED = {
     "too long": (wav(np.zeros(16_001), 16_000), "longer than 1 s"),
     "nine channels": (wav(SOUND[:9], 16_000, 2, 9), "9 channels"),
     "too slow": (wav(SOUND[:9], 1_000), "1000 samples a second"),
+    "a rate beyond": (riff(rate_hz=2**32 - 1), "4294967295 samples a second"),
+    "no rate": (riff(rate_hz=0), "0 samples a second"),
+    "channels without end": (riff(channels=65_535), "65535 channels"),
+    "no channel": (riff(channels=0), "no WAV"),
+    "a strange width": (riff(width=7), "samples of 56 bits"),
+    "a length of gigabytes": (riff(told_bytes=2**32 - 1), "longer than 1 s"),
+    "no length": (riff(told_bytes=0), "no WAV"),
+    "chunks without end": (riff(extra=b"junk\0\0\0\0" * 20_000), "longer than 1 s"),
+    "a chunk beyond the file": (riff(extra=b"junk\xff\xff\xff\x7f"), "no WAV"),
+    "a rate of no simple ratio": (riff(rate_hz=191_999, num_bytes=9000), "191999 samples a second"),
     "floats": (wav(SOUND, 16_000)[:20] + b"\x03\0" + wav(SOUND, 16_000)[22:], "no WAV"),
 }
 
