@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
@@ -140,6 +142,10 @@ class GraphAttentionRouter(AttentionRouter, GraphAttentionBackend):
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         for backend in self._graphed:
             backend.record_step_tables(forward_batch)
+
+    def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
+        for backend in self._graphed:
+            backend.before_replay(num_rows, seq_lens_cpu)
 
 
 def _each_once(backends: tuple[AttentionBackend, ...]) -> tuple[AttentionBackend, ...]:

@@ -49,8 +49,8 @@ class Preference:
 
 
 _ON_OTHER_GPUS = Preference(
-    mha=("triton", "triton_fp8", "torch_native", "torch_native_fp8"),
-    mla=("triton", "torch_native"),
+    mha=("triton", "triton_fp8", "flashinfer", "torch_native", "torch_native_fp8"),
+    mla=("triton", "flashinfer", "torch_native"),
 )
 
 PREFERENCES: dict[DeviceGeneration, Preference] = {
@@ -62,11 +62,12 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
             "fa3_fp8",
             "triton",
             "triton_fp8",
+            "flashinfer",
             "torch_native",
             "torch_native_fp8",
         ),
         # benchmarks/h200/latent_attention.py: fa3 decodes as fast or faster but for a few rows.
-        mla=("fa3", "flashmla", "triton", "torch_native"),
+        mla=("fa3", "flashmla", "triton", "flashinfer", "torch_native"),
     ),
     DeviceGeneration.BLACKWELL: _ON_OTHER_GPUS,
     DeviceGeneration.OTHER_GPU: _ON_OTHER_GPUS,

@@ -73,6 +73,9 @@ class _StubBackend:
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: object) -> None:
         """No metadata."""
 
+    def before_replay(self, num_rows: int, seq_lens_cpu: object) -> None:
+        """Nothing is planned on the host, as for most backends."""
+
 
 class _StubKernels:
     """Launches nothing."""

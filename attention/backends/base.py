@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
@@ -190,8 +192,8 @@ class GraphAttentionBackend(AttentionBackend):
 
     init_cuda_graph_state once; for each batch size, init_forward_metadata_capture_cuda_graph and
     then, inside the capture, record_step_tables followed by the layers. A replay needs nothing of
-    the backend: the graph itself reads the step's lengths and pages from the captured batch's
-    tensors and the table of slots.
+    most backends: the graph itself reads the step's lengths and pages from the captured batch's
+    tensors and the table of slots. Those that plan on the host do so in before_replay.
     """
 
     @abstractmethod
@@ -200,10 +202,18 @@ class GraphAttentionBackend(AttentionBackend):
 
     @abstractmethod
     def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
-        """Point the metadata of this batch size at the static buffers. Launches nothing."""
+        """Point the metadata of this batch size at the static buffers. Launches no kernel."""
 
     @abstractmethod
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         """Launch what derives a step's shared metadata on the device, for rows of any length up to
         max_context_len. Call it inside the capture, before the first layer; rows that pad the
         batch have seq_lens 0."""
+
+    def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
+        """The host is about to launch the graph of num_rows rows, on the current stream.
+
+        seq_lens_cpu: int32, of at least num_rows elements, the first of which are the rows' keys,
+        the new token's included; 0 for rows that pad the batch. Whoever needs them later copies
+        them.
+        """

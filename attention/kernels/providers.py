@@ -155,6 +155,14 @@ def load_triton_kernels() -> TritonKernels:
     )
 
 
+def load_page_lists() -> Callable[..., None]:
+    """fill_page_lists. Raises AttentionBackendError when Triton does not import."""
+    _import("triton", TRITON_INSTALL)
+    page_lists = importlib.import_module("attention.kernels.triton_page_lists")
+    fill: Callable[..., None] = page_lists.fill_page_lists
+    return fill
+
+
 def load_decode_kernels() -> DecodeKernels:
     """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
     _import("triton", TRITON_INSTALL)

@@ -5,9 +5,12 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 
 import torch
 
+from attention.kernels.page_lists import PageLists
 from attention.kernels.step_tables import StepTables
+from attention.kernels.triton_page_lists import fill_page_lists
 from attention.kernels.triton_step_tables import fill_step_tables
 from tests.fakes import flash_attention as described
+from tests.fakes import flash_infer as described_lists
 from workers.graphs.decode_step import StepRows, TorchStepKernels
 from workers.graphs.ring import StagingRing
 from workers.layers.cuda.greedy import TritonStepKernels
@@ -31,6 +34,23 @@ def check_tables(num_rows, page_size, window, max_len=90):
     first = (seq_lens - new.clamp(min=1) - window + 1).clamp(min=0) // page_size
     is_hidden = torch.arange(filled[0].page_table.shape[1]) < first[:, None]
     assert window == 0 or not filled[0].page_table[:num_rows][is_hidden].any()
+
+
+def check_page_lists(num_rows, page_size, window, max_len=90):
+    """Rows without keys among them, more rows than a pass sums up and pages than a program has."""
+    table = torch.randint(0, 10**6, (num_rows + 2, max_len)).int()
+    slots = torch.randperm(num_rows + 2)[:num_rows]
+    seq_lens = torch.randint(0, max_len + 1, (num_rows,)).int()
+    seq_lens[[0, -1]] = torch.tensor([0, max_len]).int()
+    new = torch.minimum(torch.randint(0, 40, (num_rows,)).int(), seq_lens)
+    filled = []
+    for fill in (fill_page_lists, described_lists.fill_page_lists):
+        lists = PageLists.allocate(num_rows + 3, num_rows * -(-max_len // page_size), CPU)
+        lists.indices.fill_(-7)
+        fill(table, slots, seq_lens, new, lists, page_size, max_len, window)
+        filled.append(lists)
+    for name in ("indptr", "last_page_lens", "indices"):
+        assert torch.equal(*(getattr(one, name) for one in filled)), name
 
 
 def check_begin(num_rows, num_accounts, num_slots=12):
@@ -60,6 +80,9 @@ if __name__ == "__main__":
     for page_size in (1, 16, 24):
         for window in (0, 1, 20):
             check_tables(5, page_size, window)
+            check_page_lists(5, page_size, window)
+    check_page_lists(300, page_size=16, window=20, max_len=20)
+    check_page_lists(2, page_size=1, window=0, max_len=600)
     for num_accounts in (1, 2, 3):
         check_begin(7, num_accounts)
     print("all equal")

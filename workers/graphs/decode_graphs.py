@@ -19,7 +19,12 @@ from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.graph_timing import GraphAttentionTimer
 from attention.timing import AttentionTiming
-from workers.graphs.decode_step import FIRST_CACHE_FIELD, DecodeStepKernels, StepRows
+from workers.graphs.decode_step import (
+    FIRST_CACHE_FIELD,
+    SEQ_LENS_FIELD,
+    DecodeStepKernels,
+    StepRows,
+)
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing, StagingSlot
 from workers.models.base import CausalLM
@@ -158,6 +163,7 @@ class DecodeGraphs:
         num_rows, size = plan.batch_size, self._size_for(plan)
         slot = self._stage(num_rows, size, plan)
         graph, timer = self._next_graph(size)
+        self._backend.before_replay(size, slot.rows[SEQ_LENS_FIELD])
         graph.replay()
         self._replayed = _ReplayedRows(graph.logits, graph.rows, plan)
         if timer is not None:
@@ -293,7 +299,7 @@ class DecodeGraphs:
         rows = slot.rows
         if plan is not None:
             rows[0, :num_rows] = plan.slots
-            rows[1, :num_rows] = plan.prefix_lens + 1
+            rows[SEQ_LENS_FIELD, :num_rows] = plan.prefix_lens + 1
             rows[2, :num_rows] = plan.input_ids
             rows[FIRST_CACHE_FIELD, :num_rows] = plan.out_cache_loc
             for account, locs in enumerate(plan.bounded_cache_locs, start=1):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+SEQ_LENS_FIELD = 1
 FIRST_CACHE_FIELD = 3
 """Rows of the host's matrix: slot, sequence length, input id, then a cache index in each account of
 KV memory. A further row's first element is the step's number."""

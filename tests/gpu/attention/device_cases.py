@@ -136,6 +136,9 @@ class CapturedStep:
             to[:num_tokens].copy_(source)
         with torch.inference_mode():
             self.out.fill_(torch.nan)
+        lengths = np.zeros(self.batch.batch_size, dtype=np.int32)
+        lengths[:num_tokens] = case.batch.seq_lens_cpu
+        self.backend.before_replay(len(lengths), lengths)
         self.graph.replay()
         return self.out[:num_tokens].clone()
 

@@ -46,6 +46,9 @@ class Graphable(Recording, GraphAttentionBackend):
     def record_step_tables(self, forward_batch):
         self.calls.append((self.capability.name, "tables"))
 
+    def before_replay(self, num_rows, seq_lens_cpu):
+        self.calls.append((self.capability.name, (num_rows, seq_lens_cpu)))
+
 
 def router_over(case, backend_class=Recording, router_class=AttentionRouter, routes=ROUTES):
     calls = []
@@ -109,7 +112,8 @@ def test_a_graph_asks_each_backend_of_decode_steps_once():
     router.init_cuda_graph_state(8)
     router.init_forward_metadata_capture_cuda_graph(case.batch)
     router.record_step_tables(case.batch)
-    told = (8, "capture", "tables")
+    router.before_replay(4, "lengths")
+    told = (8, "capture", "tables", (4, "lengths"))
     assert calls == [(name, what) for what in told for name in ("third", "second")]
 
 

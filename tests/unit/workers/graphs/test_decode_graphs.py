@@ -241,6 +241,19 @@ def test_a_replay_reads_the_page_table_of_its_own_step(folder) -> None:
     torch.testing.assert_close(logits_of_replay(), before)
 
 
+def test_a_backend_hears_of_a_replay_and_its_lengths_before_it_is_launched(folder) -> None:
+    runner = GraphedCpuRunner(config_of(folder, num_pages=64), SingleRank(), CPU, print)
+    runner.use_graphs([4])
+    told = []
+    runner._backend.before_replay = lambda num_rows, seq_lens: told.append(
+        (num_rows, seq_lens[:num_rows].tolist(), runner.capturer.num_replays)
+    )
+    runner.graphs.capture(4)
+    with torch.inference_mode():
+        runner.graphs.run(decode_plan([0, 1, 2], [9, 30, 17], [0, 1, 2]), runner._sampling)
+    assert told == [(4, [10, 31, 18, 0], 0)]
+
+
 def test_every_nth_replay_of_a_size_is_timed_once_it_has_a_twin(folder) -> None:
     config = config_of(folder)
     prompts = prompts_of(3)
