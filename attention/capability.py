@@ -1,13 +1,16 @@
 """What a backend declares about itself. Knows no backend and chooses none."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from attention.features import Feature
 from attention.visibility import CAUSAL_ONLY, VisibilityKind
 
 ComputeCapability = tuple[int, int]
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class AttentionBackendError(RuntimeError):
@@ -41,7 +44,9 @@ class BackendCapability:
     of latents and of their rotated parts that kernels are built for, None for any. has_heads:
     models that keep K and V of heads. visibilities: what a step's new tokens may see.
     is_deterministic: a row's bits are the same whatever shares its batch, in every kind of step.
-    install_hint: a command or a sentence for the operator.
+    why_not: by what is not there, a short sentence for whoever needs it; what is there may have
+    one too, of the backend that this one is made from. install_hint: a command or a sentence for
+    the operator.
     """
 
     name: str
@@ -70,9 +75,35 @@ class BackendCapability:
     has_heads: bool = True
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
     is_deterministic: bool = False
+    why_not: Mapping[Feature, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.default_page_size not in self.page_sizes:
             raise ValueError(
                 f"{self.name}: default_page_size={self.default_page_size} is not in page_sizes"
             )
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """All but CUDA graphs, which a class has or has not."""
+        declared = {
+            Feature.HEADS: self.has_heads,
+            Feature.MLA: self.has_mla,
+            Feature.EXTEND: True,
+            Feature.DECODE: True,
+            Feature.MIXED: self.has_mixed_batches,
+            Feature.VERIFY: True,
+            Feature.WINDOW: self.has_sliding_window,
+            Feature.CHUNKS: self.has_chunked_attention,
+            Feature.CAP: self.has_logit_cap,
+            Feature.SINKS: self.has_sinks,
+            Feature.UNEQUAL_HEAD_DIMS: self.has_unequal_head_dims,
+            Feature.UNLIKE_LAYERS: self.has_unlike_layers,
+            Feature.SHARED_KV: self.has_shared_kv,
+            Feature.BOUNDED_ACCOUNTS: self.has_bounded_accounts,
+            Feature.CROSS: self.has_cross_attention,
+            Feature.FP8_KV: any(dtype in _FP8 for dtype in self.kv_dtypes),
+            Feature.DETERMINISTIC: self.is_deterministic,
+        }
+        seen = (Feature(kind.value) for kind in self.visibilities)
+        return frozenset((*(what for what, is_there in declared.items() if is_there), *seen))

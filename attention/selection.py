@@ -21,6 +21,7 @@ from attention.capability import (
     BackendCapability,
     ComputeCapability,
 )
+from attention.features import Feature
 from attention.memory.layout import LatentEntry
 from attention.registry import ATTENTION_BACKENDS, BackendRegistry
 from attention.visibility import CAUSAL_ONLY, VisibilityKind
@@ -125,6 +126,26 @@ class AttentionNeeds:
     chunk_size: int = 0
     latent: LatentEntry | None = None
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What is needed, in the order in which a backend is asked for it."""
+        needed = (
+            (Feature.WINDOW, self.needs_sliding_window),
+            (Feature.CAP, self.needs_logit_cap),
+            (Feature.SINKS, self.needs_sinks),
+            (Feature.UNEQUAL_HEAD_DIMS, self.needs_unequal_head_dims),
+            (Feature.MLA, self.needs_mla),
+            (Feature.HEADS, not self.needs_mla),
+            (Feature.CHUNKS, self.needs_chunked_attention),
+            (Feature.UNLIKE_LAYERS, self.needs_unlike_layers),
+            (Feature.SHARED_KV, self.needs_shared_kv),
+            (Feature.CROSS, self.needs_cross_attention),
+            (Feature.MIXED, self.needs_mixed_batches),
+            (Feature.DETERMINISTIC, self.needs_deterministic),
+            *((Feature(kind.value), kind in self.visibilities) for kind in VisibilityKind),
+        )
+        return tuple(feature for feature, is_needed in needed if is_needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,55 +267,10 @@ def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | 
         return f"does not read a KV cache in {needs.kv_dtype}"
     if needs.page_size is not None and needs.page_size not in capability.page_sizes:
         return f"does not work with page size {needs.page_size}"
-    features = (
-        ("sliding windows", needs.needs_sliding_window, capability.has_sliding_window),
-        ("logit caps", needs.needs_logit_cap, capability.has_logit_cap),
-        ("attention sinks", needs.needs_sinks, capability.has_sinks),
-        (
-            "V heads of another size than K heads",
-            needs.needs_unequal_head_dims,
-            capability.has_unequal_head_dims,
-        ),
-        ("multi-head latent attention", needs.needs_mla, capability.has_mla),
-        ("K and V of heads", not needs.needs_mla, capability.has_heads),
-        (
-            "attention in chunks",
-            needs.needs_chunked_attention,
-            capability.has_chunked_attention,
-        ),
-        (
-            "layers that differ in heads or head size",
-            needs.needs_unlike_layers,
-            capability.has_unlike_layers,
-        ),
-        (
-            "layers that read the KV cache of others",
-            needs.needs_shared_kv,
-            capability.has_shared_kv,
-        ),
-        (
-            "cross-attention",
-            needs.needs_cross_attention,
-            capability.has_cross_attention,
-        ),
-        (
-            "prefill and decode in one step",
-            needs.needs_mixed_batches,
-            capability.has_mixed_batches,
-        ),
-        (
-            "results that do not depend on what shares the batch (deterministic mode)",
-            needs.needs_deterministic,
-            capability.is_deterministic,
-        ),
-        *(
-            (kind, kind in needs.visibilities, kind in capability.visibilities)
-            for kind in VisibilityKind
-        ),
-    )
-    for feature, is_needed, is_there in features:
-        if is_needed and not is_there:
-            return f"has no {feature}, which this model needs"
+    for feature in needs.features:
+        if feature not in capability.features:
+            why = capability.why_not.get(feature)
+            return f"has no {feature}, which this model needs" + (f": {why}" if why else "")
     return _unfit_chunks(capability, needs) or _unfit_latent(capability, needs.latent)
 
 

@@ -32,6 +32,7 @@ from attention.backends.mixed_batches import (
 from attention.backends.windowed_steps import WindowedSteps
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.providers import (
     FLASH_ATTENTION_3_INSTALL,
@@ -89,6 +90,17 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
         # Those of `qv`: flash_api.cpp in the hopper folder of the flash-attention project.
         latent_dims=range(256, 513, 8),
         latent_rope_dims=range(8, 65, 8),
+        why_not={
+            Feature.CHUNKS: "fa3_chunks has them, as rows of their own",
+            Feature.UNLIKE_LAYERS: "its tables and plans are made for heads of one kind",
+            Feature.SHARED_KV: "each of its layers writes K and V",
+            Feature.CROSS: "it makes no tables of an encoder's tokens",
+            Feature.TREE: "the kernel takes no mask",
+            Feature.ITEMS: "the kernel takes no mask",
+            Feature.EVERYTHING: "the kernel is called causally only",
+            Feature.FP8_KV: "fa3_fp8 reads it",
+            Feature.DETERMINISTIC: "the kernel cuts a row's keys by what shares the batch",
+        },
     )
 
     @classmethod
@@ -311,7 +323,14 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
 
     capability: BackendCapability = replace(
-        FlashAttentionBackend.capability, name="fa3_deterministic", has_mla=False
+        FlashAttentionBackend.capability,
+        name="fa3_deterministic",
+        has_mla=False,
+        why_not={
+            **FlashAttentionBackend.capability.why_not,
+            Feature.MLA: "it attends over heads; fa3 reads latents",
+            Feature.DETERMINISTIC: "rows of one new token keep their bits, longer ones do not",
+        },
     )
 
 

@@ -19,6 +19,7 @@ from attention.backends.flash_attention_metadata import (
 )
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.chunk_rows import (
     ChunkRows,
@@ -45,6 +46,10 @@ class ChunkedFlashAttentionBackend(FlashAttentionBackend):
         has_mla=False,
         has_chunked_attention=True,
         has_chunks_of_any_size=False,
+        why_not={
+            **FlashAttentionBackend.capability.why_not,
+            Feature.MLA: "models with chunks keep heads; fa3 reads latents",
+        },
     )
 
     def __init__(

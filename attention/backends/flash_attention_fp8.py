@@ -14,6 +14,7 @@ from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
@@ -34,6 +35,11 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
         kv_dtypes=(torch.float8_e4m3fn,),
         has_mla=False,
         has_bounded_accounts=False,
+        why_not={
+            **FlashAttentionBackend.capability.why_not,
+            Feature.MLA: "latents are kept in the model's dtype",
+            Feature.BOUNDED_ACCOUNTS: "accounts keep K and V in the model's dtype",
+        },
     )
 
     def __init__(

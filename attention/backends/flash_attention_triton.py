@@ -18,6 +18,7 @@ from attention.backends.flash_attention_steps import AccountTables
 from attention.backends.triton_decoder import TritonDecoder
 from attention.capability import BackendCapability
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, measured_tuning
 from attention.memory.req_to_token_pool import ReqToTokenPool
@@ -35,6 +36,11 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
         name="fa3_triton",
         has_unequal_head_dims=False,
         has_mla=False,
+        why_not={
+            **FlashAttentionBackend.capability.why_not,
+            Feature.UNEQUAL_HEAD_DIMS: "the decode kernels know heads of one size; fa3 knows more",
+            Feature.MLA: "the decode kernels attend over heads; fa3 reads latents",
+        },
     )
 
     def __init__(

@@ -21,6 +21,7 @@ from attention.backends.flash_infer_workspace import (
 )
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.flash_infer import (
     FLASH_INFER_INSTALL,
@@ -78,6 +79,16 @@ class FlashInferBackend(FlashInferSteps):
         install_hint=FLASH_INFER_INSTALL,
         latent_dims=range(512, 513),
         latent_rope_dims=range(64, 65),
+        why_not={
+            Feature.CHUNKS: "its kernels know windows only",
+            Feature.SINKS: "its wrappers are built without them",
+            Feature.UNEQUAL_HEAD_DIMS: "it is built for heads of one size",
+            Feature.UNLIKE_LAYERS: "its plans are made for heads of one kind",
+            Feature.SHARED_KV: "each of its layers writes K and V",
+            Feature.CROSS: "it makes no tables of an encoder's tokens",
+            Feature.FP8_KV: "it is built for K and V in the model's dtype",
+            Feature.DETERMINISTIC: "its plans cut a row's keys by what shares the batch",
+        },
     )
 
     @classmethod

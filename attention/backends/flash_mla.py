@@ -16,6 +16,7 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata, 
 from attention.backends.flash_attention_steps import AccountTables
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.kernels.providers import FLASH_MLA_INSTALL, load_flash_mla, probe_flash_mla
 from attention.kernels.torch_latent import project_values
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
@@ -24,6 +25,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend, register_latent_backend
 
 PAGE_SIZE = 64
+PLAIN_LATENTS = "layers with latents see every token, plainly"
 _FIRST_LAYER = 0
 
 
@@ -55,6 +57,20 @@ class FlashMLABackend(FlashAttentionLatentBackend):
         latent_dims=range(512, 513),
         latent_rope_dims=range(64, 65),
         has_heads=False,
+        has_sliding_window=False,
+        has_logit_cap=False,
+        has_sinks=False,
+        has_bounded_accounts=False,
+        why_not={
+            **FlashAttentionBackend.capability.why_not,
+            Feature.HEADS: "the kernel reads latents",
+            Feature.CHUNKS: PLAIN_LATENTS,
+            Feature.WINDOW: PLAIN_LATENTS,
+            Feature.CAP: PLAIN_LATENTS,
+            Feature.SINKS: PLAIN_LATENTS,
+            Feature.BOUNDED_ACCOUNTS: PLAIN_LATENTS,
+            Feature.FP8_KV: "latents are kept in the model's dtype",
+        },
     )
 
     @classmethod

@@ -14,6 +14,7 @@ from attention.backends.torch_native_plan import TorchNativeMetadata, TorchNativ
 from attention.backends.torch_native_rows import ExtendRow, LayerPlan
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.torch_decode import MAX_CHUNK_KEY_BYTES, DecodeKernel
 from attention.kernels.torch_extend import CausalBias, NoBias, explicit_block, sdpa_block
@@ -56,6 +57,11 @@ class TorchNativeBackend(AttentionBackend):
         has_cross_attention=True,
         visibilities=frozenset(VisibilityKind),
         install_hint="part of torch, nothing to install",
+        why_not={
+            Feature.GRAPHS: "it plans a step from lengths on the host",
+            Feature.FP8_KV: "torch_native_fp8 reads it",
+            Feature.DETERMINISTIC: "torch's products round by the shape of the batch",
+        },
     )
 
     @classmethod

@@ -13,6 +13,7 @@ from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.torch_native_rows import LayerPlan
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_decode import DecodeChunk
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
@@ -34,6 +35,14 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         has_shared_kv=False,
         has_bounded_accounts=False,
         has_cross_attention=False,
+        why_not={
+            **TorchNativeBackend.capability.why_not,
+            Feature.MLA: "latents are kept in the model's dtype",
+            Feature.UNLIKE_LAYERS: "its pool keeps heads of one kind",
+            Feature.SHARED_KV: "its pool has a place for every layer",
+            Feature.BOUNDED_ACCOUNTS: "accounts keep K and V in the model's dtype",
+            Feature.CROSS: "an encoder's tokens are kept in the model's dtype",
+        },
     )
 
     def __init__(

@@ -14,6 +14,7 @@ from attention.backends.triton_decoder import TritonDecoder
 from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer
 from attention.kernels.extend_shape import ExtendGeometry
 from attention.kernels.paged_extend import PagedKeys
@@ -33,6 +34,11 @@ class Fp8TritonBackend(TritonBackend):
         kv_dtypes=(torch.float8_e4m3fn,),
         has_mla=False,
         has_bounded_accounts=False,
+        why_not={
+            **TritonBackend.capability.why_not,
+            Feature.MLA: "latents are kept in the model's dtype",
+            Feature.BOUNDED_ACCOUNTS: "accounts keep K and V in the model's dtype",
+        },
     )
 
     def __init__(

@@ -28,6 +28,7 @@ from attention.backends.triton_decoder import TritonDecoder, score_rule, with_de
 from attention.backends.windowed_steps import WindowedSteps
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import MAX_PAGE_SIZE, MIN_PAGE_SIZE, AttentionConfig
+from attention.features import Feature
 from attention.forward_batch import AttentionLayer, ForwardBatch
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, fitting_tuning
 from attention.kernels.extend_shape import ExtendGeometry
@@ -73,6 +74,14 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
         install_hint=TRITON_INSTALL,
         latent_dims=range(8, MAX_LATENT_DIM + 1, 8),
         latent_rope_dims=range(8, MAX_ROPE_DIM + 1, 8),
+        why_not={
+            Feature.CHUNKS: "its decode kernels know windows only",
+            Feature.UNLIKE_LAYERS: "its tables and plans are made for heads of one kind",
+            Feature.SHARED_KV: "each of its layers writes K and V",
+            Feature.CROSS: "it makes no tables of an encoder's tokens",
+            Feature.FP8_KV: "triton_fp8 reads it",
+            Feature.DETERMINISTIC: "its kernels cut a row's keys by what shares the batch",
+        },
     )
 
     @classmethod

@@ -23,11 +23,12 @@ PACKAGES = ("torch", "triton", "sglang-kernel", "flashinfer-python", "flash-attn
 
 class BackendResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """passed, failed: numbers of tests by what they prove. packages: versions, of those that are
-    installed. num_tests: that passed or failed."""
+    installed. num_tests: that passed or failed, num_failed: that failed."""
 
     date: str
     packages: dict[str, str]
     num_tests: int
+    num_failed: int
     passed: dict[str, int]
     failed: dict[str, int]
 
@@ -47,6 +48,7 @@ class RunProofs:
         self._passed: dict[str, Counter[str]] = {}
         self._failed: dict[str, Counter[str]] = {}
         self._num_tests: Counter[str] = Counter()
+        self._num_failed: Counter[str] = Counter()
 
     def count(self, cells: Iterable[Cell], has_passed: bool) -> None:
         """One test, whose cells are these."""
@@ -54,7 +56,9 @@ class RunProofs:
         cells = frozenset(cells)
         for backend, what in cells:
             counted.setdefault(backend, Counter())[what] += 1
-        self._num_tests.update({cell.backend for cell in cells})
+        backends = {cell.backend for cell in cells}
+        self._num_tests.update(backends)
+        self._num_failed.update(() if has_passed else backends)
 
     def by_backend(self, date: str, packages: dict[str, str]) -> dict[str, BackendResults]:
         return {
@@ -62,6 +66,7 @@ class RunProofs:
                 date,
                 packages,
                 self._num_tests[backend],
+                self._num_failed[backend],
                 dict(sorted(self._passed.get(backend, {}).items())),
                 dict(sorted(self._failed.get(backend, {}).items())),
             )

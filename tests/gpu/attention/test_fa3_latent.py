@@ -65,7 +65,7 @@ def test_pieces_of_prefixes_are_merged(backend_class, max_piece_bytes, monkeypat
     assert relative_error(run(case, backend_class), case.run_oracle()) < TOLERANCE
 
 
-@proves("flashmla", Feature.MLA, page_size=PAGE_SIZE)
+@proves("flashmla", Feature.MLA, Feature.UNEQUAL_HEAD_DIMS, page_size=PAGE_SIZE)
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_step_of_flash_mla(rows):
     case = device_case(rows, page_size=PAGE_SIZE)

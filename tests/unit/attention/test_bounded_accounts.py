@@ -15,6 +15,7 @@ from attention.backends.flash_attention import FlashAttentionBackend
 from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
+from attention.features import Feature
 from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from tests.fakes.flash_attention import (
@@ -22,6 +23,7 @@ from tests.fakes.flash_attention import (
     fake_flash_attention_3,
     fake_triton_kernels,
 )
+from tests.proofs.cells import proves
 from tests.unit.attention.account_cases import windowed, with_account
 from tests.unit.attention.cases import relative_error, rows_of
 from tests.unit.attention.visibility_cases import build_visible, everything, items, tree
@@ -47,6 +49,7 @@ def fake_kernels(monkeypatch):
     monkeypatch.setattr(triton_decoder, "PagedDecode", FakePagedDecode)
 
 
+@proves(Feature.BOUNDED_ACCOUNTS)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 @pytest.mark.parametrize("page_size", [1, 16, 128])

@@ -11,6 +11,7 @@ from attention.backends.base import AttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
 from attention.cross_layer import CrossAttention
+from attention.features import Feature
 from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
 from attention.memory.layout import EveryToken, FixedLength, LastTokens
 from attention.memory.req_to_token_pool import ReqToTokenPool
@@ -19,6 +20,7 @@ from attention.oracle import OracleBackend
 from attention.roofline import attention_step_cost
 from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
 from attention.timing import CpuAttentionTimer
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
 
 MAX_ENCODER_TOKENS = 300
@@ -109,6 +111,7 @@ class OracleOfAccounts(OracleBackend):
         return q
 
 
+@proves("torch_native", Feature.CROSS)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_query_sees_all_that_its_rows_encoder_made(page_size, rows):

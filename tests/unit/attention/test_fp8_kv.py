@@ -11,11 +11,14 @@ from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.torch_native_fp8 import Fp8TorchNativeBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendProbe
+from attention.features import Feature
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.fp8_kv_pool import E4M3_MAX, Fp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import PAGE_SIZES, CaseSpec, build_case, relative_error, rows_of
+from tests.unit.attention.visibility_cases import KINDS, build_visible
 
 FP8 = torch.float8_e4m3fn
 FP8_TOLERANCE = 6e-2
@@ -30,6 +33,7 @@ STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED}
 LAYERS = {
     "plain": LayerAttentionConfig(),
     "window": LayerAttentionConfig(sliding_window_size=24),
+    "chunks": LayerAttentionConfig(chunk_size=24),
     "everything": LayerAttentionConfig(sliding_window_size=100, logit_cap=1.5, has_sinks=True),
 }
 
@@ -52,6 +56,7 @@ def make_pool(num_layers=1, num_pages=3):
     return Fp8MHATokenToKVPool(config, num_pages)
 
 
+@proves("torch_native_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
@@ -62,12 +67,30 @@ def test_fp8_cache_agrees_with_the_oracle_over_exact_values(rows, layer, dtype):
     assert relative_error(out, case.run_oracle()) < FP8_TOLERANCE
 
 
+@proves("torch_native_fp8", Feature.FP8_KV)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("group", [1, 4])
 def test_every_page_size_and_group_agrees_with_the_oracle(page_size, group):
     spec = CaseSpec(MIXED, page_size=page_size, q_heads=8, kv_heads=8 // group)
     case = build_case(spec)
     assert relative_error(fp8_twin(case).run(Fp8TorchNativeBackend), case.run_oracle()) < 6e-2
+
+
+@proves("torch_native_fp8", Feature.FP8_KV, Feature.UNEQUAL_HEAD_DIMS)
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+def test_v_heads_of_another_size(rows):
+    case = build_case(CaseSpec(rows, v_head_dim=16))
+    out = fp8_twin(case, *SCALES).run(Fp8TorchNativeBackend)
+    assert relative_error(out, case.run_oracle()) < FP8_TOLERANCE
+
+
+@proves("torch_native_fp8", Feature.FP8_KV)
+@pytest.mark.parametrize("layer", [LAYERS["plain"], LayerAttentionConfig(chunk_size=24)], ids=str)
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_of_visibility(make, layer):
+    case = build_visible(CaseSpec(EXTEND, layer=layer), make)
+    out = fp8_twin(case, *SCALES).run(Fp8TorchNativeBackend)
+    assert relative_error(out, case.run_oracle()) < FP8_TOLERANCE
 
 
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())

@@ -11,10 +11,12 @@ from attention.backends import torch_native_latent
 from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.torch_native_latent import TorchNativeLatentBackend
 from attention.capability import AttentionBackendError
+from attention.features import Feature
 from attention.kernels.torch_latent import absorbing_pays
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.registry import ATTENTION_BACKENDS, LATENT_BACKENDS, create_attention_backend
 from attention.timing import CpuAttentionTimer
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, RowSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
 
@@ -34,6 +36,7 @@ def error_against_oracle(spec: CaseSpec) -> float:
     return relative_error(case.run(), case.run_oracle())
 
 
+@proves("torch_native", Feature.MLA)
 @every_step
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_float32_agrees_with_the_oracle_over_expanded_heads(rows, page_size):

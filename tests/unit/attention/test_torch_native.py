@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from attention import LayerAttentionConfig
 from attention.backends import torch_native
 from attention.backends.torch_native import TorchNativeBackend
+from attention.features import Feature
 from attention.kernels import torch_extend
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import (
     PAGE_SIZES,
     CaseSpec,
@@ -49,6 +51,7 @@ def error_against_oracle(spec: CaseSpec) -> float:
     return relative_error(case.run(TorchNativeBackend), case.run_oracle())
 
 
+@proves("torch_native")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_float32_agrees_with_oracle_for_every_kind_of_layer(rows, layer):
@@ -69,6 +72,7 @@ def test_pool_may_hold_another_dtype_than_the_model(rows):
     assert error_against_oracle(spec) < TOLERANCE[torch.bfloat16]
 
 
+@proves("torch_native", Feature.MIXED)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_every_gqa_ratio_at_every_page_size_agrees_with_oracle(page_size, group):
@@ -80,6 +84,7 @@ def test_every_gqa_ratio_at_every_page_size_agrees_with_oracle(page_size, group)
 BORDERS = rows_of((0, 32), (32, 32), (31, 2), (16, 80), (31, 1), (32, 1), (63, 1), (0, 1), (96, 1))
 
 
+@proves("torch_native", Feature.CHUNKS)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("rows", [BORDERS, MIXED, RAGGED_EXTEND, DECODE])
 def test_chunks_agree_with_oracle_at_every_page_size(page_size, rows):
@@ -101,6 +106,7 @@ def test_the_oracle_sees_no_key_of_an_earlier_chunk():
         assert relative_error(whole[chunk], same.run_oracle()) < 1e-12
 
 
+@proves("torch_native", Feature.UNEQUAL_HEAD_DIMS)
 @pytest.mark.parametrize("layer", [LAYERS["plain"], LAYERS["sinks"]], ids=["plain", "sinks"])
 def test_value_heads_may_be_narrower_than_key_heads(layer):
     spec = CaseSpec(MIXED, head_dim=24, v_head_dim=16, layer=layer)

@@ -9,9 +9,11 @@ from attention import AttentionHeads, LayerAttentionConfig, RadixAttention
 from attention.backends.base import AttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
+from attention.features import Feature
 from attention.memory.grouped_kv_pool import GroupedTokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.oracle import OracleBackend
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
 
 WIDE = AttentionHeads(4, 1, 48, 24)
@@ -87,6 +89,7 @@ def run_all(backend_class: type[AttentionBackend], page_size: int, rows) -> list
     return outs
 
 
+@proves("torch_native", Feature.UNLIKE_LAYERS, Feature.SHARED_KV)
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
 def test_every_layer_agrees_with_oracle(page_size, rows):

@@ -13,6 +13,7 @@ from attention.oracle import OracleBackend
 from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
 from attention.visibility import CAUSAL, Everything, Items, Tree, VisibilityKind
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
+from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, RowSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
 from tests.unit.attention.visibility_cases import KINDS, build_visible, fields_of
@@ -37,12 +38,14 @@ def error_of(spec, make, backend=TorchNativeBackend):
     return relative_error(case.run(backend), case.run_oracle())
 
 
+@proves("torch_native")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_layer_agrees_with_the_oracle(make, layer):
     assert error_of(CaseSpec(ROWS, head_dim=8, layer=layer), make) < TOLERANCE
 
 
+@proves("torch_native")
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("kv_heads", [1, 8])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
