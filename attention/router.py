@@ -37,8 +37,8 @@ def build_attention(
     backends = {name: create_attention_backend(name, config, *pools) for name in routes.names}
     if len(backends) == 1:
         return backends[routes.names[0]]
-    is_graphable = all(isinstance(backends[name], GraphAttentionBackend) for name in routes.decode)
-    router = GraphAttentionRouter if is_graphable else AttentionRouter
+    isgraphable = all(isinstance(backends[name], GraphAttentionBackend) for name in routes.decode)
+    router = GraphAttentionRouter if isgraphable else AttentionRouter
     return router(config, *pools, routes, backends)
 
 
@@ -59,10 +59,10 @@ class AttentionRouter(AttentionBackend):
         super().__init__(config, req_to_token_pool, token_to_kv_pool)
         if {len(routes.extend), len(routes.decode)} != {config.num_layers}:
             raise ValueError(f"routes of {len(routes.decode)} layers for {config.num_layers}")
-        self._routes = routes
         self._extend = tuple(backends[name] for name in routes.extend)
         self._decode = tuple(backends[name] for name in routes.decode)
         self.capability = replace(self._decode[0].capability, name=str(routes))
+        self._names = tuple(map(routes.name_in, (ForwardMode.EXTEND, ForwardMode.DECODE)))
 
     @classmethod
     def probe(cls) -> BackendProbe:
@@ -70,7 +70,7 @@ class AttentionRouter(AttentionBackend):
         return BackendProbe(is_available=True)
 
     def name_in(self, mode: ForwardMode) -> str:
-        return self._routes.name_in(mode)
+        return self._names[mode.is_decode]
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         for backend in _each_once(self._of(forward_batch)):
@@ -129,7 +129,7 @@ class GraphAttentionRouter(AttentionRouter, GraphAttentionBackend):
         backends: Mapping[str, AttentionBackend],
     ) -> None:
         super().__init__(config, req_to_token_pool, token_to_kv_pool, routes, backends)
-        self._graphed = tuple(map(_graphable, _each_once(self._decode)))
+        self._graphed = tuple(map(graphable, _each_once(self._decode)))
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
         for backend in self._graphed:
@@ -152,7 +152,8 @@ def _each_once(backends: tuple[AttentionBackend, ...]) -> tuple[AttentionBackend
     return tuple({id(backend): backend for backend in backends}.values())
 
 
-def _graphable(backend: AttentionBackend) -> GraphAttentionBackend:
+def graphable(backend: AttentionBackend) -> GraphAttentionBackend:
+    """Raises AttentionBackendError where it is not."""
     if not isinstance(backend, GraphAttentionBackend):
         raise AttentionBackendError(f"{backend.capability.name} cannot be captured")
     return backend

@@ -133,7 +133,6 @@ class AttentionTimer(MeasuredAttention):
         super().__init__(backend)
         self._timings: deque[AttentionTiming] = deque(maxlen=self.MAX_KEPT_STEPS)
         self._step: MeasuredStep | None = None
-        self._names = backend.name_in(ForwardMode.EXTEND), backend.name_in(ForwardMode.DECODE)
 
     def begin_step(self, forward_batch: ForwardBatch) -> None:
         """Start a step of the batch's phase. RuntimeError when one is open."""
@@ -145,8 +144,8 @@ class AttentionTimer(MeasuredAttention):
             forward_batch.extend_seq_lens_cpu,
             forward_batch.encoder_lens_cpu,
         )
-        mode = forward_batch.forward_mode
-        self._step = MeasuredStep(phase_of(mode), self._names[mode.is_decode], cost)
+        name = self._backend.name_of(forward_batch)
+        self._step = MeasuredStep(phase_of(forward_batch.forward_mode), name, cost)
 
     @abstractmethod
     def end_step(self) -> AttentionTiming | None:

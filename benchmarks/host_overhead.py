@@ -76,6 +76,12 @@ class _StubBackend:
     def before_replay(self, num_rows: int, seq_lens_cpu: object) -> None:
         """Nothing is planned on the host, as for most backends."""
 
+    def graph_backends(self, num_rows: int) -> tuple["_StubBackend", ...]:
+        return (self,)
+
+    def graph_backend_of(self, num_rows: int, seq_lens: object) -> "_StubBackend":
+        return self
+
 
 class _StubKernels:
     """Launches nothing."""
@@ -188,7 +194,7 @@ class StubExecutor(StepExecutor):
         return step.read
 
 
-def _no_timer() -> Any:
+def _no_timer(backend: GraphAttentionBackend) -> Any:
     raise RuntimeError("no replay is timed here")
 
 

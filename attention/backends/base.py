@@ -49,6 +49,10 @@ class AttentionBackend(ABC):
         """Of what attends in such a step."""
         return self.capability.name
 
+    def name_of(self, forward_batch: ForwardBatch) -> str:
+        """Of what attends in the step, as far as backends take turns."""
+        return self.name_in(forward_batch.forward_mode)
+
     def check_visibility(self, forward_batch: ForwardBatch) -> None:
         """Raises AttentionBackendError where the step's tokens see what the backend has no way to:
         called before a step is planned."""
@@ -217,3 +221,14 @@ class GraphAttentionBackend(AttentionBackend):
         the new token's included; 0 for rows that pad the batch. Whoever needs them later copies
         them.
         """
+
+    def graph_backends(self, num_rows: int) -> tuple[GraphAttentionBackend, ...]:
+        """Those with graphs of their own for steps of that many rows, the likeliest first."""
+        return (self,)
+
+    def graph_backend_of(
+        self, num_rows: int, seq_lens: npt.NDArray[np.int32]
+    ) -> GraphAttentionBackend:
+        """The one of graph_backends(num_rows) whose graph a step of seq_lens (bs,) should replay,
+        num_rows counting the rows that pad it."""
+        return self

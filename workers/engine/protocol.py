@@ -162,6 +162,21 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         return self.num_prompt_tokens - self.num_cached_prompt_tokens + self.num_output_tokens
 
 
+class AttentionMeasurementRecord(msgspec.Struct, frozen=True):
+    """What the attention of one layer took by a candidate of `auto-tuned`, in steps of rows that
+    bring new_tokens each on top of prefix_tokens, both means. is_uneven: as StepPoint. is_chosen:
+    whether such steps take the backend."""
+
+    phase: str
+    rows: int
+    new_tokens: int
+    prefix_tokens: int
+    is_uneven: bool
+    backend: str
+    seconds: float
+    is_chosen: bool
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """What the service must know of the engine's model to validate requests before it costs.
 
@@ -170,7 +185,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
     takes, None where it has none. embedding: what vectors it gives, None for none. media: what it
     takes in place of placeholders, None for nothing. is_encoder_only: it reads whole texts and
-    generates none; it has no pages.
+    generates none; it has no pages. attention_times: of `auto-tuned`, empty otherwise.
     """
 
     name: str
@@ -189,3 +204,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     embedding: EmbeddingInfo | None = None
     media: MediaInfo | None = None
     is_encoder_only: bool = False
+    attention_times: tuple[AttentionMeasurementRecord, ...] = ()

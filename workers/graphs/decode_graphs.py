@@ -1,5 +1,6 @@
 """Decode steps as CUDA graphs: one for each of a ladder of batch sizes, captured while serving.
 
+Where backends take turns by what a step is like, each of them has graphs of its own.
 A step of n rows replays the smallest captured size that holds it; rows beyond n are padding: they
 have no keys, belong to a slot that no request owns and write to the dummy page. All graphs share
 one memory pool and one set of static inputs. A graph holds the whole step: what derives its inputs
@@ -10,7 +11,7 @@ the device (capturing, launching the step's ends) is handed in. Knows no schedul
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +63,13 @@ class GraphedStep:
         return StepResult(token_ids=self.slot.sampled[: self.num_rows].copy())
 
 
+class GraphKey(NamedTuple):
+    """Of one captured graph. backend: who attends in it."""
+
+    size: int
+    backend: GraphAttentionBackend
+
+
 @dataclass(frozen=True, slots=True)
 class _DecodeGraph:
     """One captured batch size. logits: this rank's, a row each, valid until the next replay."""
@@ -85,8 +93,8 @@ class _ReplayedRows:
 class AttentionTwins:
     """How the attention of graphed steps is timed: which replays, and a new twin's timer."""
 
-    turns: MeasuredTurns
-    new_timer: Callable[[], GraphAttentionTimer]
+    turns: MeasuredTurns[GraphKey]
+    new_timer: Callable[[GraphAttentionBackend], GraphAttentionTimer]
 
 
 def batch_size_ladder(max_batch_size: int) -> list[int]:
@@ -94,6 +102,13 @@ def batch_size_ladder(max_batch_size: int) -> list[int]:
     ladder = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, max_batch_size + 32, 32)]
     sizes = [size for size in ladder if size < max_batch_size]
     return [*sizes, max_batch_size]
+
+
+def _keys_to_capture(backend: GraphAttentionBackend, sizes: Sequence[int]) -> list[GraphKey]:
+    """The last is captured first: the likeliest backend of the largest size."""
+    by_size = [[GraphKey(size, one) for one in backend.graph_backends(size)] for size in sizes]
+    others = [key for keys in by_size for key in keys[1:]]
+    return others + [keys[0] for keys in by_size]
 
 
 class DecodeGraphs:
@@ -126,26 +141,26 @@ class DecodeGraphs:
         self._rows = StepRows.allocate(max_rows, device, num_accounts)
         self._ones = torch.ones(max_rows, dtype=torch.int32, device=device)
         self._ones_cpu = np.ones(max_rows, dtype=np.int32)
-        self._graphs: dict[int, _DecodeGraph] = {}
-        self._missing = list(sizes)
+        self._graphs: dict[GraphKey, _DecodeGraph] = {}
+        self._missing = _keys_to_capture(backend, sizes)
         self._twins = twins
-        self._timed_graphs: dict[int, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
+        self._timed_graphs: dict[GraphKey, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
         self._pending_timers: list[GraphAttentionTimer] = []
         self._replayed: _ReplayedRows | None = None
         backend.init_cuda_graph_state(max_rows)
 
     @property
     def captured_sizes(self) -> list[int]:
-        return sorted(self._graphs)
+        return sorted({key.size for key in self._graphs})
 
     @property
     def timed_sizes(self) -> list[int]:
         """Sizes that have a twin whose attention is timed."""
-        return sorted(self._timed_graphs)
+        return sorted({key.size for key in self._timed_graphs})
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether a captured graph can run the plan."""
-        return self._is_graphable(plan) and self._size_for(plan) in self._graphs
+        return self._is_graphable(plan) and self._captured_key(plan) is not None
 
     def run(self, plan: StepPlan, sampling: SamplingState) -> "GraphedStep | SampledTokens":
         """Replay a plan that is covered; its admissions and table writes have been applied.
@@ -160,10 +175,12 @@ class DecodeGraphs:
 
     def replay(self, plan: StepPlan) -> StagingSlot:
         """As run, of a plan whose samples are drawn later, by finish."""
-        num_rows, size = plan.batch_size, self._size_for(plan)
-        slot = self._stage(num_rows, size, plan)
-        graph, timer = self._next_graph(size)
-        self._backend.before_replay(size, slot.rows[SEQ_LENS_FIELD])
+        key = self._captured_key(plan)
+        if key is None:
+            raise RuntimeError("a plan is replayed that no captured graph covers")
+        slot = self._stage(plan.batch_size, key.size, plan)
+        graph, timer = self._next_graph(key)
+        key.backend.before_replay(key.size, slot.rows[SEQ_LENS_FIELD])
         graph.replay()
         self._replayed = _ReplayedRows(graph.logits, graph.rows, plan)
         if timer is not None:
@@ -218,39 +235,51 @@ class DecodeGraphs:
         """
         if not plan.is_decode:
             self.capture_next()
-        elif self._missing and self._is_graphable(plan) and self._size_for(plan) in self._missing:
-            self.capture(self._size_for(plan))
+        elif self._missing and self._is_graphable(plan) and self._key_for(plan) in self._missing:
+            self._capture_key(self._key_for(plan))
 
     def capture_next(self) -> bool:
         """Capture the largest missing size or else the most wanted twin; whether there was one."""
         if self._missing:
-            self.capture(self._missing[-1])
+            self._capture_key(self._missing[-1])
             return True
-        size = self._twins.turns.most_replayed(self._graphs.keys() - self._timed_graphs.keys())
-        if size is not None:
-            self.capture_timed(size)
-        return size is not None
+        key = self._twins.turns.most_replayed(self._untimed())
+        if key is not None:
+            self._capture_twin(key)
+        return key is not None
+
+    def _untimed(self) -> list[GraphKey]:
+        return [key for key in self._graphs if key not in self._timed_graphs]
 
     def capture(self, size: int) -> None:
-        """Capture one of the sizes."""
-        self._graphs[size] = self._capture(size, self._backend, lambda: None)
-        self._missing.remove(size)
+        """Capture one of the sizes, with every backend that has a graph of it."""
+        for backend in self._backend.graph_backends(size):
+            self._capture_key(GraphKey(size, backend))
 
     def capture_timed(self, size: int) -> None:
-        """Capture the twin of one of the sizes."""
-        timer = self._twins.new_timer()
-        self._timed_graphs[size] = self._capture(size, timer, timer.start_recording), timer
+        """Capture the twins of one of the sizes."""
+        for backend in self._backend.graph_backends(size):
+            self._capture_twin(GraphKey(size, backend))
+
+    def _capture_key(self, key: GraphKey) -> None:
+        self._graphs[key] = self._capture(key, key.backend, lambda: None)
+        self._missing.remove(key)
+
+    def _capture_twin(self, key: GraphKey) -> None:
+        timer = self._twins.new_timer(key.backend)
+        self._timed_graphs[key] = self._capture(key, timer, timer.start_recording), timer
 
     @torch.inference_mode()
     def _capture(
-        self, size: int, attention: AttentionDispatch, on_run: Callable[[], None]
+        self, key: GraphKey, attention: AttentionDispatch, on_run: Callable[[], None]
     ) -> _DecodeGraph:
         """on_run: called when the layers are about to run, for the trial and for the record."""
+        size, backend = key
         rows = self._rows.first(size)
         batch = self._batch(size, rows, attention)
         slot = self._stage(0, size, None)
         self._staging.point_device_at(slot)
-        self._backend.init_forward_metadata_capture_cuda_graph(batch)
+        backend.init_forward_metadata_capture_cuda_graph(batch)
 
         def run() -> torch.Tensor:
             on_run()
@@ -258,7 +287,7 @@ class DecodeGraphs:
             # Tables and rows are complete before any kernel of a layer starts, even one launched
             # as a dependent: the embedding lookup in between is an ordinary launch, which waits
             # for all before it. Layers may therefore read them before they wait for anything.
-            self._backend.record_step_tables(batch)
+            backend.record_step_tables(batch)
             tokens = TokenInputs(batch.input_ids, batch.positions)
             logits = self._model.local_logits(self._model(tokens, batch).hidden)
             self._kernels.end(logits, rows.slots, self._staging.ring)
@@ -272,13 +301,13 @@ class DecodeGraphs:
             self._staging.point_device_at_next()
         return _DecodeGraph(rows, replay, logits)
 
-    def _next_graph(self, size: int) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:
-        """The size's graph, or its twin and the twin's timer when its turn has come."""
-        if self._twins.turns.take(size):
-            timed = self._timed_graphs.get(size)
+    def _next_graph(self, key: GraphKey) -> tuple[_DecodeGraph, GraphAttentionTimer | None]:
+        """The key's graph, or its twin and the twin's timer when its turn has come."""
+        if self._twins.turns.take(key):
+            timed = self._timed_graphs.get(key)
             if timed is not None and not timed[1].is_pending:
                 return timed
-        return self._graphs[size], None
+        return self._graphs[key], None
 
     def _is_graphable(self, plan: StepPlan) -> bool:
         return (
@@ -290,8 +319,18 @@ class DecodeGraphs:
             and (not self._model.state_entries or bool(plan.prefix_lens.all()))
         )
 
-    def _size_for(self, plan: StepPlan) -> int:
-        return int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
+    def _key_for(self, plan: StepPlan) -> GraphKey:
+        size = int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
+        seq_lens = plan.prefix_lens + plan.num_new_tokens
+        return GraphKey(size, self._backend.graph_backend_of(size, seq_lens))
+
+    def _captured_key(self, plan: StepPlan) -> GraphKey | None:
+        """The plan's own, or, until that is captured, another backend's of its size."""
+        key = self._key_for(plan)
+        if key in self._graphs:
+            return key
+        others = (GraphKey(key.size, other) for other in self._backend.graph_backends(key.size))
+        return next((other for other in others if other in self._graphs), None)
 
     def _stage(self, num_rows: int, size: int, plan: StepPlan | None) -> StagingSlot:
         """The plan's rows, if there are any, and padding up to size, in host memory."""

@@ -135,7 +135,7 @@ def build_decode_graphs(
         padding_slot,
         AttentionTwins(
             MeasuredTurns(config.attention_timing_interval_steps),
-            lambda: GraphAttentionTimer(backend, new_graph_event, new_replay_mark),
+            lambda one: GraphAttentionTimer(one, new_graph_event, new_replay_mark),
         ),
     )
 

@@ -15,7 +15,6 @@ import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.slot_states import SlotStates
-from attention.router import build_attention
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
@@ -44,7 +43,7 @@ from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
-from workers.runner.sizing import make_timer, plan_attention
+from workers.runner.sizing import attention_times, make_timer, plan_attention
 from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step
 from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
@@ -99,7 +98,7 @@ class ModelRunner:
     ) -> None:
         limit_cpu_threads(config, device)
         loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
-        attention = plan_attention(config, loaded, self.num_padding_slots)
+        attention = plan_attention(config, loaded, self.num_padding_slots, tp)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
         self.page_size = attention.config.page_size
@@ -117,12 +116,8 @@ class ModelRunner:
             encoder_table_width(attention.config),
         )
         token_to_kv_pool = create_kv_pool(attention.config, self.pages_by_account, loaded.kv_scales)
-        self._backend = build_attention(
-            attention.routes,
-            attention.config,
-            req_to_token_pool,
-            token_to_kv_pool,
-        )
+        self._backend = attention.build(req_to_token_pool, token_to_kv_pool)
+        self._attention_times = attention_times(attention.routes)
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
         self._num_snapshots = tp.all_reduce_min(attention.num_snapshots)
         self._states = self._slot_states(num_slots, device)
@@ -169,6 +164,7 @@ class ModelRunner:
             encoder=None if self._model.encoder is None else self._model.encoder.info,
             embedding=self.facts.embedding,
             media=self._media_info(config),
+            attention_times=self._attention_times,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:

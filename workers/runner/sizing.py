@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.config import AttentionConfig
+from attention.config import AttentionConfig, LayerAttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.router import build_attention
 from attention.routes import AskedBackends, AttentionRoutes, choose_routes
 from attention.selection import AttentionNeeds, detect_device
 from attention.timing import AttentionTimer, CpuAttentionTimer
+from attention.tuning.candidates import is_tuned
+from attention.tuning.choice import TunedRoutes
+from attention.tuning.layers import DecodeFront
+from attention.tuning.router import build_tuned_attention
 from workers.config import EngineConfig
+from workers.engine.protocol import AttentionMeasurementRecord
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel
+from workers.models.segmented import SegmentedCausalLM
+from workers.parallel.group import SingleRank, TPGroup
+from workers.runner.attention_report import measurement_records
+from workers.runner.attention_tuning import TuningSubject, tuner_for
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.runner.page_counts import pages_by_account
 from workers.runner.state_sizing import bytes_per_slot, num_snapshots_of, state_bytes_of
@@ -30,10 +42,31 @@ class AttentionPlan:
     the smallest of its ranks.
     """
 
-    routes: AttentionRoutes
+    routes: AttentionRoutes | TunedRoutes
     config: AttentionConfig
     pages_by_account: tuple[int, ...]
     num_snapshots: int
+
+    def build(
+        self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool
+    ) -> AttentionBackend:
+        """Over pools of config. AttentionBackendError as of create_attention_backend."""
+        pools = req_to_token_pool, token_to_kv_pool
+        if isinstance(self.routes, TunedRoutes):
+            return build_tuned_attention(self.routes, self.config, *pools)
+        return build_attention(self.routes, self.config, *pools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Who attends, over which pages. has_bounded_accounts: as RouteChoice."""
+
+    routes: AttentionRoutes | TunedRoutes
+    page_size: int
+    has_bounded_accounts: bool
+
+
+_ALONE = SingleRank()
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -55,19 +88,40 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def plan_attention(
-    config: EngineConfig, loaded: LoadedModel, num_padding_slots: int = 0
+    config: EngineConfig,
+    loaded: LoadedModel,
+    num_padding_slots: int = 0,
+    tp: TPGroup = _ALONE,
 ) -> AttentionPlan:
     """Choose backends, page size and number of pages for a loaded model.
 
-    num_padding_slots: beyond those of requests, with states of their own.
+    num_padding_slots: beyond those of requests, with states of their own. All ranks of tp call it.
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
+    needs, layers = attention_needs(config, loaded), loaded.model.geometry.layers
+    asked = AskedBackends(config.prefill_backend, config.decode_backend)
+    choose = _tuned if is_tuned(asked) else _routed
+    chosen = choose(config, loaded, asked, needs, layers, tp)
+    attention_config = replace(
+        loaded.attention_config(chosen.page_size, needs.kv_dtype),
+        has_bounded_accounts=chosen.has_bounded_accounts,
+    )
+    entries = loaded.model.state_entries
+    state_bytes = state_bytes_of(config.max_running_requests + num_padding_slots, entries)
+    kv_bytes = _kv_budget_bytes(config, attention_config.device)
+    num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
+    state_bytes += num_snapshots * bytes_per_slot(entries)
+    pages = pages_by_account(config, attention_config, kv_bytes - state_bytes, state_bytes)
+    return AttentionPlan(chosen.routes, attention_config, pages, num_snapshots)
+
+
+def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds:
+    """What all layers of the model have in common."""
     geometry = loaded.model.geometry
     layers = geometry.layers
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
-    needs = AttentionNeeds(
+    return AttentionNeeds(
         dtype=loaded.dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype),
         page_size=config.page_size,
         needs_unequal_head_dims=geometry.has_unequal_head_dims,
         needs_mla=geometry.latent is not None,
@@ -76,19 +130,63 @@ def plan_attention(
         needs_mixed_batches=config.enable_mixed_batches,
         latent=geometry.latent,
     )
-    asked = AskedBackends(config.prefill_backend, config.decode_backend)
+
+
+def _routed(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    asked: AskedBackends,
+    needs: AttentionNeeds,
+    layers: tuple[LayerAttentionConfig, ...],
+    tp: TPGroup,
+) -> _Chosen:
     choice = choose_routes(asked, detect_device(loaded.device), needs, layers)
-    attention_config = replace(
-        loaded.attention_config(choice.page_size, kv_dtype),
-        has_bounded_accounts=choice.has_bounded_accounts,
+    return _Chosen(choice.routes, choice.page_size, choice.has_bounded_accounts)
+
+
+def _tuned(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    asked: AskedBackends,
+    needs: AttentionNeeds,
+    layers: tuple[LayerAttentionConfig, ...],
+    tp: TPGroup,
+) -> _Chosen:
+    any_size = 1
+    subject = TuningSubject(
+        asked,
+        detect_device(loaded.device),
+        needs,
+        loaded.attention_config(any_size, needs.kv_dtype),
+        _kv_budget_bytes(config, loaded.device) // 2,
+        decode_front(loaded, needs),
     )
-    entries = loaded.model.state_entries
-    state_bytes = state_bytes_of(config.max_running_requests + num_padding_slots, entries)
-    kv_bytes = _kv_budget_bytes(config, attention_config.device)
-    num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
-    state_bytes += num_snapshots * bytes_per_slot(entries)
-    pages = pages_by_account(config, attention_config, kv_bytes - state_bytes, state_bytes)
-    return AttentionPlan(choice.routes, attention_config, pages, num_snapshots)
+    tuned = tuner_for(config, tp, subject.front).choose(subject)
+    if loaded.device.type == "cuda":
+        # What measuring needed is the pool's.
+        torch.cuda.empty_cache()
+    candidates = tuned.candidates
+    return _Chosen(tuned, candidates.page_size, candidates.has_bounded_accounts)
+
+
+def decode_front(loaded: LoadedModel, needs: AttentionNeeds) -> DecodeFront | None:
+    """None where the model hands over rotated queries, keys and values."""
+    hands_over_projections = isinstance(loaded.model, SegmentedCausalLM)
+    if loaded.device.type != "cuda" or needs.needs_mla or needs.kv_dtype != needs.dtype:
+        return None
+    if not hands_over_projections:
+        return None
+    # Triton comes with torch for CUDA only.
+    from workers.runner.decode_front import FusedFront
+
+    return FusedFront()
+
+
+def attention_times(
+    routes: AttentionRoutes | TunedRoutes,
+) -> tuple[AttentionMeasurementRecord, ...]:
+    """What candidates took, where they were measured."""
+    return measurement_records(routes) if isinstance(routes, TunedRoutes) else ()
 
 
 def make_timer(backend: AttentionBackend, device: torch.device) -> AttentionTimer:

@@ -1,0 +1,1 @@
+"""Which backend attends, by measurement: decision 0112."""

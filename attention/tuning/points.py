@@ -1,0 +1,167 @@
+"""Steps as far as the time of their attention depends on them: what is measured and looked up.
+
+Host numbers only. Knows no backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attention.forward_batch import ForwardMode
+from attention.timing import AttentionPhase, phase_of
+
+Lengths = npt.NDArray[np.int32]
+
+MIN_UNEVEN_ROWS = 8
+UNEVEN_RATIO = 2.5
+"""The longest row of a decode step to the mean: beyond, kernels that cut rows alike fall behind."""
+_UNEVEN_SPAN = 64.0
+"""The longest row to the shortest where rows of unlike lengths are measured."""
+
+_ROWS = (1, 4, 16, 64, 256)
+_DECODE_PREFIXES = (256, 1024, 4096, 16384, 65536)
+_NEW_TOKENS = (8, 64, 256, 1024, 8192)
+_EXTEND_PREFIXES = (0, 1024, 4096, 32768)
+_VERIFY_TOKENS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepPoint:
+    """rows of new_tokens each on top of prefix_tokens, both means of the rows.
+
+    is_uneven: of decode steps, lengths differ widely; of others, one prompt comes beside rows that
+    decode.
+    """
+
+    phase: AttentionPhase
+    rows: int
+    new_tokens: int
+    prefix_tokens: int
+    is_uneven: bool = False
+
+    @property
+    def num_keys(self) -> int:
+        return self.rows * (self.prefix_tokens + self.new_tokens)
+
+    def __str__(self) -> str:
+        if self.phase is AttentionPhase.DECODE:
+            lengths = "unlike lengths, mean " if self.is_uneven else ""
+            return f"decode {self.rows} x {lengths}{self.prefix_tokens + 1}"
+        beside = ", one prompt beside decoding rows" if self.is_uneven else ""
+        text = f"{self.phase} {self.rows} x {self.new_tokens} on {self.prefix_tokens}"
+        return text + beside
+
+    def lengths(self) -> tuple[Lengths, Lengths]:
+        """Of such a step's rows: keys, those of new tokens included, and new tokens."""
+        new = np.full(self.rows, self.new_tokens, dtype=np.int32)
+        prefix = np.full(self.rows, self.prefix_tokens, dtype=np.int32)
+        if self.is_uneven and self.phase is AttentionPhase.DECODE:
+            shares = np.geomspace(1.0, _UNEVEN_SPAN, self.rows)
+            prefix = np.maximum(1, shares * (self.prefix_tokens / shares.mean())).astype(np.int32)
+        elif self.is_uneven:
+            new = np.ones(self.rows, dtype=np.int32)
+            new[-1] = self.rows * self.new_tokens - (self.rows - 1)
+            prefix[-1] = 0
+        return prefix + new, new
+
+
+def point_of(mode: ForwardMode, seq_lens: Lengths, new_tokens: Lengths) -> StepPoint:
+    """Of a step, from the host's copies of its rows' lengths, int32 (bs,)."""
+    phase, rows = phase_of(mode), max(1, len(seq_lens))
+    num_new = int(new_tokens.sum())
+    mean_prefix = (int(seq_lens.sum()) - num_new) / rows
+    mean_new = num_new / rows
+    is_uneven = False
+    if rows >= MIN_UNEVEN_ROWS:
+        is_decode = phase is AttentionPhase.DECODE
+        longest = int(seq_lens.max()) if is_decode else int(new_tokens.max())
+        is_uneven = longest > UNEVEN_RATIO * (mean_prefix + mean_new if is_decode else mean_new)
+    return StepPoint(phase, rows, max(1, round(mean_new)), round(mean_prefix), is_uneven)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What no step of an engine exceeds. max_keys: of all rows of a step, as far as they are
+    measured. has_verify: whether drafts are verified."""
+
+    max_rows: int
+    max_step_tokens: int
+    max_context_len: int
+    max_keys: int
+    has_verify: bool = False
+
+    def allow(self, point: StepPoint) -> bool:
+        seq_lens, new = point.lengths()
+        return (
+            int(new.sum()) <= self.max_step_tokens
+            and int(seq_lens.max()) <= self.max_context_len
+            and int(seq_lens.sum()) <= self.max_keys
+        )
+
+
+def points_to_measure(limits: StepLimits) -> list[StepPoint]:
+    """All within the limits, phases by turns and coarse steps first: time may run out."""
+    by_phase = [_decode_points(limits), _extend_points(limits)]
+    if limits.has_verify:
+        by_phase.append(_verify_points(limits))
+    allowed = [[point for point in points if limits.allow(point)] for points in by_phase]
+    turns = itertools.zip_longest(*map(_coarse_first, allowed))
+    return [point for turn in turns for point in turn if point is not None]
+
+
+def _decode_points(limits: StepLimits) -> list[StepPoint]:
+    rows = _up_to(_ROWS, limits.max_rows)
+    prefixes = _up_to(_DECODE_PREFIXES, limits.max_context_len - 1)
+    points = [StepPoint(AttentionPhase.DECODE, n, 1, keys) for n in rows for keys in prefixes]
+    unlike = (n for n in rows if n >= MIN_UNEVEN_ROWS)
+    lengths = [keys for keys in prefixes if keys in (1024, 4096)]
+    points += [
+        StepPoint(AttentionPhase.DECODE, n, 1, keys, is_uneven=True)
+        for n in unlike
+        for keys in lengths
+    ]
+    return points
+
+
+def _extend_points(limits: StepLimits) -> list[StepPoint]:
+    rows = _up_to(_ROWS, limits.max_rows)
+    new_tokens = _up_to(_NEW_TOKENS, min(limits.max_step_tokens, limits.max_context_len))
+    grid = itertools.product(rows, new_tokens, _EXTEND_PREFIXES)
+    points = [StepPoint(AttentionPhase.EXTEND, *place) for place in grid]
+    mixed = [n for n in rows if n >= MIN_UNEVEN_ROWS]
+    places = itertools.product(mixed, (8, 64), (1024, 4096))
+    return points + [StepPoint(AttentionPhase.EXTEND, *place, True) for place in places]
+
+
+def _verify_points(limits: StepLimits) -> list[StepPoint]:
+    rows = _up_to(_ROWS, limits.max_rows)
+    grid = itertools.product(rows, _VERIFY_TOKENS, _DECODE_PREFIXES)
+    return [StepPoint(AttentionPhase.VERIFY, *place) for place in grid]
+
+
+def _up_to(values: Sequence[int], most: int) -> list[int]:
+    """Those below most, and most itself where it is no more than the last of them."""
+    return [*(value for value in values if value < most), *([most] if most <= values[-1] else [])]
+
+
+def _coarse_first(points: Iterable[StepPoint]) -> list[StepPoint]:
+    """Every other place of each axis before those between; places that are alike do not follow each
+    other, so that the first ones say something of all."""
+    found = list(points)
+    random.Random(0).shuffle(found)
+    axes = [sorted(set(axis)) for axis in zip(*map(_place, found), strict=True)]
+
+    def num_between(point: StepPoint) -> int:
+        return sum(axis.index(at) % 2 for axis, at in zip(axes, _place(point), strict=True))
+
+    return sorted(found, key=num_between)
+
+
+def _place(point: StepPoint) -> tuple[int, int, int]:
+    return point.rows, point.new_tokens, point.prefix_tokens

@@ -1,0 +1,98 @@
+"""The table: who is the fastest at a point, between points, and where nothing was measured."""
+
+import pytest
+
+from attention.timing import AttentionPhase
+from attention.tuning.points import StepPoint
+from attention.tuning.table import LeftOut, TuningTable
+from tests.unit.attention.tuning.doubles import DECODE, EXTEND, decode, extend
+
+NAMES = {DECODE: ("a", "b"), EXTEND: ("a", "b")}
+
+
+def table_of(seconds, **changes):
+    return TuningTable(NAMES, seconds, **changes)
+
+
+def test_the_fastest_is_taken_at_each_point():
+    points = {decode(1, 1000): {"a": 1.0, "b": 2.0}, decode(64, 1000): {"a": 9.0, "b": 5.0}}
+    table = table_of(points)
+    assert table.choose(decode(1, 1000)).name == "a"
+    chosen = table.choose(decode(64, 1000))
+    assert chosen.name == "b"
+    assert chosen.seconds == pytest.approx({"a": 9.0, "b": 5.0})
+    assert chosen.reason == "b 5000000.0 us, a 9000000.0 us"
+
+
+def test_between_points_times_grow_by_powers():
+    """a costs 1, b a sixteenth a row: they meet at 16."""
+    corners = {decode(n, 1000): {"a": 1.0, "b": n / 16} for n in (1, 256)}
+    table = table_of(corners)
+    assert table.choose(decode(16, 1000)).seconds == pytest.approx({"a": 1.0, "b": 1.0})
+    assert [table.choose(decode(n, 1000)).name for n in (8, 15, 18, 100)] == ["b", "b", "a", "a"]
+
+
+def test_beyond_the_points_the_nearest_ones_count():
+    table = table_of({decode(4, 1000): {"a": 2.0, "b": 1.0}})
+    for point in (decode(1, 0), decode(512, 100_000), decode(4, 1000, is_uneven=True)):
+        assert table.choose(point).seconds == pytest.approx({"a": 2.0, "b": 1.0})
+
+
+def test_corners_that_were_not_measured_do_not_count():
+    seconds = {
+        decode(1, 256): {"a": 1.0, "b": 2.0},
+        decode(16, 256): {"a": 1.0, "b": 2.0},
+        decode(1, 65536): {"a": 4.0, "b": 1.0},
+    }
+    assert table_of(seconds).choose(decode(8, 10_000)).seconds["a"] < 4.0
+    assert table_of(seconds).choose(decode(16, 65536)).name in ("a", "b")
+
+
+def test_unlike_lengths_have_times_of_their_own():
+    seconds = {
+        decode(16, 1000): {"a": 1.0, "b": 1.2},
+        decode(16, 1000, is_uneven=True): {"a": 1.3, "b": 1.1},
+    }
+    table = table_of(seconds)
+    assert table.choose(decode(16, 1000)).name == "a"
+    assert table.choose(decode(16, 1000, is_uneven=True)).name == "b"
+
+
+def test_who_wins_by_less_than_timings_vary_is_not_taken():
+    seconds = {
+        decode(1, 1000): {"a": 1.0, "b": 2.0},
+        decode(64, 1000): {"a": 1.0, "b": 0.995},
+        decode(256, 1000): {"a": 1.0, "b": 0.98},
+    }
+    table = table_of(seconds)
+    assert table.best(DECODE) == "a"
+    assert [table.choose(decode(n, 1000)).name for n in (64, 256)] == ["a", "b"]
+
+
+def test_where_nothing_was_measured_the_first_in_the_order_is_taken():
+    chosen = table_of({}).choose(extend(8, 100))
+    assert (chosen.name, dict(chosen.seconds)) == ("a", {})
+
+
+def test_a_phase_that_is_not_measured_goes_by_prompts():
+    table = table_of({extend(8, 4, 1000): {"a": 2.0, "b": 1.0}})
+    assert table.choose(StepPoint(AttentionPhase.VERIFY, 8, 4, 1000)).name == "b"
+
+
+def test_who_is_left_out_is_never_taken_and_its_lack_hides_no_point():
+    out = LeftOut(DECODE, "a", "failed")
+    table = table_of(
+        {decode(1, 10): {"b": 1.0}, extend(1, 10): {"a": 1.0, "b": 2.0}}, left_out=(out,)
+    )
+    assert table.contenders(DECODE) == ("b",)
+    assert table.choose(decode(1, 10)).name == "b"
+    assert table.choose(extend(1, 10)).name == "a"
+    assert table.missing(decode(1, 10)) == ()
+    with pytest.raises(ValueError, match="no candidate for decode"):
+        table_of({}, left_out=(out, LeftOut(DECODE, "b", "failed"))).best(DECODE)
+
+
+def test_a_point_that_lacks_a_contender_says_nothing():
+    table = table_of({decode(1, 10): {"b": 1.0}, decode(64, 10): {"a": 1.0, "b": 2.0}})
+    assert table.missing(decode(1, 10)) == ("a",)
+    assert table.choose(decode(1, 10)).name == "a"

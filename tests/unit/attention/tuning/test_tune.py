@@ -1,0 +1,89 @@
+"""Measuring: within its time, in its order, and without those who cannot."""
+
+import logging
+
+from attention.tuning.table import TuningTable
+from attention.tuning.tune import tune
+from tests.unit.attention.tuning.doubles import DECODE, EXTEND, KnownCosts, decode, extend
+
+NAMES = {DECODE: ("a", "b"), EXTEND: ("a",)}
+POINTS = [decode(n, 1000) for n in (1, 4, 16, 64, 256)]
+COSTS = {"a": lambda point: 1.0, "b": lambda point: 0.5 + point.rows / 64}
+
+
+def run(costs, points=POINTS, table=None, max_seconds=10.0, step_s=0.1, **changes):
+    measure = KnownCosts(costs, step_s=step_s)
+    table = table or TuningTable(NAMES)
+    return tune(table, points, measure, max_seconds, measure.clock, **changes), measure
+
+
+def test_every_point_is_measured_and_the_fastest_follows():
+    table, measure = run(COSTS)
+    assert [point for point, _ in measure.asked] == POINTS
+    assert [table.choose(point).name for point in POINTS] == ["b", "b", "b", "a", "a"]
+
+
+def test_it_ends_in_time_and_says_what_is_left(caplog):
+    table, measure = run(COSTS, max_seconds=0.25)
+    assert len(measure.asked) == 3
+    assert "2 of 5 kinds of steps were not measured" in caplog.text
+    assert len(table.seconds) == 3
+
+
+def test_what_is_known_is_not_measured_again():
+    known, _ = run(COSTS, points=POINTS[:3])
+    table, measure = run(COSTS, table=known)
+    assert [point for point, _ in measure.asked] == POINTS[3:]
+    assert set(table.seconds) == set(POINTS)
+
+
+def test_a_new_candidate_is_measured_beside_the_others():
+    known, _ = run(COSTS)
+    wider = TuningTable({DECODE: ("a", "b", "c"), EXTEND: ("a",)}, known.seconds)
+    table, measure = run(COSTS | {"c": lambda point: 0.1}, table=wider)
+    assert measure.asked[0] == (POINTS[0], ("a", "b", "c"))
+    assert {table.choose(point).name for point in POINTS} == {"c"}
+
+
+def test_a_candidate_that_fails_is_left_out_with_its_error(caplog):
+    costs = COSTS | {"b": lambda point: "RuntimeError: no such kernel" if point.rows > 1 else 0.1}
+    table, measure = run(costs)
+    (out,) = table.left_out
+    assert (out.phase, out.name) == (DECODE, "b")
+    assert "RuntimeError: no such kernel" in out.reason
+    assert "b failed at decode 4 x 1001 and is left out: RuntimeError" in caplog.text
+    assert {table.choose(point).name for point in POINTS} == {"a"}
+    assert len(measure.asked) == 2, "what is left has no rival"
+
+
+def test_who_is_hopeless_is_measured_no_more(caplog):
+    caplog.set_level(logging.INFO)
+    names = {DECODE: ("a", "b", "slow"), EXTEND: ("a",)}
+    table, measure = run(COSTS | {"slow": lambda point: 50.0}, table=TuningTable(names))
+    assert [names for _, names in measure.asked] == [("a", "b", "slow")] * 4 + [("a", "b")]
+    assert table.left_out[0].name == "slow"
+    assert "times slower than the fastest at 4 points" in table.left_out[0].reason
+    assert "slow is measured no more" in caplog.text
+
+
+def test_who_is_slow_with_few_rows_only_is_not_hopeless():
+    points = [decode(n, length) for n in (1, 2, 64) for length in (256, 1024, 4096)]
+    costs = COSTS | {"b": lambda point: 9.0 if point.rows < 64 else 0.1}
+    table, measure = run(costs, points=points)
+    assert len(measure.asked) == len(points)
+    assert table.choose(points[-1]).name == "b"
+
+
+def test_a_phase_with_one_candidate_is_not_measured_unless_pools_are_compared():
+    points = [extend(1, 64), decode(1, 1000)]
+    _, measure = run(COSTS, points=points)
+    assert [point for point, _ in measure.asked] == points[1:]
+    _, measure = run(COSTS, points=points, least_contenders=1)
+    assert [point for point, _ in measure.asked] == points
+
+
+def test_progress_is_told_every_few_seconds(caplog):
+    caplog.set_level(logging.INFO)
+    run(COSTS, step_s=1.0)
+    told = [record.getMessage() for record in caplog.records if "measuring" in record.message]
+    assert told == [f"measuring attention: {n} of 5 kinds of steps" for n in (2, 4)]
