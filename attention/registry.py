@@ -1,6 +1,8 @@
 """Every attention backend there is, by name. A new backend is a new file and one line here."""
 
 from attention.backends import (
+    aiter,
+    cutlass_mla,
     flash_attention,
     flash_attention_chunks,
     flash_attention_fp8,
@@ -15,6 +17,7 @@ from attention.backends import (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mla,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError
@@ -29,6 +32,8 @@ from attention.registration import (
 )
 
 BACKEND_MODULES = (
+    aiter,
+    cutlass_mla,
     flash_attention,
     flash_attention_chunks,
     flash_attention_fp8,
@@ -43,6 +48,7 @@ BACKEND_MODULES = (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mla,
 )
 
 __all__ = [
