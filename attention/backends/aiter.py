@@ -20,8 +20,8 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.registration import register_attention_backend
 
 _NEEDS = (
-    "nothing of it is built here; it takes an AMD GPU (gfx942 or gfx950), torch built for ROCm, AMD's "
-    "package aiter, and a backend over its paged attention that nobody has written and proved"
+    "nothing of it is built here; it takes an AMD GPU (gfx942 or gfx950), torch built for ROCm, "
+    "AMD's package aiter, and a backend over its paged attention that nobody has written and proved"
 )
 _PAGE_SIZE = 16
 
