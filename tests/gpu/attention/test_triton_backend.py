@@ -35,7 +35,6 @@ from tests.gpu.needs import NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
 from tests.proofs.cells import proves
 from tests.unit.attention.cases import (
-    PAGE_SIZES,
     CaseSpec,
     RowSpec,
     build_case,
@@ -50,25 +49,30 @@ pytestmark = NEEDS_GPU
 LATENT_TOLERANCE = 1.5e-2
 DRAFTS = rows_of((40, 8), (0, 5), (300, 1), (1000, 16), (64, 3))
 LONG_ITEMS = rows_of((40, 300), (0, 700), (300, 1))
+HEAD_DIMS = [*[(dim, dim) for dim in (32, 64, 80, 96, 128, 192, 256)], (192, 128), (64, 256)]
+RATIOS = [(8, 8), (8, 2), (14, 2), (32, 1)]
+HEADS = [
+    (*RATIOS[(index + turn) % len(RATIOS)], *dims)
+    for index, dims in enumerate(HEAD_DIMS)
+    for turn in (0, 2)
+]
+"""(query heads, KV heads, head dim, V head dim): each dim with two ratios, each ratio with some
+dims. Each is compiled, which takes as long as many steps."""
+COMMON_STEPS = [pytest.param(DECODE, id="decode"), pytest.param(MIXED, id="mixed")]
 CUT = tuple(RowSpec(17 * (i % 29) + 1, 1, i % 7) for i in range(40)) + rows_of((0, 300), (255, 9))
 
 
 @proves("triton")
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
+@pytest.mark.parametrize("rows", [*COMMON_STEPS, pytest.param(EXTEND, id="extend")])
 def test_every_kind_of_layer_at_every_page_size(rows, layer, page_size):
     spec = device_spec(rows, layer=layer, page_size=page_size, layout_seed=page_size)
     assert error_of(build_case(spec), TritonBackend) < BF16_TOLERANCE
 
 
 @proves("triton", Feature.UNEQUAL_HEAD_DIMS)
-@pytest.mark.parametrize(
-    ("head_dim", "v_head_dim"),
-    [*[(dim, dim) for dim in (32, 64, 80, 96, 128, 192, 256)], (192, 128), (64, 256)],
-)
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(8, 8), (8, 2), (14, 2), (32, 1)])
-@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "v_head_dim"), HEADS)
+@pytest.mark.parametrize("rows", COMMON_STEPS)
 def test_every_gqa_ratio_and_head_dim(rows, q_heads, kv_heads, head_dim, v_head_dim):
     heads = {"q_heads": q_heads, "kv_heads": kv_heads}
     spec = device_spec(rows, page_size=64, head_dim=head_dim, v_head_dim=v_head_dim, **heads)
@@ -107,8 +111,14 @@ def test_many_decode_rows_of_a_mixed_step_take_the_decode_kernels():
 
 
 @proves("triton")
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
-@pytest.mark.parametrize("rows", [DRAFTS, EXTEND, LONG_ITEMS], ids=["drafts", "extend", "items"])
+@pytest.mark.parametrize(
+    ("rows", "layer"),
+    [
+        *[pytest.param(DRAFTS, layer, id=f"drafts-{name}") for name, layer in LAYERS.items()],
+        pytest.param(EXTEND, LAYERS["everything"], id="extend-everything"),
+        pytest.param(LONG_ITEMS, LAYERS["everything"], id="items-everything"),
+    ],
+)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_visibility(make, rows, layer):
     case = build_visible(device_spec(rows, layer=layer), make)
@@ -116,8 +126,7 @@ def test_every_kind_of_visibility(make, rows, layer):
 
 
 @proves("triton")
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize(("page_size", "kv_heads"), [(1, 8), (16, 1), (64, 8), (256, 1)])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_visibility_at_every_page_size(make, kv_heads, page_size):
     case = build_visible(device_spec(DRAFTS, kv_heads=kv_heads, page_size=page_size), make)
@@ -141,8 +150,13 @@ def test_idle_batch_gives_an_empty_result():
 
 
 @proves("triton", Feature.GRAPHS, Feature.DECODE)
-@pytest.mark.parametrize(("layer", "page_size"), LAYERS_AND_PAGES)
-@pytest.mark.parametrize("v_head_dim", [128, 64])
+@pytest.mark.parametrize(
+    ("v_head_dim", "layer", "page_size"),
+    [
+        *[pytest.param(128, *one.values, id=one.id) for one in LAYERS_AND_PAGES],
+        *[pytest.param(64, LAYERS[name], 64, id=f"short_v-{name}") for name in LAYERS],
+    ],
+)
 def test_replays_follow_shuffled_pages(v_head_dim, layer, page_size):
     heads = {"v_head_dim": v_head_dim, "page_size": page_size}
     cases = [
@@ -165,9 +179,9 @@ def test_nothing_waits_for_the_device(rows):
 
 
 @proves("triton_fp8", Feature.FP8_KV)
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("page_size", [1, 16, 64, 256])
 @pytest.mark.parametrize("layer", [LAYERS["plain"], LAYERS["everything"]], ids=["plain", "all"])
-@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("rows", COMMON_STEPS)
 def test_fp8_cache_agrees_with_exact_values(rows, layer, page_size):
     case = device_case(device_spec(rows, layer=layer, page_size=page_size))
     assert relative_error(e4m3_twin(case).run(Fp8TritonBackend), oracle(case)) < FP8_TOLERANCE
@@ -201,8 +215,10 @@ def run_latent(case):
 
 
 @proves("triton", Feature.MLA)
-@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
-@pytest.mark.parametrize("rows", [DECODE, EXTEND, MIXED, FRESH])
+@pytest.mark.parametrize(
+    ("rows", "page_size"),
+    [*[(rows, 64) for rows in (DECODE, EXTEND, FRESH)], *[(MIXED, n) for n in (1, 16, 64, 128)]],
+)
 def test_latents_at_every_page_size(rows, page_size):
     case = latent_case(rows, page_size=page_size, layout_seed=page_size)
     assert relative_error(run_latent(case), case.run_oracle()) < LATENT_TOLERANCE
