@@ -1,9 +1,8 @@
 """Every attention backend there is, by name. A new backend is a new file and one line here."""
 
 from attention.backends import (
-    aiter,
-    cutlass_mla,
     flash_attention,
+    flash_attention_4,
     flash_attention_chunks,
     flash_attention_fp8,
     flash_attention_latent,
@@ -11,13 +10,13 @@ from attention.backends import (
     flash_infer,
     flash_infer_latent,
     flash_mla,
+    flex,
     torch_native,
     torch_native_fp8,
     torch_native_latent,
     triton_fp8,
     triton_latent,
     triton_paged,
-    trtllm_mla,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError
@@ -32,9 +31,8 @@ from attention.registration import (
 )
 
 BACKEND_MODULES = (
-    aiter,
-    cutlass_mla,
     flash_attention,
+    flash_attention_4,
     flash_attention_chunks,
     flash_attention_fp8,
     flash_attention_latent,
@@ -42,13 +40,13 @@ BACKEND_MODULES = (
     flash_infer,
     flash_infer_latent,
     flash_mla,
+    flex,
     torch_native,
     torch_native_fp8,
     torch_native_latent,
     triton_fp8,
     triton_latent,
     triton_paged,
-    trtllm_mla,
 )
 
 __all__ = [

@@ -50,7 +50,7 @@ class Preference:
 
 
 _ON_OTHER_GPUS = Preference(
-    mha=("triton", "triton_fp8", "flashinfer", "torch_native", "torch_native_fp8"),
+    mha=("triton", "triton_fp8", "flashinfer", "fa4", "flex", "torch_native", "torch_native_fp8"),
     mla=("triton", "flashinfer", "torch_native"),
 )
 
@@ -64,6 +64,8 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
             "triton",
             "triton_fp8",
             "flashinfer",
+            "fa4",
+            "flex",
             "torch_native",
             "torch_native_fp8",
         ),
@@ -180,8 +182,6 @@ def why_unfit(
     capability: BackendCapability, device: DeviceFacts, needs: AttentionNeeds
 ) -> str | None:
     """The first thing the backend cannot do, or None. Loads no kernel."""
-    if not capability.is_built:
-        return f"is a name only: {capability.install_hint}"
     return unfit_device(capability, device) or _unfit_model(capability, needs)
 
 

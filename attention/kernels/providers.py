@@ -22,6 +22,7 @@ FLASH_ATTENTION_3_INSTALL = (
     "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11), "
     "or build flash_attn_interface from the hopper folder of the flash-attention project"
 )
+FLASH_ATTENTION_4_INSTALL = "pip install 'flash-attn-4[cu13]==4.0.0b15'"
 FLASH_MLA_INSTALL = "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11)"
 TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
 
@@ -45,6 +46,30 @@ class FlashAttention3:
     takes_out: bool
     attend_flat: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     takes_qv: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlashAttention4:
+    """attend: flash_attn_varlen_func, the output and, if asked for, the log-sum-exp."""
+
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+FLASH_ATTENTION_4_ARGUMENTS = frozenset(
+    {
+        "cu_seqlens_q",
+        "seqused_k",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "page_table",
+        "softmax_scale",
+        "causal",
+        "window_size",
+        "softcap",
+        "learnable_sink",
+    }
+)
+"""What a paged step hands over by name; betas of the package differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +145,29 @@ def probe_flash_attention_3() -> BackendProbe:
     """Whether FlashAttention-3 and Triton load here; missing says what does not."""
     try:
         load_flash_attention_3()
+        load_triton_kernels()
+    except AttentionBackendError as error:
+        return BackendProbe(is_available=False, missing=str(error))
+    return BackendProbe(is_available=True)
+
+
+def load_flash_attention_4() -> FlashAttention4:
+    """Raises AttentionBackendError when flash-attn-4 or what it compiles with does not load, or its
+    varlen function lacks an argument. Compiles nothing yet."""
+    attend = _import("flash_attn.cute", FLASH_ATTENTION_4_INSTALL).flash_attn_varlen_func
+    lacking = FLASH_ATTENTION_4_ARGUMENTS - inspect.signature(attend).parameters.keys()
+    if lacking:
+        raise AttentionBackendError(
+            f"this flash-attn-4 has no {', '.join(sorted(lacking))} in its varlen function. "
+            f"To install one that has: {FLASH_ATTENTION_4_INSTALL}"
+        )
+    return FlashAttention4(attend)
+
+
+def probe_flash_attention_4() -> BackendProbe:
+    """Whether FlashAttention-4 and Triton load here; missing says what does not."""
+    try:
+        load_flash_attention_4()
         load_triton_kernels()
     except AttentionBackendError as error:
         return BackendProbe(is_available=False, missing=str(error))

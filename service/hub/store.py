@@ -19,7 +19,6 @@ from service.hub.ids import HubModel
 from service.hub.progress import OnBytes, make_counter, no_progress
 from workers.errors import ModelLoadError
 from workers.loading.pooling_config import POOLING_FILE
-from workers.loading.sentence_modules import MODULES_FILE, PROMPTS_FILE, SENTENCE_FILE
 from workers.loading.weight_files import INDEX_FILE, SINGLE_FILE, indexed_file_names
 
 SMALL_FILES = (
@@ -32,9 +31,8 @@ SMALL_FILES = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
-    MODULES_FILE,
-    PROMPTS_FILE,
-    SENTENCE_FILE,
+    "modules.json",
+    "sentence_bert_config.json",
     POOLING_FILE,
     INDEX_FILE,
 )

@@ -32,6 +32,9 @@ def routes_of(asked=NOTHING, layers=(PLAIN, PLAIN), needs=BF16, **fa3):
         fake_backend("fa3_fp8", kv_dtypes=()),
         fake_backend("triton", kv_dtypes=()),
         fake_backend("triton_fp8", kv_dtypes=()),
+        fake_backend("flashinfer", kv_dtypes=()),
+        fake_backend("fa4", kv_dtypes=()),
+        fake_backend("flex", kv_dtypes=()),
         fake_backend("torch_native", device_types=("cuda", "cpu")),
     )
     return choose_routes(asked, HOPPER, needs, layers, registry)

@@ -8,6 +8,7 @@ import torch
 
 from attention import LatentEntry
 from attention.backends.flash_attention import FlashAttentionBackend
+from attention.backends.flex import FlexAttentionBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.config import AttentionHeads, LayerAttentionConfig
 from attention.memory.slot_states import StateEntry, StateTensor
@@ -23,7 +24,8 @@ def hopper(monkeypatch):
     facts = DeviceFacts("cuda", "NVIDIA H200", (9, 0))
     monkeypatch.setattr("workers.runner.sizing.detect_device", lambda device: facts)
     probe = classmethod(lambda cls: BackendProbe(True))
-    monkeypatch.setattr(FlashAttentionBackend, "probe", probe)
+    for backend in (FlashAttentionBackend, FlexAttentionBackend):
+        monkeypatch.setattr(backend, "probe", probe)
 
 
 def loaded_model(v_head_dim, *layers, state_entries=()):
@@ -67,7 +69,7 @@ def test_triton_decode_asked_for_with_unequal_heads_is_an_error_before_anything_
 
 
 PLAIN = LayerAttentionConfig()
-ONLY_TORCH = {
+FEW_HAVE = {
     "attention in chunks": LayerAttentionConfig(chunk_size=8),
     "layers that differ in heads or head size": LayerAttentionConfig(
         heads=AttentionHeads(8, 1, 128, 128)
@@ -76,11 +78,12 @@ ONLY_TORCH = {
 }
 
 
-@pytest.mark.parametrize(("feature", "layer"), ONLY_TORCH.items())
-def test_what_only_torch_native_can_do_is_refused_by_the_others(feature, layer):
+@pytest.mark.parametrize(("feature", "layer"), FEW_HAVE.items())
+def test_what_few_backends_can_do_is_refused_by_the_others(feature, layer):
     loaded = loaded_model(64, PLAIN, layer)
     chosen = plan_attention(EngineConfig(model="m", num_pages=4), loaded).routes
-    expected = ("fa3_triton" if layer.chunk_size > 0 else "torch_native", "torch_native")
+    has_own_route = layer.chunk_size > 0
+    expected = ("fa3_triton", "flex") if has_own_route else ("torch_native", "torch_native")
     assert (chosen.decode, chosen.extend) == (expected, expected)
     for backend in ("fa3", "fa3_triton"):
         asked = EngineConfig(model="m", num_pages=4, attention_backend=backend)
@@ -88,11 +91,11 @@ def test_what_only_torch_native_can_do_is_refused_by_the_others(feature, layer):
             plan_attention(asked, loaded)
 
 
-@pytest.mark.parametrize("feature", list(ONLY_TORCH)[1:])
+@pytest.mark.parametrize("feature", list(FEW_HAVE)[1:])
 def test_an_fp8_cache_of_unlike_layers_is_refused(feature):
     config = EngineConfig(model="m", num_pages=4, kv_cache_dtype="fp8_e4m3")
     with pytest.raises(AttentionBackendError, match=f"torch_native_fp8: has no {feature}"):
-        plan_attention(config, loaded_model(64, PLAIN, ONLY_TORCH[feature]))
+        plan_attention(config, loaded_model(64, PLAIN, FEW_HAVE[feature]))
 
 
 def test_v_heads_of_another_size_in_one_layer_count():
