@@ -44,6 +44,7 @@ class BackendCapability:
     of latents and of their rotated parts that kernels are built for, None for any. has_heads:
     models that keep K and V of heads. visibilities: what a step's new tokens may see.
     is_deterministic: a row's bits are the same whatever shares its batch, in every kind of step.
+    is_built: False of a name that only says what it would take.
     why_not: by what is not there, a short sentence for whoever needs it; what is there may have
     one too, of the backend that this one is made from. install_hint: a command or a sentence for
     the operator.
@@ -75,6 +76,7 @@ class BackendCapability:
     has_heads: bool = True
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
     is_deterministic: bool = False
+    is_built: bool = True
     why_not: Mapping[Feature, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,10 +91,10 @@ class BackendCapability:
         declared = {
             Feature.HEADS: self.has_heads,
             Feature.MLA: self.has_mla,
-            Feature.EXTEND: True,
-            Feature.DECODE: True,
+            Feature.EXTEND: self.is_built,
+            Feature.DECODE: self.is_built,
             Feature.MIXED: self.has_mixed_batches,
-            Feature.VERIFY: True,
+            Feature.VERIFY: self.is_built,
             Feature.WINDOW: self.has_sliding_window,
             Feature.CHUNKS: self.has_chunked_attention,
             Feature.CAP: self.has_logit_cap,
@@ -105,5 +107,6 @@ class BackendCapability:
             Feature.FP8_KV: any(dtype in _FP8 for dtype in self.kv_dtypes),
             Feature.DETERMINISTIC: self.is_deterministic,
         }
-        seen = (Feature(kind.value) for kind in self.visibilities)
+        kinds = self.visibilities if self.is_built else ()
+        seen = (Feature(kind.value) for kind in kinds)
         return frozenset((*(what for what, is_there in declared.items() if is_there), *seen))

@@ -1,6 +1,8 @@
 """Every attention backend there is, by name. A new backend is a new file and one line here."""
 
 from attention.backends import (
+    aiter,
+    cutlass_mla,
     flash_attention,
     flash_attention_4,
     flash_attention_chunks,
@@ -17,6 +19,7 @@ from attention.backends import (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mla,
 )
 from attention.backends.base import AttentionBackend
 from attention.capability import AttentionBackendError
@@ -31,6 +34,8 @@ from attention.registration import (
 )
 
 BACKEND_MODULES = (
+    aiter,
+    cutlass_mla,
     flash_attention,
     flash_attention_4,
     flash_attention_chunks,
@@ -47,6 +52,7 @@ BACKEND_MODULES = (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mla,
 )
 
 __all__ = [

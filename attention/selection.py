@@ -182,6 +182,8 @@ def why_unfit(
     capability: BackendCapability, device: DeviceFacts, needs: AttentionNeeds
 ) -> str | None:
     """The first thing the backend cannot do, or None. Loads no kernel."""
+    if not capability.is_built:
+        return f"is a name only: {capability.install_hint}"
     return unfit_device(capability, device) or _unfit_model(capability, needs)
 
 

@@ -35,6 +35,12 @@ class AttentionBackend(ABC):
     def probe(cls) -> BackendProbe:
         """Whether the backend's kernels load here, and if not, which package is missing."""
 
+    @classmethod
+    def compiles_first(cls, config: AttentionConfig) -> str:
+        """What this machine lacks that takes minutes to compile when a backend of config is built;
+        "" for nothing. Of a backend whose kernels load."""
+        return ""
+
     def __init__(
         self,
         config: AttentionConfig,

@@ -32,6 +32,7 @@ from attention.kernels.flash_infer import (
     probe_flash_infer,
     read_lists,
     read_mask,
+    uncompiled,
 )
 from attention.kernels.page_lists import HostRows, PageLists
 from attention.kernels.providers import load_page_lists, probe_triton
@@ -95,6 +96,10 @@ class FlashInferBackend(FlashInferSteps):
     def probe(cls) -> BackendProbe:
         found = probe_triton()
         return probe_flash_infer() if found.is_available else found
+
+    @classmethod
+    def compiles_first(cls, config: AttentionConfig) -> str:
+        return uncompiled(partial(kernel_modules, config, load_flash_infer()))
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from attention.kernels.flash_infer import (
     compile_modules,
     load_flash_infer,
     score_by,
+    uncompiled,
 )
 from attention.kernels.gpu_limits import gpu_limits
 from attention.kernels.page_lists import HostRows, PageLists
@@ -54,6 +55,10 @@ class FlashInferLatentBackend(LatentAttentionBackend, FlashInferSteps):
     @classmethod
     def probe(cls) -> BackendProbe:
         return FlashInferBackend.probe()
+
+    @classmethod
+    def compiles_first(cls, config: AttentionConfig) -> str:
+        return uncompiled(partial(latent_modules, config, load_flash_infer()))
 
     def __init__(
         self,

@@ -60,7 +60,8 @@ class TritonLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
             raise AttentionBackendError(f"latent attention reads a LatentTokenToKVPool, not {name}")
         if config.kv_dtype != config.dtype:
             raise AttentionBackendError(
-                f"triton reads latents of the model's dtype {config.dtype}, not {config.kv_dtype}"
+                f"{self.capability.name} reads latents of the model's dtype {config.dtype}, "
+                f"not {config.kv_dtype}"
             )
         self._pool = token_to_kv_pool
         self._triton = load_triton_kernels()
@@ -76,7 +77,7 @@ class TritonLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
         try:
             self._extend = PagedExtend(geometry, gpu_limits(config.device))
         except ValueError as error:
-            raise AttentionBackendError(f"triton: {error}") from error
+            raise AttentionBackendError(f"{self.capability.name}: {error}") from error
         self._metadata: FlashAttentionMetadata | None = None
 
     def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
@@ -90,14 +91,24 @@ class TritonLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
         """Tokens of rows without any key (padding) come out as zeros."""
-        metadata = self._metadata
-        if metadata is None:
-            raise RuntimeError("init_forward_metadata must run before the step's first layer")
         if not tokens.is_saved:
             self._pool.set_latent(
                 layer.layer_id, forward_batch.out_cache_loc, tokens.latent, tokens.k_rope
             )
         q = torch.bmm(tokens.q_nope.transpose(0, 1), up.w_uk).transpose(0, 1).contiguous()
+        attended = self._attend(q, with_dense_heads(tokens.q_rope), layer, forward_batch)
+        return project_values(attended, up, tokens.q_nope.dtype)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        q_rope: torch.Tensor,
+        layer: LatentLayer,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """q (num_tokens, tp_q_head_num, latent_dim), q_rope (num_tokens, tp_q_head_num, rope_dim),
+        their heads dense -> as q."""
+        metadata = self._step_metadata()
         attended = torch.empty_like(q)
         latents = self._pool.get_latent(layer.layer_id)
         rows = ExtendRows(
@@ -109,6 +120,10 @@ class TritonLatentBackend(LatentAttentionBackend, FlashAttentionSteps):
         )
         seen = SeenKeys(forward_batch.visibility, _ALL_KEYS, forward_batch.positions)
         rule = ScoreRule(layer.scaling, 0.0, None)
-        q_rope = with_dense_heads(tokens.q_rope)
         self._extend.attend(q, PagedKeys(latents, latents), rows, seen, rule, attended, q_rope)
-        return project_values(attended, up, tokens.q_nope.dtype)
+        return attended
+
+    def _step_metadata(self) -> FlashAttentionMetadata:
+        if self._metadata is None:
+            raise RuntimeError("init_forward_metadata must run before the step's first layer")
+        return self._metadata

@@ -121,6 +121,15 @@ def missing_compiler() -> str | None:
     )
 
 
+def uncompiled(name_modules: Callable[[], Sequence[KernelModule]]) -> str:
+    """What nvcc would have to compile; "" where nothing. name_modules: as compile_modules."""
+    try:
+        names = [module.name for module in name_modules() if not module.is_compiled]
+    except OSError as error:
+        return f"FlashInfer cannot write the sources of its kernels: {error}"
+    return f"kernels of FlashInfer that nvcc compiles: {', '.join(names)}" if names else ""
+
+
 def compile_modules(
     name_modules: Callable[[], Sequence[KernelModule]],
     build: Callable[[list[KernelModule]], None],

@@ -6,12 +6,12 @@ Data and its choice; builds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attention.backends.base import GraphAttentionBackend
 from attention.capability import AttentionBackendError
-from attention.config import LayerAttentionConfig
+from attention.config import AttentionConfig, LayerAttentionConfig
 from attention.registration import BackendRegistry
 from attention.registry import ATTENTION_BACKENDS, LATENT_BACKENDS
 from attention.routes import AskedBackends, RouteChoice, choose_routes, needs_of_layer
@@ -41,6 +41,26 @@ class CandidateSet:
     has_bounded_accounts: bool
     layers: Mapping[AttentionPhase, Mapping[str, LayerNames]]
     left_out: tuple[LeftOut, ...] = ()
+
+    def without_compiling(self, config: AttentionConfig) -> CandidateSet:
+        """Without those that a start would wait minutes for, unless a phase has no others."""
+        registry = ATTENTION_BACKENDS if config.latent is None else LATENT_BACKENDS
+        waits = {
+            name: registry.get(name).compiles_first(config)
+            for by_name in self.layers.values()
+            for names in by_name.values()
+            for name in names
+        }
+        layers, left_out = {}, list(self.left_out)
+        for phase, by_name in self.layers.items():
+            ready = {one: own for one, own in by_name.items() if not any(map(waits.get, own))}
+            layers[phase] = ready or by_name
+            left_out += [
+                LeftOut(phase, one, _not_compiled(one, filter(None, map(waits.get, own))))
+                for one, own in by_name.items()
+                if one not in layers[phase]
+            ]
+        return replace(self, layers=layers, left_out=tuple(left_out))
 
     @property
     def names(self) -> dict[AttentionPhase, tuple[str, ...]]:
@@ -191,6 +211,13 @@ class CandidateSearch:
             for name in by_name.keys() - fitting[phase].keys()
         )
         return CandidateSet(page_size, usual.has_bounded_accounts, fitting, (*left_out, *others))
+
+
+def _not_compiled(name: str, waits: Iterable[str]) -> str:
+    return (
+        f"takes minutes to build on this machine ({next(iter(waits))}): one start with "
+        f"attention_backend={name} does that"
+    )
 
 
 def label(by_layer: LayerNames) -> str:

@@ -45,22 +45,20 @@ def tune(
     """The table with what it lacked at points, in their order. A phase that has fewer than
     least_contenders is not measured: there is nothing to choose.
 
-    After max_seconds the rest is left out, with a warning: no point is begun then. A candidate that
-    fails, or is HOPELESS_RATIO times slower than the fastest wherever it was measured, is left out
-    of the phase, with a line in the log.
+    After max_seconds the rest is left out, with a warning: no point is begun then. The first
+    points, one for each phase, do not count: kernels that this machine never ran are compiled
+    there. A candidate that fails, or is HOPELESS_RATIO times slower than the fastest wherever it
+    was measured, is left out of the phase, with a line in the log.
     """
-    start_s = told_s = clock()
     todo = [point for point in points if _is_worth_measuring(table, point, least_contenders)]
+    num_phases = len({point.phase for point in todo})
+    start_s = told_s = clock()
     for place, point in enumerate(todo):
         now_s = clock()
+        if place <= num_phases:
+            start_s = now_s
         if now_s - start_s >= max_seconds:
-            logger.warning(
-                "attention: %d of %d kinds of steps were not measured in %.1f s: the nearest ones "
-                "stand for them; the next start goes on",
-                len(todo) - place,
-                len(todo),
-                max_seconds,
-            )
+            _tell_of_rest(len(todo) - place, len(todo), max_seconds)
             break
         if now_s - told_s >= _PROGRESS_INTERVAL_S:
             told_s = now_s
@@ -68,6 +66,16 @@ def tune(
         if _is_worth_measuring(table, point, least_contenders):
             table = _with_point(table, point, measure)
     return table
+
+
+def _tell_of_rest(num_left: int, num_points: int, max_seconds: float) -> None:
+    logger.warning(
+        "attention: %d of %d kinds of steps were not measured in %.1f s: the nearest ones stand "
+        "for them; the next start goes on",
+        num_left,
+        num_points,
+        max_seconds,
+    )
 
 
 def _is_worth_measuring(table: TuningTable, point: StepPoint, least_contenders: int) -> bool:

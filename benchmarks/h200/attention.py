@@ -179,26 +179,28 @@ def own_kernels() -> Iterable[Line]:
     What fraction of fa3's rate it reaches stands behind its line."""
     for measure, works in ((decode, OWN_DECODES), (prefill, OWN_PREFILLS)):
         for work in works:
-            theirs, ours = (measure(name, Setup(backend), work) for name, backend in OWN.items())
-            yield theirs
-            reached = theirs.microseconds / ours.microseconds
-            yield replace(ours, variant=f"triton, {reached:.2f} of fa3")
+            yield from beside(*(measure(name, Setup(one), work) for name, one in OWN.items()))
+
+
+def beside(theirs: Line, ours: Line) -> Iterable[Line]:
+    """Both, with the share of their rate that ours reaches."""
+    reached = theirs.microseconds / ours.microseconds
+    return theirs, replace(ours, variant=f"{ours.variant}, {reached:.2f} of {theirs.variant}")
 
 
 def own_kernels_fp8() -> Iterable[Line]:
     fp8 = {"fa3_fp8": Fp8FlashAttentionBackend, "triton_fp8": Fp8TritonBackend}
-    for name, backend in fp8.items():
-        setup = Setup(backend, kv_dtype=torch.float8_e4m3fn)
-        for work in OWN_DECODES:
-            yield decode(name, setup, work)
-        for work in OWN_PREFILLS:
-            yield prefill(name, setup, work)
+    setups = {name: Setup(one, kv_dtype=torch.float8_e4m3fn) for name, one in fp8.items()}
+    for measure, works in ((decode, OWN_DECODES), (prefill, OWN_PREFILLS)):
+        for work in works:
+            yield from beside(*(measure(name, setup, work) for name, setup in setups.items()))
 
 
 def own_kernels_heads() -> Iterable[Line]:
     for heads in (Heads(8 * group, 8, dim) for dim in (64, 128, 256) for group in (1, 4, 8)):
-        for name, backend in OWN.items():
-            yield prefill(f"{name}, {heads}", Setup(backend, heads), Work(64, 0, 1024))
+        work = Work(64, 0, 1024)
+        setups = {f"{name}, {heads}": Setup(one, heads) for name, one in OWN.items()}
+        yield from beside(*(prefill(name, setup, work) for name, setup in setups.items()))
 
 
 def prefill_heads() -> Iterable[Line]:

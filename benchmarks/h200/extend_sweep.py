@@ -2,8 +2,8 @@
 
     python -m benchmarks.h200.extend_sweep [--heads 32,8,128]
 
-Prints each work's tiles from the fastest on, and which of them is taken today. Tiles that do not
-compile or do not fit are named.
+Prints each work's tiles from the fastest on, which of them is taken today, and what share of the
+rate of fa3 that one and the fastest reach. Tiles that do not compile or do not fit are named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 from attention.backends.triton_paged import TritonBackend
 from attention.kernels.extend_shape import ExtendGeometry, ExtendTiles
 from attention.kernels.gpu_limits import GpuLimits, gpu_limits
-from benchmarks.h200.attention import OWN_PREFILLS
+from benchmarks.h200.attention import FA3, OWN_PREFILLS
 from benchmarks.h200.attention_steps import Heads, Setup, build_step, eager_seconds_per_layer
 
 REPEATS = 20
@@ -58,7 +58,13 @@ def main() -> None:
                 results.append((eager_seconds_per_layer(step, REPEATS), tiles))
             except OutOfResources as error:
                 print(f"  {tiles}: {error}", flush=True)
-        print(f"\n{work}")
+        theirs_s = eager_seconds_per_layer(build_step(Setup(FA3, heads), work), REPEATS)
+        by_tiles = {tiles: seconds for seconds, tiles in results}
+        fastest_s = min(by_tiles.values())
+        print(
+            f"\n{work}: fa3 {theirs_s * 1e6:.1f} us; triton {theirs_s / by_tiles[taken]:.2f} of it "
+            f"as taken today, {theirs_s / fastest_s:.2f} with the fastest tiles"
+        )
         for seconds, tiles in sorted(results, key=lambda one: one[0])[:8]:
             mark = "  taken today" if tiles == taken else ""
             print(f"  {seconds * 1e6:8.1f} us  {tiles}{mark}", flush=True)

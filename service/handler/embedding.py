@@ -1,13 +1,17 @@
 """Prompts that become vectors: what may be asked, what engines are told, what comes back."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TypedDict, Unpack
+
+from msgspec import structs
 
 from service.errors import ApiError, ApiErrorCode, from_rejection, params_named
 from service.handler.choice import raise_if_failed
 from service.handler.events import ChoiceDelta
 from service.handler.requests import EmbeddingOptions, GenerationRequest, Prompt
 from service.limits import Limits
+from service.tokenizer.jobs import EncodeText
 from workers.engine.protocol import ModelInfo, StepOutput
 from workers.errors import RequestRejectedError
 from workers.pooling.params import EmbeddingInfo, Pooling, PoolingParams
@@ -74,6 +78,21 @@ def _check_task(options: EmbeddingOptions, params: PoolingParams) -> None:
     if is_classifier and options.dimensions is not None:
         message = "scores have no dimensions to leave out"
         raise ApiError(ApiErrorCode.INVALID_REQUEST, message, "dimensions")
+
+
+def with_prompt(request: GenerationRequest, info: ModelInfo) -> GenerationRequest:
+    """The request, each of its texts behind the prompt that the model's folder puts before all.
+
+    Token ids stay as they are: their client has made the whole of them.
+    """
+    prompt = "" if request.embedding is None else _of_model(info).prompt
+    if not prompt:
+        return request
+    prompts = tuple(
+        structs.replace(one, text=prompt + one.text) if isinstance(one, EncodeText) else one
+        for one in request.prompts
+    )
+    return replace(request, prompts=prompts)
 
 
 def pooling_of(request: GenerationRequest, info: ModelInfo) -> PoolingParams | None:

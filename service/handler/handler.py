@@ -24,7 +24,7 @@ from service.handler.constraints import check_constraint
 from service.handler.defaults import NO_DEFAULTS, SamplingDefaults
 from service.handler.delta_buffer import DeltaBuffer
 from service.handler.echo import PromptEcho
-from service.handler.embedding import VectorAssembler, pooling_of
+from service.handler.embedding import VectorAssembler, pooling_of, with_prompt
 from service.handler.encoding import (
     EnginePrompt,
     PromptEncoder,
@@ -160,6 +160,7 @@ class Handler:
         max_at_once: int,
     ) -> Generation:
         info, max_tokens = self.model_info, self._max_prompt_tokens(request)
+        request = with_prompt(request, info)
         request = await self._encoder.see(request, context, max_tokens)
         request = await self._encoder.read(request, context, info)
         self._image_room.settle(request, lease)

@@ -19,6 +19,7 @@ from service.hub.ids import HubModel
 from service.hub.progress import OnBytes, make_counter, no_progress
 from workers.errors import ModelLoadError
 from workers.loading.pooling_config import POOLING_FILE
+from workers.loading.sentence_modules import MODULES_FILE, PROMPTS_FILE, SENTENCE_FILE
 from workers.loading.weight_files import INDEX_FILE, SINGLE_FILE, indexed_file_names
 
 SMALL_FILES = (
@@ -31,8 +32,9 @@ SMALL_FILES = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
+    MODULES_FILE,
+    PROMPTS_FILE,
+    SENTENCE_FILE,
     POOLING_FILE,
     INDEX_FILE,
 )

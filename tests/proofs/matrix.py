@@ -68,6 +68,8 @@ def cells_to_prove(backend: Backend) -> frozenset[Cell]:
         max(capability.page_sizes),
         capability.default_page_size,
     }
+    if not capability.is_built:
+        return frozenset()
     whats = {feature.value for feature in features_of(backend) if feature in _ROWS}
     whats |= {f"{PAGE_SIZE} {page_size}" for page_size in pages}
     return frozenset(Cell(capability.name, what) for what in whats)

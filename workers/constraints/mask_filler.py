@@ -6,12 +6,14 @@ slow grammar keeps no other row waiting for long.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
 
+from workers.constraints.mask_deadline import NEVER, MaskDeadline
 from workers.constraints.masks import WORD_BITS, Constrained, FillMasks, MaskRow, StepMasks
 from workers.constraints.matcher import MaskBits, TokenMatcher
 
@@ -49,19 +51,24 @@ class _Filling:
 @dataclass(frozen=True, slots=True)
 class BegunMasks:
     """Of a step's rows: bits of those that are there, or will be; asked: rows whose grammar says
-    what may follow. until_s: when rows that can run again are given up."""
+    what may follow; patient: those of them that cannot run again. deadline: of the others."""
 
     step_id: int
     rows: Sequence[MaskRow]
     bits: MaskBits
     asked: list[Asked]
     patient: list[Asked]
-    until_s: float
+    deadline: MaskDeadline
+
+    @property
+    def last_until_s(self) -> float:
+        """When the last of the rows is given up."""
+        return self.deadline.until_s(len(self.asked))
 
 
 class MaskFiller:
     """Only the thread that drives the engine calls it. vocab_size: columns of the logits. now: in
-    seconds, what until_s is on the axis of.
+    seconds, on the axis of deadlines.
 
     While a mask is being made, nobody else may use its matcher: a request is in _under_way from the
     moment its mask is asked for until somebody takes it.
@@ -82,14 +89,14 @@ class MaskFiller:
         self._were_late: dict[Constrained, int] = {}
 
     def fill(
-        self, step_id: int, rows: Sequence[MaskRow], until_s: float = float("inf")
+        self, step_id: int, rows: Sequence[MaskRow], deadline: MaskDeadline = NEVER
     ) -> FilledRows:
         """As begin and finish, one behind the other."""
-        return self.finish(self.begin(step_id, rows, until_s))
+        return self.finish(self.begin(step_id, rows, deadline))
 
-    def begin(self, step_id: int, rows: Sequence[MaskRow], until_s: float) -> BegunMasks:
+    def begin(self, step_id: int, rows: Sequence[MaskRow], deadline: MaskDeadline) -> BegunMasks:
         """Have masks made by other threads; those of rows that cannot run again finish makes.
-        until_s: when rows that can are given up."""
+        deadline: when rows that can are given up."""
         bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
         asked = []
         for index, row in enumerate(rows):
@@ -100,9 +107,9 @@ class MaskFiller:
                 bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
         self._forget_ended()
         new = [(row, index) for row, index in asked if row.request not in self._under_way]
-        self._start([(row, i) for row, i in new if row.can_run_again], bits, until_s)
+        self._start([(row, i) for row, i in new if row.can_run_again], bits, deadline)
         patient = [(row, index) for row, index in new if not row.can_run_again]
-        return BegunMasks(step_id, rows, bits, asked, patient, until_s)
+        return BegunMasks(step_id, rows, bits, asked, patient, deadline)
 
     def finish(self, begun: BegunMasks) -> FilledRows:
         """Of requests that have not ended since. Before the next begin."""
@@ -129,7 +136,7 @@ class MaskFiller:
         patient = [(row, index) for row, index in begun.patient if not row.request.is_ended]
         if patient:
             self._fill([(row.request.matcher, index) for row, index in patient], bits)
-        self._wait([row for row, _ in asked], begun.until_s)
+        self._wait([row for row, _ in asked], begun.deadline)
         late = []
         for row, index in asked:
             filling = self._under_way.get(row.request)
@@ -147,24 +154,28 @@ class MaskFiller:
                 bits[index] = filling.bits[filling.row]
         return late
 
-    def _start(self, new: Sequence[Asked], bits: MaskBits, until_s: float) -> None:
+    def _start(self, new: Sequence[Asked], bits: MaskBits, deadline: MaskDeadline) -> None:
         together: list[Asked] = []
         apart: dict[int, list[Asked]] = {}
         for one in new:
             # Whoever is in time again is taken for an ordinary one.
             size = self._were_late.pop(one[0].request, 0)
             (apart.setdefault(size, []) if size else together).append(one)
-        patience_s = until_s - self._now()
-        self._submit(self._together, together, bits, patience_s)
+        self._submit(self._together, together, bits, deadline)
         for size, rows in apart.items():
             for start in range(0, len(rows), size):
-                self._submit(self._apart, rows[start : start + size], bits, patience_s)
+                self._submit(self._apart, rows[start : start + size], bits, deadline)
 
     def _submit(
-        self, pool: ThreadPoolExecutor, batch: Sequence[Asked], bits: MaskBits, patience_s: float
+        self,
+        pool: ThreadPoolExecutor,
+        batch: Sequence[Asked],
+        bits: MaskBits,
+        deadline: MaskDeadline,
     ) -> None:
         if not batch:
             return
+        patience_s = deadline.until_s(len(batch)) - self._now()
         future = pool.submit(
             self._timed_fill, [(row.request.matcher, index) for row, index in batch], bits
         )
@@ -176,16 +187,22 @@ class MaskFiller:
         self._fill(rows, bits)
         return self._now() - start_s
 
-    def _wait(self, rows: Sequence[MaskRow], until_s: float) -> None:
-        waited = [
-            (row, filling.future)
-            for row in rows
-            if (filling := self._under_way.get(row.request)) is not None
-        ]
-        needed = {future for row, future in waited if not row.can_run_again}
+    def _wait(self, rows: Sequence[MaskRow], deadline: MaskDeadline) -> None:
+        """For the masks of rows, each batch until its own deadline."""
+        num_waiting: Counter[Future[float]] = Counter()
+        needed = set()
+        for row in rows:
+            filling = self._under_way.get(row.request)
+            if filling is not None:
+                num_waiting[filling.future] += 1
+                if not row.can_run_again:
+                    needed.add(filling.future)
         wait(needed)
-        timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
-        wait({future for _, future in waited}, timeout_s)
+        # Whoever is waited for longest last: the others have had their time by then.
+        for future, num_rows in sorted(num_waiting.items(), key=lambda one: one[1]):
+            until_s = deadline.until_s(num_rows)
+            timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
+            wait((future,), timeout_s)
 
     def _forget_ended(self) -> None:
         for request in [one for one in self._under_way if one.is_ended]:

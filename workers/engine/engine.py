@@ -175,7 +175,7 @@ class Engine:
         """Every plan before this one is committed, so that all tokens before its own are known."""
         rows = self._scheduler.constrained_rows(plan)
         if rows:
-            masks = self._filler.begin(plan.step_id, rows, self._patience.until_s())
+            masks = self._filler.begin(plan.step_id, rows, self._patience.deadline(plan))
             self._masks_under_way = plan, masks
         else:
             self._executor.provide(StepMasks(plan.step_id, EMPTY, EMPTY, EMPTY))
@@ -188,7 +188,7 @@ class Engine:
         plan, masks = self._masks_under_way
         self._masks_under_way = None
         filled = self._filler.finish(masks)
-        self._patience.on_masks(masks.until_s)
+        self._patience.on_masks(masks.last_until_s)
         if filled.late:
             self._scheduler.run_again(plan, filled.late)
         self._executor.provide(filled.masks)

@@ -1,14 +1,17 @@
-"""How long a step waits for the masks of its rows: while the device computes it anyway.
+"""How long a step waits for the masks of its rows: while the device computes it anyway, and for as
+long as the rows that are late would lose.
 
 Rows without a grammar share the step. What it takes is known from the steps before, and so is what
 the host needs from the masks to the launch of the step behind: to wake up, launch the samples, look
-ahead, hand the outputs over, schedule. What is left of the step is waited.
+ahead, hand the outputs over, schedule. What is left of the step costs nothing.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 
+from workers.constraints.mask_deadline import NEVER, MaskDeadline
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
 
@@ -28,7 +31,8 @@ class MaskPatience:
         self._now = now
         # The shortest counts: a step that did wait for masks took longer by that.
         self._durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
-        # The longest but one counts: a single pause of the host says nothing of the next step.
+        # Half of them count: rows that run again make launches longer, and were patience cut by the
+        # longest, more rows would run again.
         self._launches_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
         self._masks_came_s: float | None = None
         self._begun_s = 0.0
@@ -52,16 +56,17 @@ class MaskPatience:
         if plan.is_decode:
             self._durations_s.append(outcome.finished_s - outcome.started_s)
 
-    def until_s(self) -> float:
-        """When the masks of the step under way should be there."""
+    def deadline(self, plan: StepPlan) -> MaskDeadline:
+        """Of the masks of the step under way, which is plan's."""
         if not self._durations_s:
-            return float("inf")
-        begun_s = self._begun_s + self._share() * min(self._durations_s)
-        return max(begun_s, self._now() + MIN_PATIENCE_S)
+            return NEVER
+        duration_s = min(self._durations_s)
+        free_until_s = self._begun_s + self._free_share() * duration_s
+        free_until_s = max(free_until_s, self._now() + MIN_PATIENCE_S)
+        return MaskDeadline(free_until_s, duration_s / max(len(plan.slots), 1))
 
-    def _share(self) -> float:
+    def _free_share(self) -> float:
         duration_s = min(self._durations_s)
         if not self._launches_s or not duration_s:
             return UNMEASURED_SHARE
-        launch_s = sorted(self._launches_s)[-2:][0]
-        return min(max(1.0 - launch_s / duration_s, MIN_SHARE), MAX_SHARE)
+        return min(max(1.0 - median(self._launches_s) / duration_s, MIN_SHARE), MAX_SHARE)

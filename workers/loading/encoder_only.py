@@ -3,7 +3,6 @@ made of its states. Reads small files only.
 """
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,14 @@ from transformers import PreTrainedConfig
 
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loading.pooling_config import pooling_modes, read_json_object
+from workers.loading.pooling_config import pooling_modes
+from workers.loading.sentence_modules import (
+    PROMPTS_FILE,
+    SENTENCE_FILE,
+    check_modules,
+    read_json_object,
+    read_prompt,
+)
 from workers.pooling.params import Activation, EmbeddingInfo, Pooling
 
 _SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
@@ -27,7 +33,6 @@ _ACTIVATIONS = {
     "Softmax": Activation.SOFTMAX,
     "Tanh": Activation.TANH,
 }
-_SERVED_MODULES = ("Transformer", "Pooling", "Normalize")
 _OWN_OFFSET = "create_position_ids_from_input_ids"
 
 
@@ -98,7 +103,7 @@ def longest_text(folder: Path, config: Any, model_class: Any, requested: int | N
         if requested > limit:
             raise ConfigError(f"max_context_len={requested} exceeds the model's {limit} tokens")
         return requested
-    cut = read_json_object(folder / "sentence_bert_config.json").get("max_seq_length")
+    cut = read_json_object(folder / SENTENCE_FILE).get("max_seq_length")
     return min(cut, limit) if isinstance(cut, int) and cut > 0 else limit
 
 
@@ -112,10 +117,15 @@ def first_position(config: Any, model_class: Any) -> int:
 
 def read_text_info(folder: Path, config: Any, model_class: Any) -> EmbeddingInfo:
     """Raises ModelLoadError where the folder asks for what is not served."""
+    prompt = read_prompt(folder)
     if is_classifier(model_class):
+        if prompt:
+            raise ModelLoadError(
+                f"{folder / PROMPTS_FILE} asks for a default prompt, which classifiers do not get"
+            )
         return EmbeddingInfo(config.num_labels, Pooling.SCORES, _activation_of(config))
-    _check_modules(folder)
-    return EmbeddingInfo(config.hidden_size, _pooling_of(folder))
+    check_modules(folder)
+    return EmbeddingInfo(config.hidden_size, _pooling_of(folder), prompt=prompt)
 
 
 def _pooling_of(folder: Path) -> Pooling:
@@ -129,27 +139,6 @@ def _pooling_of(folder: Path) -> Pooling:
         f"{folder} asks for pooling by {' and '.join(modes) or 'nothing'}; of encoders, one of "
         f"{', '.join(_METHODS)} is served"
     )
-
-
-def _check_modules(folder: Path) -> None:
-    path = folder / "modules.json"
-    if not path.is_file():
-        return
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        kinds = [str(one["type"]).rpartition(".")[2] for one in listed]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelLoadError(f"{path} is no list of modules: {error}") from error
-    odd = [kind for kind in kinds if kind not in _SERVED_MODULES]
-    if odd:
-        raise ModelLoadError(
-            f"{path} asks for {', '.join(odd)}; {', '.join(_SERVED_MODULES)} are served"
-        )
-    if read_json_object(folder / "sentence_bert_config.json").get("do_lower_case"):
-        raise ModelLoadError(
-            f"{folder / 'sentence_bert_config.json'} asks for do_lower_case, which is not served: "
-            "the tokenizer's own normaliser says what becomes of capitals"
-        )
 
 
 def _activation_of(config: Any) -> Activation:

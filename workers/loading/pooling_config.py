@@ -1,32 +1,26 @@
 """How a model's embeddings are pooled, by the file that sentence-transformers writes for it."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from workers.errors import ModelLoadError
+from workers.loading.sentence_modules import (
+    POOLING_FOLDER,
+    check_modules,
+    read_json_object,
+    read_prompt,
+)
 from workers.pooling.params import EmbeddingInfo, Pooling
 
-POOLING_FILE = "1_Pooling/config.json"
+POOLING_FILE = f"{POOLING_FOLDER}/config.json"
 
 _PREFIX = "pooling_mode_"
+# By pooling_mode, which newer folders have: those that are named otherwise by the older keys.
+_OLDER_NAMES = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
 _METHODS = {"lasttoken": Pooling.LAST, "mean_tokens": Pooling.MEAN}
 
 logger = logging.getLogger(__name__)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file. Raises ModelLoadError for one that is no JSON object."""
-    if not path.is_file():
-        return {}
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} is not JSON: {error}") from error
-    if not isinstance(stated, dict):
-        raise ModelLoadError(f"{path} is not a JSON object")
-    return stated
 
 
 def pooling_modes(folder: Path) -> list[str] | None:
@@ -35,9 +29,14 @@ def pooling_modes(folder: Path) -> list[str] | None:
     path = folder / POOLING_FILE
     if not path.is_file():
         return None
+    stated = read_json_object(path)
+    newer = stated.get("pooling_mode")
+    if newer is not None:
+        named = newer if isinstance(newer, list) else [newer]
+        return [_OLDER_NAMES.get(str(one), str(one)) for one in named]
     return [
         key.removeprefix(_PREFIX)
-        for key, value in read_json_object(path).items()
+        for key, value in stated.items()
         if key.startswith(_PREFIX) and value is True
     ]
 
@@ -60,11 +59,19 @@ def read_pooling(folder: Path) -> Pooling | None:
 
 
 def read_embedding_info(folder: Path, config: Any, text: Any) -> EmbeddingInfo | None:
-    """None where the model gives no embeddings. config: transformers' own; text: the part of it
-    that describes the language model."""
+    """None where the model gives no embeddings, as with a warning where its folder asks for what is
+    not applied. config: transformers' own; text: the part of it that describes the language
+    model."""
     # OPT projects its final states to the size of its embeddings.
     size = getattr(text, "word_embed_proj_dim", None) or getattr(text, "hidden_size", None)
     pooling = read_pooling(folder)
     if pooling is None or not isinstance(size, int) or getattr(config, "is_encoder_decoder", False):
         return None
-    return EmbeddingInfo(size, pooling, is_purpose=(folder / POOLING_FILE).is_file())
+    try:
+        check_modules(folder)
+        prompt = read_prompt(folder)
+    except ModelLoadError as error:
+        logger.warning("no embeddings: %s", error)
+        return None
+    is_purpose = (folder / POOLING_FILE).is_file()
+    return EmbeddingInfo(size, pooling, is_purpose=is_purpose, prompt=prompt)

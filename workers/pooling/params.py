@@ -60,9 +60,10 @@ class PoolingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EmbeddingInfo(msgspec.Struct, frozen=True):
     """Of a model: how many values a vector has before it is cut, and how the model is pooled.
     activation: of a classifier. is_purpose: of a decoder, whether its folder says that vectors are
-    what it is for."""
+    what it is for. prompt: what goes before every text, "" for nothing."""
 
     size: int
     pooling: Pooling
     activation: Activation = Activation.NONE
     is_purpose: bool = False
+    prompt: str = ""

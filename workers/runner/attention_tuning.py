@@ -120,6 +120,7 @@ class AttentionTuner:
         num_sets: int,
     ) -> TunedRoutes:
         measured = measured_config(subject, candidates.page_size)
+        candidates = candidates.without_compiling(measured)
         table = TuningTable(candidates.names)
         points = points_to_measure(self._limits(subject, measured))
         text = ""

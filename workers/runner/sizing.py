@@ -3,6 +3,7 @@
 Knows flags, devices and a loaded model's geometry; allocates nothing.
 """
 
+import gc
 from dataclasses import dataclass, replace
 
 import torch
@@ -163,7 +164,8 @@ def _tuned(
     )
     tuned = tuner_for(config, tp, subject.front).choose(subject)
     if loaded.device.type == "cuda":
-        # What measuring needed is the pool's.
+        # What measuring needed is the pool's; graphs and what they read are cycles of objects.
+        gc.collect()
         torch.cuda.empty_cache()
     candidates = tuned.candidates
     return _Chosen(tuned, candidates.page_size, candidates.has_bounded_accounts)

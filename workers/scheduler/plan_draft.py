@@ -52,8 +52,8 @@ class PendingCommit:
 
     @property
     def is_shared(self) -> bool:
-        """Whether rows without a grammar wait for the masks of the others."""
-        return len(self.rows) > len(self.constrained)
+        """Whether a row that waits for its mask keeps others waiting."""
+        return len(self.rows) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ What the real kernels do with them is tests/gpu/attention's to find out.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -300,3 +301,14 @@ def test_workspaces_grow_for_graphs_and_hold_what_scheduler_cuh_counts():
     assert workspace.buffer is first
     workspace.reserve(len(first) + 1)
     assert len(workspace.buffer) == len(first) + 1
+
+
+def test_what_nvcc_would_compile_is_named_before_a_backend_is_built():
+    done, missing = (SimpleNamespace(name=n, is_compiled=n == "done") for n in ("done", "missing"))
+    assert package.uncompiled(lambda: [done]) == ""
+    assert package.uncompiled(lambda: [done, missing]).endswith("nvcc compiles: missing")
+
+    def refused():
+        raise PermissionError("read-only")
+
+    assert "cannot write the sources of its kernels: read-only" in package.uncompiled(refused)

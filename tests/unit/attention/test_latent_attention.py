@@ -205,7 +205,8 @@ def test_forward_before_the_step_was_planned_is_an_error():
 def test_what_declares_latent_attention_is_what_can_be_built_for_it():
     declared = {entry.capability.name for entry in ATTENTION_BACKENDS if entry.capability.has_mla}
     registered = {entry.capability.name for entry in LATENT_BACKENDS}
-    assert declared == registered == {"torch_native", "fa3", "flashmla", "triton"}
+    assert declared == registered
+    assert {"torch_native", "fa3", "flashmla", "triton"} <= declared
     case = build_latent_case(CaseSpec(rows_of((9, 1))))
     built = create_attention_backend("torch_native", case.config, case.table, case.pool)
     assert type(built) is TorchNativeLatentBackend

@@ -1,6 +1,7 @@
 """Candidates: who can attend in a phase, over one pool, and why the others cannot."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from attention.selection import (
     Preference,
 )
 from attention.timing import AttentionPhase
+from attention.tuning import candidates
 from attention.tuning.candidates import AUTO_TUNED, CandidateSearch, is_tuned
 from tests.unit.attention.tuning.doubles import DECODE, EXTEND
 
@@ -129,3 +131,22 @@ def test_where_nothing_works_the_error_is_that_of_the_automatic_choice(monkeypat
     absent = backend("absent", probe=BackendProbe(False, "no module named kernels"))
     with pytest.raises(AttentionBackendError, match="no attention backend works on CPU"):
         search(monkeypatch, absent)
+
+
+def test_who_compiles_for_minutes_waits_for_a_start_of_its_own(monkeypatch):
+    slow = backend("slow")
+    slow.compiles_first = classmethod(lambda cls, config: "three kernels")
+    (found,) = search(monkeypatch, slow, backend("a"))
+    config = SimpleNamespace(latent=None)
+    registry = BackendRegistry()
+    registry.register("slow")(slow)
+    registry.register("a")(backend("a"))
+    monkeypatch.setattr(candidates, "ATTENTION_BACKENDS", registry)
+    ready = found.without_compiling(config)
+    assert ready.names == {DECODE: ("a",), EXTEND: ("a",)}
+    assert ready.left_out[0].reason == (
+        "takes minutes to build on this machine (three kernels): one start with "
+        "attention_backend=slow does that"
+    )
+    (alone,) = search(monkeypatch, slow)
+    assert alone.without_compiling(config).names == {DECODE: ("slow",), EXTEND: ("slow",)}

@@ -24,8 +24,8 @@ def test_every_point_is_measured_and_the_fastest_follows():
 
 
 def test_it_ends_in_time_and_says_what_is_left(caplog):
-    table, measure = run(COSTS, max_seconds=0.25)
-    assert len(measure.asked) == 3
+    table, measure = run(COSTS, max_seconds=0.15)
+    assert len(measure.asked) == 3, "the first one compiles kernels and does not count"
     assert "2 of 5 kinds of steps were not measured" in caplog.text
     assert len(table.seconds) == 3
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from workers.constraints.mask_deadline import MaskDeadline
 from workers.constraints.mask_filler import (
     NUM_SMALL_BATCH_THREADS,
     FilledRows,
@@ -14,7 +15,7 @@ from workers.constraints.mask_filler import (
 )
 from workers.constraints.masks import MaskRow
 
-NOW = 0.0
+NOW = MaskDeadline(0.0)
 VOCAB_SIZE = 64
 
 
@@ -90,7 +91,7 @@ def test_who_was_late_is_asked_for_apart_and_keeps_nobody_waiting(masks: Masks) 
     masks.release.set()
     filler.fill(1, rows[:4])
     masks.release.clear()
-    filled = filler.fill(2, rows, time.perf_counter() + 5.0)
+    filled = filler.fill(2, rows, MaskDeadline(time.perf_counter() + 5.0))
     assert (late(filled), words(filled)) == ([0], {1: 2, 2: 3, 3: 4, 4: 5, 5: 6})
     assert [row.slot for row in filled.rows] == [1, 2, 3, 4, 5]
     assert sorted(masks.batches[1:]) == [[0], [1], [2], [3], [4, 5]]
@@ -105,12 +106,12 @@ def test_who_only_waited_for_slow_ones_is_an_ordinary_one_again(masks: Masks) ->
     quick, new = len(masks.slow), len(masks.slow) + 1
     rows = rows_of([Request(n) for n in range(new + 1)])
     filler, known = MaskFiller(VOCAB_SIZE, masks, lambda: clock_s), rows[:new]
-    filler.fill(0, known, NOW - 1.0)
+    filler.fill(0, known, MaskDeadline(-1.0))
     masks.release.set()
     filler.fill(1, known)
     masks.release.clear()
     masks.batches.clear()
-    filled = filler.fill(2, known, NOW + 0.1)
+    filled = filler.fill(2, known, MaskDeadline(0.1))
     assert quick in late(filled), "every thread is taken by slow ones"
     assert masks.have_begun(NUM_SMALL_BATCH_THREADS)
     clock_s = 1.0
@@ -134,3 +135,15 @@ def test_nothing_is_kept_of_who_has_ended(masks: Masks) -> None:
     filler.fill(1, rows_of([Request(1)], can_run_again=False))
     assert not filler._under_way
     assert not filler._were_late
+
+
+def test_a_batch_is_waited_for_by_how_many_rows_it_keeps(masks: Masks) -> None:
+    rows = rows_of([Request(n) for n in range(4)])
+    filler = MaskFiller(VOCAB_SIZE, masks, lambda: 0.0)
+    filler.fill(0, rows[:1], NOW)
+    # The one of before is given up at once, the three that are asked for together are not.
+    deadline = MaskDeadline(-100.0, 60.0)
+    threading.Timer(0.05, masks.release.set).start()
+    begun = filler.begin(1, rows, deadline)
+    assert begun.last_until_s == 140.0
+    assert set(words(filler.finish(begun))) >= {1, 2, 3}

@@ -18,7 +18,8 @@ from workers.encoder_only.engine import EncoderOnlyEngine
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.engine.single_rank import build_engine
 from workers.errors import ConfigError, ModelLoadError
-from workers.loading.loader import check_servable
+from workers.loading.loader import check_servable, model_facts
+from workers.loading.sentence_modules import PROMPTS_FILE
 from workers.pooling.params import Activation, EmbeddingInfo, Pooling, PoolingParams
 from workers.pooling.vectors import unpack_vector
 from workers.sampling.params import SamplingParams
@@ -173,7 +174,14 @@ def test_a_text_is_as_long_as_sentence_transformers_says_or_the_operator(tmp_pat
             '{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true}',
             "cls_token and max_tokens",
         ),
+        ("1_Pooling/config.json", '{"pooling_mode": ["cls", "max"]}', "cls_token and max_tokens"),
+        (
+            "modules.json",
+            '[{"type": "sentence_transformers.models.Pooling", "path": "2_Pooling"}]',
+            "has Pooling in 2_Pooling",
+        ),
         ("sentence_bert_config.json", '{"do_lower_case": true}', "do_lower_case"),
+        (PROMPTS_FILE, '{"default_prompt_name": "q"}', "has no prompt 'q'"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(tmp_path, name, text, message):
@@ -188,6 +196,39 @@ def test_what_is_not_served_is_refused_by_name(tmp_path, name, text, message):
     check_servable(EngineConfig(model=str(tmp_path)))
     (tmp_path / name).write_text(text)
     with pytest.raises(ModelLoadError, match=message):
+        check_servable(EngineConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("mode", ["cls", ["mean"], "max", "lasttoken"])
+def test_newer_folders_name_one_pooling(tmp_path, mode):
+    save_tiny_encoder("bert", tmp_path)
+    state_pooling(tmp_path, "")
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+    name = mode if isinstance(mode, str) else mode[0]
+    pooling = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX}
+    facts = model_facts(EngineConfig(model=str(tmp_path)))
+    assert facts.embedding.pooling is pooling.get(name, Pooling.LAST)
+
+
+def test_a_default_prompt_is_told_unless_it_would_not_be_pooled(tmp_path):
+    save_tiny_encoder("bert", tmp_path)
+    prompts = {"prompts": {"q": "query: ", "d": ""}, "default_prompt_name": "q"}
+    (tmp_path / PROMPTS_FILE).write_text(json.dumps(prompts))
+    assert model_facts(EngineConfig(model=str(tmp_path))).embedding.prompt == "query: "
+    state_pooling(tmp_path, "")
+    stated = {"pooling_mode": "mean", "include_prompt": False}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelLoadError, match="include_prompt"):
+        check_servable(EngineConfig(model=str(tmp_path)))
+    (tmp_path / PROMPTS_FILE).write_text(json.dumps(prompts | {"default_prompt_name": None}))
+    assert model_facts(EngineConfig(model=str(tmp_path))).embedding.prompt == ""
+
+
+def test_a_classifier_with_a_default_prompt_is_refused_by_name(tmp_path):
+    save_tiny_encoder("bert", tmp_path, "classifier", num_labels=1)
+    prompts = {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
+    (tmp_path / PROMPTS_FILE).write_text(json.dumps(prompts))
+    with pytest.raises(ModelLoadError, match="default prompt"):
         check_servable(EngineConfig(model=str(tmp_path)))
 
 

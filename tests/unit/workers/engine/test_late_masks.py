@@ -14,6 +14,7 @@ from tests.unit.workers.engine.test_forced_tokens import FORM, told
 from tests.unit.workers.engine.test_grammars import TOKENIZER, request_of, run
 from workers import Engine
 from workers.config import EngineConfig
+from workers.constraints.mask_deadline import NEVER, MaskDeadline
 from workers.constraints.masks import MaskRow
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.protocol import FinishReason, GenerateRequest
@@ -54,7 +55,7 @@ def start(**settings: Any) -> Engine:
 def patient() -> list[GenerateResult]:
     """What comes where no mask is late."""
     engine = start()
-    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    engine._patience.deadline = lambda plan: NEVER  # type: ignore[method-assign]
     try:
         return run(engine, *requests())
     finally:
@@ -94,9 +95,13 @@ class CountedAgain:
         self._run_again(plan, rows)
 
 
+def at_once(plan: StepPlan) -> MaskDeadline:
+    return MaskDeadline(time.perf_counter())
+
+
 def make_late(engine: Engine, nth: int = 2) -> CountedAgain:
     """Of the masks of an engine, which then waits for none."""
-    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
+    engine._patience.deadline = at_once  # type: ignore[method-assign]
     Delayed(engine, 0.003, nth)
     return CountedAgain(engine)
 
@@ -152,7 +157,7 @@ class Stuck:
 
 def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> None:
     engine = start()
-    engine._patience.until_s = time.perf_counter  # type: ignore[method-assign]
+    engine._patience.deadline = at_once  # type: ignore[method-assign]
     collector = ResultCollector()
     told_of: Counter[str] = Counter()
 
@@ -185,9 +190,49 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
     assert told_of["r0"] > before["r0"] + 1
 
 
+class StuckAlone:
+    """Masks of an engine, each a little late; where one of the request that is asked for first is
+    made alone, it comes when release is set."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.release = threading.Event()
+        self._fill = engine._grammars.fill
+        self._first: TokenMatcher | None = None
+        engine._filler._fill = self
+
+    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+        matchers = [matcher for matcher, _ in rows]
+        self._first = self._first or matchers[0]
+        if matchers == [self._first]:
+            assert self.release.wait(60)
+        time.sleep(0.003)
+        self._fill(rows, bits)
+
+
+def test_a_row_with_a_grammar_goes_on_while_another_waits_for_its_mask() -> None:
+    engine = start()
+    engine._patience.deadline = at_once  # type: ignore[method-assign]
+    stuck, collector = StuckAlone(engine), ResultCollector()
+    ended: list[str] = []
+    try:
+        for request in (request_of(0, FORM, **COMMON), request_of(1, LETTERS, **COMMON)):
+            engine.submit(request)
+            collector.expect(request.request_id)
+        while collector.is_waiting:
+            outputs = engine.step()
+            collector.add(outputs)
+            ended += [one.request_id for one in outputs if one.finish_reason]
+            if "r1" in ended:
+                stuck.release.set()
+    finally:
+        stuck.release.set()
+        engine.close()
+    assert ended == ["r1", "r0"]
+
+
 def test_what_was_sampled_is_told_before_the_next_masks_are_waited_for() -> None:
     engine = start()
-    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    engine._patience.deadline = lambda plan: NEVER  # type: ignore[method-assign]
     told_of: Counter[str] = Counter()
     try:
         for request in (request_of(0, FORM, **COMMON), plain(1)):
@@ -210,7 +255,7 @@ def test_what_was_sampled_is_told_before_the_next_masks_are_waited_for() -> None
 def test_a_request_that_is_aborted_while_its_mask_is_made_is_not_waited_for() -> None:
     """Another one has its slot in the next step."""
     engine = start(max_running_requests=2)
-    engine._patience.until_s = lambda: float("inf")  # type: ignore[method-assign]
+    engine._patience.deadline = lambda plan: NEVER  # type: ignore[method-assign]
     try:
         (expected,) = run(engine, request_of(2, FORM, **COMMON))
         (beside,) = run(engine, plain(1))

@@ -13,6 +13,7 @@ from tests.unit.workers.engine.test_grammars import run
 from tests.unit.workers.engine.test_late_masks import make_late
 from workers.config import EngineConfig
 from workers.constraints.desk import CompilingDesk
+from workers.constraints.mask_deadline import NEVER
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
 from workers.parallel.group import SingleRank
@@ -84,7 +85,7 @@ def start(folder, **settings):
 
 def in_time(folder, requests, **settings):
     engine = start(folder, **settings)
-    engine._patience.until_s = lambda: float("inf")
+    engine._patience.deadline = lambda plan: NEVER
     try:
         return told(run(engine, *requests))
     finally:

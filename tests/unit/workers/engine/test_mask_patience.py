@@ -1,5 +1,6 @@
 """A step waits for masks as long as its device goes on computing, by a clock that the test sets."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -58,7 +59,7 @@ class Device:
             outcome = StepOutcome(StepResult(NOTHING), self._started_s, self._free_s, ())
             self.patience.on_finish(plan(), outcome)
         self._is_launched, self._started_s = True, started_s
-        until_s = self.patience.until_s()
+        until_s = self.patience.deadline(plan()).until_s(0)
         waits = until_s < float("inf")
         self.now_s = until_s + self.oversleeps_s if waits else started_s + self._forward_s
         self.patience.on_masks(until_s)
@@ -99,11 +100,22 @@ def test_a_host_that_wakes_up_late_is_to_wake_up_sooner() -> None:
     assert device.idle_s == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_host_that_gets_slower_is_waited_less_for_from_the_second_step_on() -> None:
+def test_half_of_the_last_launches_say_how_long_the_next_one_takes() -> None:
     device = Device(FORWARD_S)
     device.steps(30, 0.001)
-    assert device.step(0.003) == pytest.approx(FORWARD_S - 0.001)
-    assert device.step(0.003) == pytest.approx(FORWARD_S - 0.003)
+    device.steps(NUM_REMEMBERED_STEPS // 2 - 1, 0.003)
+    assert device.step(0.001) == pytest.approx(FORWARD_S - 0.001)
+    device.steps(NUM_REMEMBERED_STEPS // 2, 0.003)
+    assert device.step(0.001) == pytest.approx(FORWARD_S - 0.003)
+
+
+def test_rows_that_wait_are_waited_for_as_long_as_they_would_lose() -> None:
+    device = Device(FORWARD_S)
+    device.steps(30, 0.001)
+    rows = np.zeros(8, dtype=np.int32)
+    deadline = device.patience.deadline(msgspec.structs.replace(plan(), slots=rows))
+    extra_s = deadline.until_s(4) - deadline.until_s(0)
+    assert extra_s == pytest.approx(FORWARD_S / 2)
 
 
 def test_one_pause_of_the_host_and_the_launch_of_a_prompt_say_nothing_of_the_next_step() -> None:
@@ -129,7 +141,7 @@ def test_what_the_host_was_idle_for_is_no_launch() -> None:
 def test_shares_have_bounds(host_s: float, share: float) -> None:
     device = Device(FORWARD_S)
     device.steps(40, host_s)
-    waited_s = device.patience._share() * FORWARD_S
+    waited_s = device.patience._free_share() * FORWARD_S
     assert waited_s == pytest.approx(share * FORWARD_S)
 
 
@@ -140,10 +152,12 @@ def test_steps_are_waited_for_before_anything_is_known() -> None:
     outcome = StepOutcome(StepResult(NOTHING), 49.0, 49.0 + FORWARD_S, ())
     patience.on_finish(plan(), outcome)
     patience.on_launch(plan())
-    assert patience.until_s() == pytest.approx(50.0 + UNMEASURED_SHARE * FORWARD_S)
+    assert patience.deadline(plan()).until_s(0) == pytest.approx(
+        50.0 + UNMEASURED_SHARE * FORWARD_S
+    )
 
 
 def test_a_device_that_is_quicker_than_the_host_still_waits_a_little() -> None:
     device = Device(0.0005)
     device.steps(20, 0.002)
-    assert device.patience.until_s() >= device.now_s + MIN_PATIENCE_S
+    assert device.patience.deadline(plan()).until_s(0) >= device.now_s + MIN_PATIENCE_S

@@ -10,6 +10,7 @@ from workers.config import EngineConfig
 from workers.errors import ModelLoadError
 from workers.loading.loader import model_facts
 from workers.loading.pooling_config import POOLING_FILE, read_pooling
+from workers.loading.sentence_modules import PROMPTS_FILE
 from workers.pooling.params import EmbeddingInfo, Pooling
 
 
@@ -47,6 +48,33 @@ def test_what_is_not_served_is_told(tmp_path, caplog, true) -> None:
         assert read_pooling(tmp_path) is None
     assert " and ".join(true) in caplog.text
     assert "no embeddings" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("modules.json", '[{"type": "sentence_transformers.models.Dense"}]', "Dense"),
+        ("sentence_bert_config.json", '{"do_lower_case": true}', "do_lower_case"),
+        (PROMPTS_FILE, '{"default_prompt_name": "q"}', "no prompt 'q'"),
+    ],
+)
+def test_a_decoder_whose_folder_asks_for_more_gives_no_vectors(
+    tmp_path, caplog, name, text, reason
+) -> None:
+    save_tiny_model(NATIVE["qwen3"], tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert model_facts(EngineConfig(model=str(tmp_path))).embedding is None
+    assert "no embeddings" in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_decoders_default_prompt_is_told(tmp_path) -> None:
+    save_tiny_model(NATIVE["qwen3"], tmp_path)
+    prompts = {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
+    (tmp_path / PROMPTS_FILE).write_text(json.dumps(prompts), encoding="utf-8")
+    stated = EmbeddingInfo(64, Pooling.LAST, prompt="query: ")
+    assert model_facts(EngineConfig(model=str(tmp_path))).embedding == stated
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])

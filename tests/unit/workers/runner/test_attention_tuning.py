@@ -142,7 +142,7 @@ def test_other_shapes_are_measured_anew(tmp_path, other):
 
 
 def test_a_start_that_ran_out_of_time_is_gone_on_with(tmp_path):
-    first, second = Bench(tmp_path, max_seconds=0.55), Bench(tmp_path)
+    first, second = Bench(tmp_path, max_seconds=0.35), Bench(tmp_path)
     first.tuner.choose(subject_of())
     second.tuner.choose(subject_of())
     asked = [point for bench in (first, second) for point, _ in bench.made[0][2].asked]
