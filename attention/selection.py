@@ -50,7 +50,16 @@ class Preference:
 
 
 _ON_OTHER_GPUS = Preference(
-    mha=("triton", "triton_fp8", "flashinfer", "fa4", "flex", "torch_native", "torch_native_fp8"),
+    mha=(
+        "triton",
+        "triton_fp8",
+        "flashinfer",
+        "flashinfer_fp8",
+        "fa4",
+        "flex",
+        "torch_native",
+        "torch_native_fp8",
+    ),
     mla=("triton", "flashinfer", "torch_native"),
 )
 
@@ -64,6 +73,7 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
             "triton",
             "triton_fp8",
             "flashinfer",
+            "flashinfer_fp8",
             "fa4",
             "flex",
             "torch_native",

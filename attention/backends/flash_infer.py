@@ -87,7 +87,7 @@ class FlashInferBackend(FlashInferSteps):
             Feature.UNLIKE_LAYERS: "its plans are made for heads of one kind",
             Feature.SHARED_KV: "each of its layers writes K and V",
             Feature.CROSS: "it makes no tables of an encoder's tokens",
-            Feature.FP8_KV: "it is built for K and V in the model's dtype",
+            Feature.FP8_KV: "flashinfer_fp8 reads it",
             Feature.DETERMINISTIC: "its plans cut a row's keys by what shares the batch",
         },
     )
@@ -120,17 +120,20 @@ class FlashInferBackend(FlashInferSteps):
     @classmethod
     def _check(cls, config: AttentionConfig) -> None:
         """Raise AttentionBackendError for geometry that no kernel covers."""
-        name = cls.capability.name
         if config.kv_dtype != config.dtype:
             raise AttentionBackendError(
-                f"{name} reads a KV cache of the model's dtype {config.dtype}, not "
-                f"{config.kv_dtype}; triton_fp8 reads that"
+                f"{cls.capability.name} reads a KV cache of the model's dtype {config.dtype}, not "
+                f"{config.kv_dtype}; flashinfer_fp8 reads torch.float8_e4m3fn"
             )
-        dims = (config.head_dim, config.v_head_dim)
+        cls._check_dims(config)
+
+    @classmethod
+    def _check_dims(cls, config: AttentionConfig) -> None:
+        dims, known = (config.head_dim, config.v_head_dim), ", ".join(map(str, HEAD_DIMS))
         if config.head_dim not in HEAD_DIMS or config.v_head_dim != config.head_dim:
             raise AttentionBackendError(
-                f"{name} has kernels for heads of {', '.join(map(str, HEAD_DIMS))} elements, this "
-                f"model has K and V heads of {dims}; triton has all up to 256"
+                f"{cls.capability.name} has kernels for heads of {known} elements, this model has "
+                f"K and V heads of {dims}; triton has all up to 256"
             )
 
     def _new_decode(self, kind: LayerKind, **buffers: Any) -> Any:
@@ -239,11 +242,16 @@ class FlashInferBackend(FlashInferSteps):
             q,
             self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
             q_scale=layer.scaling,
+            **self._pool_arguments(layer),
             out=out,
             # Launches behind it may be dependent ones, which wait for their predecessor alone.
             enable_pdl=False,
         )
         return attended
+
+    def _pool_arguments(self, layer: AttentionLayer) -> dict[str, float]:
+        """Arguments that only some pools need."""
+        return {}
 
     def _kind_of(self, layer: AttentionLayer) -> LayerKind:
         kind = LayerKind(layer.sliding_window_size, layer.logit_cap)
@@ -268,9 +276,10 @@ def kernel_modules(config: AttentionConfig, kernels: FlashInfer) -> list[KernelM
 
 
 def _takes_tensor_cores(config: AttentionConfig, kind: LayerKind) -> bool:
-    """Whether decode rows do: they pay from groups of four heads on. Kernels without read the keys
-    before a window, too."""
-    return _group(config) >= _MIN_TENSOR_CORE_GROUP or kind.window > 0
+    """Whether decode rows do: they pay from groups of four heads on, and where keys have to become
+    another dtype. Kernels without read the keys before a window, too."""
+    is_converted = config.kv_dtype != config.dtype
+    return is_converted or _group(config) >= _MIN_TENSOR_CORE_GROUP or kind.window > 0
 
 
 def _group(config: AttentionConfig) -> int:

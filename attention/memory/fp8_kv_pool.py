@@ -18,7 +18,8 @@ class Fp8MHATokenToKVPool(MHATokenToKVPool):
     """K and V as float8_e4m3fn, with one scale a layer for each: what was written is value * scale.
 
     Half the bytes of bf16. kv_scales: float32 (num_layers, 2) on the device, K's and V's, 1 until
-    set_scales; values beyond 448 * scale saturate.
+    set_scales; values beyond 448 * scale saturate. host_scales: the same of each layer, for kernels
+    that take numbers.
     """
 
     def __init__(self, config: AttentionConfig, num_pages: int) -> None:
@@ -28,12 +29,14 @@ class Fp8MHATokenToKVPool(MHATokenToKVPool):
         self.kv_scales = torch.ones(
             (config.num_layers, 2), dtype=torch.float32, device=config.device
         )
+        self.host_scales = [(1.0, 1.0)] * config.num_layers
 
     def set_scales(self, layer_id: int, k_scale: float, v_scale: float) -> None:
         """Before anything is cached: what a checkpoint's calibration found for the layer."""
         if k_scale <= 0.0 or v_scale <= 0.0:
             raise ValueError(f"KV scales must be positive, got {k_scale} and {v_scale}")
         self.kv_scales[layer_id] = torch.tensor([k_scale, v_scale])
+        self.host_scales[layer_id] = (k_scale, v_scale)
 
     def set_kv_buffer(
         self, layer_id: int, out_cache_loc: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -204,6 +204,7 @@ def graph_seconds_per_layer(step: Step, repeats: int) -> float:
     is as wide as max_context_len."""
     step.backend.init_cuda_graph_state(step.batch.batch_size)
     step.backend.init_forward_metadata_capture_cuda_graph(step.batch)
+    step.backend.before_replay(step.batch.batch_size, step.batch.seq_lens_cpu)
     return graphed_seconds(lambda: _run_decode(step), repeats) / len(step.layers)
 
 

@@ -183,7 +183,7 @@ class FakeDecode(_PagedWrapper):
         self._page_size = page_size
         self._scoring = (window_left, logits_soft_cap, sm_scale)
 
-    def run(self, q, paged_kv_cache, *, q_scale, out, enable_pdl):
+    def run(self, q, paged_kv_cache, *, q_scale, out, enable_pdl, k_scale=1.0, v_scale=1.0):
         k_pages, v_pages = self._check_run(q, paged_kv_cache, out, enable_pdl)
         assert len(q) == len(self._paged_kv_last_page_len_buf)
         for row, (k, v) in enumerate(self._rows(k_pages, v_pages)):
@@ -191,8 +191,10 @@ class FakeDecode(_PagedWrapper):
             assert self._use_tensor_cores or len(k) == self._kv_lens[row]
             window_left, cap, factor = self._scoring
             seen = torch.arange(len(k)) >= len(k) - 1 - window_left if window_left >= 0 else None
-            out[row : row + 1] = _attend(q[row : row + 1], k, v, factor * q_scale, cap, seen)
-        return out
+            out[row : row + 1] = _attend(
+                q[row : row + 1], k, v, factor * q_scale * k_scale, cap, seen
+            )
+        return out.mul_(v_scale)
 
 
 class FakePrefill(_PagedWrapper):
@@ -240,7 +242,7 @@ class FakePrefill(_PagedWrapper):
         self._causal, self._packed, self._mask_indptr_buf = causal, packed_custom_mask, None
         assert causal or packed_custom_mask is not None
 
-    def run(self, q, paged_kv_cache, *, q_scale, out, enable_pdl):
+    def run(self, q, paged_kv_cache, *, q_scale, out, enable_pdl, k_scale=1.0, v_scale=1.0):
         k_pages, v_pages = self._check_run(q, paged_kv_cache, out, enable_pdl)
         assert len(q) == self._qo_indptr[-1]
         window_left, cap, factor = self._scoring
@@ -253,8 +255,8 @@ class FakePrefill(_PagedWrapper):
             seen = self._seen(row, places, len(k))
             if window_left >= 0:
                 seen = seen & (torch.arange(len(k)) >= places - window_left)
-            out[own] = _attend(q[own], k, v, factor * q_scale, cap, seen)
-        return out
+            out[own] = _attend(q[own], k, v, factor * q_scale * k_scale, cap, seen)
+        return out.mul_(v_scale)
 
     def _seen(self, row, places, num_keys):
         if self._packed is None:

@@ -6,6 +6,7 @@ That takes minutes on all cores, once on a machine; the tests are skipped until 
 import logging
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
@@ -39,9 +40,10 @@ def modules():
     specs = [device_spec(ONE_ROW, layer=layer) for layer in LAYERS.values()]
     specs += [device_spec(ONE_ROW, **HEADS[name]) for name in ("cuda_cores", "small")]
     specs.append(device_spec(ONE_ROW, layer=LAYERS["together"], **HEADS["gemma"]))
-    found = [
-        module for spec in specs for module in kernel_modules(build_case(spec).config, kernels)
-    ]
+    configs = [build_case(spec).config for spec in specs]
+    windowed = build_case(device_spec(ONE_ROW, layer=LAYERS["together"])).config
+    configs.append(replace(windowed, kv_dtype=torch.float8_e4m3fn))
+    found = [module for config in configs for module in kernel_modules(config, kernels)]
     half = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
     latents = CaseSpec(ONE_ROW, device=torch.device("cuda"), **half)
     found += latent_modules(latent_config(latents, DEEPSEEK), kernels)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attention.backends.flash_infer import FlashInferBackend
+from attention.backends.flash_infer_fp8 import Fp8FlashInferBackend
 from attention.backends.flash_infer_latent import FlashInferLatentBackend
 from attention.features import Feature
 from attention.kernels.flash_infer import load_flash_infer
@@ -21,11 +22,13 @@ from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     DECODE,
     EXTEND,
+    FP8_TOLERANCE,
     FRESH,
     MIXED,
     capture,
     device_case,
     device_spec,
+    e4m3_twin,
     error_of,
     oracle,
 )
@@ -199,6 +202,39 @@ def test_wrappers_take_what_their_stand_ins_take(real, fake):
         assert theirs[: len(by_place)] == by_place
         named = {one.name for one in ours if one.kind is one.KEYWORD_ONLY} - {"compiled"}
         assert named <= set(theirs)
+
+
+WINDOWED = [LAYERS["together"], LAYERS["one_key"]]
+"""Of one module: what has neither a window nor a cap would take another one."""
+
+
+@proves("flashinfer_fp8", Feature.FP8_KV)
+@pytest.mark.parametrize("page_size", [1, 64, 256])
+@pytest.mark.parametrize("layer", WINDOWED, ids=["together", "one_key"])
+@pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS.keys())
+def test_fp8_cache_agrees_with_exact_values(rows, layer, page_size):
+    case = device_case(device_spec(rows, layer=layer, page_size=page_size))
+    error = relative_error(e4m3_twin(case).run(Fp8FlashInferBackend), oracle(case))
+    assert error < FP8_TOLERANCE
+
+
+@proves("flashinfer_fp8", Feature.FP8_KV)
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_fp8_cache_with_every_kind_of_visibility(make):
+    case = device_case(device_spec(DRAFTS, layer=LAYERS["together"]))
+    case = replace(case, batch=build_visible(case.spec, make).batch)
+    error = relative_error(e4m3_twin(case).run(Fp8FlashInferBackend), oracle(case))
+    assert error < FP8_TOLERANCE
+
+
+@proves("flashinfer_fp8", Feature.FP8_KV, Feature.GRAPHS, Feature.DECODE)
+def test_fp8_replays_follow_shuffled_pages():
+    spec = device_spec(DECODE, layer=LAYERS["together"])
+    exact = [device_case(replace(spec, layout_seed=seed)) for seed in range(2)]
+    twins = [e4m3_twin(case) for case in exact]
+    step = capture(twins[0], Fp8FlashInferBackend, graph_bs=12)
+    for case, twin in zip(exact, twins, strict=True):
+        assert relative_error(step.replay(twin), oracle(case)) < FP8_TOLERANCE
 
 
 def latent_case(rows, dims=DEEPSEEK, **changes):

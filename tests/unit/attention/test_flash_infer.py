@@ -18,6 +18,7 @@ from attention.backends import (
     flash_infer_workspace,
 )
 from attention.backends.flash_infer import FlashInferBackend
+from attention.backends.flash_infer_fp8 import Fp8FlashInferBackend
 from attention.backends.flash_infer_latent import FlashInferLatentBackend
 from attention.backends.flash_infer_workspace import (
     FlashInferWorkspace,
@@ -28,6 +29,7 @@ from attention.backends.flash_infer_workspace import (
 from attention.capability import AttentionBackendError
 from attention.kernels import flash_infer as package
 from attention.kernels.gpu_limits import GpuLimits
+from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from tests.fakes.flash_infer import FakePackage, fill_page_lists
 from tests.unit.attention.cases import PAGE_SIZES, CaseSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import DEEPSEEK, build_latent_case
@@ -35,6 +37,7 @@ from tests.unit.attention.visibility_cases import KINDS, build_visible
 
 TOLERANCE = 1e-2
 LATENT_TOLERANCE = 1.5e-2
+FP8_TOLERANCE = 6e-2
 CPU = torch.device("cpu")
 DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (200, 1), (64, 1))
 EXTEND = rows_of((0, 5), (7, 60), (128, 2), (33, 16))
@@ -209,8 +212,12 @@ def test_graphs_need_their_state_first_and_no_more_rows_than_it_has():
 
 def test_what_no_kernel_reads_is_refused_with_the_remedy():
     case = build_case(half(DECODE))
-    with pytest.raises(AttentionBackendError, match=r"not torch.float8_e4m3fn; triton_fp8"):
+    with pytest.raises(AttentionBackendError, match=r"not torch.float8_e4m3fn; flashinfer_fp8"):
         backend_of(case, kv_dtype=torch.float8_e4m3fn)
+    with pytest.raises(AttentionBackendError, match="an Fp8MHATokenToKVPool, not MHATokenToKVPo"):
+        Fp8FlashInferBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    with pytest.raises(AttentionBackendError, match=r"float8_e4m3fn, not torch.bfloat16"):
+        Fp8FlashInferBackend._check(case.config)
     with pytest.raises(AttentionBackendError, match=r"64, 128, 256 .*\(96, 96\); triton has"):
         backend_of(case, head_dim=96, v_head_dim=96)
     latents = latent_case(DECODE)
@@ -219,6 +226,18 @@ def test_what_no_kernel_reads_is_refused_with_the_remedy():
     config = replace(latents.config, kv_dtype=torch.float16)
     with pytest.raises(AttentionBackendError, match="latents of the model's dtype"):
         FlashInferLatentBackend(config, latents.table, latents.pool)
+
+
+@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_fp8_scales_are_the_pool_s(rows):
+    case = build_case(half(rows, q_heads=4, kv_heads=4, page_size=8))
+    config = replace(case.config, kv_dtype=torch.float8_e4m3fn)
+    pool = Fp8MHATokenToKVPool(config, case.token_to_kv_pool.num_pages)
+    pool.set_scales(0, 0.02, 0.03)
+    k, v = (buffer.flatten(0, 1) for buffer in case.token_to_kv_pool.get_kv_buffer(0))
+    pool.set_kv_buffer(0, torch.arange(len(k)), k, v)
+    twin = replace(case, config=config, token_to_kv_pool=pool)
+    assert relative_error(twin.run(Fp8FlashInferBackend), case.run_oracle()) < FP8_TOLERANCE
 
 
 def latent_case(rows, **changes):

@@ -77,6 +77,7 @@ def every_backend(*instead):
         fake_backend("triton", has_mla=True),
         fake_backend("triton_fp8"),
         fake_backend("flashinfer", has_mla=True),
+        fake_backend("flashinfer_fp8"),
         fake_backend("fa4"),
         fake_backend("flex"),
         fake_backend("torch_native", **NATIVE),
