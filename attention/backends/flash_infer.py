@@ -111,7 +111,7 @@ class FlashInferBackend(FlashInferSteps):
         self._check(config)
         self._kernels = load_flash_infer()
         self._fill_page_lists = load_page_lists()
-        compile_modules(partial(kernel_modules, config, self._kernels), self._kernels.build)
+        compile_modules(partial(kernel_modules, config, self._kernels))
         num_bytes = eager_bytes(config.device, _group(config), config.head_dim)
         self._workspace = FlashInferWorkspace(len(self._accounts), num_bytes, config.device)
         self._decode = {kind: self._new_decode(kind) for kind in self._accounts}

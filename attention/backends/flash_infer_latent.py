@@ -80,7 +80,7 @@ class FlashInferLatentBackend(LatentAttentionBackend, FlashInferSteps):
         self._kernels = load_flash_infer()
         self._fill_page_lists = load_page_lists()
         self._kernel_set = _kernel_set(config)
-        compile_modules(partial(latent_modules, config, self._kernels), self._kernels.build)
+        compile_modules(partial(latent_modules, config, self._kernels))
         self._workspace = FlashInferWorkspace(1, _WORKSPACE_BYTES, config.device)
         self._decode = self._extend = {_EVERY_LAYER: self._new_wrapper()}
 

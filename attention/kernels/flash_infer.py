@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ FLASH_INFER_INSTALL = (
 _COMPILED_PACKAGE = "flashinfer_jit_cache"
 _DEFAULT_CUDA_HOME = "/usr/local/cuda"
 _PROGRESS_INTERVAL_S = 15.0
+_FILES_PER_MODULE = 10  # which its ninja compiles at once, on as many cores
 _SHOWN_CHARACTERS = 2000
 
 # Of a wrapper: what plan uploads from and to, and what run reads. They have no public name.
@@ -50,15 +51,19 @@ class KernelModule(Protocol):
     @property
     def is_compiled(self) -> bool: ...
 
-    def get_object_paths(self) -> Sequence[Path]: ...
+    @property
+    def build_dir(self) -> Path: ...
+
+    def build(self, verbose: bool) -> None:
+        """Run ninja, which finds there what it does not have to do again when the module loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInfer:
     """decode, prefill, latent: the package's classes BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper and BatchMLAPagedAttentionWrapper. decode_module,
-    prefill_module, latent_module: gen_batch_decode_module and its like, which name a kernel's
-    module and compile nothing. build: build_jit_specs, which compiles them."""
+    prefill_module, latent_module: gen_batch_decode_module and its like, which write a kernel's
+    sources and compile nothing."""
 
     decode: Callable[..., Any]
     prefill: Callable[..., Any]
@@ -66,7 +71,6 @@ class FlashInfer:
     decode_module: Callable[..., KernelModule]
     prefill_module: Callable[..., KernelModule]
     latent_module: Callable[..., KernelModule]
-    build: Callable[[list[KernelModule]], None]
 
 
 def load_flash_infer() -> FlashInfer:
@@ -76,7 +80,6 @@ def load_flash_infer() -> FlashInfer:
         prefill = importlib.import_module("flashinfer.prefill")
         latent = importlib.import_module("flashinfer.mla")
         modules = importlib.import_module("flashinfer.jit.attention.modules")
-        core = importlib.import_module("flashinfer.jit.core")
     except (ImportError, OSError, RuntimeError) as error:
         raise AttentionBackendError(
             f"flashinfer does not load here: {error}. To install: {FLASH_INFER_INSTALL}"
@@ -88,7 +91,6 @@ def load_flash_infer() -> FlashInfer:
         decode_module=modules.gen_batch_decode_module,
         prefill_module=modules.gen_batch_prefill_module,
         latent_module=modules.gen_batch_mla_module,
-        build=core.build_jit_specs,
     )
 
 
@@ -132,10 +134,9 @@ def uncompiled(name_modules: Callable[[], Sequence[KernelModule]]) -> str:
 
 def compile_modules(
     name_modules: Callable[[], Sequence[KernelModule]],
-    build: Callable[[list[KernelModule]], None],
     interval_s: float = _PROGRESS_INTERVAL_S,
 ) -> None:
-    """Have what is not compiled yet compiled, together, and log how far that is.
+    """Have what is not compiled yet compiled, on all cores, and log how far that is.
 
     name_modules writes their sources. Raises AttentionBackendError where it cannot, where there is
     no compiler, or where that fails.
@@ -154,25 +155,26 @@ def compile_modules(
         raise AttentionBackendError(f"FlashInfer's kernels cannot be compiled here: no {obstacle}")
     names = ", ".join(module.name for module in missing)
     logger.info("FlashInfer compiles, once on this machine, which takes minutes: %s", names)
-    with ThreadPoolExecutor(1, thread_name_prefix="flash-infer-build") as pool:
-        built = pool.submit(build, missing)
-        while wait([built], timeout=interval_s).not_done:
+    num_at_once = -(-len(os.sched_getaffinity(0)) // _FILES_PER_MODULE)
+    with ThreadPoolExecutor(num_at_once, thread_name_prefix="flash-infer-build") as pool:
+        builds = [pool.submit(module.build, verbose=False) for module in missing]
+        while wait(builds, timeout=interval_s).not_done:
             logger.info("FlashInfer has compiled %s", _progress(missing))
-    _check_built(built)
+    _check_built(builds)
     logger.info("FlashInfer has compiled %s", _progress(missing))
 
 
-def _check_built(built: Future[None]) -> None:
-    error = built.exception()
-    if error is not None:
-        raise AttentionBackendError(
-            f"FlashInfer's kernels did not compile: {str(error)[-_SHOWN_CHARACTERS:]}"
-        ) from error
+def _check_built(builds: Iterable[Future[None]]) -> None:
+    for error in (built.exception() for built in builds):
+        if error is not None:
+            raise AttentionBackendError(
+                f"FlashInfer's kernels did not compile: {str(error)[-_SHOWN_CHARACTERS:]}"
+            ) from error
 
 
 def _progress(modules: Sequence[KernelModule]) -> str:
-    paths = [path for module in modules for path in module.get_object_paths()]
-    return f"{sum(path.exists() for path in paths)} of {len(paths)} files"
+    num_done = sum(len(list(module.build_dir.glob("*.o"))) for module in modules)
+    return f"{num_done} of {sum(len(module.sources) for module in modules)} files"
 
 
 def share_workspace(wrapper: Any, upload_to: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 import torch
 
@@ -21,27 +22,29 @@ _PLAN_NUMBERS = count(1)
 @dataclass
 class FakeModule:
     name: str
-    compiled: set[str]
+    package: FakePackage
     sources: tuple = ()
+    build_dir: Path = Path("/nowhere")
 
     @property
     def is_compiled(self):
-        return self.name in self.compiled
+        return self.name in self.package.compiled
 
-    def get_object_paths(self):
-        return []
+    def build(self, verbose):
+        self.package.built.append(self.name)
+        self.package.compiled.add(self.name)
 
 
 @dataclass
 class FakePackage:
-    """compiled: names of modules. built: what each call of build was given."""
+    """compiled: names of modules. built: of those that were compiled now, in order."""
 
     compiled: set[str] = field(default_factory=set)
-    built: list[list[str]] = field(default_factory=list)
+    built: list[str] = field(default_factory=list)
 
     def kernels(self) -> FlashInfer:
         def module(kind):
-            return lambda *arguments: FakeModule(_module_name(kind, *arguments), self.compiled)
+            return lambda *arguments: FakeModule(_module_name(kind, *arguments), self)
 
         def wrapper(fake):
             return lambda *given, **named: fake(*given, **named, compiled=self.compiled)
@@ -53,12 +56,7 @@ class FakePackage:
             decode_module=module("decode"),
             prefill_module=module("prefill"),
             latent_module=module("latent"),
-            build=self.build,
         )
-
-    def build(self, modules):
-        self.built.append([module.name for module in modules])
-        self.compiled.update(module.name for module in modules)
 
 
 def _module_name(*arguments):

@@ -53,7 +53,7 @@ def modules():
 def main():
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     started_s = time.monotonic()
-    compile_modules(modules, load_flash_infer().build)
+    compile_modules(modules)
     print(f"{len(modules())} modules are compiled, {time.monotonic() - started_s:.0f} s")
 
 

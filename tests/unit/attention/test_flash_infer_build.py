@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,14 @@ from tests.fakes.flash_infer import FakePackage
 @dataclass
 class Module:
     name: str
-    paths: list[Path] = field(default_factory=list)
-    sources: tuple[Path, ...] = ()
+    build_dir: Path = Path("/nowhere")
+    sources: tuple[str, ...] = ("one.cu", "two.cu")
     is_compiled: bool = False
+    run: Callable[[Path], None] | None = None
 
-    def get_object_paths(self):
-        return self.paths
+    def build(self, verbose):
+        assert not verbose
+        self.run(self.build_dir)
 
 
 @pytest.fixture
@@ -38,9 +41,8 @@ def compiler(monkeypatch):
 
 
 @pytest.mark.usefixtures("compiler")
-def test_what_is_missing_is_compiled_together_and_progress_is_logged(tmp_path, caplog):
+def test_what_is_missing_is_compiled_and_progress_is_logged(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    paths = [tmp_path / "a.cuda.o", tmp_path / "b.cuda.o"]
     told = threading.Event()
 
     class Watch(logging.Handler):
@@ -48,30 +50,25 @@ def test_what_is_missing_is_compiled_together_and_progress_is_logged(tmp_path, c
             if "1 of 2 files" in record.getMessage():
                 told.set()
 
-    logger = logging.getLogger("attention.kernels.flash_infer")
-    watch = Watch()
-    logger.addHandler(watch)
-    given = []
-
-    def build(modules):
-        given.append([module.name for module in modules])
-        paths[0].touch()
+    def run(folder):
+        (folder / "one.cuda.o").touch()
         assert told.wait(60)
-        paths[1].touch()
+        (folder / "two.cuda.o").touch()
 
-    modules = [Module("done", is_compiled=True), Module("missing", paths)]
+    modules = [Module("done", is_compiled=True), Module("missing", tmp_path, run=run)]
+    logger, watch = logging.getLogger("attention.kernels.flash_infer"), Watch()
+    logger.addHandler(watch)
     try:
-        compile_modules(lambda: modules, build, interval_s=0.01)
+        compile_modules(lambda: modules, interval_s=0.01)
     finally:
         logger.removeHandler(watch)
-    assert given == [["missing"]]
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0].endswith("takes minutes: missing")
     assert messages[-1] == "FlashInfer has compiled 2 of 2 files"
 
 
 def test_nothing_is_asked_of_a_machine_that_has_all_compiled():
-    compile_modules(lambda: [Module("done", is_compiled=True)], build=None)
+    compile_modules(lambda: [Module("done", is_compiled=True)])
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_with_the_setting():
@@ -79,16 +76,17 @@ def test_a_folder_that_cannot_be_written_to_is_told_with_the_setting():
         raise PermissionError("[Errno 13] Permission denied: '/.cache'")
 
     with pytest.raises(AttentionBackendError, match=r"denied: '/.cache'. FLASHINFER_WORKSPACE_"):
-        compile_modules(read_only, build=None)
+        compile_modules(read_only)
 
 
 @pytest.mark.usefixtures("compiler")
 def test_a_failed_compilation_tells_its_last_lines():
-    def build(modules):
+    def run(folder):
         raise RuntimeError("Ninja build failed. " + "x" * 5000 + " ptxas fatal: out of memory")
 
+    modules = [Module("good", run=lambda folder: None), Module("bad", run=run)]
     with pytest.raises(AttentionBackendError, match="did not compile: x.*ptxas fatal: out of mem"):
-        compile_modules(lambda: [Module("missing")], build)
+        compile_modules(lambda: modules)
 
 
 @pytest.mark.parametrize(("tools", "named"), [((), "nvcc and ninja"), (("ninja",), "no nvcc,")])
@@ -100,7 +98,7 @@ def test_without_a_compiler_the_error_says_where_it_was_looked_for(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
     with pytest.raises(AttentionBackendError, match=f"{named}.*PATH and in /nowhere/bin.*install"):
-        compile_modules(lambda: [Module("missing")], build=None)
+        compile_modules(lambda: [Module("missing")])
 
 
 def test_nvcc_below_cuda_home_is_enough(monkeypatch, tmp_path):
