@@ -41,8 +41,10 @@ class BackendCapability:
     own. has_shared_kv: layers that read the K and V of earlier ones. has_bounded_accounts: layers
     whose tokens stand in a page table of their own while they can be seen, and no longer.
     has_cross_attention: layers that see an encoder's tokens. latent_dims, latent_rope_dims: sizes
-    of latents and of their rotated parts that kernels are built for, None for any. has_heads:
-    models that keep K and V of heads. visibilities: what a step's new tokens may see.
+    of latents and of their rotated parts that kernels are built for, None for any. head_dims:
+    elements of K and of V heads that kernels are built for, None for any. unequal_head_dims: the
+    pairs of them that may differ, empty for any. has_heads: models that keep K and V of heads.
+    visibilities: what a step's new tokens may see.
     is_deterministic: a row's bits are the same whatever shares its batch, in every kind of step.
     is_built: False of a name that only says what it would take.
     why_not: by what is not there, a short sentence for whoever needs it; what is there may have
@@ -73,6 +75,8 @@ class BackendCapability:
     has_cross_attention: bool = False
     latent_dims: range | None = None
     latent_rope_dims: range | None = None
+    head_dims: Sequence[int] | None = None
+    unequal_head_dims: tuple[tuple[range, range], ...] = ()
     has_heads: bool = True
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
     is_deterministic: bool = False

@@ -6,8 +6,8 @@ limits here: a data sheet's figures are not reached, and a ratio against them wo
 
 from __future__ import annotations
 
+from attention.preferences import DeviceFacts
 from attention.roofline import HardwareLimits
-from attention.selection import DeviceFacts
 
 H200 = HardwareLimits(bytes_per_s=4.38e12, flops_per_s=690e12)
 """Read rate and dense bf16 rate as measured on one, see docs/performance.md."""

@@ -13,14 +13,10 @@ from dataclasses import dataclass, replace
 from attention.capability import AttentionBackendError
 from attention.config import LayerAttentionConfig
 from attention.forward_batch import ForwardMode
+from attention.preferences import DeviceFacts
 from attention.registration import BackendRegistry
 from attention.registry import ATTENTION_BACKENDS
-from attention.selection import (
-    AttentionNeeds,
-    BackendChoice,
-    DeviceFacts,
-    select_attention_backend,
-)
+from attention.selection import AttentionNeeds, BackendChoice, select_attention_backend
 
 
 @dataclass(frozen=True, slots=True)

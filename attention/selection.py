@@ -1,17 +1,15 @@
 """Which backend for this device, this model and these flags, and why, as text and as data.
 
 An asked-for backend that cannot work is an error, never a silent second choice. The automatic
-choice walks a list of preferences by GPU generation and attention kind (the rules of SGLang's
-_get_default_attn_backend, as its published description gives them; on Hopper this repository's own
-decode kernel comes first, docs/performance.md says why), as far as there are backends of ours for
-them. Knows no engine flags and no model files.
+choice walks an order of preference (attention/preferences.py). Knows no engine flags and no model
+files.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
@@ -19,106 +17,21 @@ from attention.backends.base import AttentionBackend
 from attention.capability import (
     AttentionBackendError,
     BackendCapability,
-    ComputeCapability,
 )
 from attention.features import Feature
 from attention.memory.layout import LatentEntry
+from attention.preferences import PREFERENCES, DeviceFacts
 from attention.registry import ATTENTION_BACKENDS, BackendRegistry
 from attention.visibility import CAUSAL_ONLY, VisibilityKind
 
 logger = logging.getLogger(__name__)
 
-_HOPPER_MAJOR = 9
-_BLACKWELL_MAJOR = 10  # sm100 and sm103; sm120 has no data-centre kernels and counts as OTHER_GPU
-
-
-class DeviceGeneration(StrEnum):
-    """As far as the order of backends tells devices apart."""
-
-    HOPPER = "Hopper GPU (sm90)"
-    BLACKWELL = "Blackwell GPU (sm100, sm103)"
-    OTHER_GPU = "other GPU"
-    NO_GPU = "no GPU"
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Backends to try in order, for MHA and GQA models and for MLA models."""
-
-    mha: tuple[str, ...]
-    mla: tuple[str, ...]
-
-
-_ON_OTHER_GPUS = Preference(
-    mha=(
-        "triton",
-        "triton_fp8",
-        "flashinfer",
-        "flashinfer_fp8",
-        "fa4",
-        "flex",
-        "torch_native",
-        "torch_native_fp8",
-    ),
-    mla=("triton", "flashinfer", "torch_native"),
-)
-
-PREFERENCES: dict[DeviceGeneration, Preference] = {
-    DeviceGeneration.HOPPER: Preference(
-        mha=(
-            "fa3_triton",
-            "fa3",
-            "fa3_chunks",
-            "fa3_fp8",
-            "triton",
-            "triton_fp8",
-            "flashinfer",
-            "flashinfer_fp8",
-            "fa4",
-            "flex",
-            "torch_native",
-            "torch_native_fp8",
-        ),
-        # benchmarks/h200/latent_attention.py: fa3 decodes as fast or faster but for a few rows.
-        mla=("fa3", "flashmla", "triton", "flashinfer", "torch_native"),
-    ),
-    DeviceGeneration.BLACKWELL: _ON_OTHER_GPUS,
-    DeviceGeneration.OTHER_GPU: _ON_OTHER_GPUS,
-    DeviceGeneration.NO_GPU: Preference(
-        mha=("torch_native", "torch_native_fp8"), mla=("torch_native",)
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """The device attention runs on. compute_capability: None unless device_type is cuda."""
-
-    device_type: str
-    name: str
-    compute_capability: ComputeCapability | None
-
-    def __str__(self) -> str:
-        if self.compute_capability is None:
-            return self.name
-        major, minor = self.compute_capability
-        return f"{self.name} (sm{major}{minor})"
-
-    @property
-    def generation(self) -> DeviceGeneration:
-        if self.compute_capability is None:
-            return DeviceGeneration.NO_GPU
-        generations = {
-            _HOPPER_MAJOR: DeviceGeneration.HOPPER,
-            _BLACKWELL_MAJOR: DeviceGeneration.BLACKWELL,
-        }
-        return generations.get(self.compute_capability[0], DeviceGeneration.OTHER_GPU)
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
     """What the model and the flags ask of a backend. page_size: None leaves it to the backend.
-    chunk_size: of needs_chunked_attention, 0 where it does not matter. latent: what a model with
+    head_dims: elements of a K and of a V head, None where they do not matter. chunk_size: of
+    needs_chunked_attention, 0 where it does not matter. latent: what a model with
     needs_mla keeps; None where its sizes do not matter. visibilities: that its steps have."""
 
     dtype: torch.dtype
@@ -135,6 +48,7 @@ class AttentionNeeds:
     needs_cross_attention: bool = False
     needs_mixed_batches: bool = False
     needs_deterministic: bool = False
+    head_dims: tuple[int, int] | None = None
     chunk_size: int = 0
     latent: LatentEntry | None = None
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
@@ -184,6 +98,8 @@ def detect_device(device: torch.device) -> DeviceFacts:
     """Ask torch about a device. Initialises CUDA if device is a CUDA device."""
     if device.type != "cuda":
         return DeviceFacts(device.type, device.type.upper(), None)
+    if torch.version.hip is not None:
+        return DeviceFacts("rocm", torch.cuda.get_device_name(device), None)
     major, minor = torch.cuda.get_device_capability(device)
     return DeviceFacts("cuda", torch.cuda.get_device_name(device), (major, minor))
 
@@ -209,7 +125,7 @@ def select_attention_backend(
     backend cannot work here or, in automatic choice, when none can.
     """
     if requested is not None:
-        return _requested(registry.get(requested), device, needs)
+        return _requested(registry.get(requested), device, needs, registry)
     preference = PREFERENCES[device.generation]
     names = preference.mla if needs.needs_mla else preference.mha
     rejected: list[tuple[str, str]] = []
@@ -230,16 +146,28 @@ def select_attention_backend(
 
 
 def _requested(
-    backend: type[AttentionBackend], device: DeviceFacts, needs: AttentionNeeds
+    backend: type[AttentionBackend],
+    device: DeviceFacts,
+    needs: AttentionNeeds,
+    registry: BackendRegistry,
 ) -> BackendChoice:
     capability = backend.capability
     obstacle = _obstacle(backend, device, needs)
     if obstacle is not None:
         raise AttentionBackendError(
-            f"attention backend {capability.name!r} was asked for but {obstacle}"
+            f"attention backend {capability.name!r} was asked for but {obstacle}; "
+            f"{_instead(device, needs, registry)}"
         )
     page_size, has_accounts = _page_size(capability, needs), capability.has_bounded_accounts
     return BackendChoice(capability.name, page_size, "asked for", (), has_accounts)
+
+
+def _instead(device: DeviceFacts, needs: AttentionNeeds, registry: BackendRegistry) -> str:
+    """What else may be asked for. Loads no kernel."""
+    fit = [b.capability.name for b in registry if why_unfit(b.capability, device, needs) is None]
+    if not fit:
+        return "no other backend fits this model on this device either"
+    return f"what fits this model on {device}: {', '.join(fit)} (without a name one is chosen)"
 
 
 def _obstacle(
@@ -276,16 +204,56 @@ def unfit_device(capability: BackendCapability, device: DeviceFacts) -> str | No
 
 def _unfit_model(capability: BackendCapability, needs: AttentionNeeds) -> str | None:
     if needs.dtype not in capability.dtypes:
-        return f"does not compute in {needs.dtype}"
+        return f"does not compute in {needs.dtype}, only in {_listed(capability.dtypes)}"
     if needs.kv_dtype not in capability.kv_dtypes:
-        return f"does not read a KV cache in {needs.kv_dtype}"
+        known = _listed(capability.kv_dtypes)
+        return f"does not read a KV cache in {needs.kv_dtype}, only in {known}"
     if needs.page_size is not None and needs.page_size not in capability.page_sizes:
-        return f"does not work with page size {needs.page_size}"
+        known = page_sizes_text(capability.page_sizes)
+        return f"does not work with page size {needs.page_size}, only with {known}"
     for feature in needs.features:
         if feature not in capability.features:
             why = capability.why_not.get(feature)
             return f"has no {feature}, which this model needs" + (f": {why}" if why else "")
-    return _unfit_chunks(capability, needs) or _unfit_latent(capability, needs.latent)
+    return (
+        _unfit_chunks(capability, needs)
+        or _unfit_latent(capability, needs.latent)
+        or _unfit_heads(capability, needs)
+    )
+
+
+def page_sizes_text(sizes: Sequence[int]) -> str:
+    """As "1 to 256" or "32, 64"."""
+    if len(sizes) > 2 and list(sizes) == list(range(sizes[0], sizes[-1] + 1)):
+        return f"{sizes[0]} to {sizes[-1]}"
+    return _listed(sizes)
+
+
+def _listed(what: Iterable[object]) -> str:
+    return ", ".join(map(str, what))
+
+
+def _unfit_heads(capability: BackendCapability, needs: AttentionNeeds) -> str | None:
+    """Of models that keep K and V of heads."""
+    if needs.head_dims is None or needs.needs_mla:
+        return None
+    k_dim, v_dim = needs.head_dims
+    known = capability.head_dims
+    if known is not None and not (k_dim in known and v_dim in known):
+        steps = f" in steps of {known.step}" if isinstance(known, range) else ""
+        sizes = f"{known[0]} to {known[-1]}" if isinstance(known, range) else _listed(known)
+        return (
+            f"has kernels for heads of {sizes} elements{steps}, this model's have {k_dim} and "
+            f"{v_dim}"
+        )
+    pairs = capability.unequal_head_dims
+    if k_dim == v_dim or not pairs or any(k_dim in ks and v_dim in vs for ks, vs in pairs):
+        return None
+    known_pairs = " or ".join(f"{ks[0]} to {ks[-1]} beside {vs[0]} to {vs[-1]}" for ks, vs in pairs)
+    return (
+        f"has kernels for K and V heads of unlike sizes where they have {known_pairs} elements, "
+        f"this model's have {k_dim} and {v_dim}"
+    )
 
 
 def _unfit_chunks(capability: BackendCapability, needs: AttentionNeeds) -> str | None:

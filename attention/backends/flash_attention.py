@@ -90,6 +90,12 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
         # Those of `qv`: flash_api.cpp in the hopper folder of the flash-attention project.
         latent_dims=range(256, 513, 8),
         latent_rope_dims=range(8, 65, 8),
+        head_dims=range(HEAD_DIM_MULTIPLE, MAX_HEAD_DIM + 1, HEAD_DIM_MULTIPLE),
+        # V heads of another size: the same file.
+        unequal_head_dims=(
+            (range(136, 193, 8), range(104, 129, 8)),
+            (range(8, 65, 8), range(8, MAX_HEAD_DIM + 1, 8)),
+        ),
         why_not={
             Feature.CHUNKS: "fa3_chunks has them, as rows of their own",
             Feature.UNLIKE_LAYERS: "its tables and plans are made for heads of one kind",

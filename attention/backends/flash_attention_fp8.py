@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attention.backends.flash_attention import FlashAttentionBackend
+from attention.backends.flash_attention import MAX_HEAD_DIM, FlashAttentionBackend
 from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.capability import AttentionBackendError, BackendCapability
 from attention.config import AttentionConfig
@@ -35,6 +35,7 @@ class Fp8FlashAttentionBackend(FlashAttentionBackend):
         kv_dtypes=(torch.float8_e4m3fn,),
         has_mla=False,
         has_bounded_accounts=False,
+        head_dims=range(_HEAD_DIM_MULTIPLE, MAX_HEAD_DIM + 1, _HEAD_DIM_MULTIPLE),
         why_not={
             **FlashAttentionBackend.capability.why_not,
             Feature.MLA: "latents are kept in the model's dtype",

@@ -80,6 +80,7 @@ class FlashInferBackend(FlashInferSteps):
         install_hint=FLASH_INFER_INSTALL,
         latent_dims=range(512, 513),
         latent_rope_dims=range(64, 65),
+        head_dims=HEAD_DIMS,
         why_not={
             Feature.CHUNKS: "its kernels know windows only",
             Feature.SINKS: "its wrappers are built without them",

@@ -74,6 +74,7 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
         install_hint=TRITON_INSTALL,
         latent_dims=range(8, MAX_LATENT_DIM + 1, 8),
         latent_rope_dims=range(8, MAX_ROPE_DIM + 1, 8),
+        head_dims=range(1, MAX_HEAD_DIM + 1),
         why_not={
             Feature.CHUNKS: "its decode kernels know windows only",
             Feature.UNLIKE_LAYERS: "its tables and plans are made for heads of one kind",

@@ -12,15 +12,11 @@ from dataclasses import dataclass, replace
 from attention.backends.base import GraphAttentionBackend
 from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerAttentionConfig
+from attention.preferences import PREFERENCES, DeviceFacts
 from attention.registration import BackendRegistry
 from attention.registry import ATTENTION_BACKENDS, LATENT_BACKENDS
 from attention.routes import AskedBackends, RouteChoice, choose_routes, needs_of_layer
-from attention.selection import (
-    PREFERENCES,
-    AttentionNeeds,
-    DeviceFacts,
-    select_attention_backend,
-)
+from attention.selection import AttentionNeeds, select_attention_backend
 from attention.timing import AttentionPhase
 from attention.tuning.table import LeftOut
 

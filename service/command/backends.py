@@ -8,14 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attention.capability import AttentionBackendError
+from attention.preferences import DeviceFacts
 from attention.registry import ATTENTION_BACKENDS
-from attention.selection import (
-    AttentionNeeds,
-    DeviceFacts,
-    detect_device,
-    select_attention_backend,
-    why_unfit,
-)
+from attention.selection import AttentionNeeds, detect_device, select_attention_backend, why_unfit
 
 Device = Annotated[
     str, typer.Option(help='"auto" takes CUDA where there is any; else a torch device.')

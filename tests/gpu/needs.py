@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from attention.preferences import DeviceGeneration
 from attention.registry import ATTENTION_BACKENDS
-from attention.selection import DeviceGeneration, detect_device, unfit_device
+from attention.selection import detect_device, unfit_device
 
 HAS_GPU = torch.cuda.is_available()
 IS_HOPPER = HAS_GPU and detect_device(torch.device("cuda", 0)).generation is DeviceGeneration.HOPPER

@@ -16,8 +16,9 @@ import torch
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
 from attention.capability import BackendCapability, ComputeCapability
 from attention.features import Feature
+from attention.preferences import PREFERENCES
 from attention.registry import registered_backends
-from attention.selection import PREFERENCES
+from attention.selection import page_sizes_text
 from tests.proofs.cells import PAGE_SIZE, Cell
 from tests.proofs.plugin import COMMITTED
 from tests.proofs.results import GpuResults, read_results
@@ -149,7 +150,7 @@ def _describe(capability: BackendCapability) -> dict[str, str]:
         ),
         "Compute dtypes": _dtypes(capability.dtypes),
         "KV cache dtypes": _dtypes(capability.kv_dtypes),
-        "Page sizes": _page_sizes(capability.page_sizes),
+        "Page sizes": page_sizes_text(capability.page_sizes),
         "Default page size": str(capability.default_page_size),
     }
 
@@ -198,12 +199,6 @@ def _generations(lowest: ComputeCapability | None, highest: ComputeCapability | 
         return "any"
     bounds = ["" if bound is None else f"sm{bound[0]}{bound[1]}" for bound in (lowest, highest)]
     return bounds[0] if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}".strip()
-
-
-def _page_sizes(sizes: Sequence[int]) -> str:
-    if len(sizes) > 2 and list(sizes) == list(range(sizes[0], sizes[-1] + 1)):
-        return f"{sizes[0]} to {sizes[-1]}"
-    return ", ".join(str(size) for size in sizes)
 
 
 def main(arguments: Sequence[str]) -> None:

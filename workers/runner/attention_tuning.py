@@ -17,8 +17,9 @@ import torch
 import attention
 from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerAttentionConfig
+from attention.preferences import DeviceFacts
 from attention.routes import AskedBackends
-from attention.selection import AttentionNeeds, DeviceFacts
+from attention.selection import AttentionNeeds
 from attention.tuning.cache import (
     Facts,
     code_version,

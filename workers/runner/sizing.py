@@ -129,6 +129,7 @@ def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds
         needs_unlike_layers=any(layer.heads is not None for layer in layers),
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
         needs_mixed_batches=config.enable_mixed_batches,
+        head_dims=(geometry.head_dim, geometry.v_head_dim),
         latent=geometry.latent,
     )
 

@@ -11,7 +11,8 @@ from attention.backends import flash_attention
 from attention.backends.flash_attention_chunks import ChunkedFlashAttentionBackend
 from attention.capability import AttentionBackendError
 from attention.kernels.chunk_rows import chunk_rows, decoding_chunk_rows
-from attention.selection import AttentionNeeds, DeviceFacts, why_unfit
+from attention.preferences import DeviceFacts
+from attention.selection import AttentionNeeds, why_unfit
 from tests.fakes.flash_attention import fake_flash_attention_3, fake_triton_kernels
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
 

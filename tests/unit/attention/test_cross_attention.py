@@ -17,8 +17,9 @@ from attention.memory.layout import EveryToken, FixedLength, LastTokens
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from attention.oracle import OracleBackend
+from attention.preferences import DeviceFacts
 from attention.roofline import attention_step_cost
-from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from attention.selection import AttentionNeeds, select_attention_backend
 from attention.timing import CpuAttentionTimer
 from tests.proofs.cells import proves
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of

@@ -15,7 +15,8 @@ from attention.features import Feature
 from attention.memory.cuda_kv_pool import create_mha_pool
 from attention.memory.fp8_kv_pool import E4M3_MAX, Fp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
-from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from attention.preferences import DeviceFacts
+from attention.selection import AttentionNeeds, select_attention_backend
 from tests.proofs.cells import proves
 from tests.unit.attention.cases import PAGE_SIZES, CaseSpec, build_case, relative_error, rows_of
 from tests.unit.attention.visibility_cases import KINDS, build_visible
@@ -154,7 +155,9 @@ def test_an_fp8_cache_is_served_on_the_cpu_by_its_own_backend():
     needs = AttentionNeeds(torch.float32, FP8)
     choice = select_attention_backend(None, CPU, needs)
     assert choice.name == "torch_native_fp8"
-    assert choice.rejected == (("torch_native", "does not read a KV cache in torch.float8_e4m3fn"),)
+    ((rejected, why),) = choice.rejected
+    assert rejected == "torch_native"
+    assert "does not read a KV cache in torch.float8_e4m3fn" in why
 
 
 @pytest.mark.parametrize(

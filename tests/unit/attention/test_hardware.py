@@ -3,7 +3,7 @@
 import pytest
 
 from attention.hardware import H200, measured_limits
-from attention.selection import DeviceFacts
+from attention.preferences import DeviceFacts
 
 
 def test_an_h200_has_the_limits_measured_on_one():

@@ -28,7 +28,9 @@ def routes_of(asked=NOTHING, layers=(PLAIN, PLAIN), needs=BF16, **fa3):
     registry = registry_of(
         fake_backend("fa3_triton", default_page_size=128, **NEVER),
         fake_backend("fa3", **(NEVER | fa3)),
+        fake_backend("fa3_deterministic", kv_dtypes=()),
         fake_backend("fa3_chunks", kv_dtypes=()),
+        fake_backend("flashinfer", kv_dtypes=()),
         fake_backend("fa3_fp8", kv_dtypes=()),
         fake_backend("triton", kv_dtypes=()),
         fake_backend("triton_fp8", kv_dtypes=()),

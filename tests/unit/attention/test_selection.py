@@ -11,20 +11,14 @@ from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.memory.layout import LatentEntry
+from attention.preferences import FIRST_IN_SGLANG, PREFERENCES, DeviceFacts
 from attention.registration import BackendRegistry
 from attention.registry import (
     ATTENTION_BACKENDS,
     create_attention_backend,
     registered_backends,
 )
-from attention.selection import (
-    PREFERENCES,
-    AttentionNeeds,
-    DeviceFacts,
-    detect_device,
-    select_attention_backend,
-    why_unfit,
-)
+from attention.selection import AttentionNeeds, detect_device, select_attention_backend, why_unfit
 from tests.unit.attention.cases import CaseSpec, build_case, rows_of
 
 CPU = DeviceFacts("cpu", "CPU", None)
@@ -32,6 +26,7 @@ AMPERE = DeviceFacts("cuda", "A100", (8, 0))
 ADA = DeviceFacts("cuda", "L4", (8, 9))
 HOPPER = DeviceFacts("cuda", "H200", (9, 0))
 BLACKWELL = DeviceFacts("cuda", "B200", (10, 0))
+AMD = DeviceFacts("rocm", "AMD Instinct MI300X", None)
 CONSUMER_BLACKWELL = DeviceFacts("cuda", "RTX PRO 6000", (12, 0))
 
 FLOAT32 = AttentionNeeds(torch.float32, torch.float32)
@@ -72,6 +67,7 @@ def every_backend(*instead):
     fakes = [
         fake_backend("fa3_triton", has_unequal_head_dims=False),
         fake_backend("fa3", has_mla=True),
+        fake_backend("fa3_deterministic"),
         fake_backend("fa3_chunks"),
         fake_backend("fa3_fp8"),
         fake_backend("triton", has_mla=True),
@@ -173,6 +169,7 @@ def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(capl
     registry = every_backend(
         fake_backend("fa3_triton", missing=missing),
         fake_backend("fa3", missing=missing),
+        fake_backend("fa3_deterministic", missing=missing),
         fake_backend("fa3_chunks", missing=missing),
         fake_backend("fa3_fp8", page_sizes=(1, 16), default_page_size=1),
     )
@@ -180,19 +177,40 @@ def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(capl
         choice = select_attention_backend(None, HOPPER, BF16, registry)
     assert choice.name == "fa3_fp8"
     assert choice.page_size == 1
-    assert [name for name, _ in choice.rejected] == ["fa3_triton", "fa3", "fa3_chunks"]
+    passed_over = ["fa3_triton", "fa3", "fa3_deterministic", "fa3_chunks"]
+    assert [name for name, _ in choice.rejected] == passed_over
     assert "sgl_kernel" in choice.rejected[0][1]
     assert "pip install fa3" in str(choice)
     assert "fa3_fp8" in caplog.text
     assert "sgl_kernel" in caplog.text
 
 
-def test_the_order_of_preference_names_backends_that_there_are_and_no_others():
+def test_the_order_of_preference_names_every_backend_that_there_is():
     registered = {backend.capability.name for backend in registered_backends()}
     named = {
         name for preference in PREFERENCES.values() for name in preference.mha + preference.mla
     }
-    assert named - registered == set()
+    assert named == registered
+    assert PREFERENCES.keys() == FIRST_IN_SGLANG.keys()
+
+
+def first_of(device, needs_mla):
+    preference = PREFERENCES[device.generation]
+    return (preference.mla if needs_mla else preference.mha)[0]
+
+
+@pytest.mark.parametrize("needs_mla", [False, True], ids=["heads", "latents"])
+@pytest.mark.parametrize("device", [CPU, AMPERE, HOPPER, BLACKWELL, AMD], ids=str)
+def test_an_order_that_begins_unlike_the_published_one_says_why(device, needs_mla):
+    preference = PREFERENCES[device.generation]
+    why = preference.why_mla if needs_mla else preference.why_mha
+    is_as_published = first_of(device, needs_mla) == FIRST_IN_SGLANG[device.generation][needs_mla]
+    assert bool(why) != is_as_published
+
+
+def test_no_backend_is_chosen_on_an_amd_gpu_and_the_error_says_what_it_would_take():
+    with pytest.raises(AttentionBackendError, match="MI300.*aiter: is a name only.*ROCm"):
+        select_attention_backend(None, AMD, BF16)
 
 
 @pytest.mark.parametrize(

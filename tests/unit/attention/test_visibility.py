@@ -10,7 +10,8 @@ from attention import LayerAttentionConfig
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
 from attention.oracle import OracleBackend
-from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from attention.preferences import DeviceFacts
+from attention.selection import AttentionNeeds, select_attention_backend
 from attention.visibility import CAUSAL, Everything, Items, Tree, VisibilityKind
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
 from tests.proofs.cells import proves

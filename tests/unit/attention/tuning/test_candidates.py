@@ -10,15 +10,10 @@ from attention.backends.base import GraphAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.config import LayerAttentionConfig
+from attention.preferences import PREFERENCES, DeviceFacts, DeviceGeneration, Preference
 from attention.registration import BackendRegistry
 from attention.routes import AskedBackends
-from attention.selection import (
-    PREFERENCES,
-    AttentionNeeds,
-    DeviceFacts,
-    DeviceGeneration,
-    Preference,
-)
+from attention.selection import AttentionNeeds
 from attention.timing import AttentionPhase
 from attention.tuning import candidates
 from attention.tuning.candidates import AUTO_TUNED, CandidateSearch, is_tuned

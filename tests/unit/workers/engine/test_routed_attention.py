@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from attention.backends.torch_native import TorchNativeBackend
+from attention.preferences import PREFERENCES, DeviceGeneration, Preference
 from attention.registration import ATTENTION_BACKENDS
-from attention.selection import PREFERENCES, DeviceGeneration, Preference
 from tests.fakes.tiny_models import GEMMA, VOCAB_SIZE, save_tiny_model
 from workers import Engine
 from workers.config import EngineConfig

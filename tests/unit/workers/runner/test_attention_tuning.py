@@ -10,15 +10,10 @@ import torch
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerAttentionConfig
+from attention.preferences import PREFERENCES, DeviceFacts, DeviceGeneration, Preference
 from attention.registration import ATTENTION_BACKENDS
 from attention.routes import AskedBackends
-from attention.selection import (
-    PREFERENCES,
-    AttentionNeeds,
-    DeviceFacts,
-    DeviceGeneration,
-    Preference,
-)
+from attention.selection import AttentionNeeds
 from attention.timing import AttentionPhase
 from attention.tuning.candidates import AUTO_TUNED
 from tests.fakes.thread_ranks import ThreadRanks

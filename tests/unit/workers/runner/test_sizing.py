@@ -12,7 +12,7 @@ from attention.backends.flex import FlexAttentionBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.config import AttentionHeads, LayerAttentionConfig
 from attention.memory.slot_states import StateEntry, StateTensor
-from attention.selection import DeviceFacts
+from attention.preferences import DeviceFacts
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.models.base import AttentionGeometry

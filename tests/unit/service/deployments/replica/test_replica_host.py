@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from attention.hardware import H200
+from attention.preferences import DeviceFacts
 from attention.roofline import HardwareLimits
-from attention.selection import DeviceFacts
 from service.channel.client import ReplicaLink
 from service.channel.server import ChannelServer
 from service.config import MetricsSettings, parse_config
