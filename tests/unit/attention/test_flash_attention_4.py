@@ -14,7 +14,8 @@ from attention.backends.flash_attention_4 import FlashAttention4Backend
 from attention.capability import AttentionBackendError
 from attention.kernels import providers
 from attention.kernels.providers import FlashAttention4
-from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from attention.preferences import DeviceFacts
+from attention.selection import AttentionNeeds, select_attention_backend
 from tests.fakes.flash_attention import fake_triton_kernels
 from tests.fakes.flash_attention_4 import flash_attn_varlen_func
 from tests.unit.attention.account_cases import windowed, with_account

@@ -17,7 +17,8 @@ from attention.capability import AttentionBackendError
 from attention.kernels.flex_kernel import FlexKernel
 from attention.kernels.flex_tiles import TILE_ROWS, cut_step
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.selection import AttentionNeeds, DeviceFacts, select_attention_backend
+from attention.preferences import DeviceFacts
+from attention.selection import AttentionNeeds, select_attention_backend
 from attention.visibility import VisibilityKind
 from tests.fakes.flex import ListedPagesKernel
 from tests.unit.attention.account_cases import windowed, with_account

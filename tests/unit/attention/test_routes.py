@@ -7,6 +7,7 @@ import pytest
 from attention.capability import AttentionBackendError
 from attention.config import LayerAttentionConfig
 from attention.forward_batch import ForwardMode
+from attention.preferences import PREFERENCES
 from attention.registration import BackendRegistry
 from attention.routes import AskedBackends, AttentionRoutes, choose_routes
 from tests.unit.attention.test_selection import BF16, HOPPER, fake_backend
@@ -25,19 +26,15 @@ def registry_of(*backends):
 
 
 def routes_of(asked=NOTHING, layers=(PLAIN, PLAIN), needs=BF16, **fa3):
+    """Over fa3_triton, fa3 and torch_native; what else is preferred on Hopper is unfit."""
+    fit = {
+        "fa3_triton": {"default_page_size": 128, **NEVER},
+        "fa3": NEVER | fa3,
+        "torch_native": {"device_types": ("cuda", "cpu")},
+    }
+    names = PREFERENCES[HOPPER.generation].mha
     registry = registry_of(
-        fake_backend("fa3_triton", default_page_size=128, **NEVER),
-        fake_backend("fa3", **(NEVER | fa3)),
-        fake_backend("fa3_deterministic", kv_dtypes=()),
-        fake_backend("fa3_chunks", kv_dtypes=()),
-        fake_backend("flashinfer", kv_dtypes=()),
-        fake_backend("fa3_fp8", kv_dtypes=()),
-        fake_backend("triton", kv_dtypes=()),
-        fake_backend("triton_fp8", kv_dtypes=()),
-        fake_backend("flashinfer", kv_dtypes=()),
-        fake_backend("fa4", kv_dtypes=()),
-        fake_backend("flex", kv_dtypes=()),
-        fake_backend("torch_native", device_types=("cuda", "cpu")),
+        *(fake_backend(name, **fit.get(name, {"kv_dtypes": ()})) for name in names)
     )
     return choose_routes(asked, HOPPER, needs, layers, registry)
 
