@@ -124,3 +124,7 @@ FIRST_IN_SGLANG: dict[DeviceGeneration, tuple[str, str]] = {
     DeviceGeneration.NO_GPU: ("torch_native", "torch_native"),
 }
 """For MHA and GQA, and for MLA, where no draft tree is verified."""
+
+
+DETERMINISTIC_FORMS = {"fa3": "fa3_deterministic", "triton": "triton_deterministic"}
+"""By a backend's name, the one with its kernels whose results depend on no batch."""

@@ -20,7 +20,7 @@ from attention.capability import (
 )
 from attention.features import Feature
 from attention.memory.layout import LatentEntry
-from attention.preferences import PREFERENCES, DeviceFacts
+from attention.preferences import DETERMINISTIC_FORMS, PREFERENCES, DeviceFacts
 from attention.registry import ATTENTION_BACKENDS, BackendRegistry
 from attention.visibility import CAUSAL_ONLY, VisibilityKind
 
@@ -125,12 +125,13 @@ def select_attention_backend(
     backend cannot work here or, in automatic choice, when none can.
     """
     if requested is not None:
-        return _requested(registry.get(requested), device, needs, registry)
+        return _requested(_needed_form(requested, needs, registry), device, needs, registry)
     preference = PREFERENCES[device.generation]
     names = preference.mla if needs.needs_mla else preference.mha
     rejected: list[tuple[str, str]] = []
-    for name in names:
-        backend = registry.get(name)
+    for preferred in names:
+        backend = _needed_form(preferred, needs, registry)
+        name = backend.capability.name
         obstacle = _obstacle(backend, device, needs)
         if obstacle is None:
             kind = "MLA" if needs.needs_mla else "MHA and GQA"
@@ -143,6 +144,13 @@ def select_attention_backend(
         rejected.append((name, obstacle))
     tried = "; ".join(f"{name}: {why}" for name, why in rejected)
     raise AttentionBackendError(f"no attention backend works on {device}: {tried}")
+
+
+def _needed_form(
+    name: str, needs: AttentionNeeds, registry: BackendRegistry
+) -> type[AttentionBackend]:
+    """The backend of that name, or its deterministic form where that is needed and there is one."""
+    return registry.get(DETERMINISTIC_FORMS.get(name, name) if needs.needs_deterministic else name)
 
 
 def _requested(

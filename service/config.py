@@ -102,6 +102,7 @@ class EngineSettings(_Settings):
     enable_peer_memory: bool = True
     speculative: Speculative | None = None
     max_draft_tokens: int = 4
+    deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int | None = None

@@ -40,6 +40,9 @@ class EngineConfig:
     speculative: who proposes drafts of the next tokens, which one step verifies together; texts are
     the same with and without. "ngram" looks the last tokens up in the request's own text. On CPU.
     max_draft_tokens: of a request and step, up to MAX_DRAFT_TOKENS.
+    deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
+    its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
+    these, on CPU token by token. What cannot is refused at the start, with the reason.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
@@ -91,6 +94,7 @@ class EngineConfig:
     enable_peer_memory: bool = True
     speculative: Speculative | None = None
     max_draft_tokens: int = 4
+    deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
     seed: int | None = None
@@ -124,6 +128,7 @@ class EngineConfig:
             raise ConfigError(
                 f"max_draft_tokens must lie in [1, {MAX_DRAFT_TOKENS}], got {self.max_draft_tokens}"
             )
+        self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -145,4 +150,11 @@ class EngineConfig:
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
+            )
+
+    def _check_deterministic(self) -> None:
+        if self.deterministic and self.speculative is not None:
+            raise ConfigError(
+                f"deterministic and speculative={self.speculative!r}: a step verifies as many "
+                "drafts as there are; leave one of the two out"
             )

@@ -48,6 +48,9 @@ from attention.registration import register_attention_backend
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 _KERNEL_CHOOSES_SPLITS = 0
+_MIN_ANNOUNCED_QUERIES = 256
+"""Of a row, at most: the package takes other tiles and other loads for up to 192 pairs of a query
+and a head of its group (hopper/heuristics.h, flash_api.cpp), and never for more."""
 
 
 @register_attention_backend("fa3")
@@ -105,7 +108,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
             Feature.ITEMS: "the kernel takes no mask",
             Feature.EVERYTHING: "the kernel is called causally only",
             Feature.FP8_KV: "fa3_fp8 reads it",
-            Feature.DETERMINISTIC: "the kernel cuts a row's keys by what shares the batch",
+            Feature.DETERMINISTIC: "fa3_deterministic is; this one cuts a row's keys by its batch",
         },
     )
 
@@ -320,13 +323,16 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
 
 @register_attention_backend("fa3_deterministic")
 class DeterministicFlashAttentionBackend(FlashAttentionBackend):
-    """FlashAttention-3 that never splits a row's keys: a decoded row's bits do not depend on the
-    rest of the batch. Slower where few rows have many keys."""
+    """FlashAttention-3 that has one kernel for every step and never splits a row's keys: a token's
+    bits depend on its own keys alone. Slower where few rows have many keys.
+
+    Blocks of keys begin at multiples of their size from a row's first key, and one whose keys a
+    query does not see leaves its sums as they were, so that it does not matter where a chunk ends.
+    """
 
     num_splits: ClassVar[int] = 1
     plans_splits_once: ClassVar[bool] = False
-    min_decode_rows: ClassVar[int] = 1
-    max_prompt_tokens_per_decode_row: ClassVar[int] = 1 << 30
+    min_decode_rows: ClassVar[int] = 1 << 30
 
     capability: BackendCapability = replace(
         FlashAttentionBackend.capability,
@@ -335,9 +341,13 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
         why_not={
             **FlashAttentionBackend.capability.why_not,
             Feature.MLA: "it attends over heads; fa3 reads latents",
-            Feature.DETERMINISTIC: "rows of one new token keep their bits, longer ones do not",
         },
+        is_deterministic=True,
     )
+
+    def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
+        max_seq_len_q = max(facts.max_seq_len_q, _MIN_ANNOUNCED_QUERIES)
+        super()._start_step(tables, replace(facts, max_seq_len_q=max_seq_len_q))
 
 
 def _first_layers(config: AttentionConfig) -> frozenset[int]:

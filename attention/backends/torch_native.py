@@ -32,7 +32,8 @@ class TorchNativeBackend(AttentionBackend):
     """Attention in plain torch.
 
     float32 results of a row do not depend on the page size or on the order of pages, and on the
-    rest of the batch and on chunking only by rounding (about 1e-7).
+    rest of the batch and on chunking only by rounding (about 1e-7). In steps of one new token, of
+    which deterministic mode makes every other step on a CPU, not even by that.
     """
 
     capability: BackendCapability = BackendCapability(
@@ -56,6 +57,7 @@ class TorchNativeBackend(AttentionBackend):
         has_bounded_accounts=True,
         has_cross_attention=True,
         visibilities=frozenset(VisibilityKind),
+        is_deterministic=True,
         install_hint="part of torch, nothing to install",
         why_not={
             Feature.GRAPHS: "it plans a step from lengths on the host",

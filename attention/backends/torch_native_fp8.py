@@ -35,6 +35,7 @@ class Fp8TorchNativeBackend(TorchNativeBackend):
         has_shared_kv=False,
         has_bounded_accounts=False,
         has_cross_attention=False,
+        is_deterministic=False,
         why_not={
             **TorchNativeBackend.capability.why_not,
             Feature.MLA: "latents are kept in the model's dtype",

@@ -81,7 +81,7 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
             Feature.SHARED_KV: "each of its layers writes K and V",
             Feature.CROSS: "it makes no tables of an encoder's tokens",
             Feature.FP8_KV: "triton_fp8 reads it",
-            Feature.DETERMINISTIC: "its kernels cut a row's keys by what shares the batch",
+            Feature.DETERMINISTIC: "triton_deterministic is; this one cuts keys by its batch",
         },
     )
 
@@ -100,7 +100,7 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
         self._triton = load_triton_kernels()
         self._limits = gpu_limits(config.device)
         try:
-            self._extend = PagedExtend(self._geometry(), self._limits)
+            self._extend = self._make_extend()
         except ValueError as error:
             raise AttentionBackendError(f"{self.capability.name}: {error}") from error
         self._decoder = self._make_decoder()
@@ -135,6 +135,10 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
             page_size=self.token_to_kv_pool.page_size,
             element_bytes=config.dtype.itemsize,
         )
+
+    def _make_extend(self) -> PagedExtend:
+        """Raises ValueError where no tiles fit the device."""
+        return PagedExtend(self._geometry(), self._limits)
 
     def _make_decoder(self) -> TritonDecoder | None:
         """None where the extend kernel decodes too: the others know K and V heads of one size."""

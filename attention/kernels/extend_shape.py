@@ -24,7 +24,8 @@ class ExtendShape(NamedTuple):
     group: query heads a KV head. head_dim: of K; v_head_dim: of V. rope_dim: above 0, K is a latent
     of head_dim elements that is V too, and rope_dim more of a rotated part. token_stride,
     v_token_stride: elements from a token's K or V to the next one's. is_e4m3: K and V are bytes of
-    e4m3. is_split: several programs share a tile's keys. tile_*: padded to what is multiplied.
+    e4m3. is_split: several programs share a tile's keys. masks_all: no block of keys is taken for
+    one that every pair sees. tile_*: padded to what is multiplied.
     """
 
     kv_heads: int
@@ -49,6 +50,7 @@ class ExtendShape(NamedTuple):
     tile_rope_dim: int
     block_keys: int
     has_whole_blocks: bool
+    masks_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ batch and no pool.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,8 @@ _PROGRAMS_PER_MULTIPROCESSOR = 2
 _MIN_SPLIT_KEYS = 256
 _MAX_SPLITS = 32
 _JOIN_WARPS = 4
+_INVARIANT_TILE_ROWS = 64
+"""Prompts fill twice as many faster; a decode row fills a few and waits for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,12 @@ class _Launch:
 
 
 class PagedExtend:
-    """Attention over pages of one geometry on one device."""
+    """Attention over pages of one geometry on one device.
+
+    masks_all: as ExtendShape.
+    """
+
+    masks_all: ClassVar[bool] = False
 
     def __init__(self, geometry: ExtendGeometry, limits: GpuLimits) -> None:
         """ValueError where no tiles fit the device."""
@@ -131,16 +139,13 @@ class PagedExtend:
     def _launch(
         self, num_tokens: int, rows: ExtendRows, seen: SeenKeys, rule: ScoreRule
     ) -> _Launch:
-        geometry, limits, visibility = self._geometry, self._limits, seen.visibility
+        geometry, visibility = self._geometry, seen.visibility
         is_tree = isinstance(visibility, Tree)
-        tiles = geometry.tiles(rows.max_new_tokens, limits, is_tree)
+        tiles = self._tiles(rows.max_new_tokens, is_tree)
         # A row begins a tile of its own: see find_tile.
         num_tiles = num_tokens * geometry.group // tiles.tile_rows + len(rows.cache_seqlens)
-        num_splits = 1
-        if not isinstance(visibility, Items):
-            wanted = limits.num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
-            wanted //= num_tiles * geometry.kv_heads
-            num_splits = max(1, min(wanted, rows.max_keys // _MIN_SPLIT_KEYS, _MAX_SPLITS))
+        can_split = not isinstance(visibility, Items)
+        num_splits = self._num_splits(num_tiles, rows.max_keys) if can_split else 1
         shape = geometry.shape(
             tiles,
             has_window=seen.window > 0,
@@ -150,8 +155,18 @@ class PagedExtend:
             is_items=isinstance(visibility, Items),
             is_everything=isinstance(visibility, Everything),
             is_split=num_splits > 1,
-        )
+        )._replace(masks_all=self.masks_all)
         return _Launch(shape, tiles, (num_tiles, geometry.kv_heads, num_splits))
+
+    def _tiles(self, max_new_tokens: int, is_tree: bool) -> ExtendTiles:
+        """Of a step whose rows have at most so many new tokens."""
+        return self._geometry.tiles(max_new_tokens, self._limits, is_tree)
+
+    def _num_splits(self, num_tiles: int, max_keys: int) -> int:
+        """How many programs share a tile's keys."""
+        wanted = self._limits.num_multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
+        wanted //= num_tiles * self._geometry.kv_heads
+        return max(1, min(wanted, max_keys // _MIN_SPLIT_KEYS, _MAX_SPLITS))
 
     def _partials(self, launch: _Launch, q: torch.Tensor) -> torch.Tensor | None:
         """Room for a maximum, a sum and values of every part, new token and query head."""
@@ -181,6 +196,22 @@ class PagedExtend:
             shape=launch.shape,
             num_warps=_JOIN_WARPS,
         )
+
+
+class InvariantExtend(PagedExtend):
+    """The same, with results that do not depend on what shares the step nor on how many of a row's
+    tokens are new: tiles of one size, whose keys one program has, in blocks that begin at multiples
+    of their size and all go the same way. One that a pair does not see leaves its sums as they are.
+    """
+
+    masks_all: ClassVar[bool] = True
+
+    def _tiles(self, max_new_tokens: int, is_tree: bool) -> ExtendTiles:
+        most = max(1, _INVARIANT_TILE_ROWS // self._geometry.group)
+        return self._geometry.tiles(most, self._limits, is_tree)
+
+    def _num_splits(self, num_tiles: int, max_keys: int) -> int:
+        return 1
 
 
 def _masks(

@@ -148,6 +148,8 @@ def _sweep_tile(
         start += tl.program_id(2) * blocks * shape.block_keys
         stop = tl.minimum(stop, start + blocks * shape.block_keys)
     whole = tl.maximum(tl.minimum(whole, stop // shape.block_keys * shape.block_keys), start)
+    if shape.masks_all:
+        whole = start
     maxima = tl.full((shape.tile_rows,), -float("inf"), tl.float32)
     sums = tl.full((shape.tile_rows,), 0.0, tl.float32)
     values = tl.full((shape.tile_rows, shape.tile_v_dim), 0.0, tl.float32)

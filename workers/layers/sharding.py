@@ -47,11 +47,15 @@ def copy_slice(target: torch.Tensor, tensor: TensorSource, rows: slice, *columns
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """Where a layer's parameters live: its rank in the group, their dtype and their device."""
+    """Where a layer's parameters live: its rank in the group, their dtype and their device.
+
+    is_deterministic: on a GPU, a row's results must not depend on the number of rows.
+    """
 
     tp: TPGroup
     dtype: torch.dtype
     device: torch.device
+    is_deterministic: bool = False
 
     def empty_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter of this dtype and device, without gradient."""

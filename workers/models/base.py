@@ -79,6 +79,8 @@ class CausalLM(nn.Module, ABC):
     vocab_shard: which logits local_logits gives, where it does not give all.
     state_entries: what its modules keep of a request as a whole, in an order of its own.
     continues_states: whether these take many tokens on top of a state as fast as without one.
+    has_invariant_products: whether on a GPU a token's bits, attention apart, are the same whatever
+    shares its step, if ShardContext.is_deterministic asks for that.
     encoder: of an encoder-decoder, whose other methods are its decoder's.
     media: of a model that takes images in place of placeholder tokens.
     """
@@ -90,6 +92,7 @@ class CausalLM(nn.Module, ABC):
     encoder: RequestEncoder | None = None
     media: MediaEncoder | None = None
     continues_states: bool = True
+    has_invariant_products: bool = False
 
     @abstractmethod
     def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:

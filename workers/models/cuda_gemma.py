@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.errors import ConfigError
 from workers.layers.cuda.logit_cap import cap_logits_
 from workers.layers.cuda.norm import rms_norm
 from workers.layers.cuda.sandwich_norm import NormScale, add_sandwich_norm_
@@ -61,6 +62,11 @@ class CudaGemmaForCausalLM(GemmaForCausalLM, FusedStreamCausalLM):
     a sum cannot begin before all of it is there."""
 
     def decoder_ways(self) -> DecoderWays:
+        if self._shard.is_deterministic and self._shard.tp.size > 2:
+            raise ConfigError(
+                f"deterministic: collectives of {self._shard.tp.size} ranks add up in an order "
+                "that depends on the step; set tp_size to 1 or 2, or leave deterministic out"
+            )
         tp, norms = self._shard.tp, [_scale_of(norm) for norm in self._norms]
         layers = [layer for layer in self._decoder_layers if isinstance(layer, GemmaDecoderLayer)]
         joins = [

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from workers.layers.cuda.residual_stream import Join, stream_ways
+from workers.layers.cuda.residual_stream import Join, invariant_stream_ways, stream_ways
 from workers.layers.gemm.matrix import PartialGemm
 from workers.layers.norm import RMSNorm
 from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
@@ -38,7 +38,8 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, FusedStreamCausalLM):
     """LlamaForCausalLM over fused kernels."""
 
     def decoder_ways(self) -> DecoderWays:
-        ways = stream_ways(self._shard.tp, self.model.embed_tokens)
+        make_ways = invariant_stream_ways if self._shard.is_deterministic else stream_ways
+        ways = make_ways(self._shard.tp, self.model.embed_tokens)
         layers = [layer for layer in self._decoder_layers if isinstance(layer, LlamaDecoderLayer)]
         joins = [
             LayerJoins(

@@ -22,6 +22,7 @@ from workers.errors import ConfigError
 from workers.layers.cuda.residual_stream import SelectRows
 from workers.layers.embedding import TiedLMHead
 from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.invariant import InvariantGemmChooser
 from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.gemm.step_products import chain_seconds
 from workers.layers.new_tensor import NewTensor
@@ -97,6 +98,8 @@ class _FusedLayer:
 class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
     """StreamCausalLM over fused kernels. prepare must run before the first step."""
 
+    has_invariant_products = True
+
     def __init__(self, body: StreamBody, spec: StreamSpec, shard: ShardContext) -> None:
         super().__init__(body, spec, shard)
         self._shard = shard
@@ -111,7 +114,8 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
         """Called once, with the weights there. A collective of the ranks."""
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
-        self._chooser = chooser = GemmChooser.for_device(self._shard.device)
+        choosers = InvariantGemmChooser if self._shard.is_deterministic else GemmChooser
+        self._chooser = chooser = choosers.for_device(self._shard.device)
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1
         self._ways = ways = self.decoder_ways()

@@ -9,6 +9,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
+from workers.runner.token_by_token_runner import TokenByTokenRunner
 
 
 def make_model_runner(
@@ -23,4 +24,6 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
         if config.speculative is not None:
             raise ConfigError(f"speculative={config.speculative!r} runs on CPU only so far")
         return CudaModelRunner
+    if config.deterministic:
+        return TokenByTokenRunner
     return ModelRunner if config.speculative is None else SpeculativeModelRunner

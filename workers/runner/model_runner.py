@@ -26,6 +26,7 @@ from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
 from workers.pooling.states import PooledStates, needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
+from workers.runner.deterministic import check_deterministic
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
 from workers.runner.executor import (
     StepExecutor,
@@ -98,6 +99,8 @@ class ModelRunner:
     ) -> None:
         limit_cpu_threads(config, device)
         loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
+        if config.deterministic:
+            check_deterministic(loaded)
         attention = plan_attention(config, loaded, self.num_padding_slots, tp)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
@@ -276,7 +279,7 @@ class ModelRunner:
     def _free_memory(self) -> None:
         """Give memory back that the allocator only keeps."""
 
-    def _launch(self, plan: StepPlan) -> LaunchedStep:
+    def _launch(self, plan: StepPlan) -> ReadableStep:
         return self._finish(self._begin(plan))
 
     @torch.inference_mode()

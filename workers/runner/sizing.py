@@ -29,6 +29,7 @@ from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import SingleRank, TPGroup
 from workers.runner.attention_report import measurement_records
 from workers.runner.attention_tuning import TuningSubject, tuner_for
+from workers.runner.deterministic import check_routes
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.runner.page_counts import pages_by_account
 from workers.runner.state_sizing import bytes_per_slot, num_snapshots_of, state_bytes_of
@@ -130,6 +131,7 @@ def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds
         needs_shared_kv=any(layer.kv_layer_id is not None for layer in layers),
         needs_mixed_batches=config.enable_mixed_batches,
         head_dims=(geometry.head_dim, geometry.v_head_dim),
+        needs_deterministic=config.deterministic,
         latent=geometry.latent,
     )
 
@@ -143,6 +145,8 @@ def _routed(
     tp: TPGroup,
 ) -> _Chosen:
     choice = choose_routes(asked, detect_device(loaded.device), needs, layers)
+    if config.deterministic:
+        check_routes(choice.routes, loaded.device)
     return _Chosen(choice.routes, choice.page_size, choice.has_bounded_accounts)
 
 

@@ -6,8 +6,9 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
-from workers.runner.model_runner import LaunchedStep, ModelRunner
+from workers.runner.model_runner import ModelRunner
 from workers.runner.step_inputs import StepInputs
+from workers.runner.step_pieces import ReadableStep
 from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import StepPlan
 from workers.speculation.ngram import NgramProposer
@@ -34,7 +35,7 @@ class SpeculativeModelRunner(ModelRunner):
         proposer = NgramProposer(num_slots, max_context_len, device)
         self._runs = HostRuns(num_slots, self._req_to_token, proposer)
 
-    def _launch(self, plan: StepPlan) -> LaunchedStep:
+    def _launch(self, plan: StepPlan) -> ReadableStep:
         return super()._launch(self._runs.exact(plan))
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:

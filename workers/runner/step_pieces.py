@@ -2,7 +2,8 @@
 
 The halves compute what the whole would have: a row's tokens are cut in order, so that later ones
 find the keys and values of earlier ones in the pool. What does not fit even alone fails its row and
-nobody else's. Knows plans and results, no device.
+nobody else's. Deterministic mode cuts all steps into single tokens the same way. Knows plans and
+results, no device.
 """
 
 import logging
@@ -87,9 +88,27 @@ def split_plan(plan: StepPlan) -> tuple[StepPlan, StepPlan] | None:
     Rows are kept whole while there are several. What precedes a step precedes the first, but each
     row's encoder runs before its own first piece.
     """
+    if plan.batch_size == 1 and plan.num_tokens <= MIN_PIECE_TOKENS:
+        return None
+    return _halves(plan)
+
+
+def launch_by_tokens(plan: StepPlan, launch: Launch) -> ReadableStep:
+    """Launch a plan as plans of one new token each, in order. It must have no runs."""
+    if plan.num_tokens == 1:
+        return launch(plan)
+    first, second = _halves(plan)
+    return _JoinedStep(
+        first,
+        launch_by_tokens(first, launch),
+        launch_by_tokens(second, launch),
+        plan.batch_size == 1,
+    )
+
+
+def _halves(plan: StepPlan) -> tuple[StepPlan, StepPlan]:
+    """Of a plan of several tokens."""
     if plan.batch_size == 1:
-        if plan.num_tokens <= MIN_PIECE_TOKENS:
-            return None
         return _split_row(plan, plan.num_tokens // 2)
     ends = np.cumsum(plan.num_new_tokens)
     middle = int(np.searchsorted(ends, plan.num_tokens / 2)) + 1

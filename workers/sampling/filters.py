@@ -21,8 +21,14 @@ MIN_TEMPERATURE = 1e-5
 TOP_P_OFF = math.inf
 
 _NEG_INF = -math.inf
-_WEIGHT_OF_LIKELIEST = 2.0**40
+WEIGHT_OF_LIKELIEST = 2.0**40
 """Integer weight of probability max p: sums over 2**22 tokens stay within int64."""
+
+
+def integer_weights(scaled: Tensor) -> Tensor:
+    """int64 weights of tokens from scaled logits: sums of integers are the same in any order, and a
+    device's order depends on the number of rows."""
+    return scaled.exp().mul_(WEIGHT_OF_LIKELIEST).to(torch.int64)
 
 
 def scale_by_temperature(logits: Tensor, row_max: Tensor, temperature: Tensor) -> Tensor:
@@ -50,7 +56,7 @@ def mask_top_k_(scaled: Tensor, top_k: Tensor) -> Tensor:
 def mask_top_p_(scaled: Tensor, top_p: Tensor) -> Tensor:
     """Mask, in place, all but the likeliest tokens whose mass reaches top_p, float32 (n, 1)."""
     keys = descending_keys(scaled)
-    weights = scaled.exp().mul_(_WEIGHT_OF_LIKELIEST).to(torch.int64)
+    weights = integer_weights(scaled)
     mass = weights.sum(dim=-1, keepdim=True).double() * top_p
     threshold = select_key(keys, weights, mass.ceil_().to(torch.int64))
     return scaled.masked_fill_(keys > threshold, _NEG_INF)
@@ -63,9 +69,9 @@ def mask_sorted_(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     top_p: float32 (n, 1), TOP_P_OFF where it is not used.
     """
     scaled.masked_fill_(scaled < scaled.gather(1, top_k - 1), _NEG_INF)
-    mass = scaled.exp().double()
+    mass = integer_weights(scaled)
     mass_up_to = mass.cumsum(dim=-1)
-    is_kept = mass_up_to - mass < top_p * mass_up_to[:, -1:]
+    is_kept = mass_up_to - mass < top_p * mass_up_to[:, -1:].double()
     # The first token has no mass above it: it stays even if top_p underflows to 0.
     last_kept = is_kept.sum(dim=-1, keepdim=True).sub_(1).clamp_(min=0)
     return scaled.masked_fill_(scaled < scaled.gather(1, last_kept), _NEG_INF)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
+from workers.sampling.filters import WEIGHT_OF_LIKELIEST, integer_weights
 from workers.sampling.transfer import start_download
 
 NO_LOGPROBS = -1
@@ -89,7 +90,7 @@ def compute_logprobs(
     num_top: 0 or more; capped at vocab. asked_ids: int64 (m, k), more tokens of each position.
     """
     logits = logits.float()
-    log_normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    log_normaliser = _log_normaliser(logits)
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     top_logits, top_token_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     if asked_ids is not None:
@@ -101,6 +102,14 @@ def compute_logprobs(
         top_token_ids=top_token_ids,
         top_logprobs=top_logits - log_normaliser,
     )
+
+
+def _log_normaliser(logits: Tensor) -> Tensor:
+    """The logarithm of the sum of exp(logits), float32 (m, 1) from (m, vocab), whatever m is. A row
+    without a finite maximum has none that means anything."""
+    row_max = logits.amax(dim=-1, keepdim=True)
+    mass = integer_weights(torch.sub(logits, row_max)).sum(dim=-1, keepdim=True)
+    return row_max + (mass.double() / WEIGHT_OF_LIKELIEST).log().float()
 
 
 def prompt_logprobs(

@@ -40,6 +40,7 @@ NAMES = (
     "fa3_fp8",
     "fa3_triton",
     "triton",
+    "triton_deterministic",
     "triton_fp8",
 )
 """Those over K and V of heads whose kernels are there or compile within a second."""

@@ -122,10 +122,11 @@ def test_an_e4m3_cache_is_read_with_its_scales_in_both_parts(calls):
     assert len(calls) == 2
 
 
-def test_one_decode_row_is_enough_where_its_bits_must_not_depend_on_its_company(calls):
-    case = case_of(rows_of((30, 1), (0, 12)))
-    case.run(DeterministicFlashAttentionBackend)
-    assert calls == [(1, 1, False), (1, 12, False)]
+def test_where_bits_must_not_depend_on_the_company_every_step_is_the_same_call(calls):
+    """The package chooses kernels by how many queries a row has at most."""
+    for rows in (MIXED, rows_of((30, 1), (0, 12)), rows_of((30, 1)), rows_of((0, 40))):
+        case_of(rows).run(DeterministicFlashAttentionBackend)
+    assert calls == [(len(MIXED), 256, False), (2, 256, False), (1, 256, False), (1, 256, False)]
 
 
 def test_every_step_is_cut_anew(calls):

@@ -282,3 +282,19 @@ def test_any_step_agrees_with_oracle(pairs, page_size, kv_heads, layer, layout_s
         layout_seed=layout_seed,
     )
     assert error_against_oracle(spec) < TOLERANCE[torch.float32]
+
+
+@proves(Feature.DETERMINISTIC)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", [TorchNativeBackend])
+def test_a_token_alone_has_the_same_bits_wherever_its_row_lies(backend, dtype):
+    """What deterministic mode makes of every step."""
+    for num_keys in (1, 17, 300):
+        row = RowSpec(num_keys - 1, 1, 7)
+        outs = [
+            build_case(
+                CaseSpec((row,), dtype=dtype, kv_dtype=dtype, page_size=size, layout_seed=size)
+            ).run(backend)
+            for size in (1, 16, 64, 256)
+        ]
+        assert all(torch.equal(out, outs[0]) for out in outs)

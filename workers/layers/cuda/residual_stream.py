@@ -4,11 +4,12 @@ A way is chosen once for a model, or by the number of tokens; all ranks of a gro
 Knows no layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from workers.errors import ConfigError
 from workers.layers.cuda.embedding import lookup
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.peer_norm import PeerNorm
@@ -156,14 +157,61 @@ class _ShardedRows:
         return self.peers.read_rows(rows, num_tokens)
 
 
+class _NoWayForAsMany:
+    """For more tokens than peers take, where a collective would add up in another order."""
+
+    def begin(self, input_ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        raise self._refused(input_ids)
+
+    def join(
+        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> torch.Tensor:
+        raise self._refused(x)
+
+    def _refused(self, rows: torch.Tensor) -> ConfigError:
+        return ConfigError(
+            f"deterministic: ranks cannot join {len(rows)} tokens of a step over peer memory; "
+            "lower max_step_tokens"
+        )
+
+
 def stream_ways(tp: TPGroup, embedding: VocabParallelEmbedding) -> StreamWays:
     """The ways of a group's ranks, for the stream that begins with embedding.
 
     A collective of the group: allocates peer memory where there is any.
     """
-    begin, join, select = _LookUp(embedding), _CollectiveJoin(tp), _WholeRows()
+    begin, join = _LookUp(embedding), _CollectiveJoin(tp)
+    collective = StreamWays(begin, join, join, _WholeRows())
     if tp.size == 1:
-        return StreamWays(begin, _LocalJoin(), _LocalJoin(), select)
+        return replace(collective, after_attention=_LocalJoin(), after_mlp=_LocalJoin())
+    return _peer_ways(tp, embedding, collective) or collective
+
+
+def invariant_stream_ways(tp: TPGroup, embedding: VocabParallelEmbedding) -> StreamWays:
+    """As stream_ways, of which a row's sums do not depend on the number of rows: over peer memory,
+    which adds up in the order of the ranks, or by a collective of two ranks, whose sums have no
+    order. ConfigError where neither is there, and from ways for more tokens than peers take.
+    """
+    if tp.size == 1:
+        return stream_ways(tp, embedding)
+    none = _NoWayForAsMany()
+    ways = _peer_ways(tp, embedding, StreamWays(none.begin, none.join, none.join, _WholeRows()))
+    if ways is None and tp.size == 2:
+        join = _CollectiveJoin(tp)
+        return StreamWays(_LookUp(embedding), join, join, _WholeRows())
+    if ways is None:
+        raise ConfigError(
+            f"deterministic: {tp.size} ranks have no peer memory, and collectives of more than two "
+            "add up in an order that depends on the step; set tp_size to 1 or 2, or leave "
+            "deterministic out"
+        )
+    return ways
+
+
+def _peer_ways(
+    tp: TPGroup, embedding: VocabParallelEmbedding, otherwise: StreamWays
+) -> StreamWays | None:
+    """Over peer memory as far as it reaches. None where there is none."""
     hidden_size, dtype = embedding.weight.shape[1], embedding.weight.dtype
     limits = StreamLimits.of_ranks(tp.size, hidden_size * dtype.itemsize)
     num_bytes = 3 * PeerNorm.num_bytes(limits.one_shot_tokens, hidden_size, dtype)
@@ -171,9 +219,8 @@ def stream_ways(tp: TPGroup, embedding: VocabParallelEmbedding) -> StreamWays:
         num_bytes += TwoShotNorm.num_bytes(limits.two_shot_tokens, hidden_size, dtype)
     memory = tp.share_memory(num_bytes)
     if memory is None:
-        return StreamWays(begin, join, join, select)
-    arena = PeerArena(memory)
-    ways = StreamWays(begin, join, join, select)
+        return None
+    arena, ways = PeerArena(memory), otherwise
     if limits.has_two_shot:
         peers = TwoShotNorm(arena, limits.two_shot_tokens, hidden_size, dtype)
         ways = _two_shot_or(ways, embedding, peers, limits)

@@ -109,6 +109,10 @@ class LtGemm:
         self._library.multiply(layouts, algorithm, (x, weight, out))
         return out
 
+    def serves(self, num_tokens: int) -> bool:
+        """Whether the algorithm does; else the library's own first choice would."""
+        return self._prepared(num_tokens)[1] is self._algorithm
+
     def _prepare(self, num_tokens: int) -> tuple[Layouts, Algorithm]:
         layouts = self._library.layouts(replace(self._product, num_tokens=num_tokens))
         if self._library.supports(layouts, self._algorithm):
@@ -129,7 +133,7 @@ def lt_configs(
 
 
 @dataclass(frozen=True, slots=True)
-class _Activated:
+class Activated:
     """A product of gated weights, then the activation."""
 
     multiply: Multiply
@@ -172,4 +176,4 @@ class GemmBuilder:
         """For gated weights."""
         if isinstance(config, GemmConfig) and config.is_gated:
             return _ConfiguredGated(TRITON_GATED_GEMMS[config.kind], config, gate)
-        return _Activated(self.multiply(config, weight), gate)
+        return Activated(self.multiply(config, weight), gate)

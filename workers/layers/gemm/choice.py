@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -63,7 +64,7 @@ class GemmChooser:
         self.known = merged(tables.known, kept_choices(cached))
 
     @classmethod
-    def for_device(cls, device: torch.device) -> "GemmChooser":
+    def for_device(cls, device: torch.device) -> Self:
         """Choices of this GPU model, Triton's and torch's versions apart."""
         name, limits = torch.cuda.get_device_name(device), DeviceLimits.of(device)
         tables = shipped_tables(SHIPPED_FOLDER, name, limits.compute_capability)
