@@ -49,6 +49,13 @@ Drafts = Annotated[
     str | None,
     typer.Option("--speculative", help="ngram: verify drafts looked up in the text; default none."),
 ]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option(
+        "--deterministic",
+        help="The same bits of a request whatever shares its batch; slower; default off.",
+    ),
+]
 ToolParser = Annotated[
     str | None,
     typer.Option(
@@ -113,6 +120,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     tp_size: TpSize = None,
     kv_cache_dtype: KVCache = None,
     speculative: Drafts = None,
+    deterministic: Deterministic = None,
     tool_call_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
     proxy: Proxy = None,
@@ -132,6 +140,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "engine.tp_size": tp_size,
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.speculative": speculative,
+        "engine.deterministic": deterministic,
         "chat.tool_call_parser": tool_call_parser,
         "chat.reasoning_parser": reasoning_parser,
         "http.proxy": proxy,

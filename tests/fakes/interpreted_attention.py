@@ -12,13 +12,14 @@ import torch
 from attention import LayerAttentionConfig
 from attention.backends import triton_latent, triton_paged
 from attention.backends.torch_native_fp8 import Fp8TorchNativeBackend
+from attention.backends.triton_deterministic import DeterministicTritonBackend
 from attention.backends.triton_fp8 import Fp8TritonBackend
 from attention.backends.triton_latent import TritonLatentBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.kernels import paged_decode
 from attention.kernels.gpu_limits import GpuLimits
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
-from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
+from tests.unit.attention.cases import CaseSpec, RowSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
 from tests.unit.attention.visibility_cases import KINDS, build_visible, fields_of
 
@@ -128,6 +129,20 @@ def check_latent(rows, make=None):
     assert relative_error(case.run(backend), case.run_oracle()) < TOLERANCE, (rows, make)
 
 
+def check_invariant(layer, page_size):
+    """A token's bits, wherever its chunk begins and whatever shares the step."""
+    spec = CaseSpec((RowSpec(0, 90, 7),), layer=layer, page_size=page_size, **HALF)
+    case = build_case(spec)
+    whole = case.run(DeterministicTritonBackend)
+    assert relative_error(whole, case.run_oracle()) < TOLERANCE, spec
+    for cut in (40, 89):
+        row = RowSpec(cut, 90 - cut, 7)
+        for rows in ((row,), (*EXTEND[:2], row, *EXTEND[2:])):
+            case = build_case(replace(spec, rows=rows))
+            out = case.by_row(case.run(DeterministicTritonBackend))[rows.index(row)]
+            assert torch.equal(out, whole[cut:]), (spec, cut)
+
+
 if __name__ == "__main__":
     for module in (paged_decode, triton_latent, triton_paged):
         module.gpu_limits = lambda device: AMPERE
@@ -136,6 +151,8 @@ if __name__ == "__main__":
         check(steps, layer=ALL, page_size=1)
     check(LONG, page_size=24, kv_heads=1)
     check(LONG, layer=WINDOW, page_size=64, q_heads=7, kv_heads=1, head_dim=24, v_head_dim=24)
+    for layer, size in ((LayerAttentionConfig(), 64), (ALL, 24)):
+        check_invariant(layer, size)
     for steps in (EXTEND, SPLIT):
         check(steps, v_head_dim=16)
         check(steps, v_head_dim=16, layer=ALL)

@@ -14,6 +14,7 @@ from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
 from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
 from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
+from workers.layers.gemm.fixed import FixedGemm
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
@@ -166,6 +167,19 @@ def check_masks(num_rows, vocab_size, dtype):
     assert upload_masks(num_rows, nothing, masks, torch.device("cpu")) is None
 
 
+def check_fixed(num_tokens, out_features, in_features, num_splits):
+    """The product, in parts; and that of some rows alone."""
+    x = torch.randn(num_tokens, in_features).to(torch.float16)
+    weight = torch.randn(out_features, in_features).to(torch.float16)
+    gemm = FixedGemm(num_splits)
+    parts = gemm(x, weight)
+    wanted = x.float() @ weight.float().t()
+    assert parts.shape == (num_splits, num_tokens, out_features)
+    assert torch.allclose(parts.float().sum(0), wanted, rtol=1e-2, atol=1e-1)
+    for rows in (x[:1], x[-2:]):
+        assert torch.equal(gemm(rows, weight), parts[:, :1] if len(rows) == 1 else parts[:, -2:])
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     check_experts(1, 8, 2, 3, 40, 24, 16)
@@ -178,6 +192,8 @@ if __name__ == "__main__":
     check_parts_beyond_32_bits()
     check_norm(5, 24, torch.float32)
     check_norm(1, 64, torch.float16)
+    check_fixed(70, 131, 72, 1)
+    check_fixed(5, 40, 256, 2)
     check_masks(5, 100, torch.float32)
     check_masks(4, 5000, torch.bfloat16)
     print("all equal")

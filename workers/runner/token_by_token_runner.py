@@ -6,7 +6,7 @@ from workers.scheduler.plan import StepPlan
 
 
 class TokenByTokenRunner(ModelRunner):
-    """Every new token is a step of its own, a decode step of one row (decision 0110).
+    """Every new token is a step of its own, a decode step of one row (decision 0111).
 
     What libraries do with a matrix depends on its shape; the shapes of a token's step depend on its
     position alone. Weights are read once a token: prompts take as long a token as output does.
