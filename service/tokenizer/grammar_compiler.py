@@ -81,7 +81,10 @@ class GrammarCompiler:
     async def _make(self, job: CompileGrammar, param: str, flow: Flow) -> Outcome:
         try:
             reply: Reply = await self._processes.run(job, Work(flow, job_bytes(job)))
-        except (JobTimedOutError, WorkerLostError) as error:
+        except WorkerLostError as error:
+            message = f"{param}: the process that compiles grammars was lost"
+            raise ApiError(ApiErrorCode.TOKENIZER_FAILED, message, param) from error
+        except JobTimedOutError as error:
             message = f"{param}: it was not compiled in time, this machine is too busy"
             raise ApiError(ApiErrorCode.TOKENIZER_FAILED, message, param) from error
         if not isinstance(reply, Compiled | Refused | TooCostly):

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.fakes.random_requests import JSON_VALUES
 from tests.integration.fuzz import grpc_calls, hostile_chats, http_schema, raw_sockets
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
+from tests.integration.fuzz.busy_machine import is_of_a_busy_machine
 from tests.integration.fuzz.fuzzing import ENGINE, fuzz
 from tests.integration.services import running_service
 
@@ -27,6 +29,7 @@ HOSTILE_ANSWERS = {
     "400 limit_exceeded",
     "400 unsupported_parameter",
     "429 overloaded",
+    BUSY,
 }
 VALID = {"model": "builtin", "prompt": "def ", "max_tokens": 2, "temperature": 0}
 
@@ -61,5 +64,6 @@ def test_any_value_of_any_parameter_has_no_server_error(service, changes):
         body = json.dumps({**VALID, **changes})
         headers = {"content-type": "application/json"}
         response = client.post("/v1/completions", content=body, headers=headers)
-        assert response.status_code < 500, response.text
-        assert client.post("/v1/completions", json=VALID).status_code == 200
+        assert response.status_code < 500 or is_of_a_busy_machine(response), response.text
+        after = client.post("/v1/completions", json=VALID)
+        assert after.status_code == 200 or is_of_a_busy_machine(after), after.text

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 
 from tests.integration.fuzz import http_schema
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
+from tests.integration.fuzz.busy_machine import is_busy_call, is_of_a_busy_machine
 from tests.integration.fuzz.grpc_calls import GrpcFuzzer
 from tests.integration.fuzz.hostile_chats import HostileChats
 from tests.integration.fuzz.raw_sockets import RawFuzzer
@@ -77,9 +80,21 @@ def repeat(
     while not stopped.is_set():
         run_batch()
         answer = httpx.post(f"{service.url}/v1/completions", json=_VALID, timeout=60)
+        if is_of_a_busy_machine(answer):
+            tally.count(ALIVE, BUSY)
+            continue
         tally.count(ALIVE, str(answer.status_code))
-        if answer.status_code != 200 or not grpc_text(service, "def ", 2):
+        if answer.status_code != 200 or not is_alive_by_grpc(service):
             tally.fail(ALIVE, f"{answer.status_code} {answer.text[:300]}")
+
+
+def is_alive_by_grpc(service: RunningService) -> bool:
+    try:
+        return bool(grpc_text(service, "def ", 2))
+    except grpc.RpcError as error:
+        if is_busy_call(error):
+            return True
+        raise
 
 
 def identities_of(service: RunningService) -> tuple[object, ...]:

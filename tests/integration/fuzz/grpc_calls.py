@@ -5,6 +5,8 @@ import hypothesis
 from hypothesis import given, settings
 
 from service.proto import inference_pb2 as pb
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
+from tests.integration.fuzz.busy_machine import is_busy_call
 from tests.integration.fuzz.grpc_messages import Call, calls
 from tests.integration.fuzz.tally import Tally
 
@@ -66,6 +68,9 @@ class GrpcFuzzer:
             return
         status = error.code()
         code = dict(error.trailing_metadata() or ()).get("tessera-error-code", "")
+        if is_busy_call(error):
+            self._tally.count(SOURCE, BUSY)
+            return
         is_own_deadline = status is grpc.StatusCode.DEADLINE_EXCEEDED and call.timeout_s < 1
         self._tally.count(SOURCE, f"{status.name} {code}".strip())
         is_bad = status in _BUGS or code == "internal"

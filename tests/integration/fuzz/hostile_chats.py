@@ -5,6 +5,8 @@ import time
 
 import httpx
 
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
+from tests.integration.fuzz.busy_machine import is_of_a_busy_machine
 from tests.integration.fuzz.hostile_constraints import MAKERS
 from tests.integration.fuzz.tally import Tally
 
@@ -48,6 +50,9 @@ class HostileChats:
         answer = self._client.post("/v1/chat/completions", json=body)
         seconds = time.perf_counter() - started_s
         self.longest_s[name] = max(self.longest_s.get(name, 0.0), seconds)
+        if is_of_a_busy_machine(answer):
+            self._tally.count(SOURCE, BUSY)
+            return
         code = "" if answer.status_code == 200 else f" {answer.json()['error']['code']}"
         self._tally.count(SOURCE, f"{answer.status_code}{code}")
         if answer.status_code >= 500 or '"error"' in answer.text[-2000:] and not code:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
 from tests.integration.fuzz.tally import Tally
 
 SOURCE = "http by schema"
 OPERATIONS = "operations by schema"
 CHECKS = (
-    "not_a_server_error",
+    "no_fault_of_the_server",
     "status_code_conformance",
     "content_type_conformance",
     "response_schema_conformance",
@@ -65,5 +66,5 @@ def run(url: str, model: str, seconds: float, tally: Tally, folder: Path) -> Non
         tally.count(OPERATIONS, operation, number)
     for answer, number in counts["answers"].items():
         tally.count(SOURCE, answer, number)
-        if answer.startswith("5"):
+        if answer.startswith("5") and answer != BUSY:
             tally.fail(SOURCE, f"{number} answers of status {answer}")

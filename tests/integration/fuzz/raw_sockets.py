@@ -6,6 +6,8 @@ import socket
 import struct
 import time
 
+from tests.integration.fuzz.busy_machine import ANSWER as BUSY
+from tests.integration.fuzz.busy_machine import MESSAGE
 from tests.integration.fuzz.raw_requests import HTTP_MAKERS, Exchange, grpc_port_nonsense
 from tests.integration.fuzz.tally import Tally
 
@@ -43,6 +45,9 @@ class RawFuzzer:
 
     def _judge(self, name: str, exchange: Exchange, received: bytes) -> None:
         statuses = [status.decode() for status in _STATUS.findall(received)]
+        if statuses[-1:] == ["503"] and MESSAGE.encode() in received:
+            self._tally.count(HTTP, BUSY)
+            return
         for status in statuses or ["none"]:
             self._tally.count(HTTP, status)
             if status.startswith("5"):

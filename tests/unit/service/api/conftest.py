@@ -81,9 +81,9 @@ async def serve_grpc(services):
         keepers.append(asyncio.create_task(doorkeeper.run()))
         servers.append(server)
 
-        def connect():
+        def connect(*options):
             # Otherwise channels to one address share a connection.
-            own = (("grpc.use_local_subchannel_pool", 1),)
+            own = (("grpc.use_local_subchannel_pool", 1), *options)
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own)
             channels.append(channel)
             return channel

@@ -15,7 +15,10 @@ from service.proto import inference_pb2_grpc as pb_grpc
 from tests.fakes.http2 import INITIAL_WINDOW_SIZE, PREFACE, settings
 from workers.engine.protocol import StepOutput
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(240)]
+
+# For what comes at once unless the machine is busy with others.
+PATIENCE_S = 30.0
 
 
 def watch(channel):
@@ -45,7 +48,21 @@ def request(max_tokens):
 
 
 def generate(channel):
-    return pb_grpc.InferenceStub(channel).Generate(request(5), timeout=10)
+    """Also on a connection that has to be tried again."""
+    stub = pb_grpc.InferenceStub(channel)
+    return stub.Generate(request(5), timeout=PATIENCE_S, wait_for_ready=True)
+
+
+async def read_when_there_is_a_place(open_stream, channel):
+    """The first answer of a stream, asked for until one that ends has given its place back."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await open_stream(channel).read()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("open_stream", [watch, reflect])
@@ -58,9 +75,9 @@ async def test_side_streams_lock_nobody_out(serve_grpc, open_stream):
     answers = await asyncio.gather(*(generate(connect()) for _ in range(4)))
     assert all(answer.choices for answer in answers)
     # The oldest made room for the youngest.
-    assert await asyncio.wait_for(streams[0].code(), 5) is grpc.StatusCode.UNAVAILABLE
+    assert await asyncio.wait_for(streams[0].code(), PATIENCE_S) is grpc.StatusCode.UNAVAILABLE
     newest = open_stream(connect())
-    await asyncio.wait_for(newest.read(), 5)
+    await asyncio.wait_for(newest.read(), PATIENCE_S)
     assert not newest.done()
 
 
@@ -73,8 +90,7 @@ async def test_a_connection_has_so_many_side_streams_and_no_more(serve_grpc):
     assert await status_of(watch(channel)) is grpc.StatusCode.RESOURCE_EXHAUSTED
     await watch(connect()).read()
     streams[0].cancel()
-    await asyncio.sleep(0.1)
-    await watch(channel).read()
+    await read_when_there_is_a_place(watch, channel)
     assert not streams[1].done()
 
 
@@ -84,7 +100,7 @@ async def test_a_side_stream_ends_at_its_age_and_can_be_asked_for_again(serve_gr
     started_s = time.monotonic()
     stream = watch(channel)
     assert await status_of(stream) is grpc.StatusCode.UNAVAILABLE
-    assert 0.4 < time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s > 0.4
     await watch(channel).read()
 
 
@@ -109,17 +125,17 @@ async def test_a_stream_outlives_the_age_and_the_idleness_of_its_connection(serv
     for _ in range(8):
         await asyncio.sleep(0.4)
         bench.backend.gate.release()
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, PATIENCE_S)
     assert len(chunks) > 5
     assert await stream.code() is grpc.StatusCode.OK
 
 
-async def is_closed_within(port, timeout_s, sent=b""):
+async def is_closed(port, sent=b"", within_s=PATIENCE_S):
     """Whether the server closes a connection that sends only that."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(within_s):
             while await reader.read(4096):
                 pass
         return True
@@ -133,25 +149,25 @@ async def is_closed_within(port, timeout_s, sent=b""):
 
 async def test_connections_that_say_nothing_are_closed(serve_grpc):
     connect = await serve_grpc(handshake_timeout_s=0.5)
-    assert await is_closed_within(connect.port, 5)
-    assert await is_closed_within(connect.port, 5, PREFACE[:10])
+    # Less than by default.
+    assert await is_closed(connect.port, within_s=9.0)
+    assert await is_closed(connect.port, PREFACE[:10], within_s=9.0)
 
 
 async def test_idle_connections_and_those_that_answer_no_ping_are_closed(serve_grpc):
     connect = await serve_grpc(max_idle_s=0.5)
-    assert await is_closed_within(connect.port, 5, PREFACE + settings())
+    assert await is_closed(connect.port, PREFACE + settings())
     connect = await serve_grpc(keepalive_interval_s=1.0, keepalive_timeout_s=0.5)
-    assert await is_closed_within(connect.port, 8, PREFACE + settings())
+    assert await is_closed(connect.port, PREFACE + settings())
 
 
 async def test_connections_beyond_the_ceiling_are_closed(serve_grpc):
     connect = await serve_grpc(max_connections=3)
+    # Accepted in their order, so that those that are held are there when the next one comes.
     held = [socket.create_connection(("127.0.0.1", connect.port)) for _ in range(3)]
-    await asyncio.sleep(0.2)
-    assert await is_closed_within(connect.port, 5, PREFACE + settings())
+    assert await is_closed(connect.port, PREFACE + settings())
     for one in held:
         one.close()
-    await asyncio.sleep(0.5)
     assert (await generate(connect())).choices
 
 
@@ -159,7 +175,7 @@ async def test_a_connection_says_how_many_streams_it_takes(serve_grpc):
     connect = await serve_grpc(max_streams_per_connection=7)
     reader, writer = await asyncio.open_connection("127.0.0.1", connect.port)
     writer.write(PREFACE + settings())
-    head = await asyncio.wait_for(reader.readexactly(9), 5)
+    head = await asyncio.wait_for(reader.readexactly(9), PATIENCE_S)
     values = await reader.readexactly(int.from_bytes(head[:3]))
     writer.close()
     pairs = [values[start : start + 6] for start in range(0, len(values), 6)]
@@ -173,7 +189,7 @@ async def test_a_call_whose_message_does_not_come_ends_with_a_typed_error(serve_
     connect = await serve_grpc(receive_timeout_s=0.3)
     for method in ("Generate", "GenerateStream"):
         call = connect().stream_stream(f"/tessera.v1.Inference/{method}")()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             trailing = dict(await call.trailing_metadata())
         assert trailing["tessera-error-code"] == "request_timeout"
@@ -208,8 +224,11 @@ async def test_answers_that_nobody_reads_are_given_up_and_whoever_reads_on_learn
 
     bench.backend.submit = submit
     connect = await serve_grpc(write_timeout_s=0.3)
-    unread = pb_grpc.InferenceStub(connect()).GenerateStream(request(500))
-    async with asyncio.timeout(120):
+    # Else the client's window grows with what it takes for the bandwidth, to megabytes, and is not
+    # full for as long.
+    channel = connect(("grpc.http2.bdp_probe", 0))
+    unread = pb_grpc.InferenceStub(channel).GenerateStream(request(500))
+    async with asyncio.timeout(PATIENCE_S):
         while not streams:
             await asyncio.sleep(0.01)
         await streams[0].is_aborted.wait()
