@@ -27,7 +27,8 @@ class EngineConfig:
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
     the weights and from which all processes here read them; None reads the model folder itself.
     weights_cache_bytes: of all models in there together.
-    attention_backend: None takes what is best here. prefill_attention_backend,
+    attention_backend: None takes what is best here, by an order of preferences; "auto-tuned" what
+    is the fastest here, by measurement, for each kind of step. prefill_attention_backend,
     decode_attention_backend: another one for steps of that phase, over the same pages.
     max_context_len: None takes the model's. page_size: None takes the attention backend's best.
     num_pages: None measures free memory on CUDA and takes kv_cache_bytes on CPU.

@@ -116,7 +116,8 @@ class CandidateSearch:
             try:
                 by_layer = self._layers_of(name, is_decode, own)
             except AttentionBackendError as error:
-                left_out.append(LeftOut(phase, name, str(error)))
+                asked_for = f"attention backend {name!r} was asked for but "
+                left_out.append(LeftOut(phase, name, str(error).removeprefix(asked_for)))
                 continue
             obstacle = self._obstacle(by_layer, usual) or self._graph_obstacle(by_layer, own, phase)
             if obstacle:

@@ -17,7 +17,15 @@ Device = Annotated[
 ]
 
 
-def backends(device: Device = "auto") -> None:
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A model folder: measures its attention here, by each backend, as auto-tuned does."
+    ),
+]
+
+
+def backends(device: Device = "auto", model: Model = None) -> None:
     """Show every attention backend and the automatic choice for this machine."""
     facts = detect_device(_resolve(device))
     needs = AttentionNeeds(dtype=_default_dtype(facts), kv_dtype=_default_dtype(facts))
@@ -38,6 +46,11 @@ def backends(device: Device = "auto") -> None:
     except AttentionBackendError as error:
         console.print(str(error), highlight=False)
         raise typer.Exit(1) from error
+    if model is not None:
+        # Transformers and the engine: seconds that the table above does without.
+        from service.command.measured_backends import show_measured
+
+        show_measured(console, model, device)
 
 
 def _resolve(device: str) -> torch.device:

@@ -41,7 +41,8 @@ _CHOICE = """\
 A backend asked for by name is taken, or fails with what is missing. Without a name, the first of
 these that loads and that can do what is needed is taken and logged: for each phase and for each
 kind of layers, so that layers that only one backend knows do not take the others along.
-`prefill_attention_backend` and `decode_attention_backend` name one for a phase.
+`prefill_attention_backend` and `decode_attention_backend` name one for a phase. `auto-tuned` as a
+name measures those of the order that load here and takes the fastest for each kind of step.
 """
 
 Backend = type[AttentionBackend]

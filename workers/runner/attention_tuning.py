@@ -160,12 +160,15 @@ class AttentionTuner:
 
 
 def measured_config(subject: TuningSubject, page_size: int) -> AttentionConfig:
-    """The first layers of the model: as many as leave room for MAX_MEASURED_KEYS, at least a few.
-    Account 0 keeps every token of all of them."""
+    """The first layers of the model: all, or a power of two of them that leaves room for
+    MAX_MEASURED_KEYS, so that a little more or less free memory makes no other shape. Account 0
+    keeps every token of all of them."""
     whole = subject.attention
     layer_bytes = -(-whole.kv_bytes_per_token // whole.num_layers)
     fitting = subject.scratch_bytes // (MAX_MEASURED_KEYS * layer_bytes)
-    num_layers = min(whole.num_layers, max(_MIN_MEASURED_LAYERS, fitting))
+    if fitting < whole.num_layers:
+        fitting = max(_MIN_MEASURED_LAYERS, 1 << max(0, fitting.bit_length() - 1))
+    num_layers = min(whole.num_layers, fitting)
     return replace(
         whole,
         page_size=page_size,

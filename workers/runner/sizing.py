@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.config import AttentionConfig, LayerAttentionConfig
+from attention.config import AttentionConfig
 from attention.cuda_timing import CudaEventAttentionTimer, new_cuda_event
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
@@ -60,7 +60,7 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class AttentionChoice:
     """Who attends, over which pages. has_bounded_accounts: as RouteChoice."""
 
     routes: AttentionRoutes | TunedRoutes
@@ -69,6 +69,7 @@ class _Chosen:
 
 
 _ALONE = SingleRank()
+_ANY_PAGE_SIZE = 1
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -100,12 +101,10 @@ def plan_attention(
     num_padding_slots: beyond those of requests, with states of their own. All ranks of tp call it.
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
-    needs, layers = attention_needs(config, loaded), loaded.model.geometry.layers
-    asked = AskedBackends(config.prefill_backend, config.decode_backend)
-    choose = _tuned if is_tuned(asked) else _routed
-    chosen = choose(config, loaded, asked, needs, layers, tp)
+    chosen = choose_attention(config, loaded, tp)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
     attention_config = replace(
-        loaded.attention_config(chosen.page_size, needs.kv_dtype),
+        loaded.attention_config(chosen.page_size, kv_dtype),
         has_bounded_accounts=chosen.has_bounded_accounts,
     )
     entries = loaded.model.state_entries
@@ -136,34 +135,21 @@ def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds
     )
 
 
-def _routed(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    asked: AskedBackends,
-    needs: AttentionNeeds,
-    layers: tuple[LayerAttentionConfig, ...],
-    tp: TPGroup,
-) -> _Chosen:
-    choice = choose_routes(asked, detect_device(loaded.device), needs, layers)
-    if config.deterministic:
-        check_routes(choice.routes, loaded.device)
-    return _Chosen(choice.routes, choice.page_size, choice.has_bounded_accounts)
-
-
-def _tuned(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    asked: AskedBackends,
-    needs: AttentionNeeds,
-    layers: tuple[LayerAttentionConfig, ...],
-    tp: TPGroup,
-) -> _Chosen:
-    any_size = 1
+def choose_attention(config: EngineConfig, loaded: LoadedModel, tp: TPGroup) -> AttentionChoice:
+    """By the order of preferences, or by measurement where that was asked for."""
+    needs, layers = attention_needs(config, loaded), loaded.model.geometry.layers
+    asked = AskedBackends(config.prefill_backend, config.decode_backend)
+    device = detect_device(loaded.device)
+    if not is_tuned(asked):
+        choice = choose_routes(asked, device, needs, layers)
+        if config.deterministic:
+            check_routes(choice.routes, loaded.device)
+        return AttentionChoice(choice.routes, choice.page_size, choice.has_bounded_accounts)
     subject = TuningSubject(
         asked,
-        detect_device(loaded.device),
+        device,
         needs,
-        loaded.attention_config(any_size, needs.kv_dtype),
+        loaded.attention_config(_ANY_PAGE_SIZE, needs.kv_dtype),
         _kv_budget_bytes(config, loaded.device) // 2,
         decode_front(loaded, needs),
     )
@@ -173,7 +159,7 @@ def _tuned(
         gc.collect()
         torch.cuda.empty_cache()
     candidates = tuned.candidates
-    return _Chosen(tuned, candidates.page_size, candidates.has_bounded_accounts)
+    return AttentionChoice(tuned, candidates.page_size, candidates.has_bounded_accounts)
 
 
 def decode_front(loaded: LoadedModel, needs: AttentionNeeds) -> DecodeFront | None:

@@ -20,7 +20,7 @@ from service.observability.metrics import (
 )
 from service.routing.policy import RoutingReason
 from workers.engine.observer import AttentionRecord, StepRecord
-from workers.engine.protocol import AccountPages, EngineStats, ModelInfo
+from workers.engine.protocol import AccountPages, AttentionMeasurementRecord, EngineStats, ModelInfo
 
 # What the exporter adds to every series, and Prometheus when it scrapes.
 EXPORTER_LABELS = frozenset({"process", "replica", "model"})
@@ -73,7 +73,10 @@ def _ingress_registry() -> CollectorRegistry:
 def _engine_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1.0, flops_per_s=1.0))
-    info = ModelInfo("m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100)
+    measured = AttentionMeasurementRecord("decode", 1, 1, 256, False, "torch_native", 0.1, True)
+    info = ModelInfo(
+        "m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100, attention_times=(measured,)
+    )
     stats = EngineStats(accounts=(AccountPages("every_token", 10, 2, 1),))
     registry.register(EngineStatsCollector(info, lambda: stats))
     attention = AttentionRecord("decode", "torch_native", 0.1, num_bytes=1, num_flops=1)

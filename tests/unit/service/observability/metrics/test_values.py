@@ -14,9 +14,13 @@ from service.observability.metrics import (
 )
 from service.routing.policy import RoutingReason
 from workers.engine.observer import AttentionRecord, StepRecord
-from workers.engine.protocol import AccountPages, EngineStats, ModelInfo
+from workers.engine.protocol import AccountPages, AttentionMeasurementRecord, EngineStats, ModelInfo
 
-INFO = ModelInfo("m", 10, 100, (0,), "fa3", 16, 8, 2, "float32", 100)
+MEASURED = (
+    AttentionMeasurementRecord("decode", 64, 1, 4095, True, "fa3", 0.25, True),
+    AttentionMeasurementRecord("extend", 1, 512, 0, False, "triton", 0.5, False),
+)
+INFO = ModelInfo("m", 10, 100, (0,), "fa3", 16, 8, 2, "float32", 100, attention_times=MEASURED)
 
 INGRESS = {
     "tessera_requests_rejected_total{code=overloaded}": 2,
@@ -88,6 +92,10 @@ ENGINE = {
     "tessera_output_tokens_total": 12,
     "tessera_engine_finished_requests_total": 13,
     "tessera_step_prediction_error_seconds": 0.25,
+    "tessera_attention_measured_seconds{phase=decode,backend=fa3,rows=64,new_tokens=1,"
+    "prefix_tokens=4095,lengths=unlike,is_taken=yes}": 0.25,
+    "tessera_attention_measured_seconds{phase=extend,backend=triton,rows=1,new_tokens=512,"
+    "prefix_tokens=0,lengths=like,is_taken=no}": 0.5,
     "tessera_engine_info{model=m,attention_backend=fa3,dtype=float32,tp_size=2,page_size=16}": 1,
     "tessera_engine_start_time_seconds": 1234.5,
 }
