@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from attention.timing import AttentionPhase
 from attention.tuning.points import StepPoint
 from attention.tuning.table import LeftOut, TuningTable
 
@@ -50,6 +51,8 @@ def tune(
     there. A candidate that fails, or is HOPELESS_RATIO times slower than the fastest wherever it
     was measured, is left out of the phase, with a line in the log.
     """
+    for phase in table.names:
+        table = _without_hopeless(table, phase)
     todo = [point for point in points if _is_worth_measuring(table, point, least_contenders)]
     num_phases = len({point.phase for point in todo})
     start_s = told_s = clock()
@@ -91,16 +94,16 @@ def _with_point(table: TuningTable, point: StepPoint, measure: MeasurePoint) -> 
     if result.seconds:
         shown = ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in result.seconds.items())
         logger.debug("attention, %s: %s", point, shown)
-    return _without_hopeless(table, point)
+    return _without_hopeless(table, point.phase)
 
 
-def _without_hopeless(table: TuningTable, point: StepPoint) -> TuningTable:
+def _without_hopeless(table: TuningTable, phase: AttentionPhase) -> TuningTable:
     """Those that win nothing anywhere: their timings take the most time."""
-    names = table.contenders(point.phase)
+    names = table.contenders(phase)
     seen = {
         other: at
         for other, at in table.seconds.items()
-        if other.phase is point.phase and all(name in at for name in names)
+        if other.phase is phase and all(name in at for name in names)
     }
     num_rows = len({other.rows for other in seen})
     if len(seen) < _MIN_HOPELESS_POINTS or num_rows < _MIN_HOPELESS_ROWS:
@@ -110,7 +113,7 @@ def _without_hopeless(table: TuningTable, point: StepPoint) -> TuningTable:
         if ratio > HOPELESS_RATIO:
             reason = f"at least {ratio:.1f} times slower than the fastest at {len(seen)} points"
             logger.info("attention backend %s is measured no more: %s", name, reason)
-            table = _without(table, LeftOut(point.phase, name, reason))
+            table = _without(table, LeftOut(phase, name, reason))
     return table
 
 

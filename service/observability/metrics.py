@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.errors import ERROR_TABLE
+from service.observability.measured_attention import measured_attention
 from service.routing.policy import RoutingReason
 from workers.engine.observer import StepRecord
 from workers.engine.protocol import EngineStats, FinishReason, ModelInfo
@@ -331,17 +332,6 @@ _STATS_COUNTERS = (
 )
 
 
-_MEASURED_LABELS = (
-    "phase",
-    "backend",
-    "rows",
-    "new_tokens",
-    "prefix_tokens",
-    "lengths",
-    "is_taken",
-)
-
-
 class EngineStatsCollector(Collector):
     """Turns the engine's own counters into metrics when they are collected.
 
@@ -369,7 +359,7 @@ class EngineStatsCollector(Collector):
             for account in stats.accounts:
                 gauge.add_metric([account.name], getattr(account, attribute))
             yield gauge
-        yield self._attention_times()
+        yield from measured_attention(self._info.attention_times)
         labels = ("model", "attention_backend", "dtype", "tp_size", "page_size")
         info = GaugeMetricFamily(
             "tessera_engine_info", "Facts of the engine; always 1.", None, labels
@@ -379,21 +369,6 @@ class EngineStatsCollector(Collector):
         yield GaugeMetricFamily(
             "tessera_engine_start_time_seconds", "Unix time of the engine's start.", self._started_s
         )
-
-    def _attention_times(self) -> GaugeMetricFamily:
-        """Of auto-tuned; without a sample elsewhere."""
-        gauge = GaugeMetricFamily(
-            "tessera_attention_measured_seconds",
-            "Attention of one layer by a candidate of auto-tuned, as measured at the start.",
-            None,
-            _MEASURED_LABELS,
-        )
-        for one in self._info.attention_times:
-            lengths = "unlike" if one.is_uneven else "like"
-            place = map(str, (one.rows, one.new_tokens, one.prefix_tokens))
-            taken = "yes" if one.is_chosen else "no"
-            gauge.add_metric([one.phase, one.backend, *place, lengths, taken], one.seconds)
-        return gauge
 
     def _info_values(self) -> tuple[str | int, ...]:
         info = self._info

@@ -129,7 +129,7 @@ def _draw_table(axes: Axes, panel: Panel, seen: Watched) -> None:
     (query,) = panel.queries
     rows = [one["metric"] for one in seen.at_the_end(query.expression)]
     names = panel.raw["transformations"][0]["options"]["renameByName"]
-    columns = sorted(rows[0])
+    columns = sorted(rows[0]) if rows else ["no data"]
     axes.set(xticks=[], yticks=[], xlim=(0, len(columns)), ylim=(max(5, len(rows) + 1), 0))
     for column, key in enumerate(columns):
         axes.text(column, 0.5, names.get(key, key), weight="bold", va="center")

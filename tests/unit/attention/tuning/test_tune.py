@@ -64,6 +64,9 @@ def test_who_is_hopeless_is_measured_no_more(caplog):
     assert table.left_out[0].name == "slow"
     assert "times slower than the fastest at 4 points" in table.left_out[0].reason
     assert "slow is measured no more" in caplog.text
+    again, measure = run(COSTS, table=TuningTable(names, table.seconds))
+    assert measure.asked == [], "what is known says so at the next start, too"
+    assert again.left_out == table.left_out
 
 
 def test_who_is_slow_with_few_rows_only_is_not_hopeless():
