@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attention.backends.torch_native import TorchNativeBackend
+from attention.preferences import PREFERENCES, DeviceGeneration, Preference
 from attention.registration import ATTENTION_BACKENDS
-from attention.selection import PREFERENCES, DeviceGeneration, Preference
 from service.cli import app
 from tests.fakes.tiny_models import NATIVE, save_tiny_model
 from tests.unit.attention.tuning.doubles import KnownCosts, ManualClock
