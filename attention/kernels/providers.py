@@ -22,7 +22,10 @@ FLASH_ATTENTION_3_INSTALL = (
     "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11), "
     "or build flash_attn_interface from the hopper folder of the flash-attention project"
 )
-FLASH_ATTENTION_4_INSTALL = "pip install 'flash-attn-4[cu13]==4.0.0b15'"
+FLASH_ATTENTION_4_INSTALL = (
+    "pip install 'flash-attn-4[cu13]==4.0.0b15' 'nvidia-cutlass-dsl[cu13]==4.5.2' "
+    "quack-kernels==0.5.0 (releases that work together)"
+)
 FLASH_MLA_INSTALL = "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11)"
 TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
 
