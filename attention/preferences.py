@@ -69,6 +69,7 @@ class Preference:
 
 _OWN_KERNELS_FIRST = (
     "triton",
+    "triton_deterministic",
     "triton_fp8",
     "flashinfer",
     "flashinfer_fp8",
@@ -88,6 +89,7 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
             "fa3_chunks",
             "fa3_fp8",
             "triton",
+            "triton_deterministic",
             "triton_fp8",
             "flashinfer",
             "flashinfer_fp8",

@@ -129,9 +129,8 @@ def select_attention_backend(
     preference = PREFERENCES[device.generation]
     names = preference.mla if needs.needs_mla else preference.mha
     rejected: list[tuple[str, str]] = []
-    for preferred in names:
-        backend = _needed_form(preferred, needs, registry)
-        name = backend.capability.name
+    for name in names:
+        backend = registry.get(name)
         obstacle = _obstacle(backend, device, needs)
         if obstacle is None:
             kind = "MLA" if needs.needs_mla else "MHA and GQA"

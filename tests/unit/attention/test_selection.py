@@ -71,6 +71,7 @@ def every_backend(*instead):
         fake_backend("fa3_chunks"),
         fake_backend("fa3_fp8"),
         fake_backend("triton", has_mla=True),
+        fake_backend("triton_deterministic"),
         fake_backend("triton_fp8"),
         fake_backend("flashinfer", has_mla=True),
         fake_backend("flashinfer_fp8"),
@@ -321,3 +322,29 @@ def test_creating_a_backend_that_cannot_load_is_an_error(monkeypatch):
         create_attention_backend(
             "torch_native", case.config, case.req_to_token_pool, case.token_to_kv_pool
         )
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "chosen"),
+    [
+        (None, HOPPER, "fa3_deterministic"),
+        ("fa3", HOPPER, "fa3_deterministic"),
+        ("triton", HOPPER, "triton_deterministic"),
+        (None, AMPERE, "triton_deterministic"),
+        (None, CPU, "torch_native"),
+    ],
+)
+def test_where_results_may_depend_on_no_batch_the_form_that_does_not_is_taken(
+    asked, device, chosen
+):
+    """Of what backends declare, all of them loaded."""
+    probe = classmethod(lambda cls: BackendProbe(True))
+    loaded = [type(b.__name__, (b,), {"probe": probe}) for b in registered_backends()]
+    needs = replace(BF16, needs_deterministic=True)
+    assert select_attention_backend(asked, device, needs, registry_of(*loaded)).name == chosen
+
+
+def test_a_backend_whose_results_depend_on_the_batch_is_refused_in_deterministic_mode():
+    needs = replace(BF16, needs_deterministic=True)
+    with pytest.raises(AttentionBackendError, match="'fa3_triton' was asked for but .*shares"):
+        select_attention_backend("fa3_triton", HOPPER, needs)
