@@ -36,6 +36,7 @@ def parse_arguments() -> argparse.Namespace:
         "--decode-only", dest="workload", action="store_const", const="decode", help="short for it"
     )
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
+    parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
     return parser.parse_args()
 
 
@@ -52,6 +53,7 @@ def engine_config(job: Job, folder: str, arguments: argparse.Namespace) -> Engin
         enable_prefix_cache=job.has_prefix_cache,
         enable_cuda_graphs=not arguments.eager,
         enable_peer_memory=not arguments.no_peer_memory,
+        deterministic=arguments.deterministic,
     )
 
 

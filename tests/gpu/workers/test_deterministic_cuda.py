@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from benchmarks.company import CompanySpec, answers_in_company
 from tests.fakes.tiny_models import NATIVE, save_tiny_model
 from tests.gpu.engines import CUDA
