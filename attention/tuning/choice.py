@@ -62,6 +62,8 @@ class TunedRoutes:
 
     def __str__(self) -> str:
         extend, decode = self.name_in(ForwardMode.EXTEND), self.name_in(ForwardMode.DECODE)
+        if extend == decode:
+            return f"{AUTO_TUNED}: {decode}"
         return f"{AUTO_TUNED}: {extend} (prefill), {decode} (decode)"
 
 

@@ -147,6 +147,7 @@ class DecodeGraphs:
         self._timed_graphs: dict[GraphKey, tuple[_DecodeGraph, GraphAttentionTimer]] = {}
         self._pending_timers: list[GraphAttentionTimer] = []
         self._replayed: _ReplayedRows | None = None
+        self._last_key: tuple[StepPlan, GraphKey] | None = None
         backend.init_cuda_graph_state(max_rows)
 
     @property
@@ -320,9 +321,12 @@ class DecodeGraphs:
         )
 
     def _key_for(self, plan: StepPlan) -> GraphKey:
-        size = int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
-        seq_lens = plan.prefix_lens + plan.num_new_tokens
-        return GraphKey(size, self._backend.graph_backend_of(size, seq_lens))
+        """A step asks several times."""
+        if self._last_key is None or self._last_key[0] is not plan:
+            size = int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
+            seq_lens = plan.prefix_lens + plan.num_new_tokens
+            self._last_key = plan, GraphKey(size, self._backend.graph_backend_of(size, seq_lens))
+        return self._last_key[1]
 
     def _captured_key(self, plan: StepPlan) -> GraphKey | None:
         """The plan's own, or, until that is captured, another backend's of its size."""

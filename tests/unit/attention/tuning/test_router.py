@@ -69,7 +69,7 @@ def test_a_steps_time_carries_the_name_of_who_attended():
     timer.forward(case.q, case.k, case.v, case.layer, case.batch)
     timer.end_step()
     assert [timing.backend for timing in timer.drain()] == ["b"]
-    assert router.capability.name == "auto-tuned: a or b (prefill), a or b (decode)"
+    assert router.capability.name == "auto-tuned: a or b"
 
 
 @pytest.mark.parametrize("method", ["forward_latent", "forward_cross", "forward_projected"])
