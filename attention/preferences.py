@@ -66,6 +66,12 @@ class Preference:
     why_mha: str = ""
     why_mla: str = ""
 
+    def of(self, is_mla: bool, is_deterministic: bool = False) -> tuple[str, ...]:
+        """is_deterministic: the forms of them whose results depend on no batch, where there are."""
+        names = self.mla if is_mla else self.mha
+        forms = DETERMINISTIC_FORMS if is_deterministic else {}
+        return tuple(forms.get(name, name) for name in names)
+
 
 _OWN_KERNELS_FIRST = (
     "triton",
@@ -85,7 +91,6 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
         mha=(
             "fa3_triton",
             "fa3",
-            "fa3_deterministic",
             "fa3_chunks",
             "fa3_fp8",
             "triton",

@@ -113,6 +113,17 @@ def why_unfit(
     return unfit_device(capability, device) or _unfit_model(capability, needs)
 
 
+def fitting_backends(
+    device: DeviceFacts, needs: AttentionNeeds, registry: BackendRegistry = ATTENTION_BACKENDS
+) -> tuple[str, ...]:
+    """Names of all that can do it, if their packages load: first those of the order of preference,
+    in that order. Loads no kernel."""
+    names = [backend.capability.name for backend in registry]
+    order = PREFERENCES[device.generation].of(needs.needs_mla, needs.needs_deterministic)
+    fit = [n for n in names if why_unfit(registry.get(n).capability, device, needs) is None]
+    return tuple(sorted(fit, key=lambda name: order.index(name) if name in order else len(order)))
+
+
 def select_attention_backend(
     requested: str | None,
     device: DeviceFacts,
@@ -126,8 +137,7 @@ def select_attention_backend(
     """
     if requested is not None:
         return _requested(_needed_form(requested, needs, registry), device, needs, registry)
-    preference = PREFERENCES[device.generation]
-    names = preference.mla if needs.needs_mla else preference.mha
+    names = PREFERENCES[device.generation].of(needs.needs_mla, needs.needs_deterministic)
     rejected: list[tuple[str, str]] = []
     for name in names:
         backend = registry.get(name)
@@ -171,7 +181,7 @@ def _requested(
 
 def _instead(device: DeviceFacts, needs: AttentionNeeds, registry: BackendRegistry) -> str:
     """What else may be asked for. Loads no kernel."""
-    fit = [b.capability.name for b in registry if why_unfit(b.capability, device, needs) is None]
+    fit = fitting_backends(device, needs, registry)
     if not fit:
         return "no other backend fits this model on this device either"
     return f"what fits this model on {device}: {', '.join(fit)} (without a name one is chosen)"

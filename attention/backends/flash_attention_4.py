@@ -68,6 +68,7 @@ class FlashAttention4Backend(WindowedSteps):
         has_mixed_batches=True,
         has_mla=False,
         has_bounded_accounts=True,
+        head_dims=range(HEAD_DIM_MULTIPLE, MAX_HEAD_DIM + 1, HEAD_DIM_MULTIPLE),
         install_hint=FLASH_ATTENTION_4_INSTALL,
         why_not={
             Feature.MLA: "the package has it for Blackwell, and over no pages",

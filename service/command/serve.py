@@ -56,6 +56,23 @@ Deterministic = Annotated[
         help="The same bits of a request whatever shares its batch; slower; default off.",
     ),
 ]
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        "--attention-backend",
+        help="A name of `tessera backends`, or auto-tuned; default the best that works here.",
+    ),
+]
+PrefillAttention = Annotated[
+    str | None,
+    typer.Option("--prefill-attention-backend", help="Another one for steps that read prompts."),
+]
+DecodeAttention = Annotated[
+    str | None,
+    typer.Option(
+        "--decode-attention-backend", help="Another one for steps of one new token a request."
+    ),
+]
 ToolParser = Annotated[
     str | None,
     typer.Option(
@@ -121,6 +138,9 @@ def serve(  # noqa: PLR0913  one parameter a flag
     kv_cache_dtype: KVCache = None,
     speculative: Drafts = None,
     deterministic: Deterministic = None,
+    attention_backend: Attention = None,
+    prefill_attention_backend: PrefillAttention = None,
+    decode_attention_backend: DecodeAttention = None,
     tool_call_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
     proxy: Proxy = None,
@@ -141,6 +161,9 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.speculative": speculative,
         "engine.deterministic": deterministic,
+        "engine.attention_backend": attention_backend,
+        "engine.prefill_attention_backend": prefill_attention_backend,
+        "engine.decode_attention_backend": decode_attention_backend,
         "chat.tool_call_parser": tool_call_parser,
         "chat.reasoning_parser": reasoning_parser,
         "http.proxy": proxy,

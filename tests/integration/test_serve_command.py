@@ -87,7 +87,8 @@ def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
             "from service.cli import main; main()",
             "serve",
             *ports,
-            "--set=engine.attention_backend=nope",
+            "--decode-attention-backend=flashmla",
+            "--set=engine.device=cpu",
         ),
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
@@ -97,5 +98,7 @@ def test_what_only_an_engine_can_tell_ends_the_start_at_once_with_its_message():
         check=False,
     )
     assert done.returncode == 1
-    assert "tessera serve: builtin: no attention backend named 'nope'; there are: " in done.stderr
+    message = "builtin: attention backend 'flashmla' was asked for but runs on cuda, not on CPU; "
+    remedy = "what fits this model on CPU: torch_native (without a name one is chosen)"
+    assert f"tessera serve: {message}{remedy}" in done.stderr
     assert "Traceback" not in done.stderr

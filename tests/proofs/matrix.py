@@ -16,10 +16,10 @@ import torch
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
 from attention.capability import BackendCapability, ComputeCapability
 from attention.features import Feature
-from attention.preferences import PREFERENCES
 from attention.registry import registered_backends
 from attention.selection import page_sizes_text
 from tests.proofs.cells import PAGE_SIZE, Cell
+from tests.proofs.choice import choice_lines, row
 from tests.proofs.plugin import COMMITTED
 from tests.proofs.results import GpuResults, read_results
 
@@ -33,16 +33,6 @@ backends` shows which of them load on your machine, and why the others do not.
 **yes**: tests against a float64 oracle pass, on the CPU in every run of the tests, on GPUs in the
 runs that are listed below. **not run**: declared and tested, but no run on hardware is in
 `tests/gpu/attention/results`. **no**: with the number of the reason below.
-"""
-
-_CHOICE = """\
-## How one is chosen
-
-A backend asked for by name is taken, or fails with what is missing. Without a name, the first of
-these that loads and that can do what is needed is taken and logged: for each phase and for each
-kind of layers, so that layers that only one backend knows do not take the others along.
-`prefill_attention_backend` and `decode_attention_backend` name one for a phase. `auto-tuned` as a
-name measures those of the order that load here and takes the fastest for each kind of step.
 """
 
 Backend = type[AttentionBackend]
@@ -108,19 +98,16 @@ def render_matrix(backends: Iterable[Backend], results: Sequence[GpuResults]) ->
     entries = tuple(backends)
     notes: list[str] = []
     columns = ["", *(f"`{entry.capability.name}`" for entry in entries)]
-    lines = [_INTRODUCTION, _row(columns), _row(["---"] * len(columns))]
+    lines = [_INTRODUCTION, row(columns), row(["---"] * len(columns))]
     described = [_describe(entry.capability) for entry in entries]
     for label in described[0] if described else ():
-        lines.append(_row([label, *(column[label] for column in described)]))
+        lines.append(row([label, *(column[label] for column in described)]))
     for feature in _ROWS:
         cells = [_cell(entry, feature, results, notes) for entry in entries]
-        lines.append(_row([feature.label, *cells]))
+        lines.append(row([feature.label, *cells]))
     lines += ["", "## Why not", ""]
     lines += [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
-    lines += ["", *_runs(results), "", *_installs(entries), "", _CHOICE]
-    lines += [_row(["Device", "MHA and GQA", "MLA"]), _row(["---"] * 3)]
-    for generation, preference in PREFERENCES.items():
-        lines.append(_row([generation, ", ".join(preference.mha), ", ".join(preference.mla)]))
+    lines += ["", *_runs(results), "", *_installs(entries), "", *choice_lines()]
     return "\n".join(lines) + "\n"
 
 
@@ -160,7 +147,7 @@ def _runs(results: Sequence[GpuResults]) -> list[str]:
     """Every run on hardware that is on record."""
     lines = ["## Runs on hardware", ""]
     columns = ("GPU", "Backend", "Date", "Tests passed", "Failed", "Page sizes", "Packages")
-    lines += [_row(columns), _row(["---"] * len(columns))]
+    lines += [row(columns), row(["---"] * len(columns))]
     for of_gpu in results:
         for name, run in of_gpu.backends.items():
             pages = sorted(
@@ -175,20 +162,16 @@ def _runs(results: Sequence[GpuResults]) -> list[str]:
                 ", ".join(map(str, pages)),
                 ", ".join(f"{package} {version}" for package, version in run.packages.items()),
             )
-            lines.append(_row(cells))
+            lines.append(row(cells))
     return lines
 
 
 def _installs(backends: Iterable[Backend]) -> list[str]:
-    lines = ["## What they need", "", _row(["Backend", "Install"]), _row(["---"] * 2)]
+    lines = ["## What they need", "", row(["Backend", "Install"]), row(["---"] * 2)]
     for backend in backends:
         capability = backend.capability
-        lines.append(_row([f"`{capability.name}`", capability.install_hint]))
+        lines.append(row([f"`{capability.name}`", capability.install_hint]))
     return lines
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _dtypes(dtypes: Iterable[torch.dtype]) -> str:

@@ -11,7 +11,7 @@ from attention.backends.torch_native import TorchNativeBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.capability import AttentionBackendError, BackendProbe
 from attention.memory.layout import LatentEntry
-from attention.preferences import FIRST_IN_SGLANG, PREFERENCES, DeviceFacts
+from attention.preferences import DETERMINISTIC_FORMS, FIRST_IN_SGLANG, PREFERENCES, DeviceFacts
 from attention.registration import BackendRegistry
 from attention.registry import (
     ATTENTION_BACKENDS,
@@ -178,7 +178,7 @@ def test_a_backend_that_does_not_load_is_passed_over_and_the_choice_says_so(capl
         choice = select_attention_backend(None, HOPPER, BF16, registry)
     assert choice.name == "fa3_fp8"
     assert choice.page_size == 1
-    passed_over = ["fa3_triton", "fa3", "fa3_deterministic", "fa3_chunks"]
+    passed_over = ["fa3_triton", "fa3", "fa3_chunks"]
     assert [name for name, _ in choice.rejected] == passed_over
     assert "sgl_kernel" in choice.rejected[0][1]
     assert "pip install fa3" in str(choice)
@@ -191,7 +191,8 @@ def test_the_order_of_preference_names_every_backend_that_there_is():
     named = {
         name for preference in PREFERENCES.values() for name in preference.mha + preference.mla
     }
-    assert named == registered
+    assert named | set(DETERMINISTIC_FORMS.values()) == registered
+    assert not named & set(DETERMINISTIC_FORMS.values())
     assert PREFERENCES.keys() == FIRST_IN_SGLANG.keys()
 
 

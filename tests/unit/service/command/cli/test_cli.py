@@ -55,6 +55,16 @@ def test_the_ingress_loads_no_torch():
     [
         (["backends", "--device", "warp9"], 2, "no torch device"),
         (["generate", "--prompt", "x", "--engine", "attention_backend=nope"], 2, "there are:"),
+        (
+            ["generate", "--prompt=x", "--engine=device=cpu", "--engine=attention_backend=fa3"],
+            2,
+            "'fa3' was asked for but runs on cuda, not on CPU; what fits this model on CPU: torch_",
+        ),
+        (
+            ["generate", "--prompt=x", "--engine=prefill_attention_backend=aiter"],
+            2,
+            "'aiter' was asked for but is a name only: nothing of it is built here",
+        ),
         (["generate", "--prompt", "x", "/absent"], 1, "nor a folder with a model"),
         (["generate", "--prompt", "x", "--engine", "nope=1"], 2, "no such setting"),
         (
