@@ -11,7 +11,7 @@ from attention.capability import AttentionBackendError, BackendCapability, Backe
 from attention.config import LayerAttentionConfig
 from attention.features import Feature
 from attention.memory.layout import LatentEntry
-from attention.preferences import DeviceFacts
+from attention.preferences import DETERMINISTIC_FORMS, DeviceFacts
 from attention.registry import registered_backends
 from attention.routes import AskedBackends, choose_routes
 from attention.selection import AttentionNeeds, select_attention_backend
@@ -93,8 +93,11 @@ def refusals_of(capability: BackendCapability) -> dict[str, Refusal]:
     if capability.latent_dims is not None and capability.has_mla:
         small = replace(needs, needs_mla=True, latent=LatentEntry(4, 64))
         found["latent"] = Refusal(device, small, "this model has 4")
+    missing = set(Feature) - capability.features
+    if capability.name in DETERMINISTIC_FORMS:
+        missing = missing - {Feature.DETERMINISTIC}  # its form is taken in its place
     for feature, need in NEED_OF_FEATURE.items():
-        if feature not in capability.features:
+        if feature in missing:
             why = f"has no {feature}, which this model needs: {capability.why_not[feature]}"
             found[feature.name] = Refusal(device, replace(needs, **need), why)
     return found
