@@ -75,7 +75,6 @@ class Preference:
 
 _OWN_KERNELS_FIRST = (
     "triton",
-    "triton_deterministic",
     "triton_fp8",
     "flashinfer",
     "flashinfer_fp8",
@@ -94,7 +93,6 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
             "fa3_chunks",
             "fa3_fp8",
             "triton",
-            "triton_deterministic",
             "triton_fp8",
             "flashinfer",
             "flashinfer_fp8",

@@ -73,7 +73,21 @@ def refusals_of(capability: BackendCapability) -> dict[str, Refusal]:
         "dtype": Refusal(device, replace(needs, dtype=torch.float64), "does not compute in"),
         "kv_dtype": Refusal(device, replace(needs, kv_dtype=torch.int8), "KV cache in torch.int8"),
         "page_size": Refusal(device, replace(needs, page_size=257), "page size 257, only with"),
+        **of_gpus(capability, needs),
+        **of_sizes(capability, device, needs),
     }
+    missing = set(Feature) - capability.features
+    if capability.name in DETERMINISTIC_FORMS:
+        missing = missing - {Feature.DETERMINISTIC}  # its form is taken in its place
+    for feature, need in NEED_OF_FEATURE.items():
+        if feature in missing:
+            why = f"has no {feature}, which this model needs: {capability.why_not[feature]}"
+            found[feature.name] = Refusal(device, replace(needs, **need), why)
+    return found
+
+
+def of_gpus(capability: BackendCapability, needs: AttentionNeeds) -> dict[str, Refusal]:
+    found = {}
     if "cpu" not in capability.device_types:
         found["no GPU"] = Refusal(CPU, needs, "not on CPU")
     lowest, highest = capability.min_compute_capability, capability.max_compute_capability
@@ -83,23 +97,24 @@ def refusals_of(capability: BackendCapability) -> dict[str, Refusal]:
     if highest is not None:
         newer = DeviceFacts("cuda", "newer", (highest[0] + 2, 0))
         found["newer GPU"] = Refusal(newer, needs, f"beyond sm{highest[0]}{highest[1]}")
+    return found
+
+
+def of_sizes(
+    capability: BackendCapability, device: DeviceFacts, needs: AttentionNeeds
+) -> dict[str, Refusal]:
+    """Of heads and of latents."""
+    found = {}
     if capability.head_dims is not None and capability.has_heads:
         dims = replace(needs, head_dims=NOWHERE_KNOWN)
         found["head_dims"] = Refusal(device, dims, "this model's have 520 and 520")
-    if capability.unequal_head_dims and capability.has_heads:
+    has_pairs = capability.has_heads and capability.has_unequal_head_dims
+    if capability.unequal_head_dims and has_pairs:
         unlike = replace(needs, needs_unequal_head_dims=True, head_dims=(128, 64))
-        if capability.has_unequal_head_dims:
-            found["unlike_head_dims"] = Refusal(device, unlike, "this model's have 128 and 64")
+        found["unlike_head_dims"] = Refusal(device, unlike, "this model's have 128 and 64")
     if capability.latent_dims is not None and capability.has_mla:
         small = replace(needs, needs_mla=True, latent=LatentEntry(4, 64))
         found["latent"] = Refusal(device, small, "this model has 4")
-    missing = set(Feature) - capability.features
-    if capability.name in DETERMINISTIC_FORMS:
-        missing = missing - {Feature.DETERMINISTIC}  # its form is taken in its place
-    for feature, need in NEED_OF_FEATURE.items():
-        if feature in missing:
-            why = f"has no {feature}, which this model needs: {capability.why_not[feature]}"
-            found[feature.name] = Refusal(device, replace(needs, **need), why)
     return found
 
 
