@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
+import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
 from service.cli import app
+from service.command import fetch as fetch_module
 from service.command.fetch import MARKER, TEXT_MARKER
+from service.hub.store import HubStore
 from tests.fakes.hub_server import FakeRepo, repo_of, running_hub
 from workers.builtin import builtin_draft_path
 
@@ -28,6 +32,25 @@ def hub():
     strange = {**repo.files, "config.json": json.dumps({**config, "model_type": "x"}).encode()}
     with running_hub((ID, repo), ("owner/strange", FakeRepo(strange))) as running:
         yield running
+
+
+@pytest.fixture
+def fetch(hub, tmp_path, monkeypatch):
+    """The command in this process, which has done the imports; tests of what an operator sets in
+    the environment start one of their own."""
+    hub.requests.clear()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    # Between attempts.
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+
+    def run(*arguments, endpoint=hub.url):
+        store = partial(HubStore, endpoint=endpoint, cache_dir=tmp_path / "home")
+        monkeypatch.setattr(fetch_module, "HubStore", store)
+        result = CliRunner().invoke(app, ["fetch", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return run
 
 
 @pytest.fixture
@@ -75,7 +98,7 @@ def test_a_model_that_is_nowhere_is_one_line(tessera):
     assert "Traceback" not in done.stderr
 
 
-def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, hub, tmp_path):
+def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, fetch, hub, tmp_path):
     folder = tmp_path / "models" / "tiny"
     done = tessera("fetch", ID, "--to", str(folder))
     assert done.returncode == 0, done.stderr
@@ -83,10 +106,10 @@ def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, hu
     marker = json.loads((folder / MARKER).read_bytes())
     assert marker == {"model": ID, "revision": None, "commit": hub.repos[ID].commit}
     hub.requests.clear()
-    assert tessera("fetch", ID, "--to", str(folder)).returncode == 0
+    assert fetch(ID, "--to", str(folder)).exit_code == 0
     assert hub.requests == []
-    other = tessera("fetch", "owner/strange", "--to", str(folder))
-    assert other.returncode == 1
+    other = fetch("owner/strange", "--to", str(folder))
+    assert other.exit_code == 1
     assert f"holds {ID}" in other.stderr
 
 
@@ -103,57 +126,57 @@ def test_a_fetch_that_fails_leaves_no_marker(tessera, hub, tmp_path, monkeypatch
     assert (folder / MARKER).exists()
 
 
-def test_fetch_takes_ids_only(tessera):
-    assert "is no id of the hub" in tessera("fetch", "/models/tiny").stderr
+def test_fetch_takes_ids_only(fetch):
+    assert "is no id of the hub" in fetch("/models/tiny").stderr
 
 
-def test_text_alone_has_a_marker_of_its_own(tessera, hub, tmp_path):
+def test_text_alone_has_a_marker_of_its_own(fetch, hub, tmp_path):
     folder = tmp_path / "tiny"
-    done = tessera("fetch", ID, "--to", str(folder), "--text-only")
-    assert done.returncode == 0, done.stderr
+    done = fetch(ID, "--to", str(folder), "--text-only")
+    assert done.exit_code == 0, done.stderr
     assert not any(name.endswith(".safetensors") for name in hub.fetched())
     assert (folder / TEXT_MARKER).exists()
     assert not (folder / MARKER).exists()
     hub.requests.clear()
-    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
+    assert fetch(ID, "--to", str(folder), "--text-only").exit_code == 0
     assert hub.requests == []
-    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0
+    assert fetch(ID, "--to", str(folder), UNASKED).exit_code == 0
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_whole_folder_has_the_text_too(tessera, hub, tmp_path):
+def test_a_whole_folder_has_the_text_too(fetch, hub, tmp_path):
     folder = tmp_path / "tiny"
-    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0
+    assert fetch(ID, "--to", str(folder), UNASKED).exit_code == 0
     hub.requests.clear()
-    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
+    assert fetch(ID, "--to", str(folder), "--text-only").exit_code == 0
     assert hub.requests == []
 
 
-def test_half_a_folder_without_a_hub_is_no_success(tessera, tmp_path):
+def test_half_a_folder_without_a_hub_is_no_success(fetch, tmp_path):
     """The hub library alone returns what lies there and a warning."""
     folder = tmp_path / "tiny"
-    assert tessera("fetch", ID, "--to", str(folder), "--text-only").returncode == 0
-    done = tessera("fetch", ID, "--to", str(folder), UNASKED, HF_ENDPOINT="http://127.0.0.1:9")
-    assert done.returncode == 1
+    assert fetch(ID, "--to", str(folder), "--text-only").exit_code == 0
+    done = fetch(ID, "--to", str(folder), UNASKED, endpoint="http://127.0.0.1:9")
+    assert done.exit_code == 1
     assert not (folder / MARKER).exists()
 
 
 @pytest.mark.parametrize("first", [(), ("--text-only",)])
-def test_files_of_two_models_never_make_one_folder(tessera, hub, tmp_path, monkeypatch, first):
+def test_files_of_two_models_never_make_one_folder(fetch, hub, tmp_path, monkeypatch, first):
     """What the first one left would be read as the second one's."""
     files = {**hub.repos[ID].files, "generation_config.json": b'{"eos_token_id": 7}'}
     cuts = {"model.safetensors": [0] * 6}
     monkeypatch.setitem(hub.repos, "owner/other", FakeRepo(files, cuts=cuts))
     folder = tmp_path / "tiny"
-    tessera("fetch", "owner/other", "--to", str(folder), UNASKED, *first)
+    fetch("owner/other", "--to", str(folder), UNASKED, *first)
     assert (folder / "generation_config.json").exists()
     assert not (folder / MARKER).exists()
-    second = tessera("fetch", ID, "--to", str(folder), UNASKED)
-    assert (second.returncode, (folder / MARKER).exists()) == (1, False)
+    second = fetch(ID, "--to", str(folder), UNASKED)
+    assert (second.exit_code, (folder / MARKER).exists()) == (1, False)
     assert "holds owner/other" in second.stderr
 
 
-def test_an_id_that_is_not_there_takes_no_folder(tessera, tmp_path):
+def test_an_id_that_is_not_there_takes_no_folder(fetch, tmp_path):
     folder = tmp_path / "tiny"
-    assert tessera("fetch", "owner/tpyo", "--to", str(folder)).returncode == 1
-    assert tessera("fetch", ID, "--to", str(folder), UNASKED).returncode == 0
+    assert fetch("owner/tpyo", "--to", str(folder)).exit_code == 1
+    assert fetch(ID, "--to", str(folder), UNASKED).exit_code == 0

@@ -1,5 +1,7 @@
 """Models that keep states, in the engine: what transformers' generate() gives, whatever happens."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +35,12 @@ NUM_FIRST_TOKENS = 24
 SLOW = {"nemotron_h", "jamba", "falcon_h1"}
 
 
+@pytest.fixture(scope="module")
+def of_type(tmp_path_factory) -> Callable[[str], TinyStateModel]:
+    """Each is made once."""
+    return functools.cache(lambda name: tiny_state_model(name, tmp_path_factory.mktemp(name)))
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -40,13 +48,13 @@ SLOW = {"nemotron_h", "jamba", "falcon_h1"}
         for name in STATE_MODELS
     ],
 )
-def model(request, tmp_path_factory) -> TinyStateModel:
-    return tiny_state_model(request.param, tmp_path_factory.mktemp(request.param))
+def model(request, of_type) -> TinyStateModel:
+    return of_type(request.param)
 
 
 @pytest.fixture(scope="module")
-def delta_rule(tmp_path_factory) -> TinyStateModel:
-    return tiny_state_model("qwen3_next", tmp_path_factory.mktemp("delta_rule"))
+def delta_rule(of_type) -> TinyStateModel:
+    return of_type("qwen3_next")
 
 
 def engine_of(model: TinyStateModel, **changes: Any) -> Engine:

@@ -14,7 +14,7 @@ from tests.fakes.tiny_state_models import (
     NUM_OUTPUT_TOKENS,
     TinyStateModel,
     greedy,
-    tiny_state_model,
+    save_state_model,
 )
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -51,9 +51,10 @@ def with_prompts(tmp_path_factory) -> Callable[[str], TinyStateModel]:
 
     @functools.cache
     def make(name: str) -> TinyStateModel:
-        tiny = tiny_state_model(name, tmp_path_factory.mktemp(name))
-        expected = [greedy_tokens(tiny.reference, one, NUM_OUTPUT_TOKENS) for one in PROMPTS]
-        return TinyStateModel(tiny.folder, tiny.reference, PROMPTS, expected)
+        folder = tmp_path_factory.mktemp(name)
+        reference = save_state_model(name, folder)
+        expected = [greedy_tokens(reference, one, NUM_OUTPUT_TOKENS) for one in PROMPTS]
+        return TinyStateModel(str(folder), reference, PROMPTS, expected)
 
     return make
 

@@ -8,6 +8,7 @@ from tests.unit.workers.scheduler.driver import Driver, make_config, make_reques
 from tests.unit.workers.scheduler.history_runner import run_alone
 from workers.engine.protocol import GenerateRequest
 from workers.scheduler import prefills_under_way, snapshot_memory
+from workers.scheduler.config import SchedulerConfig
 from workers.scheduler.prefills_under_way import MIN_SAVED_TOKENS
 
 
@@ -32,6 +33,19 @@ def make_requests(rng: random.Random, num_requests: int) -> list[GenerateRequest
     return requests
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """What requests get alone, run once a configuration: overlap and reserve are not in it."""
+    known: dict[SchedulerConfig, list[list[int]]] = {}
+
+    def run(config: SchedulerConfig, requests: list[GenerateRequest]):
+        if config not in known:
+            known[config] = [run_alone(config, request).token_ids for request in requests]
+        return known[config]
+
+    return run
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("is_overlapped", [False, True])
 @pytest.mark.parametrize(
@@ -54,6 +68,7 @@ def test_every_request_gets_what_it_gets_alone(
     enable_mixed_batches: bool,
     has_reserve: bool,
     monkeypatch: pytest.MonkeyPatch,
+    alone,
 ):
     monkeypatch.setattr(prefills_under_way, "MIN_SAVED_TOKENS", min_saved_tokens)
     monkeypatch.setattr(snapshot_memory, "BORDER_TOKENS", 4)
@@ -76,9 +91,8 @@ def test_every_request_gets_what_it_gets_alone(
         if rng.random() < 0.1:
             driver.scheduler.abort(rng.choice(requests[: len(driver.outputs)]).request_id)
     driver.finish()
-    for request in requests:
+    for request, expected in zip(requests, alone(config, requests), strict=True):
         tokens = driver.tokens(request.request_id)
-        expected = run_alone(config, request).token_ids
         assert tokens == expected[: len(tokens)]
         assert len(tokens) == len(expected) or driver.is_aborted(request.request_id)
     stats = driver.scheduler.stats()
