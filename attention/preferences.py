@@ -105,7 +105,7 @@ PREFERENCES: dict[DeviceGeneration, Preference] = {
         why_mha="fa3_triton is fa3 but for decode steps, where its kernel was measured as faster",
     ),
     DeviceGeneration.BLACKWELL: Preference(
-        mha=_OWN_KERNELS_FIRST,
+        mha=(*_OWN_KERNELS_FIRST, "trtllm_mha"),
         mla=("triton", "flashinfer", "trtllm_mla", "cutlass_mla", "torch_native"),
         why_mha=_NO_RUN,
         why_mla=_NO_RUN,

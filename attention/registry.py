@@ -21,6 +21,7 @@ from attention.backends import (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mha,
     trtllm_mla,
 )
 from attention.backends.base import AttentionBackend
@@ -56,6 +57,7 @@ BACKEND_MODULES = (
     triton_fp8,
     triton_latent,
     triton_paged,
+    trtllm_mha,
     trtllm_mla,
 )
 

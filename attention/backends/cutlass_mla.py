@@ -14,7 +14,7 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.backends.latent_decoders import BLACKWELL_LATENTS, LatentDecoder
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
-from attention.kernels.blackwell_latent import (
+from attention.kernels.blackwell import (
     CUTLASS_MLA_INSTALL,
     load_cutlass_mla,
     probe_cutlass_mla,

@@ -15,8 +15,8 @@ from attention.backends.flash_attention_metadata import FlashAttentionMetadata
 from attention.backends.latent_decoders import BLACKWELL_LATENTS, LatentDecoder
 from attention.capability import BackendCapability, BackendProbe
 from attention.config import AttentionConfig
-from attention.kernels.blackwell_latent import (
-    TRTLLM_MLA_INSTALL,
+from attention.kernels.blackwell import (
+    TRTLLM_INSTALL,
     load_trtllm_mla,
     probe_trtllm_mla,
 )
@@ -42,7 +42,7 @@ class TRTLLMMLABackend(LatentDecoder):
         kv_dtypes=(torch.bfloat16,),
         page_sizes=PAGE_SIZES,
         default_page_size=PAGE_SIZES[-1],
-        install_hint=TRTLLM_MLA_INSTALL,
+        install_hint=TRTLLM_INSTALL,
     )
 
     @classmethod

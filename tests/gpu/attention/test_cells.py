@@ -42,6 +42,7 @@ NAMES = (
     "triton",
     "triton_deterministic",
     "triton_fp8",
+    "trtllm_mha",
 )
 """Those over K and V of heads whose kernels are there or compile within a second."""
 

@@ -14,10 +14,10 @@ from attention.backends import cutlass_mla, triton_latent, trtllm_mla
 from attention.backends.cutlass_mla import CutlassMLABackend
 from attention.backends.trtllm_mla import TRTLLMMLABackend
 from attention.capability import AttentionBackendError
-from attention.kernels import blackwell_latent
+from attention.kernels import blackwell
 from attention.selection import why_unfit
 from tests.fakes.attention_targets import limits_of
-from tests.fakes.blackwell_latent import (
+from tests.fakes.blackwell import (
     cutlass_mla_decode,
     fake_cutlass_mla,
     trtllm_batch_decode_with_kv_cache_mla,
@@ -112,23 +112,23 @@ def test_packages_are_asked_for_by_their_own_names(monkeypatch):
         cutlass_mla_get_workspace_size=len,
         trtllm_batch_decode_with_kv_cache_mla=trtllm_batch_decode_with_kv_cache_mla,
     )
-    monkeypatch.setattr(blackwell_latent.importlib, "import_module", lambda name: package)
-    assert blackwell_latent.load_cutlass_mla().attend is cutlass_mla_decode
-    assert blackwell_latent.load_trtllm_mla() is trtllm_batch_decode_with_kv_cache_mla
+    monkeypatch.setattr(blackwell.importlib, "import_module", lambda name: package)
+    assert blackwell.load_cutlass_mla().attend is cutlass_mla_decode
+    assert blackwell.load_trtllm_mla() is trtllm_batch_decode_with_kv_cache_mla
 
 
 @pytest.mark.parametrize(
     ("probe", "install"),
     [
-        (blackwell_latent.probe_cutlass_mla, "sglang-kernel"),
-        (blackwell_latent.probe_trtllm_mla, "flashinfer-python"),
+        (blackwell.probe_cutlass_mla, "sglang-kernel"),
+        (blackwell.probe_trtllm_mla, "flashinfer-python"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_install(probe, install, monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(blackwell_latent.importlib, "import_module", missing)
+    monkeypatch.setattr(blackwell.importlib, "import_module", missing)
     found = probe()
     assert not found.is_available
     assert install in found.missing

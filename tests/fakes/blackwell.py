@@ -1,14 +1,14 @@
-"""Blackwell's decode kernels over latents in plain torch, with what their packages check first.
+"""Blackwell's decode kernels in plain torch, with what their packages check first.
 
-Written from sgl_kernel/attention.py of sglang-kernel 0.4.3 and flashinfer/mla/_core.py of
-flashinfer 0.6.12: the same names, shapes, dtypes and refusals.
+Written from sgl_kernel/attention.py of sglang-kernel 0.4.3 and flashinfer/mla/_core.py
+and flashinfer/decode.py of flashinfer 0.6.12: the same names, shapes, dtypes and refusals.
 """
 
 from __future__ import annotations
 
 import torch
 
-from attention.kernels.blackwell_latent import CutlassMLA
+from attention.kernels.blackwell import CutlassMLA
 
 LATENT_DIM, ROPE_DIM = 512, 64
 MAX_HEADS = 128
@@ -85,6 +85,49 @@ def trtllm_batch_decode_with_kv_cache_mla(
     assert query.dtype == kv_cache.dtype == torch.bfloat16
     assert int(seq_lens.max()) <= max_seq_len
     return _attend(query[:, 0], kv_cache, block_tables, seq_lens, bmm1_scale)[:, None]
+
+
+def trtllm_batch_decode_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: float = 1.0,
+    window_left: int = -1,
+    sinks: torch.Tensor | None = None,
+    kv_layout: str = "HND",
+    backend: str = "auto",
+) -> torch.Tensor:
+    """(rows, heads, head_dim) of one query a row, over K and V (pages, page_size, heads, dim)."""
+    assert (backend, kv_layout) == ("trtllm-gen", "NHD")
+    assert not workspace_buffer.any()
+    k_pages, v_pages = kv_cache
+    assert query.is_contiguous()
+    assert k_pages.shape == v_pages.shape
+    assert k_pages.shape[1] in (16, 32, 64)
+    assert query.dtype == k_pages.dtype
+    assert block_tables.dtype == seq_lens.dtype == torch.int32
+    assert len(block_tables) == len(query) == len(seq_lens)
+    assert int(seq_lens.min()) > 0
+    assert int(seq_lens.max()) <= max_seq_len
+    assert sinks is None or (sinks.dtype, len(sinks)) == (torch.float32, query.shape[1])
+    page_size, group = k_pages.shape[1], query.shape[1] // k_pages.shape[2]
+    out = torch.empty(query.shape, dtype=torch.float64)
+    for row, num_keys in enumerate(seq_lens.tolist()):
+        first = 0 if window_left < 0 else max(0, num_keys - 1 - window_left)
+        places = torch.arange(first, num_keys)
+        at = block_tables[row][places // page_size].long(), places % page_size
+        keys, values = (
+            pages[at].double().repeat_interleave(group, dim=1) for pages in (k_pages, v_pages)
+        )
+        scores = torch.einsum("hd,khd->hk", query[row].double(), keys) * bmm1_scale
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+        weights = torch.softmax(scores, dim=-1)[:, : len(places)]
+        out[row] = torch.einsum("hk,khd->hd", weights, values)
+    return out.to(query.dtype)
 
 
 def _attend(

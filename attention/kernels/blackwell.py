@@ -1,6 +1,6 @@
-"""Decode kernels over latents that only data-centre Blackwell has, as their packages name them.
+"""Decode kernels that only data-centre Blackwell has, as their packages name them.
 
-Loading runs none of them. Both attend to latents of DeepSeek's sizes, in pages of one size.
+Loading runs none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attention.capability import AttentionBackendError, BackendProbe
 from attention.kernels.providers import probe_triton
 
 CUTLASS_MLA_INSTALL = "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11)"
-TRTLLM_MLA_INSTALL = "pip install flashinfer-python==0.6.12 flashinfer-cubin==0.6.12"
+TRTLLM_INSTALL = "pip install flashinfer-python==0.6.12 flashinfer-cubin==0.6.12"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def probe_cutlass_mla() -> BackendProbe:
 def load_trtllm_mla() -> Callable[..., torch.Tensor]:
     """flashinfer's trtllm_batch_decode_with_kv_cache_mla. Raises AttentionBackendError when the
     package is missing or does not load."""
-    module = _import("flashinfer.mla", TRTLLM_MLA_INSTALL)
+    module = _import("flashinfer.mla", TRTLLM_INSTALL)
     attend: Callable[..., torch.Tensor] = module.trtllm_batch_decode_with_kv_cache_mla
     return attend
 
@@ -50,6 +50,19 @@ def load_trtllm_mla() -> Callable[..., torch.Tensor]:
 def probe_trtllm_mla() -> BackendProbe:
     """As probe_cutlass_mla."""
     return _probe(load_trtllm_mla)
+
+
+def load_trtllm_mha() -> Callable[..., torch.Tensor]:
+    """flashinfer's trtllm_batch_decode_with_kv_cache. Raises AttentionBackendError when the package
+    is missing or does not load."""
+    module = _import("flashinfer.decode", TRTLLM_INSTALL)
+    attend: Callable[..., torch.Tensor] = module.trtllm_batch_decode_with_kv_cache
+    return attend
+
+
+def probe_trtllm_mha() -> BackendProbe:
+    """As probe_cutlass_mla."""
+    return _probe(load_trtllm_mha)
 
 
 def _probe(load: Callable[[], object]) -> BackendProbe:
