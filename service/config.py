@@ -41,9 +41,9 @@ from workers.config import (
     KVCacheDType,
     LoadFormat,
     ModelImpl,
-    Speculative,
 )
 from workers.errors import ConfigError
+from workers.speculation.config import DraftPolicyName
 
 ENV_PREFIX = "TESSERA_"
 ENV_SEPARATOR = "__"
@@ -100,8 +100,9 @@ class EngineSettings(_Settings):
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
     enable_peer_memory: bool = True
-    speculative: Speculative | None = None
+    speculative: str | None = None
     max_draft_tokens: int = 4
+    draft_policy: DraftPolicyName = "fixed"
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False

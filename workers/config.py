@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.errors import ConfigError
+from workers.speculation.config import DraftPolicyName, SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
 ModelImpl = Literal["auto", "native", "transformers"]
-Speculative = Literal["ngram"]
-
-MAX_DRAFT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,9 @@ class EngineConfig:
     enable_peer_memory: ranks on GPUs add their partial sums up in kernels that read each other's
     memory, where they can; off, or where they cannot: by NCCL.
     speculative: who proposes drafts of the next tokens, which one step verifies together; texts are
-    the same with and without. "ngram" looks the last tokens up in the request's own text. On CPU.
-    max_draft_tokens: of a request and step, up to MAX_DRAFT_TOKENS.
+    the same with and without. METHOD or METHOD:MODEL, see speculation. "ngram" looks the last
+    tokens up in the request's own text. On CPU. max_draft_tokens: of a request and step;
+    draft_policy: who chooses how many of them a step has.
     deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
     its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
     these, on CPU token by token. What cannot is refused at the start, with the reason.
@@ -93,8 +92,9 @@ class EngineConfig:
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
     enable_peer_memory: bool = True
-    speculative: Speculative | None = None
+    speculative: str | None = None
     max_draft_tokens: int = 4
+    draft_policy: DraftPolicyName = "fixed"
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
@@ -109,6 +109,13 @@ class EngineConfig:
     @property
     def decode_backend(self) -> str | None:
         return self.decode_attention_backend or self.attention_backend
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """What speculative, max_draft_tokens and draft_policy say together; None: no drafts."""
+        if self.speculative is None:
+            return None
+        return SpeculativeConfig.parse(self.speculative, self.max_draft_tokens, self.draft_policy)
 
     def __post_init__(self) -> None:
         positive = (
@@ -125,11 +132,8 @@ class EngineConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise ConfigError(
-                f"max_draft_tokens must lie in [1, {MAX_DRAFT_TOKENS}], got {self.max_draft_tokens}"
-            )
-        self._check_deterministic()
+        if self.speculation is not None:
+            self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -154,7 +158,7 @@ class EngineConfig:
             )
 
     def _check_deterministic(self) -> None:
-        if self.deterministic and self.speculative is not None:
+        if self.deterministic:
             raise ConfigError(
                 f"deterministic and speculative={self.speculative!r}: a step verifies as many "
                 "drafts as there are; leave one of the two out"

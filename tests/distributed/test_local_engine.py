@@ -14,7 +14,7 @@ from tests.nightly.random_schemas import generated
 from tests.nightly.schema_outputs import Way, count_valid, taken
 from tests.unit.workers.engine.test_grammars import run
 from tests.unit.workers.engine.test_late_masks import make_late, requests
-from workers.config import EngineConfig, Speculative
+from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
@@ -28,7 +28,7 @@ PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
 END_S = 20.0
 
 
-def config_for(tp_size: int, speculative: Speculative | None = None) -> EngineConfig:
+def config_for(tp_size: int, speculative: str | None = None) -> EngineConfig:
     return EngineConfig(
         tp_size=tp_size,
         max_running_requests=4,
@@ -51,7 +51,7 @@ class Starter:
 
 @contextmanager
 def engine_of_two(
-    starter: Starter, lost: threading.Event, speculative: Speculative | None = None
+    starter: Starter, lost: threading.Event, speculative: str | None = None
 ) -> Iterator[Engine]:
     config = config_for(2, speculative)
     engine = build_tp_engine(

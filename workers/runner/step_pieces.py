@@ -226,6 +226,7 @@ class _FailedRow:
             chunk_has_nan=() if is_sampling else (True,),
             failed_rows=(0,),
             run_lens=_int32(1) if self.plan.has_runs else EMPTY,
+            num_drafts=_int32(0) if self.plan.has_runs else EMPTY,
         )
 
 
@@ -255,6 +256,7 @@ class _JoinedStep:
             pooled=_joined_pooled(first, second, num_rows),
             failed_rows=tuple(sorted(failed)),
             run_lens=_joined_run_lens(first, second),
+            num_drafts=_joined_num_drafts(first, second),
         )
 
 
@@ -277,6 +279,15 @@ def _joined_run_lens(first: StepResult, second: StepResult) -> IntArray:
     ones = (np.ones(len(half.token_ids), dtype=np.int32) for half in (first, second))
     own = (half.run_lens for half in (first, second))
     return np.concatenate([lens if len(lens) else one for lens, one in zip(own, ones, strict=True)])
+
+
+def _joined_num_drafts(first: StepResult, second: StepResult) -> IntArray:
+    """A half without runs has a token a sampling row, and no drafts."""
+    halves = [
+        half.num_drafts if len(half.run_lens) else np.zeros(len(half.token_ids), dtype=np.int32)
+        for half in (first, second)
+    ]
+    return np.concatenate(halves) if len(first.run_lens) or len(second.run_lens) else EMPTY
 
 
 def _joined_logprobs(first: StepResult, second: StepResult) -> tuple[TokenLogprobs | None, ...]:

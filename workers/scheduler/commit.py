@@ -18,6 +18,7 @@ from workers.scheduler.plan_draft import PendingCommit
 from workers.scheduler.request import ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.running_table import RunningTable
+from workers.speculation.policy import DraftPolicy
 
 Logprobs = tuple[TokenLogprobs | None, ...]
 
@@ -38,7 +39,9 @@ class Committer:
         ledger: Ledger,
         forecast: OutputForecast,
         clock: Callable[[], float],
+        drafts: DraftPolicy,
     ) -> None:
+        self._drafts = drafts
         self._table = table
         self._memory = memory
         self._ledger = ledger
@@ -144,15 +147,19 @@ class Committer:
         return output
 
     def _settle(self, record: PendingCommit, result: StepResult) -> None:
-        """Tell the table which drafts were wrong. Runs come first among the sampling rows."""
+        """Tell the table which drafts were wrong, or not even made. Runs come first among the
+        sampling rows."""
         counters = self._ledger.counters
-        for request, num_drafts, run_len in zip(
-            record.sampling, record.num_drafts, result.run_lens.tolist(), strict=False
+        all_verified = result.num_drafts.tolist() or record.num_drafts
+        for request, num_planned, num_verified, run_len in zip(
+            record.sampling, record.num_drafts, all_verified, result.run_lens.tolist(), strict=False
         ):
-            counters.num_draft_tokens += num_drafts
-            counters.num_accepted_draft_tokens += run_len - 1
+            if num_verified:
+                counters.num_draft_tokens += num_verified
+                counters.num_accepted_draft_tokens += run_len - 1
+                self._drafts.observe_run(num_verified, run_len - 1)
             if not request.is_ended:
-                self._table.settle(request.slot, num_drafts + 1 - run_len)
+                self._table.settle(request.slot, num_planned + 1 - run_len)
 
     def _fail(self, request: Request, error: OutputError) -> StepOutput:
         """End a request whose keys and values are in doubt: its pages are offered to nobody."""

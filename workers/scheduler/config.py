@@ -7,6 +7,7 @@ from workers.engine.encoder_input import EncoderInfo
 from workers.engine.media import MediaInfo
 from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import Retention, span_pages
+from workers.speculation.config import DraftPolicyName
 
 _MAX_CACHE_INDEX = 2**31 - 1
 
@@ -55,9 +56,10 @@ class SchedulerConfig:
     that decode rows wait for may be predicted to last; None: anything. seed: draws the seeds of
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
     rows in one step. bounded: the accounts beside the one that keeps every token.
-    max_draft_tokens: drafts that a row may verify in one step, 0 without speculation. encoder: of
-    models that have one. num_snapshots: places for states after prefixes, of a model that keeps
-    states; 0 where it keeps none. Such a model's prefixes are cached where there are places only.
+    max_draft_tokens: drafts that a row may verify in one step, 0 without speculation; draft_policy:
+    who chooses how many it does. encoder: of models that have one. num_snapshots: places for states
+    after prefixes, of a model that keeps states; 0 where it keeps none. Such a model's prefixes are
+    cached where there are places only.
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
     they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
     where the model gives none. media: what the model takes in place of placeholders, None for
@@ -82,6 +84,7 @@ class SchedulerConfig:
     seed: int | None
     bounded: tuple[BoundedAccount, ...] = ()
     max_draft_tokens: int = 0
+    draft_policy: DraftPolicyName = "fixed"
     encoder: EncoderAccount | None = None
     num_snapshots: int = 0
     product_s: tuple[float, ...] = ()

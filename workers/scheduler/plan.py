@@ -34,7 +34,8 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     that compute them; what is cached needs none. prompt_ids: the ids that occur in the prompt, each
     once, where a repetition penalty asks for them. output_ids: the output that it brings, where a
     penalty counts it or bad words go on from it. known_ids: prompt and output so far, in order,
-    where drafts are proposed. All are empty otherwise.
+    where drafts are proposed, and cache_salt: what the request shares is for requests of the same
+    salt only. All are empty otherwise.
     """
 
     slot: int
@@ -44,6 +45,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     prompt_ids: IntArray = EMPTY
     output_ids: IntArray = EMPTY
     known_ids: IntArray = EMPTY
+    cache_salt: str = ""
 
 
 class TableWrite(msgspec.Struct, frozen=True):
@@ -163,7 +165,8 @@ class StepResult(msgspec.Struct, frozen=True):
 
     token_ids: what sampling rows yield, in row order, NAN_TOKEN where logits held a NaN; logprobs
     runs parallel to it, None where not asked. run_lens (num sampling rows,): how many of token_ids
-    are each row's; empty where it is one each.
+    are each row's; empty where it is one each. num_drafts: of the same rows, how many drafts were
+    verified; empty where it is as many as the plan has.
     prompt_logprobs: by row, one entry per target id of that row's PromptLogprobRow.
     pooled: row and vector, float32 (hidden_size,), of each PooledRow: the row's last final state,
     or the sum over its new tokens' ones.
@@ -179,6 +182,7 @@ class StepResult(msgspec.Struct, frozen=True):
     chunk_has_nan: tuple[bool, ...] = ()
     failed_rows: tuple[int, ...] = ()
     run_lens: IntArray = EMPTY
+    num_drafts: IntArray = EMPTY
     pooled: tuple[tuple[int, FloatArray], ...] = ()
 
 

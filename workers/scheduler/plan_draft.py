@@ -179,6 +179,7 @@ class PlanDraft:
                 prompt_ids=prompt_ids,
                 output_ids=output_ids,
                 known_ids=known_ids,
+                cache_salt=request.cache_salt if self._sends_tokens else "",
             )
         )
         self._prefixes.append((request.slot, prefix))

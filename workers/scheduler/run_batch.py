@@ -15,6 +15,7 @@ from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.running_table import RunningTable, SlotArray
+from workers.speculation.policy import DraftPolicy
 
 
 class DecodeRows(Protocol):
@@ -30,15 +31,21 @@ class DecodeRows(Protocol):
 
 
 class RunBatcher:
-    """Rows with drafts where budget and pages allow; others as plain adds them.
+    """Rows with drafts where policy, budget and pages allow; others as plain adds them.
 
     Drafts take at most half of what a step may compute beside one token a row: prompts go on.
     """
 
     def __init__(
-        self, plain: DecodeRows, table: RunningTable, pool: PagePool, max_step_tokens: int
+        self,
+        plain: DecodeRows,
+        table: RunningTable,
+        pool: PagePool,
+        max_step_tokens: int,
+        policy: DraftPolicy,
     ) -> None:
         self._plain = plain
+        self._policy = policy
         self._table = table
         self._pool = pool
         self._max_step_tokens = max_step_tokens
@@ -62,8 +69,9 @@ class RunBatcher:
         table = self._table
         useful = table.max_total_lens[slots] - 2 - table.seq_lens[slots]
         share = (self._max_step_tokens - len(slots)) // 2 // max(len(slots), 1)
-        num_drafts: IntArray = np.minimum(table.max_drafts[slots], np.minimum(useful, share))
-        return np.maximum(num_drafts, 0)
+        most: IntArray = np.minimum(table.max_drafts[slots], np.minimum(useful, share))
+        np.maximum(most, 0, out=most)
+        return np.minimum(most, self._policy.choose(most)) if most.any() else most
 
     def _advance(self, slots: SlotArray, num_drafts: IntArray) -> DecodeDraft:
         table, page_size = self._table, np.int32(self._table.page_size)

@@ -48,6 +48,8 @@ from workers.scheduler.step_filling import EvenSteps, FilledSteps
 from workers.scheduler.step_work import StepWork
 from workers.scheduler.submission import Submission
 from workers.scheduler.waiting_queue import WaitingQueue
+from workers.speculation.policies import make_policy
+from workers.speculation.policy import DecodeShape
 
 MAX_UNCOMMITTED_PLANS = 2
 
@@ -100,8 +102,11 @@ class Scheduler:
             self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
         )
         self._prompt_step_costs = StepCostModel()
+        self._drafts = make_policy(config.draft_policy, config.max_draft_tokens)
         self._policy = self._build_policy()
-        self._committer = Committer(self._table, self._memory, self._ledger, self._forecast, clock)
+        self._committer = Committer(
+            self._table, self._memory, self._ledger, self._forecast, clock, self._drafts
+        )
         self._uncommitted: deque[PendingCommit] = deque()
         self._next_step_id = 0
 
@@ -219,12 +224,16 @@ class Scheduler:
     def observe_duration(self, plan: StepPlan, seconds: float) -> None:
         """Learn how long a plan took, from its first launch to its last token, in order of plans.
 
-        Later steps are sized by it where SchedulerConfig.target_inter_token_s is set.
+        Later steps are sized by it where SchedulerConfig.target_inter_token_s is set, and drafts
+        are chosen by it.
         """
         has_read = any(grant.source is not None for grant in plan.encoder.grants)
         has_prompts = bool((~plan.decode_rows).any())
         if (has_read or has_prompts or plan.media.added) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
+        elif self._config.max_draft_tokens and not has_prompts:
+            shape = DecodeShape(plan.batch_size, int(plan.num_new_tokens.max()) - 1)
+            self._drafts.observe_step(shape, seconds)
 
     def take_outputs(self) -> list[StepOutput]:
         """Outputs of requests aborted since the last commit(), for when no step runs."""
@@ -315,7 +324,9 @@ class Scheduler:
             self._table, self._memory, self._pool, self._retractor, forced
         )
         if config.max_draft_tokens:
-            decode = RunBatcher(decode, self._table, self._pool, config.max_step_tokens)
+            decode = RunBatcher(
+                decode, self._table, self._pool, config.max_step_tokens, self._drafts
+            )
         admission = Admission(
             self._table,
             self._memory,

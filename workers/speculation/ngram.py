@@ -8,42 +8,39 @@ from collections.abc import Sequence
 
 import torch
 
-from workers.scheduler.plan import AdmittedRequest, IntArray
+from workers.scheduler.plan import AdmittedRequest
+from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import DraftRows, Drafts, ObservedStep, ProposerNeeds
 
 MAX_NGRAM = 3
 """Places are compared by so many tokens; one that has more of them in common wins."""
 
 
 class NgramProposer:
-    """Knows the tokens of every slot. All tensors are on one device; nothing waits for it."""
+    """Reads the history of every slot. All tensors are on one device; nothing waits for it."""
 
-    def __init__(self, num_slots: int, max_context_len: int, device: torch.device) -> None:
-        self._history = torch.zeros(num_slots, max_context_len, dtype=torch.int32, device=device)
+    needs = ProposerNeeds()
+
+    def __init__(self, history: TokenHistory) -> None:
+        self._history = history
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
-        """Take over the slots of requests with their known_ids."""
-        for request in requests:
-            known = torch.from_numpy(request.known_ids.copy())
-            self._history[request.slot, : len(known)] = known.to(self._history.device)
+        """The history has all there is to know."""
 
-    def extend(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Token ids that stand at positions of slots, all int64 (n,)."""
-        self._history[slots, positions] = token_ids.int()
+    def observe(self, step: ObservedStep) -> None:
+        """The history has all there is to know."""
 
-    def propose(self, slots: IntArray, lens: IntArray, num_drafts: int) -> torch.Tensor:
-        """What may follow the first lens (n,) tokens of slots (n,): int64 (n, num_drafts).
-
-        Every row has drafts: where no place ends alike, they are the beginning of the text.
-        """
-        width = int(lens.max())
-        device = self._history.device
-        rows = torch.from_numpy(slots.astype("int64")).to(device)
-        history = self._history[rows, :width]
-        last = torch.from_numpy(lens.astype("int64")).to(device).unsqueeze(1) - 1
+    def propose(self, rows: DraftRows) -> Drafts:
+        """Every row has drafts: where no place ends alike, they are the beginning of the text."""
+        width = int(rows.lens.max())
+        device = self._history.token_ids.device
+        slots = torch.from_numpy(rows.slots.astype("int64")).to(device)
+        history = self._history.token_ids[slots, :width]
+        last = torch.from_numpy(rows.lens.astype("int64")).to(device).unsqueeze(1) - 1
         ends = self._best_ends(history, last)
         # A place near the end is followed by less than is wanted: it repeats itself.
-        steps = torch.arange(num_drafts, device=device) % (last - ends)
-        return history.gather(1, ends + 1 + steps).long()
+        steps = torch.arange(rows.width, device=device) % (last - ends)
+        return Drafts(history.gather(1, ends + 1 + steps).long(), rows.max_drafts)
 
     def _best_ends(self, history: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Where the place ends that has the most of the last tokens in common, the latest of

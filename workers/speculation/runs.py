@@ -5,9 +5,7 @@ been sampled at its position: no draft changes what a request gets. Tokens behin
 draft are dropped; their keys and values are overwritten by the next run or never read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -16,25 +14,9 @@ import torch
 
 from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import start_download
-from workers.scheduler.plan import (
-    LAST_SAMPLED_TOKEN,
-    AdmittedRequest,
-    IntArray,
-    StepPlan,
-    StepResult,
-)
-
-
-class Proposer(Protocol):
-    """Drafts for the slots of one rank. Ranks of a group propose alike."""
-
-    def admit(self, requests: Sequence[AdmittedRequest]) -> None: ...
-
-    def extend(
-        self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
-    ) -> None: ...
-
-    def propose(self, slots: IntArray, lens: IntArray, num_drafts: int) -> torch.Tensor: ...
+from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan, StepResult
+from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import DraftRows, Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +47,8 @@ class SampledRuns(SampledTokens):
             every.token_ids[holds],
             tuple([every.logprobs[index] for index in holds] if every.logprobs else ()),
             run_lens=run_lens,
+            num_drafts=self.num_samples - np.int32(1),
         )
-
-
-def run_lens_of(
-    token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
-) -> torch.Tensor:
-    """How many samples of each row hold: those up to the first whose draft was another one.
-
-    token_ids, input_ids: int64 (sum of num_samples,), what was sampled, and what it was sampled
-    behind, row after row. num_samples: host int32 (n,). Returns int64 (n,).
-    """
-    width = int(num_samples.max())
-    starts = np.cumsum(num_samples) - num_samples
-    places = torch.from_numpy(starts[:, None] + np.arange(width)).to(token_ids.device)
-    has_draft = torch.from_numpy(np.arange(1, width) < num_samples[:, None]).to(token_ids.device)
-    last = len(token_ids) - 1
-    drafts = input_ids[places[:, 1:].clamp(max=last)]
-    is_right = (token_ids[places[:, :-1].clamp(max=last)] == drafts) & has_draft
-    return 1 + is_right.long().cumprod(dim=1).sum(dim=1)
 
 
 class HostRuns:
@@ -92,16 +57,19 @@ class HostRuns:
     A plan's lengths are upper bounds; here stands how many tokens every slot has in the pool.
     """
 
-    def __init__(self, num_slots: int, table: torch.Tensor, proposer: Proposer) -> None:
+    def __init__(self, table: torch.Tensor, history: TokenHistory, proposer: Proposer) -> None:
         """table: int32 (num_slots, max_context_len) on the CPU, req_to_token."""
-        self._lens: IntArray = np.zeros(num_slots, dtype=np.int32)
+        self._lens: IntArray = np.zeros(len(table), dtype=np.int32)
         self._table: IntArray = table.numpy()
+        self._history = history
         self._proposer = proposer
 
     def exact(self, plan: StepPlan) -> StepPlan:
-        """The plan with true lengths and places, and with the drafts. May be called again until
-        the plan's samples are taken in."""
-        self._proposer.admit(plan.admitted)
+        """The plan with true lengths and places, and with the drafts, of which a row may have fewer
+        than planned. May be called again until the plan's samples are taken in."""
+        if plan.admitted:
+            self._history.admit(plan.admitted)
+            self._proposer.admit(plan.admitted)
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
         # Of prompts the host knows the length, whatever becomes of their rows.
@@ -112,14 +80,12 @@ class HostRuns:
             return plan
         prefix_lens = plan.prefix_lens.copy()
         prefix_lens[rows] = self._lens[plan.slots[rows]]
-        num_new = plan.num_new_tokens[rows]
-        tokens = _ranges(starts[rows], num_new)
-        return msgspec.structs.replace(
-            plan,
-            prefix_lens=prefix_lens,
-            out_cache_loc=self._places(plan, rows, tokens),
-            input_ids=self._input_ids(plan, rows, tokens),
+        tokens = _ranges(starts[rows], plan.num_new_tokens[rows])
+        placed = msgspec.structs.replace(
+            plan, prefix_lens=prefix_lens, out_cache_loc=self._places(plan, rows, tokens)
         )
+        runs = rows[plan.num_new_tokens[rows] > 1]
+        return self._with_drafts(placed, runs) if len(runs) else placed
 
     def take_in(
         self,
@@ -131,7 +97,7 @@ class HostRuns:
     ) -> None:
         """What was sampled, at which positions of which slots: int32 (sum of num_samples,) both."""
         rows, columns = (torch.from_numpy(own.astype(np.int64)) for own in (slots, positions))
-        self._proposer.extend(rows, columns, token_ids)
+        self._history.extend(rows, columns, token_ids)
         starts = np.cumsum(num_samples) - num_samples
         self._lens[slots[starts]] = positions[starts] + run_lens.numpy() - 1
 
@@ -147,20 +113,43 @@ class HostRuns:
         places[tokens] = self._table[of_tokens, _ranges(self._lens[slots], num_new)]
         return places
 
-    def _input_ids(
-        self, plan: StepPlan, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
-    ) -> IntArray:
-        num_drafts = plan.num_new_tokens[rows] - 1
-        most = int(num_drafts.max())
-        if not most:
-            return plan.input_ids
-        slots = plan.slots[rows]
-        drafts = self._proposer.propose(slots, self._lens[slots] + 1, most).numpy()
-        last = np.full((len(rows), 1), LAST_SAMPLED_TOKEN)
-        runs = np.concatenate([last, drafts], axis=1)
+    def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
+        """runs: the rows that want drafts."""
+        slots = plan.slots[runs]
+        most = plan.num_new_tokens[runs] - np.int32(1)
+        drafts = self._proposer.propose(DraftRows(slots, self._lens[slots] + 1, most))
+        starts = np.cumsum(plan.num_new_tokens)[runs] - plan.num_new_tokens[runs]
+        columns = np.arange(most.max(initial=0))
+        places = starts[:, None] + 1 + columns
         input_ids = plan.input_ids.copy()
-        input_ids[tokens] = runs[np.arange(1 + most) <= num_drafts[:, None]]
-        return input_ids
+        filled = columns < drafts.num_drafts[:, None]
+        input_ids[places[filled]] = drafts.token_ids.numpy()[filled]
+        filled_plan = msgspec.structs.replace(plan, input_ids=input_ids)
+        if (drafts.num_drafts == most).all():
+            return filled_plan
+        unfilled = places[(columns < most[:, None]) & ~filled]
+        return _without_tokens(filled_plan, unfilled, runs, 1 + drafts.num_drafts)
+
+
+def _without_tokens(
+    plan: StepPlan,
+    tokens: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    num_new: IntArray,
+) -> StepPlan:
+    """The plan without these of its tokens, so that rows keep num_new, int32 (len(rows),), each."""
+    kept = np.ones(plan.num_tokens, dtype=np.bool_)
+    kept[tokens] = False
+    num_new_tokens, samples = plan.num_new_tokens.copy(), plan.samples.copy()
+    num_new_tokens[rows] = samples[rows] = num_new
+    return msgspec.structs.replace(
+        plan,
+        is_decode=bool((num_new_tokens == 1).all()),
+        num_new_tokens=num_new_tokens,
+        samples=samples,
+        input_ids=plan.input_ids[kept],
+        out_cache_loc=plan.out_cache_loc[kept],
+    )
 
 
 def _ranges(starts: npt.NDArray[np.integer], lens: IntArray) -> npt.NDArray[np.int64]:

@@ -115,3 +115,12 @@ def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> No
 def test_as_many_drafts_are_refused_by_name(max_draft_tokens: int) -> None:
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         EngineConfig(speculative="ngram", max_draft_tokens=max_draft_tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("lookup", "one of ngram"), ("", "one of ngram"), ("ngram:builtin", "ngram runs no model")],
+)
+def test_a_method_that_is_none_is_refused_by_the_names_of_those_there_are(text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(speculative=text)

@@ -7,7 +7,10 @@ import torch
 
 from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, NAN_TOKEN, StepPlan
-from workers.speculation.runs import HostRuns, SampledRuns, run_lens_of
+from workers.speculation.chain import ChainVerifier
+from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import DraftRows, Drafts, ProposerNeeds
+from workers.speculation.runs import HostRuns, SampledRuns
 
 
 def int32(*values: int) -> np.ndarray:
@@ -31,8 +34,11 @@ def int32(*values: int) -> np.ndarray:
 def test_a_run_holds_up_to_the_first_wrong_draft(
     token_ids: list[int], input_ids: list[int], num_samples: list[int], run_lens: list[int]
 ):
-    found = run_lens_of(torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples))
-    assert found.tolist() == run_lens
+    found = ChainVerifier().accept(
+        torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples)
+    )
+    assert found.run_lens.tolist() == run_lens
+    assert found.kept is None
 
 
 def test_only_what_holds_is_told_to_the_host():
@@ -46,25 +52,35 @@ def test_only_what_holds_is_told_to_the_host():
     result = sampled.start_download().read()
     assert result.token_ids.tolist() == [5, NAN_TOKEN, NAN_TOKEN]
     assert result.run_lens.tolist() == [2, 1]
+    assert result.num_drafts.tolist() == [2, 1]
     plain = SampledTokens(sampled.token_ids, sampled.has_nan, None).read()
     assert plain.token_ids.tolist() == [5, NAN_TOKEN, 7, NAN_TOKEN, 9]
 
 
 class CountingProposer:
-    """Drafts 100, 101, ... behind a text of any length; remembers what it was told."""
+    """Drafts 100, 101, ... behind a text of any length, num_known at most; remembers the lengths
+    that it was asked for."""
 
-    def __init__(self) -> None:
+    needs = ProposerNeeds()
+
+    def __init__(self, num_known: int = 9) -> None:
         self.lens: list[list[int]] = []
-        self.told: list[list[int]] = []
+        self._num_known = num_known
 
     def admit(self, requests: object) -> None: ...
 
-    def extend(self, slots: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor):
-        self.told.append(positions.tolist())
+    def observe(self, step: object) -> None: ...
 
-    def propose(self, slots: np.ndarray, lens: np.ndarray, num_drafts: int) -> torch.Tensor:
-        self.lens.append(lens.tolist())
-        return (100 + torch.arange(num_drafts)).expand(len(slots), -1)
+    def propose(self, rows: DraftRows) -> Drafts:
+        self.lens.append(rows.lens.tolist())
+        drafts = (100 + torch.arange(rows.width)).expand(len(rows.slots), -1)
+        return Drafts(drafts, np.minimum(rows.max_drafts, np.int32(self._num_known)))
+
+
+def runs_of(proposer: CountingProposer) -> tuple[HostRuns, torch.Tensor, TokenHistory]:
+    """Of two slots, with their table and their tokens."""
+    table, history = torch.zeros(2, 32, dtype=torch.int32), TokenHistory(2, 32, torch.device("cpu"))
+    return HostRuns(table, history, proposer), table, history
 
 
 def plan_of(bound: int, first_page_place: int) -> StepPlan:
@@ -82,10 +98,9 @@ def plan_of(bound: int, first_page_place: int) -> StepPlan:
 
 
 def test_a_plans_upper_bounds_become_true_lengths():
-    table = torch.zeros(2, 32, dtype=torch.int32)
-    table[1, :10] = torch.arange(40, 50)
     proposer = CountingProposer()
-    runs = HostRuns(2, table, proposer)
+    runs, table, history = runs_of(proposer)
+    table[1, :10] = torch.arange(40, 50)
     runs.take_in(int32(1), int32(10), torch.tensor([5]), torch.tensor([1]), int32(1))
     first = runs.exact(plan_of(10, 20))
     assert first.prefix_lens.tolist() == [10, 3]
@@ -98,20 +113,35 @@ def test_a_plans_upper_bounds_become_true_lengths():
     assert second.prefix_lens.tolist() == [12, 3]
     assert second.out_cache_loc.tolist() == [22, 23, 24, 25, 60, 61]
     assert proposer.lens == [[11], [13]]
-    assert proposer.told == [[10], [11, 12, 13, 14]]
+    assert history.token_ids[1, 10:15].tolist() == [5, 0, 1, 2, 3]
     # Pages of the upper bound are there for the step after that.
     assert table[1, 14:18].tolist() == [24, 25, 26, 27]
 
 
+@pytest.mark.parametrize("num_known", [0, 2])
+def test_a_row_has_no_more_drafts_than_its_proposer_knows(num_known: int):
+    runs, table, _ = runs_of(CountingProposer(num_known))
+    runs.take_in(int32(1), int32(10), torch.tensor([5]), torch.tensor([1]), int32(1))
+    plan = runs.exact(plan_of(10, 20))
+    length = 1 + num_known
+    assert plan.num_new_tokens.tolist() == [length, 2]
+    assert plan.samples.tolist() == [length, 0]
+    assert plan.input_ids.tolist() == [LAST_SAMPLED_TOKEN, *range(100, 100 + num_known), 8, 9]
+    assert plan.out_cache_loc.tolist() == [*range(20, 20 + length), 60, 61]
+    assert not plan.is_decode
+    # The table knows the places of the upper bound all the same.
+    assert table[1, 10:14].tolist() == [20, 21, 22, 23]
+
+
 def test_a_plan_without_such_rows_is_left_alone():
-    runs = HostRuns(2, torch.zeros(2, 32, dtype=torch.int32), CountingProposer())
+    runs, _, _ = runs_of(CountingProposer())
     plan = msgspec.structs.replace(plan_of(10, 20), input_ids=int32(*range(6)))
     assert runs.exact(plan) is plan
 
 
 def test_a_prompts_length_is_known_whatever_becomes_of_its_row():
     """A row that failed is never taken in; the slot's next row must not go on from its old one."""
-    runs = HostRuns(2, torch.zeros(2, 32, dtype=torch.int32), CountingProposer())
+    runs, _, _ = runs_of(CountingProposer())
     runs.take_in(int32(1), int32(25), torch.tensor([5]), torch.tensor([1]), int32(1))
     prompt = msgspec.structs.replace(
         plan_of(4, 20), samples=int32(0, 0), input_ids=int32(*range(6)), prefix_lens=int32(4, 3)
