@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -43,7 +44,7 @@ from workers.config import (
     ModelImpl,
 )
 from workers.errors import ConfigError
-from workers.speculation.config import DraftPolicyName
+from workers.speculation.config import DraftPolicyName, SpeculativeConfig
 
 ENV_PREFIX = "TESSERA_"
 ENV_SEPARATOR = "__"
@@ -55,6 +56,12 @@ class _Settings(BaseModel):
 
 # A name of a model as clients write it. Unlike a folder's own name it is free of what URLs escape.
 ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+
+
+def _checked_method(text: str) -> str:
+    """Named by its own key where it is none."""
+    SpeculativeConfig.parse(text, 1, "fixed")
+    return text
 
 
 class EngineSettings(_Settings):
@@ -100,9 +107,9 @@ class EngineSettings(_Settings):
     enable_overlap: bool = True
     enable_cuda_graphs: bool = True
     enable_peer_memory: bool = True
-    speculative: str | None = None
+    speculative: Annotated[str, AfterValidator(_checked_method)] | None = None
     max_draft_tokens: int = 4
-    draft_policy: DraftPolicyName = "fixed"
+    draft_policy: DraftPolicyName = "adaptive"
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False

@@ -94,7 +94,7 @@ class EngineConfig:
     enable_peer_memory: bool = True
     speculative: str | None = None
     max_draft_tokens: int = 4
-    draft_policy: DraftPolicyName = "fixed"
+    draft_policy: DraftPolicyName = "adaptive"
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False

@@ -35,6 +35,7 @@ def config_for(tp_size: int, speculative: str | None = None) -> EngineConfig:
         kv_cache_bytes=8 << 20,
         num_cpu_threads=1,
         speculative=speculative,
+        draft_policy="fixed",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 from workers.errors import ConfigError
 
 Method = Literal["ngram"]
-DraftPolicyName = Literal["fixed"]
+DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -20,8 +20,8 @@ METHODS_WITH_MODEL: frozenset[str] = frozenset()
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """method: who proposes. model: the folder or built-in name of what it runs; "" where it runs
-    none. max_draft_tokens: of a row and step, 1 to MAX_DRAFT_TOKENS. policy: "fixed" takes
-    max_draft_tokens always.
+    none. max_draft_tokens: of a row and step, 1 to MAX_DRAFT_TOKENS. policy: "adaptive" chooses the
+    length of every step by measurement, none included; "fixed" takes max_draft_tokens always.
     """
 
     method: Method

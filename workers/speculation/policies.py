@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from workers.speculation.adaptive import AdaptiveLength
 from workers.speculation.config import DraftPolicyName
 from workers.speculation.policy import DraftPolicy, FixedLength
 
@@ -11,4 +12,7 @@ def make_policy(name: DraftPolicyName, max_draft_tokens: int) -> DraftPolicy:
     return _POLICIES[name](max_draft_tokens)
 
 
-_POLICIES: dict[DraftPolicyName, Callable[[int], DraftPolicy]] = {"fixed": FixedLength}
+_POLICIES: dict[DraftPolicyName, Callable[[int], DraftPolicy]] = {
+    "adaptive": AdaptiveLength,
+    "fixed": FixedLength,
+}

@@ -20,7 +20,7 @@ class DraftPolicy(Protocol):
         ...
 
     def observe_run(self, num_drafts: int, num_accepted: int) -> None:
-        """A row verified so many drafts, at least one, and so many of them were right."""
+        """A row was to verify so many drafts, at least one, and so many were made and right."""
         ...
 
     def observe_step(self, shape: DecodeShape, seconds: float) -> None:

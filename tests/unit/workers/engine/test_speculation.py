@@ -50,7 +50,11 @@ def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
     prompts = prompts_of(rng)
     sampling = [sampling_of(rng, index) for index in range(NUM_REQUESTS)]
     config = EngineConfig(
-        device="cpu", num_cpu_threads=1, check_integrity_when_idle=True, **settings
+        device="cpu",
+        num_cpu_threads=1,
+        check_integrity_when_idle=True,
+        draft_policy="fixed",
+        **settings,
     )
     engine = Engine.from_config(config)
     try:
@@ -94,7 +98,9 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=60, logit_bias={7: 100.0})
     steps = []
     for speculative in (None, "ngram"):
-        engine = Engine.from_config(EngineConfig(speculative=speculative, num_cpu_threads=1))
+        engine = Engine.from_config(
+            EngineConfig(speculative=speculative, draft_policy="fixed", num_cpu_threads=1)
+        )
         try:
             engine.generate([phrase], sampling)
             steps.append(engine.stats().num_steps)

@@ -1,0 +1,88 @@
+"""The length that pays is found, kept, and left when it no longer pays."""
+
+import numpy as np
+import pytest
+
+from benchmarks.draft_lengths import (
+    MAX_DRAFT_TOKENS,
+    PretendedDevice,
+    chance_of,
+    shares,
+    tokens_per_s,
+)
+from workers.speculation.adaptive import AdaptiveLength
+from workers.speculation.policy import DecodeShape, FixedLength
+from workers.speculation.step_seconds import StepSeconds
+
+MOST = np.full(4, MAX_DRAFT_TOKENS, dtype=np.int32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 64, 256])
+@pytest.mark.parametrize("acceptance_length", [1.0, 1.3, 2.0, 4.0])
+def test_it_is_never_slower_than_plain_steps_nor_than_the_best_length(
+    num_rows: int, acceptance_length: float
+):
+    of_best, of_plain = shares(AdaptiveLength, num_rows, acceptance_length, num_steps=600)
+    assert of_best >= 0.98
+    assert of_plain >= 0.98
+    if acceptance_length == 4.0:
+        assert of_plain > 1.3
+
+
+def test_a_fixed_length_is_slower_where_nothing_is_right():
+    _, of_plain = shares(FixedLength, 256, 1.0, num_steps=50)
+    assert of_plain < 0.3
+
+
+def test_what_is_accepted_may_change_both_ways():
+    policy, device = AdaptiveLength(MAX_DRAFT_TOKENS), PretendedDevice()
+    lengths = []
+    for acceptance_length in (1.0, 4.0, 1.0):
+        tokens_per_s(policy, device, 16, chance_of(acceptance_length), 800)
+        lengths.append([policy.choose(np.full(16, 8, dtype=np.int32)) for _ in range(20)])
+    without, with_drafts, without_again = (float(np.median(own)) for own in lengths)
+    assert (without, without_again) == (0, 0)
+    assert with_drafts >= 6
+
+
+def test_rows_that_may_have_none_count():
+    """One row in thirty-two that may have drafts does not pay for a step of all."""
+    most = np.zeros(32, dtype=np.int32)
+    most[0] = 8
+    policy = AdaptiveLength(8)
+    for _ in range(300):
+        num_drafts = policy.choose(most)
+        if num_drafts:
+            policy.observe_run(num_drafts, num_drafts)
+        policy.observe_step(DecodeShape(32, num_drafts), 1e-3 * (1.0 + 0.1 * num_drafts))
+    taken = [policy.choose(most) for _ in range(100)]
+    assert taken.count(0) > 90
+    assert policy.choose(np.full(32, 8, dtype=np.int32)) > 0
+
+
+def test_no_drafts_before_a_plain_step_was_measured():
+    policy = AdaptiveLength(4)
+    assert policy.choose(MOST) == 0
+    policy.observe_step(DecodeShape(4, 0), 1e-3)
+    assert policy.choose(MOST) > 0
+
+
+def test_seconds_are_measured_or_follow_from_their_neighbours():
+    seconds = StepSeconds([0, 2, 4, 8])
+    assert seconds.predict(16) is None
+    # The first step of a shape prepares the device.
+    for own in (9e-3, 1e-3, 1.2e-3):
+        seconds.add(16, 0, own)
+    guessed = seconds.predict(16)
+    assert guessed is not None
+    assert guessed.tolist() == pytest.approx([1e-3, 1.2e-3, 1.4e-3, 1.8e-3])
+    seconds.add(16, 2, 2e-3)
+    filled = seconds.predict(15)
+    assert filled is not None
+    assert filled.tolist() == pytest.approx([1e-3, 1.5e-3, 2e-3, 3e-3])
+    # Of other numbers of rows: as much longer than a plain step as here.
+    assert seconds.predict(3) is None
+    seconds.add(3, 0, 5e-4)
+    there = seconds.predict(3)
+    assert there is not None
+    assert there.tolist() == pytest.approx([5e-4, 7.5e-4, 1e-3, 1.5e-3])

@@ -1,0 +1,135 @@
+"""The default policy: the length that brings the most tokens a second, measured, none included.
+
+What a length brings is known from how often drafts of each place were right, what it costs from the
+seconds of steps by rows and length. The length in use changes only for one that is better by some
+margin. Others are tried now and then, so that figures do not age: what that may cost is a small
+share of the time (a budget of regret), and what a trial did cost is paid before the next one.
+"""
+
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.kv_cache.radix_node import IntArray
+from workers.speculation.policy import DecodeShape
+from workers.speculation.step_seconds import StepSeconds
+
+_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Few, so that a device has few shapes of steps to be prepared for."""
+_MARGIN = 1.01
+_TRIAL_SHARE = 0.005
+"""Of the time, what trials may cost."""
+_MAX_SAVED_STEPS = 4.0
+"""Trials that were not made are not made up for: so many steps' time is saved for them at most."""
+_MEMORY = 0.98
+"""What counts of earlier runs after each step that verifies some."""
+_PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
+
+Rates = npt.NDArray[np.float64]
+
+
+class Acceptance:
+    """How often a draft was right where those before it were, by its place."""
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self._num_tried = np.full(max_draft_tokens, 0.0)
+        self._num_right = np.full(max_draft_tokens, 0.0)
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """One that was asked for and not made counts as wrong."""
+        self._num_tried[: min(num_accepted + 1, num_drafts)] += 1.0
+        self._num_right[:num_accepted] += 1.0
+
+    def fade(self) -> None:
+        """Earlier runs count for less from here on."""
+        self._num_tried *= _MEMORY
+        self._num_right *= _MEMORY
+
+    def chances(self) -> Rates:
+        """That the first j + 1 drafts are all right, float64 (max_draft_tokens,). Of places that
+        were hardly tried the place before says what to expect."""
+        chance, all_right = _PRIOR_RIGHT, 1.0
+        chances = np.empty(len(self._num_tried))
+        for place, (tried, right) in enumerate(
+            zip(self._num_tried.tolist(), self._num_right.tolist(), strict=True)
+        ):
+            chance = (right + _PRIOR_RUNS * chance) / (tried + _PRIOR_RUNS)
+            all_right *= chance
+            chances[place] = all_right
+        return chances
+
+
+class AdaptiveLength:
+    """See DraftPolicy and the head of this file. Knows no clock: seconds are told."""
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self._lengths = [one for one in _LENGTHS if one < max_draft_tokens] + [max_draft_tokens]
+        self._columns = np.array(self._lengths)
+        self._acceptance = Acceptance(max_draft_tokens)
+        self._seconds = StepSeconds(self._lengths)
+        self._chosen = 0
+        self._saved_s = 0.0
+        # When each length was last taken, in steps.
+        self._taken_at = np.zeros(len(self._lengths), dtype=np.int64)
+        self._num_steps = 0
+
+    def choose(self, most: IntArray) -> int:
+        """See DraftPolicy."""
+        self._num_steps += 1
+        num_rows = len(most)
+        costs = self._seconds.predict(num_rows)
+        if costs is None:
+            return 0
+        rates = self._tokens(most) / costs
+        best = int(rates.argmax())
+        if rates[best] > rates[self._chosen] * _MARGIN:
+            self._chosen = best
+        index = self._trial(rates, costs)
+        self._taken_at[index] = self._num_steps
+        return self._lengths[index]
+
+    def observe_run(self, num_drafts: int, num_accepted: int) -> None:
+        """See DraftPolicy."""
+        self._acceptance.add(num_drafts, num_accepted)
+
+    def observe_step(self, shape: DecodeShape, seconds: float) -> None:
+        """See DraftPolicy."""
+        index = min(bisect_left(self._lengths, shape.num_drafts), len(self._lengths) - 1)
+        self._seconds.add(shape.num_rows, index, seconds)
+        if shape.num_drafts:
+            self._acceptance.fade()
+        most_s = _MAX_SAVED_STEPS * seconds
+        self._saved_s = min(self._saved_s + _TRIAL_SHARE * seconds, most_s)
+        if index != self._chosen:
+            self._pay(shape.num_rows, index, seconds)
+
+    def _pay(self, num_rows: int, index: int, seconds: float) -> None:
+        """For a step that did not have the chosen length: the time that one would have saved."""
+        costs = self._seconds.predict(num_rows)
+        if costs is None:
+            return
+        tokens = self._tokens(np.full(num_rows, self._lengths[-1], dtype=np.int32))
+        chosen_s = tokens[index] * costs[self._chosen] / tokens[self._chosen]
+        self._saved_s -= max(seconds - float(chosen_s), 0.0)
+
+    def _tokens(self, most: IntArray) -> Rates:
+        """Tokens that a step is expected to bring at each length, float64 (num lengths,)."""
+        longest = self._lengths[-1]
+        counts = np.bincount(np.minimum(most, longest), minlength=longest + 1)
+        num_rows_with = counts[::-1].cumsum()[::-1]
+        gained = np.concatenate([[0.0], (num_rows_with[1:] * self._acceptance.chances()).cumsum()])
+        tokens: Rates = len(most) + gained[self._columns]
+        return tokens
+
+    def _trial(self, rates: Rates, costs: Rates) -> int:
+        """The chosen length, or one whose turn it is: not taken for long, for little loss."""
+        losses_s = costs * np.maximum(1.0 - rates / rates[self._chosen], 0.0)
+        ages = self._num_steps - self._taken_at
+        ages[self._chosen] = 0
+        gain = ages / (losses_s + _TRIAL_SHARE * costs)
+        index = int(gain.argmax())
+        is_due = ages[index] > 1.0 / _TRIAL_SHARE or self._taken_at[index] == 0
+        if is_due and losses_s[index] <= self._saved_s:
+            return index
+        return self._chosen
