@@ -111,7 +111,7 @@ def test_ranks_propose_verify_and_mask_alike():
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
     answer = answer_of(alone)
     alone.close()
-    with engine_of_two(Starter(), threading.Event(), "ngram") as engine:
+    with engine_of_two(Starter(), threading.Event(), "suffix") as engine:
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         assert engine.stats().num_draft_tokens > 0
         assert answer_of(engine) == answer

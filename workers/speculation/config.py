@@ -8,7 +8,7 @@ from typing import Literal, Self, get_args
 
 from workers.errors import ConfigError
 
-Method = Literal["ngram"]
+Method = Literal["ngram", "suffix"]
 DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32

@@ -36,4 +36,13 @@ def _ngram(context: ProposerContext) -> Proposer:
     return NgramProposer(context.history)
 
 
-_BUILDERS: dict[Method, Callable[[ProposerContext], Proposer]] = {"ngram": _ngram}
+def _suffix(context: ProposerContext) -> Proposer:
+    from workers.speculation.suffix import SuffixProposer
+
+    return SuffixProposer(context.history)
+
+
+_BUILDERS: dict[Method, Callable[[ProposerContext], Proposer]] = {
+    "ngram": _ngram,
+    "suffix": _suffix,
+}

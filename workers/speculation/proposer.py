@@ -85,7 +85,8 @@ class Proposer(Protocol):
     def needs(self) -> ProposerNeeds: ...
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
-        """These take their slots over. May come again for a step that is launched again."""
+        """These take their slots over; TokenHistory still has what stood there. May come again for
+        a step that is launched again."""
         ...
 
     def propose(self, rows: DraftRows) -> Drafts:

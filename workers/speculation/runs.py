@@ -68,8 +68,8 @@ class HostRuns:
         """The plan with true lengths and places, and with the drafts, of which a row may have fewer
         than planned. May be called again until the plan's samples are taken in."""
         if plan.admitted:
-            self._history.admit(plan.admitted)
             self._proposer.admit(plan.admitted)
+            self._history.admit(plan.admitted)
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
         # Of prompts the host knows the length, whatever becomes of their rows.

@@ -29,16 +29,18 @@ def prompts_of(rng: random.Random) -> list[list[int]]:
 
 
 def sampling_of(rng: random.Random, index: int) -> SamplingParams:
+    max_tokens = rng.randrange(1, 40)
     return SamplingParams(
         temperature=rng.choice([0.0, 0.0, 0.7, 1.0]),
         seed=index,
-        max_tokens=rng.randrange(1, 40),
-        min_tokens=0,
+        max_tokens=max_tokens,
+        min_tokens=min(max_tokens, rng.choice([0, 0, 6])),
         top_k=rng.choice([0, 5]),
         top_p=rng.choice([1.0, 0.9]),
         logprobs=rng.choice([None, 2]),
         prompt_logprobs=rng.choice([None, None, 1]),
         presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.5]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.0, 1.2]),
         logit_bias=rng.choice([{}, {}, {7: 3.0}]),
         ignore_eos=rng.random() < 0.5,
         stop_token_ids=rng.choice([(), (11, 12)]),
@@ -53,8 +55,7 @@ def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
         device="cpu",
         num_cpu_threads=1,
         check_integrity_when_idle=True,
-        draft_policy="fixed",
-        **settings,
+        **{"draft_policy": "fixed", **settings},
     )
     engine = Engine.from_config(config)
     try:
@@ -72,14 +73,15 @@ def plain() -> list[GenerateResult]:
     "settings",
     [
         {"page_size": 16},
-        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 7},
+        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 7, "speculative": "suffix"},
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+        {"page_size": 16, "speculative": "suffix", "draft_policy": "adaptive"},
         {"page_size": 64, "enable_mixed_batches": False, "max_running_requests": 3},
     ],
-    ids=["page_16", "page_1_retracted", "page_4_chunked", "page_64_by_turns"],
+    ids=["page_16", "page_1_retracted", "page_4_chunked", "adaptive", "page_64_by_turns"],
 )
 def test_texts_are_the_same(plain: list[GenerateResult], settings: Mapping[str, Any]) -> None:
-    results, stats = run(speculative="ngram", **settings)
+    results, stats = run(**{"speculative": "ngram", **settings})
     for expected, found in zip(plain, results, strict=True):
         assert found.token_ids == expected.token_ids
         assert (found.finish_reason, found.stop_token_id) == (
