@@ -85,6 +85,7 @@ class EngineSettings(_Settings):
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
+    ep_size: int = 1
     attention_backend: str | None = None
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None

@@ -16,6 +16,9 @@ ModelImpl = Literal["auto", "native", "transformers"]
 class EngineConfig:
     """One engine: one model on tp_size ranks.
 
+    ep_size: into so many parts of the ranks the experts of a mixture are divided; the ranks of a
+    part, tp_size / ep_size of them, cut the width of each. 1 cuts the width over all ranks.
+
     model: "builtin", "builtin-draft" or a folder in Hugging Face layout with safetensors weights.
     served_model_name: what ModelInfo calls it; None takes the built-in's name or the folder's.
     device: "auto" takes CUDA when there is any. dtype "auto": the checkpoint's own on CUDA, float32
@@ -71,6 +74,7 @@ class EngineConfig:
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1
+    ep_size: int = 1
     attention_backend: str | None = None
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
@@ -121,6 +125,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = (
             "tp_size",
+            "ep_size",
             "kv_cache_bytes",
             "weights_cache_bytes",
             "max_running_requests",
@@ -133,6 +138,7 @@ class EngineConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._check_ranks()
         if self.speculation is not None:
             self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):
@@ -156,6 +162,13 @@ class EngineConfig:
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.tp_size % self.ep_size:
+            raise ConfigError(
+                f"ep_size={self.ep_size} does not divide tp_size={self.tp_size}: experts are "
+                "divided over equal parts of the ranks"
             )
 
     def _check_deterministic(self) -> None:

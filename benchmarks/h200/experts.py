@@ -19,12 +19,16 @@ import triton
 from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
 from workers.layers.cuda.expert_routing import choose_by_softmax, group
-from workers.layers.cuda.experts import FusedExperts
-from workers.layers.experts_spec import ExpertsSpec
+from workers.layers.cuda.experts import GroupedMixture
+from workers.layers.moe.experts import Experts
+from workers.layers.moe.mixture import MixtureOfExperts
+from workers.layers.moe.routing import SoftmaxRouting
+from workers.layers.moe.spec import MixtureSpec, SharedExperts
 from workers.layers.sharding import ShardContext
 from workers.parallel.group import SingleRank
 
-SPEC = ExpertsSpec(64, 6, 2, 1408, "softmax", 1, 1, 1.0, False)
+ROUTING = SoftmaxRouting(6, is_normed=False)
+SPEC = MixtureSpec(64, 1408, ROUTING, shared=SharedExperts(2))
 HIDDEN_SIZE = 2048
 NUM_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 REPEATS = 20
@@ -33,7 +37,7 @@ KEPT = 3
 
 def candidates(num_tokens: int) -> list[ExpertTiles]:
     """What may be worth a try for so many tokens."""
-    rows = num_tokens * SPEC.num_chosen // SPEC.num_routed
+    rows = num_tokens * ROUTING.num_chosen // SPEC.num_experts
     if rows <= 16:
         shapes = product((16,), (32, 64), (128, 256), (3, 5), (4,))
     elif rows <= 64:
@@ -51,11 +55,11 @@ def seconds(run: Callable[[], object]) -> float:
         return float("inf")
 
 
-def sweep(layer: FusedExperts, x: torch.Tensor) -> None:
-    logits = torch.randn(x.shape[0], SPEC.num_routed, device=x.device)
-    chosen = choose_by_softmax(logits, SPEC.num_chosen, SPEC.num_shared, SPEC.factor)
+def sweep(layer: Experts, x: torch.Tensor) -> None:
+    logits = torch.randn(x.shape[0], SPEC.num_experts, device=x.device)
+    chosen = choose_by_softmax(logits, ROUTING.num_chosen, SPEC.num_pieces, ROUTING.factor)
     num_read = int((chosen.counts > 0).sum())
-    width = SPEC.num_chosen + SPEC.num_shared
+    width = SPEC.num_choices
     found: dict[str, list[tuple[float, ExpertTiles]]] = {"activate": [], "project": []}
     for tiles in candidates(x.shape[0]):
         grouped = group(chosen, tiles.block_rows)
@@ -81,13 +85,16 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    layer = FusedExperts(SPEC, HIDDEN_SIZE, ShardContext(SingleRank(), torch.bfloat16, device))
-    for parameter in layer.parameters():
+    mixture = MixtureOfExperts(
+        SPEC, HIDDEN_SIZE, ShardContext(SingleRank(), torch.bfloat16, device)
+    )
+    for parameter in mixture.parameters():
         parameter.data.normal_(std=0.02)
+    layer = GroupedMixture(mixture, is_summed=False)
     for num_tokens in arguments.tokens:
         x = torch.randn((num_tokens, HIDDEN_SIZE), dtype=torch.bfloat16, device=device)
         if arguments.sweep:
-            sweep(layer, x)
+            sweep(mixture.experts, x)
         else:
             one = seconds(partial(layer, x))
             print(f"{num_tokens:5} layer {one * 1e6:8.1f} us", flush=True)

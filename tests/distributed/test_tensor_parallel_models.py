@@ -16,8 +16,8 @@ import torch.multiprocessing as mp
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_models import (
     LATENT,
+    MIXTURES,
     NATIVE,
-    THROUGH_TRANSFORMERS,
     random_prompt,
     save_tiny_model,
 )
@@ -27,7 +27,7 @@ from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 
 CPU = torch.device("cpu")
-TINY = {**NATIVE, **LATENT}
+TINY = {**NATIVE, **LATENT, **MIXTURES}
 MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "gemma3")
 MODELS += ("deepseek_v2_lite", "deepseek_v3")
 # By the plans of transformers: windows and caps, experts, layers that differ and share K and V.
@@ -51,7 +51,7 @@ def save_model(name: str, folder: Path) -> None:
         class_name = "Gemma4ForCausalLM"
         build_reference(config_of("gemma4_text", class_name, {}), class_name, folder)
     else:
-        save_tiny_model({**TINY, **THROUGH_TRANSFORMERS}[name], folder)
+        save_tiny_model(TINY[name], folder)
 
 
 def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:

@@ -15,6 +15,8 @@ from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
 from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
 from workers.layers.gemm.fixed import FixedGemm
+from workers.layers.moe.products import experts_in_torch
+from workers.layers.moe.routing import SoftmaxRouting
 from workers.layers.rope_frequencies import RopeSpec
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
@@ -52,10 +54,11 @@ def check_experts(num_tokens, num_routed, num_shared, num_chosen, hidden, width,
     logits, x = torch.randn(num_tokens, num_routed), torch.randn(num_tokens, hidden)
     gate_up = torch.randn(num_routed + num_shared, 2 * width, hidden) * 0.2
     down = torch.randn(num_routed + num_shared, hidden, width) * 0.2
-    chosen = choose_by_softmax(logits, num_chosen, num_shared, 1.5)
-    weights, ids = torch.topk(logits.softmax(-1), num_chosen)
-    assert torch.equal(chosen.ids[:, :num_chosen].long(), ids)
-    assert torch.allclose(chosen.weights[:, :num_chosen], weights * 1.5)
+    for is_normed in (True, False):
+        chosen = choose_by_softmax(logits, num_chosen, num_shared, 1.5, is_normed)
+        weights, ids = SoftmaxRouting(num_chosen, is_normed, 1.5)(logits, None)
+        assert torch.equal(chosen.ids[:, :num_chosen].long(), ids)
+        assert torch.allclose(chosen.weights[:, :num_chosen], weights)
     tiles = ExpertTiles(block_rows, 16, 16, 2, 4)
     again = counted(chosen.weights, chosen.ids, num_routed + num_shared)
     assert torch.equal(again.counts, chosen.counts)
@@ -86,6 +89,26 @@ def check_routed(num_tokens, num_experts, num_chosen, hidden, width, gating, has
     )
     parts = project_experts(activated, weights.down, shares, grouped, tiles, weights.down_bias)
     wanted = routed_in_torch(x, ids, shares, weights)
+    assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4)
+
+
+def check_experts_of_other_ranks(num_tokens, num_here, num_chosen, hidden, width):
+    """Ids beyond those here, of which several are one and the same, add nothing."""
+    x, shares = torch.randn(num_tokens, hidden), torch.rand(num_tokens, num_chosen)
+    ids = torch.randint(0, num_here + 3, (num_tokens, num_chosen)).clamp(max=num_here)
+    weights = RoutedWeights(
+        torch.randn(num_here, 2 * width, hidden) * 0.3,
+        torch.randn(num_here, hidden, width) * 0.3,
+        SILU,
+    )
+    chosen = counted(shares, ids.int(), num_here + 1)
+    grouped, tiles = group(chosen, 16, num_elsewhere=1), ExpertTiles(16, 16, 16, 2, 4)
+    blocks = grouped.blocks[:, : int(grouped.num_blocks)]
+    assert set(blocks[0].tolist()) <= set(range(num_here))
+    assert int(blocks[2].sum()) == int((ids < num_here).sum())
+    activated = activate_experts(x, weights.gate_up, grouped, num_chosen, tiles)
+    parts = project_experts(activated, weights.down, shares, grouped, tiles, leaves_out=True)
+    wanted = experts_in_torch(x, ids, shares, weights)
     assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4)
 
 
@@ -185,6 +208,7 @@ if __name__ == "__main__":
     check_experts(1, 8, 2, 3, 40, 24, 16)
     check_experts(23, 8, 2, 3, 48, 24, 16)
     check_experts(9, 6, 0, 2, 32, 16, 32)
+    check_experts_of_other_ranks(21, 3, 4, 40, 24)
     check_routed(5, 6, 2, 40, 24, SILU, has_bias=False)
     check_routed(19, 4, 3, 24, 40, Gating(1.702, 1.5), has_bias=True)
     check_latents(RotaryEmbedding)

@@ -114,6 +114,52 @@ LATENT: dict[str, TinyModel] = {
     "youtu": TinyModel("youtu", {**_LATENT, "tie_word_embeddings": True}),
 }
 
+MIXTURES: dict[str, TinyModel] = {
+    "mixtral": TinyModel(
+        "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    ),
+    "qwen2_moe": TinyModel(
+        "qwen2_moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_moe": TinyModel(
+        "qwen3_moe",
+        {
+            "head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "gpt_oss": TinyModel(
+        "gpt_oss",
+        {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
+    "glm4_moe": TinyModel(
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            **_EXPERTS,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+}
+
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0}
 GEMMA: dict[str, TinyModel] = {
     "gemma2": TinyModel(
@@ -148,29 +194,7 @@ THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
     "phi3_windowed": TinyModel("phi3", {"sliding_window": SLIDING_WINDOW}),
     "gpt_neox": TinyModel("gpt_neox", {}),
     "olmo2": TinyModel("olmo2", {}),
-    "gpt_oss": TinyModel(
-        "gpt_oss",
-        {
-            "head_dim": 8,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": SLIDING_WINDOW,
-        },
-    ),
     "gpt2": TinyModel("gpt2", {"n_positions": MAX_POSITIONS, "n_inner": 96}),
-    "qwen3_moe": TinyModel(
-        "qwen3_moe",
-        {
-            "head_dim": 8,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        },
-    ),
-    "mixtral": TinyModel(
-        "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
-    ),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from workers.errors import ConfigError
+from workers.parallel.expert_group import ExpertGroup
 from workers.parallel.group import TPGroup
 
 
@@ -49,13 +50,20 @@ def copy_slice(target: torch.Tensor, tensor: TensorSource, rows: slice, *columns
 class ShardContext:
     """Where a layer's parameters live: its rank in the group, their dtype and their device.
 
-    is_deterministic: on a GPU, a row's results must not depend on the number of rows.
+    is_deterministic: on a GPU, a row's results must not depend on the number of rows. ep_size:
+    parts of the group that own experts of their own.
     """
 
     tp: TPGroup
     dtype: torch.dtype
     device: torch.device
     is_deterministic: bool = False
+    ep_size: int = 1
+
+    @property
+    def experts(self) -> ExpertGroup:
+        """This rank's place among those that share a layer's experts."""
+        return ExpertGroup.of_rank(self.tp.rank, self.tp.size, self.ep_size)
 
     def empty_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter of this dtype and device, without gradient."""

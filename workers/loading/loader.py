@@ -237,7 +237,7 @@ def load_model(
         tp.rank,
         tp.size,
     )
-    shard = ShardContext(tp, dtype, device, config.deterministic)
+    shard = ShardContext(tp, dtype, device, config.deterministic, config.ep_size)
     lease = lease_weights(config, facts.folder, on_progress)
     on_progress = _after(lease.bytes_awaited, on_progress)
     request = _LoadRequest(config, facts, hf_config, shard, lease, on_progress)

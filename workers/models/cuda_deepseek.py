@@ -16,13 +16,14 @@ from attention import ForwardBatch, LatentAttention, LatentTokens, UpProjections
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.cuda.experts import FusedExperts
+from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.embedding import TiedLMHead
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
@@ -48,7 +49,7 @@ def has_fused_layers(spec: DeepseekSpec, shard: ShardContext) -> bool:
 
 
 class Partials(Protocol):
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """(n, hidden_size) -> (parts, n, hidden_size), whose sum is what a block adds."""
 
 
@@ -125,17 +126,11 @@ class _FusedLayer:
         return add_rms_norm_(self.mlp(hidden), residual, norm.weight, norm.eps)
 
 
-def _fused_experts(spec: DeepseekSpec, shard: ShardContext) -> nn.Module:
-    if spec.experts is None:
-        raise ValueError("the model has no mixtures of experts")
-    return FusedExperts(spec.experts, spec.hidden_size, shard)
-
-
 class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
     """DeepseekForCausalLM over fused kernels. prepare must run before the first step."""
 
     def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
-        super().__init__(spec, _fused_experts, num_positions, shard)
+        super().__init__(spec, num_positions, shard)
         self._spec = spec
         self._shard = shard
         self._layers: list[_FusedLayer] = []
@@ -203,14 +198,20 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
             for x, up in zip(low_rank, ups, strict=True)
         ]
 
-    def _mlps(self, chooser: GemmChooser, mlps: Sequence[nn.Module]) -> list[Partials]:
+    def _mlps(
+        self, chooser: GemmChooser, mlps: Sequence[GatedMLP | MixtureOfExperts]
+    ) -> list[Partials]:
         dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
-        if not dense:
-            return list(mlps)
-        gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense], "silu")
-        down = partial_gemms(chooser, [mlp.down_proj.weight for mlp in dense], True)
-        products = dict(zip(dense, zip(gate_up, down, strict=True), strict=True))
-        return [_DenseMlp(*products[mlp]) if isinstance(mlp, GatedMLP) else mlp for mlp in mlps]
+        fused: dict[nn.Module, Partials] = {
+            mlp: GroupedMixture(mlp, is_summed=False)
+            for mlp in mlps
+            if isinstance(mlp, MixtureOfExperts)
+        }
+        if dense:
+            gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense], "silu")
+            down = partial_gemms(chooser, [mlp.down_proj.weight for mlp in dense], True)
+            fused |= zip(dense, map(_DenseMlp, gate_up, down), strict=True)
+        return [fused[mlp] for mlp in mlps]
 
     def prepare_while_idle(self) -> bool:
         """GEMMs that there was no time to measure, one timing at a time."""

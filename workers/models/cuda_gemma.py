@@ -13,7 +13,7 @@ from workers.layers.cuda.logit_cap import cap_logits_
 from workers.layers.cuda.norm import rms_norm
 from workers.layers.cuda.sandwich_norm import NormScale, add_sandwich_norm_
 from workers.layers.embedding import VocabParallelEmbedding
-from workers.layers.gemm.matrix import PartialGemm
+from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.norm import RMSNorm
 from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
 from workers.models.gemma import GemmaDecoderLayer, GemmaForCausalLM
@@ -48,7 +48,9 @@ class _SandwichJoin:
     after: NormScale
     before: NormScale
 
-    def __call__(self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
         return add_sandwich_norm_(self.tp.all_reduce(gemm(x)), residual, self.after, self.before)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from workers.layers.cuda.residual_stream import Join, invariant_stream_ways, stream_ways
-from workers.layers.gemm.matrix import PartialGemm
+from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.norm import RMSNorm
 from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
 from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
@@ -30,7 +30,9 @@ class _NormedJoin:
     join: Join
     norm: RMSNorm
 
-    def __call__(self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
         return self.join(gemm, x, residual, self.norm)
 
 

@@ -1,10 +1,10 @@
 """Decoders around one residual stream on NVIDIA GPUs, run by fused kernels.
 
-A layer is four GEMMs, whose partial products the kernel after each sums up, the rotation with the
-KV write, attention, two joins of a block's output with the stream and, where the GEMM before it
-does not do it, the activation. What a join is, members say: it includes the next block's norm, and
-with several ranks the sums over them. Knows no KV pages beyond the tensors they live in. Needs
-Triton.
+A layer is four GEMMs, or two and a mixture of experts, whose partial products the kernel after each
+sums up, the rotation with the KV write, attention, two joins of a block's output with the stream
+and, where the GEMM before it does not do it, the activation. What a join is, members say: it
+includes the next block's norm, and with several ranks the sums over them. Knows no KV pages beyond
+the tensors they live in. Needs Triton.
 """
 
 from abc import abstractmethod
@@ -19,12 +19,22 @@ from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.errors import ConfigError
+from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.cuda.residual_stream import SelectRows
 from workers.layers.embedding import TiedLMHead
+from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
-from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
+from workers.layers.gemm.matrix import (
+    GatedGemm,
+    PartialGemm,
+    PartialProducts,
+    gated_gemms,
+    partial_gemms,
+)
 from workers.layers.gemm.step_products import chain_seconds
+from workers.layers.mlp import Mlp
+from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_attention import LayerAttention, layer_attention
@@ -33,7 +43,9 @@ from workers.models.stream_decoder import StreamBody, StreamCausalLM, StreamSpec
 
 
 class LayerJoin(Protocol):
-    def __call__(self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
         """What gemm(x), summed over ranks, adds to residual goes there, in place -> the next
         block's normalised input (n, hidden_size), valid up to the next join."""
 
@@ -56,6 +68,33 @@ class DecoderWays:
     select_rows: SelectRows
 
 
+class FusedMlp(Protocol):
+    """An Mlp as a join takes it. last: what is joined is last(inner(hidden))."""
+
+    @property
+    def last(self) -> PartialProducts: ...
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: normalised input (n, hidden_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseMlp:
+    gate_up: GatedGemm
+    last: PartialGemm
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.gate_up(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    last: GroupedMixture
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
 @dataclass(frozen=True, slots=True)
 class _FusedLayer:
     """One decoder layer."""
@@ -63,14 +102,15 @@ class _FusedLayer:
     qkv: PartialGemm
     attention: LayerAttention
     o: PartialGemm
-    gate_up: GatedGemm
-    down: PartialGemm
+    mlp: FusedMlp
     joins: LayerJoins
 
     @property
     def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
-        """In the order that a step runs them in."""
-        return (self.qkv, self.o, self.gate_up, self.down)
+        """In the order that a step runs them in; none where experts are among them."""
+        if not isinstance(self.mlp, _DenseMlp):
+            return ()
+        return (self.qkv, self.o, self.mlp.gate_up, self.mlp.last)
 
     def attention_inputs(
         self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
@@ -92,16 +132,17 @@ class _FusedLayer:
         residual: the stream (n, hidden_size), in place.
         """
         hidden = self.joins.after_attention(self.o, attended, residual)
-        return self.joins.after_mlp(self.down, self.gate_up(hidden), residual)
+        return self.joins.after_mlp(self.mlp.last, self.mlp.inner(hidden), residual)
 
 
 class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
     """StreamCausalLM over fused kernels. prepare must run before the first step."""
 
-    has_invariant_products = True
-
     def __init__(self, body: StreamBody, spec: StreamSpec, shard: ShardContext) -> None:
         super().__init__(body, spec, shard)
+        # The number of rows that experts get decides their tiles.
+        is_dense = not any(isinstance(x.mlp, MixtureOfExperts) for x in body.decoder_layers)
+        self.has_invariant_products = is_dense
         self._shard = shard
         self._layers: list[_FusedLayer] = []
         self._head: PartialGemm | None = None
@@ -122,16 +163,13 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
         layers = self._decoder_layers
         qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
         o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
-        mlps = [x.mlp for x in layers]
-        gate_up = gated_gemms(chooser, [x.gate_up_proj.weight for x in mlps], mlps[0].gate)
-        down = partial_gemms(chooser, [x.down_proj.weight for x in mlps], is_alone)
+        mlps = _fused_mlps(chooser, [x.mlp for x in layers], is_alone)
         self._layers = [
             _FusedLayer(
                 qkv=qkv[index],
                 attention=layer_attention(layer.self_attn, token_to_kv_pool, self._shard.dtype),
                 o=o[index],
-                gate_up=gate_up[index],
-                down=down[index],
+                mlp=mlps[index],
                 joins=ways.joins[index],
             )
             for index, layer in enumerate(layers)
@@ -151,6 +189,8 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
     @torch.inference_mode()
     def product_seconds(self, num_tokens: Sequence[int]) -> tuple[float, ...]:
         layer, embedding = self._layers[0], self.model.embed_tokens.weight
+        if not all(one.products for one in self._layers):
+            return ()
         widths = {matrix: matrix.weight.shape[1] for matrix in layer.products}
         inputs = {
             width: torch.randn(
@@ -209,6 +249,21 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
 
     def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
         return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
+
+
+def _fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> list[FusedMlp]:
+    """is_alone: whether no other rank's products are added to this one's."""
+    dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
+    fused: dict[Mlp, FusedMlp] = {
+        mlp: _Mixture(GroupedMixture(mlp, is_summed=not is_alone))
+        for mlp in mlps
+        if isinstance(mlp, MixtureOfExperts)
+    }
+    if dense:
+        gate_up = gated_gemms(chooser, [x.gate_up_proj.weight for x in dense], dense[0].gate)
+        down = partial_gemms(chooser, [x.down_proj.weight for x in dense], is_alone)
+        fused |= zip(dense, map(_DenseMlp, gate_up, down), strict=True)
+    return [fused[mlp] for mlp in mlps]
 
 
 def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:

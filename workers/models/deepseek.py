@@ -1,18 +1,14 @@
 """DeepSeek-V2 and V3 and their kin natively: latent attention, cut over tensor-parallel ranks.
 
-Module names are Hugging Face's, so that checkpoint names fall out of module paths. Heads are cut
-over ranks, latents are computed by all of them. Mixtures of experts run in transformers' own code,
-whole on every rank. Knows no KV memory: attention goes through LatentAttention.
+Module names are Hugging Face's, so that checkpoint names fall out of module paths. Heads and
+experts are cut over ranks, latents are computed by all of them. Knows no KV memory: attention goes
+through LatentAttention.
 """
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from attention import (
     ForwardBatch,
@@ -22,7 +18,6 @@ from attention import (
     UpProjections,
 )
 from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
-from workers.layers.gated_mlp import GatedMLP
 from workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
 from workers.layers.replicated import ReplicatedLinear
@@ -30,8 +25,8 @@ from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.sharding import ShardContext, divide
 from workers.models.base import AttentionGeometry, NativeCausalLM
 from workers.models.deepseek_family import DeepseekSpec
+from workers.models.feed_forward import experts_obstacle, feed_forward
 from workers.models.token_inputs import ModelOutput, TokenInputs
-from workers.models.transformers_block import TransformersBlock
 
 
 class DeepseekAttention(nn.Module, ABC):
@@ -132,32 +127,6 @@ def _attention(
     return LowRankQueryAttention(spec, spec.q_lora_rank, layer_id, rotary, shard)
 
 
-BuildExperts = Callable[[DeepseekSpec, ShardContext], nn.Module]
-"""A layer's mixture of experts: (n, hidden_size) -> (n, hidden_size), under checkpoints' names."""
-
-
-def transformers_experts(config: PreTrainedConfig) -> BuildExperts:
-    """In transformers' own code."""
-
-    def build(spec: DeepseekSpec, shard: ShardContext) -> nn.Module:
-        if spec.moe_block is None:
-            raise ValueError("the model has no mixtures of experts")
-        # Seconds of imports that other native models do without.
-        module, name = spec.moe_block
-        block: Any = getattr(importlib.import_module(module), name)
-        return TransformersBlock(block, config, shard)
-
-    return build
-
-
-def _feed_forward(
-    spec: DeepseekSpec, layer_id: int, experts: BuildExperts, shard: ShardContext
-) -> nn.Module:
-    if layer_id in spec.dense_layers or spec.moe_block is None:
-        return GatedMLP(spec.hidden_size, spec.intermediate_size, spec.has_mlp_bias, shard)
-    return experts(spec, shard)
-
-
 class DeepseekDecoderLayer(nn.Module):
     """Attention and feed-forward around one residual stream, as LlamaDecoderLayer."""
 
@@ -165,13 +134,12 @@ class DeepseekDecoderLayer(nn.Module):
         self,
         spec: DeepseekSpec,
         layer_id: int,
-        experts: BuildExperts,
         rotary: RotaryEmbedding,
         shard: ShardContext,
     ) -> None:
         super().__init__()
         self.self_attn = _attention(spec, layer_id, rotary, shard)
-        self.mlp = _feed_forward(spec, layer_id, experts, shard)
+        self.mlp = feed_forward(spec, layer_id, shard)
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 
@@ -187,15 +155,13 @@ class DeepseekDecoderLayer(nn.Module):
 class DeepseekModel(nn.Module):
     """Embedding, layers and final norm: what checkpoints call `model`."""
 
-    def __init__(
-        self, spec: DeepseekSpec, experts: BuildExperts, num_positions: int, shard: ShardContext
-    ) -> None:
+    def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__()
         rotary_class = InterleavedRotaryEmbedding if spec.is_interleaved else RotaryEmbedding
         rotary = rotary_class(spec.rope, num_positions, shard.device)
         self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, shard)
         self.layers = nn.ModuleList(
-            DeepseekDecoderLayer(spec, layer_id, experts, rotary, shard)
+            DeepseekDecoderLayer(spec, layer_id, rotary, shard)
             for layer_id in range(spec.num_layers)
         )
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
@@ -217,16 +183,13 @@ class DeepseekModel(nn.Module):
 class DeepseekForCausalLM(NativeCausalLM):
     """Any member of the family, with its language-model head.
 
-    experts: builds mixtures of experts. num_positions: longest context the rotary table covers, in
-    tokens.
+    num_positions: longest context the rotary table covers, in tokens.
     """
 
-    def __init__(
-        self, spec: DeepseekSpec, experts: BuildExperts, num_positions: int, shard: ShardContext
-    ) -> None:
+    def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__()
         self.vocab_size = spec.vocab_size
-        self.model = DeepseekModel(spec, experts, num_positions, shard)
+        self.model = DeepseekModel(spec, num_positions, shard)
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
             if spec.has_tied_embeddings
@@ -252,8 +215,7 @@ class DeepseekForCausalLM(NativeCausalLM):
         return ModelOutput(self.model(tokens.ids, tokens.positions, forward_batch))
 
     def capture_obstacle(self, max_context_len: int) -> str:
-        blocks = [module for module in self.modules() if isinstance(module, TransformersBlock)]
-        return blocks[0].capture_obstacle() if blocks else ""
+        return experts_obstacle(self)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(hidden)

@@ -10,9 +10,10 @@ from typing import Any
 
 from attention import LatentEntry
 from workers.errors import ModelLoadError
-from workers.layers.experts_spec import ExpertsSpec, Routing
+from workers.layers.moe.spec import MixtureSpec
 from workers.layers.rope_frequencies import RopeSpec, yarn_magnitude
 from workers.models.llama_family import rope_spec
+from workers.models.mixtures import deepseek_v2_mixture, first_layers, grouped_mixture
 
 _LATENT_NORM_EPS = 1e-6  # of the norms before up-projections, whatever rms_norm_eps is
 
@@ -23,9 +24,9 @@ class DeepseekSpec:
 
     nope_dim: elements of a query or key head that are not rotated. q_lora_rank: of the compressed
     query, None where queries are projected at once. is_interleaved: whether neighbouring elements
-    are rotated together. dense_layers: those without experts. moe_block: module and class of
-    transformers' code for the others, experts what that computes. num_extra_layers: layers behind
-    the last one in the checkpoint, for multi-token prediction.
+    are rotated together. mixture: what layers but the dense_layers have in place of the MLP, None
+    for none. num_extra_layers: layers behind the last one in the checkpoint, for multi-token
+    prediction.
     """
 
     vocab_size: int
@@ -46,8 +47,7 @@ class DeepseekSpec:
     has_mlp_bias: bool
     has_tied_embeddings: bool
     dense_layers: frozenset[int]
-    moe_block: tuple[str, str] | None
-    experts: ExpertsSpec | None
+    mixture: MixtureSpec | None
     num_extra_layers: int
 
     @property
@@ -62,17 +62,15 @@ class _Traits:
     is_interleaved: bool
     has_mlp_bias: bool
     dense_layers: frozenset[int]
-    moe_block: tuple[str, str] | None
-    routing: Routing = "grouped_sigmoid"
+    mixture: MixtureSpec | None
 
 
 def _deepseek_v2(config: Any) -> _Traits:
     return _Traits(
         is_interleaved=True,
         has_mlp_bias=config.mlp_bias,
-        dense_layers=_first(config.first_k_dense_replace, config),
-        moe_block=("transformers.models.deepseek_v2.modeling_deepseek_v2", "DeepseekV2Moe"),
-        routing="softmax" if config.topk_method == "greedy" else "grouped_softmax",
+        dense_layers=first_layers(config.first_k_dense_replace, config),
+        mixture=deepseek_v2_mixture(config),
     )
 
 
@@ -80,8 +78,8 @@ def _deepseek_v3(config: Any) -> _Traits:
     return _Traits(
         is_interleaved=config.rope_interleave,
         has_mlp_bias=False,
-        dense_layers=_first(config.first_k_dense_replace, config),
-        moe_block=("transformers.models.deepseek_v3.modeling_deepseek_v3", "DeepseekV3MoE"),
+        dense_layers=first_layers(config.first_k_dense_replace, config),
+        mixture=grouped_mixture(config),
     )
 
 
@@ -91,7 +89,7 @@ def _glm4_moe_lite(config: Any) -> _Traits:
         is_interleaved=config.rope_interleave,
         has_mlp_bias=False,
         dense_layers=frozenset(layer for layer, kind in kinds if kind != "sparse"),
-        moe_block=("transformers.models.glm4_moe_lite.modeling_glm4_moe_lite", "Glm4MoeLiteMoE"),
+        mixture=grouped_mixture(config),
     )
 
 
@@ -99,28 +97,8 @@ def _youtu(config: Any) -> _Traits:
     return _Traits(
         is_interleaved=config.rope_interleave,
         has_mlp_bias=False,
-        dense_layers=_first(config.num_hidden_layers, config),
-        moe_block=None,
-    )
-
-
-def _first(num_dense: int, config: Any) -> frozenset[int]:
-    return frozenset(range(min(num_dense, config.num_hidden_layers)))
-
-
-def _experts(config: Any, traits: _Traits) -> ExpertsSpec | None:
-    if traits.moe_block is None:
-        return None
-    return ExpertsSpec(
-        num_routed=config.n_routed_experts,
-        num_chosen=config.num_experts_per_tok,
-        num_shared=config.n_shared_experts,
-        width=config.moe_intermediate_size,
-        routing=traits.routing,
-        num_groups=config.n_group or 1,
-        num_chosen_groups=config.topk_group or 1,
-        factor=config.routed_scaling_factor,
-        has_normed_weights=traits.routing == "grouped_sigmoid" and config.norm_topk_prob,
+        dense_layers=first_layers(config.num_hidden_layers, config),
+        mixture=None,
     )
 
 
@@ -183,7 +161,6 @@ def deepseek_spec(config: Any) -> DeepseekSpec:
         has_mlp_bias=traits.has_mlp_bias,
         has_tied_embeddings=config.tie_word_embeddings,
         dense_layers=traits.dense_layers,
-        moe_block=traits.moe_block,
-        experts=_experts(config, traits),
+        mixture=traits.mixture,
         num_extra_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
     )

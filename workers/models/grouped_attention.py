@@ -3,6 +3,7 @@
 Knows no KV memory: attention goes through RadixAttention.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -13,7 +14,13 @@ from attention.qkv_projection import HeadNorm
 from workers.layers.linear import QKVParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding
-from workers.layers.sharding import ShardContext
+from workers.layers.sharding import (
+    FusedLayer,
+    ShardContext,
+    TensorSource,
+    copy_slice,
+    divide,
+)
 
 
 class AttentionSpec(Protocol):
@@ -91,6 +98,40 @@ class GroupedQueryAttention(nn.Module):
             q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
         )
         return *self.rotary(positions, q, k), v
+
+
+class HeadSinks(FusedLayer):
+    """One learned logit of every query head that no value belongs to: (tp_q_head_num,)."""
+
+    def __init__(self, num_heads: int, shard: ShardContext) -> None:
+        super().__init__()
+        self._num_heads = num_heads
+        own = divide(num_heads, shard.tp.size, "num_attention_heads")
+        self._own = slice(shard.tp.rank * own, (shard.tp.rank + 1) * own)
+        self.logits = shard.empty_parameter(own)
+
+    def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"sinks": (self._num_heads,)}
+
+    def load_shard(self, name_part: str, tensor: TensorSource) -> None:
+        copy_slice(self.logits, tensor, self._own)
+
+
+class SinkAttention(GroupedQueryAttention):
+    """Whose heads may attend to nothing (gpt-oss)."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        layer: LayerAttentionConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__(spec, layer, layer_id, rotary, shard)
+        self.sinks = HeadSinks(spec.num_q_heads, shard)
+        # The same memory: the parameter is filled later, and never replaced.
+        self.attn.sinks = self.sinks.logits.data
 
 
 class QKNormAttention(GroupedQueryAttention):

@@ -1,4 +1,5 @@
-"""The Llama family natively: Llama 2 and 3, Mistral, Qwen2, Qwen3, cut over tensor-parallel ranks.
+"""The Llama family natively: Llama, Mistral, Qwen, GLM-4.5, gpt-oss and their mixtures of experts,
+cut over tensor-parallel ranks.
 
 Module names are Hugging Face's, so that checkpoint names fall out of module paths. The members'
 differences are in LlamaFamilySpec; forward knows none of them. Knows no KV memory: attention goes
@@ -9,13 +10,23 @@ import torch
 from torch import nn
 
 from workers.layers.embedding import VocabParallelEmbedding
-from workers.layers.gated_mlp import GatedMLP
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import ShardContext
-from workers.models.grouped_attention import GroupedQueryAttention, QKNormAttention
+from workers.models.feed_forward import feed_forward
+from workers.models.grouped_attention import (
+    GroupedQueryAttention,
+    QKNormAttention,
+    SinkAttention,
+)
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.stream_decoder import StreamCausalLM
+
+
+def _attention_class(spec: LlamaFamilySpec) -> type[GroupedQueryAttention]:
+    if spec.has_sinks:
+        return SinkAttention
+    return QKNormAttention if spec.has_qk_norm else GroupedQueryAttention
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -29,9 +40,9 @@ class LlamaDecoderLayer(nn.Module):
         shard: ShardContext,
     ) -> None:
         super().__init__()
-        attention_class = QKNormAttention if spec.has_qk_norm else GroupedQueryAttention
+        attention_class = _attention_class(spec)
         self.self_attn = attention_class(spec, spec.layers[layer_id], layer_id, rotary, shard)
-        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.has_mlp_bias, shard)
+        self.mlp = feed_forward(spec, layer_id, shard)
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 
@@ -73,3 +84,11 @@ class LlamaForCausalLM(StreamCausalLM):
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__(LlamaModel(spec, num_positions, shard), spec, shard)
+        last = len(spec.layers)
+        self._extra_layers = tuple(
+            f"model.layers.{last + index}." for index in range(spec.num_extra_layers)
+        )
+
+    def is_redundant_weight(self, name: str) -> bool:
+        """Layers for multi-token prediction take no part in plain decoding."""
+        return name.startswith(self._extra_layers) or super().is_redundant_weight(name)

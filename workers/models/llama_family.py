@@ -10,12 +10,26 @@ from typing import Any
 
 from attention import LayerAttentionConfig
 from workers.errors import ModelLoadError
+from workers.layers.moe.spec import MixtureSpec
 from workers.layers.rope_frequencies import ROPE_TYPES, RopeSpec
+from workers.models.mixtures import (
+    first_layers,
+    gpt_oss_mixture,
+    grouped_mixture,
+    mixtral_mixture,
+    qwen2_mixture,
+    qwen3_mixture,
+    qwen_dense_layers,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaFamilySpec:
-    """A pre-norm decoder with rotary positions, grouped-query attention and a SwiGLU block."""
+    """A pre-norm decoder with rotary positions, grouped-query attention and a SwiGLU block.
+
+    mixture: what layers but the dense_layers have in its place, None for none. num_extra_layers:
+    layers behind the last one in the checkpoint, for multi-token prediction.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -31,6 +45,14 @@ class LlamaFamilySpec:
     has_qk_norm: bool
     has_tied_embeddings: bool
     layers: tuple[LayerAttentionConfig, ...]
+    mixture: MixtureSpec | None = None
+    dense_layers: frozenset[int] = frozenset()
+    num_extra_layers: int = 0
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether heads have learned logits that no value belongs to."""
+        return self.layers[0].has_sinks
 
     @property
     def scaling(self) -> float:
@@ -47,6 +69,9 @@ class _Traits:
     has_mlp_bias: bool
     has_qk_norm: bool
     layers: tuple[LayerAttentionConfig, ...]
+    mixture: MixtureSpec | None = None
+    dense_layers: frozenset[int] = frozenset()
+    num_extra_layers: int = 0
 
 
 def _uniform_layers(config: Any, sliding_window: int | None) -> tuple[LayerAttentionConfig, ...]:
@@ -56,11 +81,13 @@ def _uniform_layers(config: Any, sliding_window: int | None) -> tuple[LayerAtten
     return (layer,) * num_layers
 
 
-def _typed_layers(config: Any) -> tuple[LayerAttentionConfig, ...]:
+def _typed_layers(config: Any, has_sinks: bool = False) -> tuple[LayerAttentionConfig, ...]:
     """Layers by config.layer_types, which Hugging Face derives from max_window_layers."""
-    kinds = {"full_attention": LayerAttentionConfig()}
+    kinds = {"full_attention": LayerAttentionConfig(has_sinks=has_sinks)}
     if config.sliding_window is not None:
-        kinds["sliding_attention"] = LayerAttentionConfig(sliding_window_size=config.sliding_window)
+        kinds["sliding_attention"] = LayerAttentionConfig(
+            sliding_window_size=config.sliding_window, has_sinks=has_sinks
+        )
     unknown = set(config.layer_types) - set(kinds)
     if unknown:
         raise ModelLoadError(f"layer_types {sorted(unknown)} cannot be served as configured")
@@ -107,11 +134,75 @@ def _qwen3(config: Any) -> _Traits:
     )
 
 
+def _mixtral(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=False,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        layers=_uniform_layers(config, config.sliding_window),
+        mixture=mixtral_mixture(config),
+    )
+
+
+def _qwen2_moe(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.qkv_bias,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        layers=_typed_layers(config),
+        mixture=qwen2_mixture(config),
+        dense_layers=qwen_dense_layers(config),
+    )
+
+
+def _qwen3_moe(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.attention_bias,
+        has_o_bias=config.attention_bias,
+        has_mlp_bias=False,
+        has_qk_norm=True,
+        layers=_uniform_layers(config, config.sliding_window),
+        mixture=qwen3_mixture(config),
+        dense_layers=qwen_dense_layers(config),
+    )
+
+
+def _gpt_oss(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.attention_bias,
+        has_o_bias=config.attention_bias,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        layers=_typed_layers(config, has_sinks=True),
+        mixture=gpt_oss_mixture(config),
+    )
+
+
+def _glm4_moe(config: Any) -> _Traits:
+    return _Traits(
+        has_qkv_bias=config.attention_bias,
+        has_o_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=config.use_qk_norm,
+        layers=_uniform_layers(config, None),
+        mixture=grouped_mixture(config),
+        dense_layers=first_layers(config.first_k_dense_replace, config),
+        num_extra_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
+    )
+
+
 _TRAITS: dict[str, Callable[[Any], _Traits]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm4_moe,
 }
 
 
@@ -176,4 +267,7 @@ def llama_family_spec(config: Any) -> LlamaFamilySpec:
         has_qk_norm=traits.has_qk_norm,
         has_tied_embeddings=config.tie_word_embeddings,
         layers=traits.layers,
+        mixture=traits.mixture,
+        dense_layers=traits.dense_layers,
+        num_extra_layers=traits.num_extra_layers,
     )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import transformers
@@ -13,7 +13,7 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
-from workers.models.deepseek import DeepseekForCausalLM, transformers_experts
+from workers.models.deepseek import DeepseekForCausalLM
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
 from workers.models.gemma import GemmaForCausalLM
 from workers.models.gemma_family import gemma_obstacle, gemma_spec
@@ -61,7 +61,7 @@ def _build_deepseek_family(
 
         if has_fused_layers(spec, shard):
             return CudaDeepseekForCausalLM(spec, max_context_len, shard)
-    return DeepseekForCausalLM(spec, transformers_experts(config), max_context_len, shard)
+    return DeepseekForCausalLM(spec, max_context_len, shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,35 @@ class NativeFamily:
     """Models of one native class.
 
     obstacle: why a config that names one of its architectures is not for it, or None.
-    keeps_latents: whether it needs multi-head latent attention of the backend.
+    keeps_latents: whether it needs multi-head latent attention of the backend. has_experts: whether
+    layers may be mixtures of experts. is_measured: whether it was found to be faster on one GPU
+    than transformers' code around this repository's kernels.
     """
 
     build: BuildNative
     obstacle: Callable[[Any], str | None]
     keeps_latents: bool = False
+    has_experts: bool = False
+    is_measured: bool = True
 
 
 _LLAMA = NativeFamily(_build_llama_family, native_obstacle)
 _GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle)
-_DEEPSEEK = NativeFamily(_build_deepseek_family, deepseek_obstacle, keeps_latents=True)
+_LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
+_DEEPSEEK = NativeFamily(
+    _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
+)
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": _LLAMA,
+    "MixtralForCausalLM": _LLAMA_MIXTURE,
+    "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
+    "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
+    "GptOssForCausalLM": _LLAMA_MIXTURE,
+    "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
     "Gemma2ForCausalLM": _GEMMA,
     "Gemma3ForCausalLM": _GEMMA,
     "Gemma3ForConditionalGeneration": _GEMMA,
@@ -117,13 +129,15 @@ def choose_implementation(
     requested = engine.model_impl
     if requested != "transformers":
         obstacle = _native_obstacle(config, architecture, engine)
-        if obstacle is None:
+        if obstacle is None and not _is_left_to_transformers(architecture, engine, device_type):
             return "native"
         if requested == "native":
             raise ModelLoadError(obstacle)
-        if architecture in NATIVE_ARCHITECTURES:
+        if obstacle is not None and architecture in NATIVE_ARCHITECTURES:
             logger.warning("%s; it runs through transformers", obstacle)
     _check_transformers(config, architecture)
+    if engine.ep_size > 1:
+        raise ConfigError(f"{architecture} runs through transformers, without ep_size")
     if engine.tp_size > 1:
         _check_ranks(config, architecture, engine.tp_size, device_type)
     return "transformers"
@@ -141,8 +155,17 @@ def _native_obstacle(
     if obstacle is None and family.keeps_latents:
         obstacle = _latent_obstacle(engine)
     if obstacle is None:
+        if engine.ep_size > 1 and not family.has_experts:
+            raise ConfigError(f"{architecture} has no experts; leave ep_size out")
         return None
     return f"{architecture} cannot run natively: {obstacle}; model_impl='transformers' may run it"
+
+
+def _is_left_to_transformers(architecture: str, engine: EngineConfig, device_type: str) -> bool:
+    """On one GPU, what nobody has measured natively runs as it did before, unless asked for."""
+    is_measured = NATIVE_ARCHITECTURES[architecture].is_measured
+    is_open = engine.model_impl == "auto" and engine.tp_size == 1
+    return is_open and device_type == "cuda" and not is_measured
 
 
 def _latent_obstacle(engine: EngineConfig) -> str | None:

@@ -12,10 +12,11 @@ from torch import nn
 
 from attention import ForwardBatch, LayerAttentionConfig
 from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
-from workers.layers.gated_mlp import GatedMLP
+from workers.layers.mlp import Mlp
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import KVHeadShard, ShardContext, divide
 from workers.models.base import AttentionGeometry, NativeCausalLM
+from workers.models.feed_forward import experts_obstacle
 from workers.models.grouped_attention import AttentionSpec, GroupedQueryAttention
 from workers.models.segmented import TokenPlaces
 from workers.models.token_inputs import ModelOutput, TokenInputs
@@ -38,7 +39,7 @@ class StreamLayer(Protocol):
     @property
     def self_attn(self) -> GroupedQueryAttention: ...
     @property
-    def mlp(self) -> GatedMLP: ...
+    def mlp(self) -> Mlp: ...
 
     def finish(
         self, attended: torch.Tensor, residual: torch.Tensor, next_norm: RMSNorm
@@ -156,6 +157,9 @@ class StreamCausalLM(NativeCausalLM):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+    def capture_obstacle(self, max_context_len: int) -> str:
+        return experts_obstacle(self)
 
     def is_redundant_weight(self, name: str) -> bool:
         return name.endswith("rotary_emb.inv_freq")

@@ -13,8 +13,10 @@ from tests.fakes.tiny_models import (
 from tests.gpu.engines import CUDA, GREEDY, NUM_TOKENS, generate, prompts_of, share_equal
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.config import EngineConfig
-from workers.layers.cuda.experts import FusedExperts
-from workers.layers.experts_spec import ExpertsSpec
+from workers.layers.cuda.experts import GroupedMixture
+from workers.layers.moe.mixture import MixtureOfExperts
+from workers.layers.moe.routing import SoftmaxRouting
+from workers.layers.moe.spec import MixtureSpec, SharedExperts
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_deepseek import CudaDeepseekForCausalLM
 from workers.parallel.group import SingleRank
@@ -28,17 +30,23 @@ MAX_SHARE = 0.03
 NAMES = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "youtu"]
 
 
+def random_mixture(spec):
+    """Of 192 hidden elements, and its products."""
+    mixture = MixtureOfExperts(spec, 192, ShardContext(SingleRank(), torch.bfloat16, CUDA))
+    for parameter in mixture.parameters():
+        parameter.data.normal_(std=0.1)
+    return mixture, GroupedMixture(mixture, is_summed=False)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 3, 64, 700, 3000])
 @pytest.mark.parametrize("width", [96, 128])
 def test_experts_are_those_of_plain_torch(num_tokens, width) -> None:
     torch.manual_seed(0)
-    spec = ExpertsSpec(16, 3, 2, width, "softmax", 1, 1, 1.3, False)
-    layer = FusedExperts(spec, 192, ShardContext(SingleRank(), torch.bfloat16, CUDA))
-    for parameter in layer.parameters():
-        parameter.data.normal_(std=0.1)
+    routing = SoftmaxRouting(3, is_normed=False, factor=1.3)
+    mixture, layer = random_mixture(MixtureSpec(16, width, routing, shared=SharedExperts(2)))
     x = torch.randn(num_tokens, 192, dtype=torch.bfloat16, device=CUDA)
     out = layer(x).float().sum(0)
-    logits = x.float() @ layer.router_weight.float().t()
+    logits = x.float() @ mixture.router.weight.float().t()
     weights, ids = torch.topk(logits.softmax(-1), 3)
     shared = torch.tensor([16, 17], device=CUDA).expand(num_tokens, -1)
     ones = torch.ones(num_tokens, 2, device=CUDA)
@@ -46,18 +54,16 @@ def test_experts_are_those_of_plain_torch(num_tokens, width) -> None:
     factors = torch.cat((weights * 1.3, ones), -1)
     expected = torch.zeros(num_tokens, 192, device=CUDA)
     for expert in range(18):
-        gate, up = (x.float() @ layer.gate_up[expert].float().t()).chunk(2, -1)
-        product = (torch.nn.functional.silu(gate) * up) @ layer.down[expert].float().t()
+        gate, up = (x.float() @ mixture.experts.gate_up[expert].float().t()).chunk(2, -1)
+        product = (torch.nn.functional.silu(gate) * up) @ mixture.experts.down[expert].float().t()
         expected += product * (factors * (every == expert)).sum(-1, keepdim=True)
     assert (out - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_a_token_of_no_numbers_spoils_no_other_token() -> None:
     torch.manual_seed(0)
-    spec = ExpertsSpec(6, 3, 1, 96, "softmax", 1, 1, 1.0, False)
-    layer = FusedExperts(spec, 192, ShardContext(SingleRank(), torch.bfloat16, CUDA))
-    for parameter in layer.parameters():
-        parameter.data.normal_(std=0.1)
+    routing = SoftmaxRouting(3, is_normed=False)
+    _, layer = random_mixture(MixtureSpec(6, 96, routing, shared=SharedExperts(1)))
     x = torch.randn(40, 192, dtype=torch.bfloat16, device=CUDA)
     spoilt = x.clone()
     spoilt[::7] = torch.nan

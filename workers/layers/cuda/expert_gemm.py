@@ -202,13 +202,15 @@ def project_experts(
     grouped: ExpertBlocks,
     to: ExpertTiles,
     bias: torch.Tensor | None = None,
+    leaves_out: bool = False,
 ) -> torch.Tensor:
     """x: of activate_experts; down (experts, hidden_size, width), bias (experts, hidden_size);
     weights float32 (n, num_chosen) -> (num_chosen, n, hidden_size), whose sum over choices is the
-    layer's output."""
+    layer's output. leaves_out: whether some pairs are in no block; they add nothing."""
     num_tokens, num_chosen = weights.shape
     _, width, depth = down.shape
-    out = torch.empty((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
+    make = torch.zeros if leaves_out else torch.empty
+    out = make((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
     is_dependent = dependent_launch(x)
     _project_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
         x,

@@ -58,7 +58,9 @@ def _choose(  # noqa: PLR0913
     NUM_ROUTED: tl.constexpr,  # noqa: N803
     NUM_SHARED: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    IS_NORMED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
+    LANES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """One token a program."""
@@ -70,13 +72,21 @@ def _choose(  # noqa: PLR0913
     odds = tl.exp(scores - tl.max(scores, axis=0))
     odds = odds / tl.sum(odds, axis=0)
     at = token * (NUM_CHOSEN + NUM_SHARED)
+    lanes = tl.arange(0, LANES)
+    kept = tl.zeros((LANES,), dtype=tl.float32)
     for choice in tl.static_range(NUM_CHOSEN):
         # Of scores that are no numbers any lane may be the largest: no expert is beyond the last.
         expert = tl.minimum(tl.argmax(odds, axis=0), NUM_ROUTED - 1)
-        tl.store(weights + at + choice, tl.max(odds, axis=0) * factor)
+        if IS_NORMED:
+            kept = tl.where(lanes == choice, tl.max(odds, axis=0), kept)
+        else:
+            tl.store(weights + at + choice, tl.max(odds, axis=0) * factor)
         tl.store(ids + at + choice, expert)
         tl.store(ranks + at + choice, tl.atomic_add(counts + expert, 1))
         odds = tl.where(experts == expert, -1.0, odds)
+    if IS_NORMED:
+        kept = kept / tl.sum(kept, axis=0) * factor
+        tl.store(weights + at + lanes, kept, mask=lanes < NUM_CHOSEN)
     for shared in tl.static_range(NUM_SHARED):
         tl.store(weights + at + NUM_CHOSEN + shared, 1.0)
         tl.store(ids + at + NUM_CHOSEN + shared, NUM_ROUTED + shared)
@@ -90,11 +100,11 @@ _choose_kernel = triton.jit(_choose, do_not_specialize=["num_tokens"])
 
 
 def choose_by_softmax(
-    logits: torch.Tensor, num_chosen: int, num_shared: int, factor: float
+    logits: torch.Tensor, num_chosen: int, num_shared: int, factor: float, is_normed: bool = False
 ) -> Chosen:
     """logits: float32 (n, num_routed), contiguous. The likeliest num_chosen of each token, the
-    lowest id among equals, weighted by factor times their probability; after them num_shared
-    experts that every token goes to with weight 1."""
+    lowest id among equals, weighted by factor times their probability, is_normed: as a share of
+    their sum; after them num_shared experts that every token goes to with weight 1."""
     num_tokens, num_routed = logits.shape
     width = num_chosen + num_shared
     weights = torch.empty((num_tokens, width), dtype=torch.float32, device=logits.device)
@@ -112,7 +122,9 @@ def choose_by_softmax(
         NUM_ROUTED=num_routed,
         NUM_SHARED=num_shared,
         NUM_CHOSEN=num_chosen,
+        IS_NORMED=is_normed,
         BLOCK=next_power_of_2(num_routed),
+        LANES=next_power_of_2(num_chosen),
         IS_DEPENDENT=is_dependent,
         num_warps=1,
         launch_pdl=is_dependent,
@@ -156,6 +168,7 @@ def _group(  # noqa: PLR0913
     num_pairs: tl.tensor,
     max_blocks: tl.tensor,
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    NUM_ELSEWHERE: tl.constexpr,  # noqa: N803
     EXPERTS: tl.constexpr,  # noqa: N803
     PAIRS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
@@ -175,6 +188,8 @@ def _group(  # noqa: PLR0913
     tl.store(pairs + place, pair, mask=is_real)
     if tl.program_id(0) == 0:
         own_blocks = (count + ROWS - 1) // ROWS
+        if NUM_ELSEWHERE > 0:
+            own_blocks = tl.where(experts < NUM_EXPERTS - NUM_ELSEWHERE, own_blocks, 0)
         block = tl.cumsum(own_blocks, axis=0) - own_blocks
         tl.store(num_blocks, tl.sum(own_blocks, axis=0))
         for turn in range(tl.max(own_blocks, axis=0)):
@@ -194,8 +209,9 @@ def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return min(num_pairs, num_pairs // block_rows + num_experts)
 
 
-def group(chosen: Chosen, block_rows: int) -> ExpertBlocks:
-    """The pairs by expert."""
+def group(chosen: Chosen, block_rows: int, num_elsewhere: int = 0) -> ExpertBlocks:
+    """The pairs by expert. num_elsewhere: the last so many experts have no blocks: other ranks
+    have them."""
     ids, num_experts = chosen.ids, chosen.counts.shape[0]
     num_pairs, device = ids.numel(), ids.device
     max_blocks = max_blocks_of(num_pairs, num_experts, block_rows)
@@ -213,6 +229,7 @@ def group(chosen: Chosen, block_rows: int) -> ExpertBlocks:
         num_pairs,
         max_blocks,
         NUM_EXPERTS=num_experts,
+        NUM_ELSEWHERE=num_elsewhere,
         EXPERTS=next_power_of_2(num_experts),
         PAIRS=_PAIRS_PER_PROGRAM,
         ROWS=block_rows,

@@ -16,7 +16,7 @@ from workers.layers.cuda.peer_norm import PeerNorm
 from workers.layers.cuda.row_shards import StreamLimits
 from workers.layers.cuda.two_shot_norm import TwoShotNorm
 from workers.layers.embedding import VocabParallelEmbedding
-from workers.layers.gemm.matrix import PartialGemm
+from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.norm import RMSNorm
 from workers.parallel.group import TPGroup
 from workers.parallel.peer_memory import PeerArena
@@ -24,7 +24,7 @@ from workers.parallel.peer_memory import PeerArena
 
 class Join(Protocol):
     def __call__(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
         """residual += gemm(x), summed over ranks, in place -> its RMSNorm (n, hidden_size), valid
         up to the next join. residual: as begin or select_rows made it."""
@@ -66,7 +66,7 @@ class _LookUp:
 @dataclass(frozen=True, slots=True)
 class _LocalJoin:
     def __call__(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
         return add_rms_norm_(gemm(x), residual, norm.weight, norm.eps)
 
@@ -76,7 +76,7 @@ class _CollectiveJoin:
     tp: TPGroup
 
     def __call__(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
         return add_rms_norm_(self.tp.all_reduce(gemm(x)), residual, norm.weight, norm.eps)
 
@@ -127,7 +127,7 @@ class _PeerJoin:
     otherwise: Join
 
     def __call__(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
         if x.shape[0] > self.peers.max_tokens:
             return self.otherwise(gemm, x, residual, norm)
@@ -164,7 +164,7 @@ class _NoWayForAsMany:
         raise self._refused(input_ids)
 
     def join(
-        self, gemm: PartialGemm, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+        self, gemm: PartialProducts, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> torch.Tensor:
         raise self._refused(x)
 

@@ -1,9 +1,9 @@
-"""Routed experts of transformers' code in two grouped products. Needs Triton."""
+"""Experts that were chosen for every token, in two grouped products. Needs Triton."""
 
 import torch
 
 from workers.layers.cuda.expert_gemm import activate_experts, project_experts
-from workers.layers.cuda.expert_routing import counted, group
+from workers.layers.cuda.expert_routing import Chosen, counted, group
 from workers.layers.cuda.expert_tiles import BY_ROWS, tiles_for
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.routed_experts import RoutedWeights
@@ -12,27 +12,55 @@ _MANY_ROWS = 128
 """Of an expert: has the last of the tiles."""
 
 
-def routed_products(
-    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+def partial_products(
+    hidden: torch.Tensor, chosen: Chosen, experts: RoutedWeights, num_elsewhere: int = 0
 ) -> torch.Tensor:
-    """A RoutedProducts."""
-    num_experts, num_chosen = experts.gate_up.shape[0], ids.shape[1]
-    weights = weights.float().contiguous()
-    chosen = counted(weights, ids.int().contiguous(), num_experts)
+    """hidden (n, hidden_size), contiguous -> (k, n, hidden_size), whose sum over the k choices is
+    what the experts make. num_elsewhere: chosen counts so many beyond the experts, which other
+    ranks have: their pairs are 0."""
+    num_experts = experts.gate_up.shape[0]
     shared_bytes = DeviceLimits.of(hidden.device).shared_bytes
-    activate, project = tiles_for(ids.numel(), num_experts, shared_bytes)
-    grouped = group(chosen, activate.block_rows)
+    activate, project = tiles_for(chosen.ids.numel(), num_experts, shared_bytes)
+    grouped = group(chosen, activate.block_rows, num_elsewhere)
     activated = activate_experts(
-        hidden.contiguous(),
+        hidden,
         experts.gate_up,
         grouped,
-        num_chosen,
+        chosen.ids.shape[1],
         activate,
         experts.gate_up_bias,
         experts.gating,
     )
-    parts = project_experts(activated, experts.down, weights, grouped, project, experts.down_bias)
-    return parts.sum(dim=0)
+    leaves_out = num_elsewhere > 0
+    return project_experts(
+        activated, experts.down, chosen.weights, grouped, project, experts.down_bias, leaves_out
+    )
+
+
+def routed_products(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+) -> torch.Tensor:
+    """A RoutedProducts."""
+    return _summed(hidden, ids, weights, experts, 0)
+
+
+def products_here(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+) -> torch.Tensor:
+    """The same, where the id behind the last expert stands for those of other ranks."""
+    return _summed(hidden, ids, weights, experts, 1)
+
+
+def _summed(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: RoutedWeights,
+    num_elsewhere: int,
+) -> torch.Tensor:
+    num_counted = experts.gate_up.shape[0] + num_elsewhere
+    chosen = counted(weights.float().contiguous(), ids.int().contiguous(), num_counted)
+    return partial_products(hidden.contiguous(), chosen, experts, num_elsewhere).sum(dim=0)
 
 
 def compile_ahead(experts: RoutedWeights, num_chosen: int) -> None:

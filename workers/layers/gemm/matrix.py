@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,6 +11,15 @@ from workers.layers.gemm.build import Activate, Multiply
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.configs import GemmShape, Role
 from workers.layers.new_tensor import NewTensor
+
+
+class PartialProducts(Protocol):
+    """x (n, in_features) -> (parts, n, out_features), whose sum over parts is the product."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        """In a tensor that new makes, of one part unless the product was chosen for alone."""
 
 
 class PartialGemm:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, random_prompt, save_tiny_model
+from tests.fakes.tiny_models import MIXTURES, NATIVE, random_prompt, save_tiny_model
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
@@ -22,7 +22,7 @@ MODELS = {
     "mistral": NATIVE["mistral"],
     "qwen2": NATIVE["qwen2_windowed"],
     "gemma2": NATIVE["gemma2"],
-    "gpt_oss": THROUGH_TRANSFORMERS["gpt_oss"],
+    "gpt_oss": MIXTURES["gpt_oss"],
 }
 PROMPTS = [random_prompt(30 + 7 * i, seed=i) for i in range(5)]
 PROMPTS += [PROMPTS[0][:24] + random_prompt(9, seed=9), PROMPTS[1] + [5], PROMPTS[1]]

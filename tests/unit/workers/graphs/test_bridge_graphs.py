@@ -5,6 +5,7 @@ import pytest
 
 from tests.fakes.tiny_models import (
     LATENT,
+    MIXTURES,
     SLIDING_WINDOW,
     THROUGH_TRANSFORMERS,
     TinyModel,
@@ -24,7 +25,8 @@ from workers.runner.model_runner import ModelRunner
 
 _GEMMA3 = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": SLIDING_WINDOW}
 CAPTURED = {
-    **{name: THROUGH_TRANSFORMERS[name] for name in ("gpt_oss", "olmo2", "qwen3_moe", "gpt2")},
+    **{name: THROUGH_TRANSFORMERS[name] for name in ("olmo2", "gpt2")},
+    **{name: MIXTURES[name] for name in ("gpt_oss", "qwen3_moe")},
     "gemma3": TinyModel("gemma3_text", _GEMMA3),
     "cohere2": TinyModel("cohere2", {"sliding_window": SLIDING_WINDOW}),
     "deepseek_v2": LATENT["deepseek_v2"],

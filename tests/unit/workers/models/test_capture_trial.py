@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tests.fakes.tiny_models import (
     LATENT,
+    MIXTURES,
     THROUGH_TRANSFORMERS,
     TinyModel,
     save_tiny_model,
@@ -25,6 +26,7 @@ from workers.models.transformers_model import random_transformers_model
 from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")
+BRIDGED = {**THROUGH_TRANSFORMERS, **MIXTURES}
 
 
 def obstacle_of(code) -> str:
@@ -111,10 +113,10 @@ def in_transformers_code(tiny: TinyModel, max_context_len: int = 64) -> CausalLM
     return bridged(random_transformers_model(tiny_config(tiny), shard, 0), max_context_len)
 
 
-@pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)
+@pytest.mark.parametrize("name", BRIDGED)
 def test_models_in_transformers_code_pass(name) -> None:
     """Their experts run as grouped products."""
-    assert in_transformers_code(THROUGH_TRANSFORMERS[name]).capture_obstacle(64) == ""
+    assert in_transformers_code(BRIDGED[name]).capture_obstacle(64) == ""
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
@@ -138,17 +140,20 @@ def test_a_model_row_by_row_is_not_captured() -> None:
     assert row_by_row.capture_obstacle(64).startswith("RowByRowCausalLM decides on the host")
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "youtu"])
-def test_native_latents_with_experts_are_captured(name: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(LATENT[name], tmp_path)
-    config = EngineConfig(model=str(folder))
+@pytest.mark.parametrize(
+    ("tiny", "obstacle"),
+    [
+        (LATENT["youtu"], ""),
+        (LATENT["deepseek_v2"], "experts of these weights run one after another"),
+        (MIXTURES["qwen3_moe"], "experts of these weights run one after another"),
+    ],
+    ids=["dense", "latents", "heads"],
+)
+def test_native_experts_that_look_on_the_host_are_named(
+    tiny: TinyModel, obstacle: str, tmp_path: Path
+) -> None:
+    """Those of plain torch, as on a CPU."""
+    config = EngineConfig(model=str(save_tiny_model(tiny, tmp_path)))
     loaded = load_model(config, SingleRank(), CPU, torch.bfloat16)
     assert loaded.implementation == "native"
-    assert loaded.model.capture_obstacle(64) == ""
-
-
-def test_native_experts_that_look_on_the_host_are_named(tmp_path: Path) -> None:
-    folder = save_tiny_model(LATENT["deepseek_v2"], tmp_path)
-    model = load_model(EngineConfig(model=str(folder)), SingleRank(), CPU, torch.float32).model
-    model.model.layers[1].mlp.block.experts.config._experts_implementation = "eager"
-    assert "modeling_deepseek_v2.py" in model.capture_obstacle(64)
+    assert loaded.model.capture_obstacle(64)[: len(obstacle) or None] == obstacle

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, TinyModel, save_tiny_model
+from tests.fakes.tiny_models import (
+    MIXTURES,
+    NATIVE,
+    THROUGH_TRANSFORMERS,
+    TinyModel,
+    save_tiny_model,
+)
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import LoadedModel, load_model
@@ -51,7 +57,8 @@ def test_geometry_is_learnt_from_the_model(tmp_path: Path) -> None:
 
 
 def test_sinks_are_learnt_from_the_model(tmp_path: Path) -> None:
-    geometry = load(save_tiny_model(THROUGH_TRANSFORMERS["gpt_oss"], tmp_path)).model.geometry
+    folder = save_tiny_model(MIXTURES["gpt_oss"], tmp_path)
+    geometry = load(folder, model_impl="transformers").model.geometry
     assert all(layer.has_sinks for layer in geometry.layers)
 
 

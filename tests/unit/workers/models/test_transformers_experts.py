@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from tests.fakes.tiny_models import LATENT, THROUGH_TRANSFORMERS, TinyModel, tiny_config
+from tests.fakes.tiny_models import LATENT, MIXTURES, TinyModel, tiny_config
 from workers.layers.routed_experts import SILU, Gating, gated, routed_in_torch
 from workers.models.transformers_experts import distinct_experts, fuse_experts
 
 BY_FAMILY = {
-    **{name: THROUGH_TRANSFORMERS[name] for name in ("gpt_oss", "qwen3_moe", "mixtral")},
+    **{name: MIXTURES[name] for name in ("gpt_oss", "qwen3_moe", "mixtral")},
     "deepseek_v2": LATENT["deepseek_v2_lite"],
     **{
         f"mixtral of {n}": TinyModel("mixtral", {"num_local_experts": n, "num_experts_per_tok": 2})

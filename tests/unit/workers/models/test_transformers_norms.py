@@ -5,14 +5,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from tests.fakes.tiny_models import GEMMA, THROUGH_TRANSFORMERS, TinyModel, tiny_config
+from tests.fakes.tiny_models import GEMMA, MIXTURES, THROUGH_TRANSFORMERS, TinyModel, tiny_config
 from workers.models.transformers_norms import RowsNorm, fuse_norms, rms_norm_in_torch
 
 BY_FAMILY = {
-    **{name: THROUGH_TRANSFORMERS[name] for name in ("phi3", "olmo2", "gpt_oss")},
+    **{name: THROUGH_TRANSFORMERS[name] for name in ("phi3", "olmo2")},
+    "gpt_oss": MIXTURES["gpt_oss"],
     "gemma2": GEMMA["gemma2"],
     "gemma3": TinyModel("gemma3_text", {"head_dim": 8, "query_pre_attn_scalar": 8}),
-    "qwen3_moe": THROUGH_TRANSFORMERS["qwen3_moe"],
+    "qwen3_moe": MIXTURES["qwen3_moe"],
     "gpt_neox": THROUGH_TRANSFORMERS["gpt_neox"],
 }
 

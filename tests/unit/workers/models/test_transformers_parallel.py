@@ -19,6 +19,7 @@ from transformers.core_model_loading import (
 from tests.fakes.thread_ranks import ThreadRank, ThreadRanks
 from tests.fakes.tiny_models import (
     GEMMA,
+    MIXTURES,
     THROUGH_TRANSFORMERS,
     TinyModel,
     save_tiny_model,
@@ -60,7 +61,7 @@ def check_shares(ranks: list[dict[str, torch.Tensor]], one: dict[str, torch.Tens
 
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 def test_ranks_have_the_checkpoint_between_them(name: str, tmp_path: Path) -> None:
-    folder = save_tiny_model({**GEMMA, **THROUGH_TRANSFORMERS}[name], tmp_path)
+    folder = save_tiny_model({**GEMMA, **MIXTURES}[name], tmp_path)
     one, *two = (
         load_transformers_model(folder, read_hf_config(folder), shard).state_dict()
         for shard in shards(1) + shards(2)
@@ -103,7 +104,7 @@ class CountingSlice:
 
 
 def test_a_rank_reads_its_share_of_what_is_cut_and_no_more(tmp_path: Path, monkeypatch) -> None:
-    folder = save_tiny_model(THROUGH_TRANSFORMERS["mixtral"], tmp_path)
+    folder = save_tiny_model(MIXTURES["mixtral"], tmp_path)
     monkeypatch.setattr(transformers.modeling_utils, "safe_open", CountingFile)
     monkeypatch.setattr(CountingFile, "read", {})
     load_transformers_model(folder, read_hf_config(folder), shards(2)[1])

@@ -1,0 +1,163 @@
+"""Mixtures of experts natively, whole and cut over ranks, against transformers' eager models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.thread_ranks import ThreadRanks
+from tests.fakes.tiny_models import (
+    LATENT,
+    MIXTURES,
+    NATIVE,
+    TinyModel,
+    eager_reference,
+    random_prompt,
+    save_tiny_model,
+    tiny_config,
+)
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+from workers.loading.loader import load_model
+from workers.models.registry import choose_implementation
+from workers.parallel.group import SingleRank, TPGroup
+
+CPU = torch.device("cpu")
+MAX_LOGIT_ERROR = 1e-4
+MAX_DIFFERENCE_OF_RANKS = 2e-5
+CUT = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+"""Of each kind of routing, shared experts and checkpoint one."""
+PROMPT = random_prompt(40)
+NUM_TOKENS = 64
+
+
+def rows_of(folder: Path, tp: TPGroup | None = None, **changes: Any) -> ModelRows:
+    config = EngineConfig(model=str(folder), **changes)
+    with torch.inference_mode(mode=False):
+        loaded = load_model(config, tp or SingleRank(), CPU, torch.float32)
+    assert loaded.implementation == (changes.get("model_impl") or "native")
+    return ModelRows(loaded, torch_native_backend(loaded))
+
+
+def stepwise(rows: ModelRows) -> torch.Tensor:
+    """Logits of the prompt, whose last tokens come one by one."""
+    steps = [PROMPT[:33], *([token] for token in PROMPT[33:])]
+    return torch.cat([rows.step({0: tokens})[0] for tokens in steps])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    models = {**LATENT, **MIXTURES}
+    # A limit that the activations of so small a model reach.
+    limited = {**MIXTURES["gpt_oss"].changes, "swiglu_limit": 1.5}
+    models["gpt_oss"] = TinyModel("gpt_oss", limited)
+    return {
+        name: save_tiny_model(models[name], tmp_path_factory.mktemp(name))
+        for name in {*MIXTURES, *CUT}
+    }
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    name: str, folders: dict[str, Path]
+) -> None:
+    """Of all 103 tokens at once, given which every token is the likeliest of the steps."""
+    rows = rows_of(folders[name])
+    logits, tokens = [rows.step({0: PROMPT})[0]], list(PROMPT)
+    while len(tokens) < len(PROMPT) + NUM_TOKENS:
+        tokens.append(int(logits[-1][-1].argmax()))
+        logits.append(rows.step({0: tokens[-1:]})[0])
+    with torch.inference_mode():
+        want = eager_reference(folders[name])(torch.tensor([tokens]), use_cache=False).logits[0]
+    torch.testing.assert_close(torch.cat(logits), want, rtol=0, atol=MAX_LOGIT_ERROR)
+    assert want[len(PROMPT) - 1 : -1].argmax(-1).tolist() == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_transformers_code_can_be_asked_for(name: str, folders: dict[str, Path]) -> None:
+    through = rows_of(folders[name], model_impl="transformers")
+    torch.testing.assert_close(
+        stepwise(through), stepwise(rows_of(folders[name])), rtol=0, atol=MAX_LOGIT_ERROR
+    )
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_ranks_that_cut_or_divide_the_experts_compute_what_one_does(
+    name: str, folders: dict[str, Path]
+) -> None:
+    want = stepwise(rows_of(folders[name]))
+    for size, ep_size in ((2, 1), (2, 2), (4, 2)):
+        settings = {"tp_size": size, "ep_size": ep_size}
+        outputs = ThreadRanks(size).run(
+            lambda tp, settings=settings: stepwise(rows_of(folders[name], tp, **settings))
+        )
+        for output in outputs:
+            assert torch.equal(output, outputs[0])
+        torch.testing.assert_close(outputs[0], want, rtol=0, atol=MAX_DIFFERENCE_OF_RANKS)
+
+
+def test_a_rank_keeps_its_share_alone(folders: dict[str, Path]) -> None:
+    def experts_of(tp: TPGroup, ep_size: int) -> list[tuple[int, ...]]:
+        config = EngineConfig(model=str(folders["deepseek_v3"]), tp_size=4, ep_size=ep_size)
+        with torch.inference_mode(mode=False):
+            loaded = load_model(config, tp, CPU, torch.float32)
+        return [tuple(p.shape) for name, p in loaded.model.named_parameters() if "gate_up" in name]
+
+    # Eight experts of width 32 and two pieces of shared ones; the first layer is dense.
+    assert ThreadRanks(4).run(lambda tp: experts_of(tp, 1)[1]) == [(10, 16, 64)] * 4
+    assert ThreadRanks(4).run(lambda tp: experts_of(tp, 2)[1]) == [(5, 32, 64)] * 4
+    assert ThreadRanks(4).run(lambda tp: experts_of(tp, 4)[1]) == [
+        (3, 64, 64),
+        (3, 64, 64),
+        (2, 64, 64),
+        (2, 64, 64),
+    ]
+
+
+def architecture_of(tiny: TinyModel) -> tuple[Any, str]:
+    config = tiny_config(tiny)
+    names = {"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+    return config, names.get(tiny.model_type, "LlamaForCausalLM")
+
+
+def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ep_size=2 does not divide tp_size=3"):
+        EngineConfig(tp_size=3, ep_size=2)
+    parts = EngineConfig(model="m", tp_size=2, ep_size=2)
+    config, name = architecture_of(NATIVE["llama3"])
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no experts"):
+        choose_implementation(config, name, parts, "cpu")
+    bridged = EngineConfig(model="m", tp_size=2, ep_size=2, model_impl="transformers")
+    config, name = architecture_of(MIXTURES["qwen3_moe"])
+    with pytest.raises(ConfigError, match="runs through transformers, without ep_size"):
+        choose_implementation(config, name, bridged, "cpu")
+    changes = {**MIXTURES["qwen3_moe"].changes, "num_experts": 9}
+    folder = save_tiny_model(TinyModel("qwen3_moe", changes), tmp_path)
+    with pytest.raises(ConfigError, match="9 experts cannot be divided over ep_size=2"):
+        ThreadRanks(2).run(lambda tp: rows_of(folder, tp, tp_size=2, ep_size=2))
+
+
+def test_shared_experts_of_another_width_go_through_transformers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    changes = {**MIXTURES["qwen2_moe"].changes, "shared_expert_intermediate_size": 40}
+    config, name = architecture_of(TinyModel("qwen2_moe", changes))
+    assert choose_implementation(config, name, EngineConfig(model="m"), "cpu") == "transformers"
+    assert "shared experts of width 40 are no multiple of a routed one's, 32" in caplog.text
+    with pytest.raises(ModelLoadError, match="width 40"):
+        choose_implementation(config, name, EngineConfig(model="m", model_impl="native"), "cpu")
+
+
+def test_one_gpu_keeps_to_transformers_until_it_was_measured() -> None:
+    config, name = architecture_of(MIXTURES["qwen3_moe"])
+
+    def chosen(device_type: str, **changes: Any) -> str:
+        engine = EngineConfig(model="m", **changes)
+        return choose_implementation(config, name, engine, device_type)
+
+    assert chosen("cuda") == "transformers"
+    assert chosen("cuda", model_impl="native") == "native"
+    assert chosen("cuda", tp_size=2) == "native"
+    assert chosen("cpu") == "native"

@@ -1,0 +1,47 @@
+"""The experts' products in plain torch, expert by expert, and where others take their place."""
+
+import torch
+from torch.nn import functional
+
+from workers.layers.routed_experts import RoutedProducts, RoutedWeights, gated
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def products_for(dtype: torch.dtype, device: torch.device, is_whole: bool) -> RoutedProducts:
+    """Of weights of this dtype. is_whole: all experts lie here; else the id behind the last one
+    stands for those of other ranks."""
+    if device.type != "cuda" or dtype not in KERNEL_DTYPES:
+        return experts_in_torch
+    # Triton comes with torch for CUDA only.
+    from workers.layers.cuda.routed_experts import products_here, routed_products
+
+    return routed_products if is_whole else products_here
+
+
+def experts_in_torch(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+) -> torch.Tensor:
+    """A RoutedProducts for any dtype and device. Ids beyond the experts are of none that lies here
+    and add nothing. Sums are kept in float32. Asks on the host who was chosen."""
+    num_here = experts.gate_up.shape[0]
+    out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    for expert in torch.unique(ids).tolist():
+        if expert >= num_here:
+            break
+        tokens, choices = torch.where(ids == expert)
+        made = _one_expert(hidden[tokens], expert, experts)
+        out.index_add_(0, tokens, made.float() * weights[tokens, choices].unsqueeze(-1))
+    return out.to(hidden.dtype)
+
+
+def _one_expert(rows: torch.Tensor, expert: int, experts: RoutedWeights) -> torch.Tensor:
+    first_bias, last_bias = experts.gate_up_bias, experts.down_bias
+    gate_up = functional.linear(
+        rows, experts.gate_up[expert], None if first_bias is None else first_bias[expert]
+    )
+    return functional.linear(
+        gated(gate_up, experts.gating),
+        experts.down[expert],
+        None if last_bias is None else last_bias[expert],
+    )

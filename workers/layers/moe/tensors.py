@@ -1,0 +1,134 @@
+"""How the tensors of a checkpoint's experts reach a rank's share of them.
+
+Every expert has tensors of its own, or one tensor holds all of them. Knows no product.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.layers.moe.spec import MixtureSpec
+from workers.layers.routed_experts import RoutedWeights
+from workers.layers.sharding import TensorSource, copy_slice
+from workers.parallel.expert_group import ExpertShare
+
+
+class ExpertTensors(Protocol):
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """As ShardedLayer.checkpoint_shapes, of routed experts."""
+
+    def load(self, name_part: str, tensor: TensorSource) -> None:
+        """As ShardedLayer.load_shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedTargets:
+    """Where one expert's matrices, or a shared piece's, go; columns: its columns in the tensor."""
+
+    weights: RoutedWeights
+    hidden_size: int
+    columns: slice
+
+    def load(self, place: int, part: str, tensor: TensorSource) -> None:
+        """part: "gate", "up" (width, hidden_size) or "down" (hidden_size, width)."""
+        if part == "down":
+            rows = slice(0, self.hidden_size)
+            copy_slice(self.weights.down[place], tensor, rows, self.columns)
+            return
+        gate, up = self.weights.gate_up[place].chunk(2)
+        copy_slice(gate if part == "gate" else up, tensor, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts:
+    """experts.<number>.<part>.weight. Those of other ranks are not read."""
+
+    spec: MixtureSpec
+    share: ExpertShare
+    weights: RoutedWeights
+    hidden_size: int
+
+    def _parts(self) -> dict[str, str]:
+        names = self.spec.names
+        return {names.gate: "gate", names.up: "up", names.down: "down"}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        width, hidden = self.spec.width, self.hidden_size
+        return {
+            f"experts.{expert}.{name}.weight": (hidden, width)
+            if part == "down"
+            else (width, hidden)
+            for expert in range(self.spec.num_experts)
+            for name, part in self._parts().items()
+        }
+
+    def load(self, name_part: str, tensor: TensorSource) -> None:
+        _, expert, name, _ = name_part.split(".")
+        place = self.share.place_of(int(expert))
+        if place is None:
+            return
+        first = self.share.first_column
+        columns = slice(first, first + self.share.num_columns)
+        targets = GatedTargets(self.weights, self.hidden_size, columns)
+        targets.load(place, self._parts()[name], tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """experts.gate_up_proj (experts, hidden_size, 2 * width), gate and up in turns, down_proj
+    (experts, width, hidden_size) and both biases, as gpt-oss has them.
+
+    The bias of down is one of the sum over ranks: the first rank of each part has it.
+    """
+
+    spec: MixtureSpec
+    share: ExpertShare
+    weights: RoutedWeights
+    hidden_size: int
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        num, width, hidden = self.spec.num_experts, self.spec.width, self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "experts.gate_up_proj": (num, hidden, 2 * width),
+            "experts.down_proj": (num, width, hidden),
+        }
+        if self.spec.has_bias:
+            shapes["experts.gate_up_proj_bias"] = (num, 2 * width)
+            shapes["experts.down_proj_bias"] = (num, hidden)
+        return shapes
+
+    def load(self, name_part: str, tensor: TensorSource) -> None:
+        for place in range(self.share.num_own):
+            expert = self.share.first_expert + place
+            self._load_expert(name_part, tensor, place, slice(expert, expert + 1))
+
+    def _load_expert(self, name_part: str, tensor: TensorSource, place: int, expert: slice) -> None:
+        share, weights = self.share, self.weights
+        first, stop = share.first_column, share.first_column + share.num_columns
+        everything = slice(0, self.hidden_size)
+        if name_part == "experts.gate_up_proj":
+            piece = tensor[expert, everything, slice(2 * first, 2 * stop)][0]
+            _take_turns(weights.gate_up[place], piece.t())
+        elif name_part == "experts.down_proj":
+            weights.down[place].copy_(tensor[expert, slice(first, stop), everything][0].t())
+        elif name_part == "experts.gate_up_proj_bias":
+            piece = tensor[expert, slice(2 * first, 2 * stop)][0]
+            _take_turns(_present(weights.gate_up_bias)[place], piece)
+        elif share.first_column == 0:
+            _present(weights.down_bias)[place].copy_(tensor[expert, everything][0])
+        else:
+            _present(weights.down_bias)[place].zero_()
+
+
+def _take_turns(gate_over_up: torch.Tensor, in_turns: torch.Tensor) -> None:
+    gate, up = gate_over_up.chunk(2)
+    gate.copy_(in_turns[::2])
+    up.copy_(in_turns[1::2])
+
+
+def _present(bias: torch.Tensor | None) -> torch.Tensor:
+    if bias is None:
+        raise ValueError("the experts have no biases")
+    return bias
