@@ -32,6 +32,7 @@ from service.tokenizer.constraints import (
 from service.tokenizer.jobs import EncodeText
 from workers.engine.protocol import ModelInfo
 from workers.sampling.params import MAX_SEED, SamplingParams
+from workers.speculation.config import MAX_DRAFT_TOKENS
 
 _PLAIN_FIELDS = (
     "temperature",
@@ -85,6 +86,7 @@ def to_generation_request(
         stream_interval=request.stream_interval or 1,
         bad_words=tuple(sampling.bad_words),
         beams=_to_beams(request.beam_search, is_stream=is_stream),
+        max_draft_tokens=_to_max_drafts(request),
         priority=request.priority,
         cache_salt=request.cache_salt,
         request_id=request.request_id,
@@ -139,6 +141,14 @@ def to_scoring_request(
 class _Choices(TypedDict):
     n: int
     num_best: int | None
+
+
+def _to_max_drafts(request: pb.GenerateRequest) -> int | None:
+    if not request.HasField("max_draft_tokens"):
+        return None
+    if request.max_draft_tokens > MAX_DRAFT_TOKENS:
+        raise _invalid(f"max_draft_tokens must be at most {MAX_DRAFT_TOKENS}", "max_draft_tokens")
+    return request.max_draft_tokens
 
 
 def _choices(request: pb.GenerateRequest, *, is_stream: bool) -> _Choices:

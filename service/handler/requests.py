@@ -106,7 +106,8 @@ class GenerationRequest:
     prompt's n choices are the answer; None: all are. hides_logprobs: those of the sampling are for
     that alone. repetition: ends a choice. stream_interval: tokens between two deltas of a choice.
     bad_words: texts that no choice has; the sampling's own are made of them. beams: the choices are
-    the n best beams of a search.
+    the n best beams of a search. max_draft_tokens: drafts of a step, 0 for none; None: as many as
+    the engine verifies.
     """
 
     prompts: tuple[Prompt, ...]
@@ -132,3 +133,4 @@ class GenerationRequest:
     stream_interval: int = 1
     bad_words: tuple[str, ...] = ()
     beams: BeamOptions | None = None
+    max_draft_tokens: int | None = None

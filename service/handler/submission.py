@@ -47,6 +47,7 @@ async def engine_requests(
                     media=prompt.images,
                     pooling=pooling,
                     second_text_start=prompt.second_start,
+                    max_draft_tokens=request.max_draft_tokens,
                 )
             )
             if len(made) % _PER_TURN == 0:

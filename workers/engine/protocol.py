@@ -44,7 +44,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     no text. media: what stands behind them, of models that take it: each content once, by the
     spans' digests. pooling: what vector the prompt is to become; None: tokens are wanted. sampling
     has no meaning beside it. second_text_start: of an encoder's prompt that is a pair of texts, the
-    first token of the second one; 0: it is one text.
+    first token of the second one; 0: it is one text. max_draft_tokens: of a step, 0 for none;
+    None: as many as the engine verifies, which is also the most.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     pooling: PoolingParams | None = None
     media: list[MediaItem] = []
     second_text_start: int = 0
+    max_draft_tokens: int | None = None
 
     @property
     def known_token_ids(self) -> list[int]:

@@ -109,7 +109,10 @@ class Submission:
     def _max_drafts(self, spec: GenerateRequest) -> int:
         """None where what a token may be depends on the ones before it."""
         depends = spec.sampling.depends_on_output or spec.grammar
-        return 0 if depends else self._config.max_draft_tokens
+        asked, most = spec.max_draft_tokens, self._config.max_draft_tokens
+        if depends:
+            return 0
+        return most if asked is None else min(asked, most)
 
     def _read_of(self, spec: GenerateRequest) -> EncoderRead | None:
         account = self._config.encoder

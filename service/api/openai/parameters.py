@@ -22,6 +22,7 @@ from service.errors import ApiError, ApiErrorCode
 from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from workers.sampling.params import MAX_SEED
+from workers.speculation.config import MAX_DRAFT_TOKENS
 
 INT32_MAX = 2**31 - 1
 MAX_OBJECT_FIELDS = 1024
@@ -37,6 +38,7 @@ Seed = Annotated[Whole, Field(ge=-MAX_SEED, le=MAX_SEED)]
 Int32 = Annotated[Whole, Field(ge=-INT32_MAX, le=INT32_MAX)]
 PositiveInt32 = Annotated[Whole, Field(ge=1, le=INT32_MAX)]
 Count = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
+MaxDrafts = Annotated[Whole, Field(ge=0, le=MAX_DRAFT_TOKENS)]
 TokenId = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
 TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -191,7 +193,8 @@ class GenerationParameters(SamplingFields):
     stream_interval: tokens between two chunks of a choice. allowed_token_ids: no other token is
     sampled. use_beam_search: choices are the n best beams, as length_penalty and early_stopping
     say; not streamed. bad_words: texts that are not said, as sequences of tokens.
-    logprob_token_ids: log probabilities of these tokens instead of the likeliest ones.
+    logprob_token_ids: log probabilities of these tokens instead of the likeliest ones. speculative:
+    false, or the most drafts of a step that are verified for it; texts are the same.
     """
 
     harmless = HARMLESS
@@ -229,6 +232,7 @@ class GenerationParameters(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    speculative: bool | MaxDrafts | None = None
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -257,6 +261,13 @@ class GenerationParameters(SamplingFields):
         if self.length_penalty is not None and abs(self.length_penalty) > 10:
             raise _invalid("length_penalty must be in [-10, 10]", "length_penalty")
         return self
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """None: as many as the server's engine verifies."""
+        if self.speculative is None or isinstance(self.speculative, bool):
+            return 0 if self.speculative is False else None
+        return self.speculative
 
     @property
     def beams(self) -> BeamOptions | None:

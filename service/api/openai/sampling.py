@@ -86,6 +86,7 @@ class CommonFields(TypedDict):
     stream_interval: int
     bad_words: tuple[str, ...]
     beams: BeamOptions | None
+    max_draft_tokens: int | None
 
 
 def common_fields(parameters: GenerationParameters) -> CommonFields:
@@ -106,6 +107,7 @@ def common_fields(parameters: GenerationParameters) -> CommonFields:
         stream_interval=parameters.stream_interval or 1,
         bad_words=tuple(parameters.bad_words or ()),
         beams=parameters.beams,
+        max_draft_tokens=parameters.max_draft_tokens,
     )
 
 

@@ -91,6 +91,8 @@ async def test_best_of_over_grpc(stub, bench):
         ({"truncate_prompt_tokens": -2}, "invalid_request", "truncate_prompt_tokens"),
         ({"truncation_side": "top"}, "invalid_request", "truncation_side"),
         ({"stream_interval": 0}, "invalid_request", "stream_interval"),
+        ({"speculative": 33}, "invalid_request", "speculative"),
+        ({"speculative": "ngram"}, "invalid_request", "speculative"),
         (
             {"repetition_detection": {"max_pattern_size": 3}},
             "invalid_request",
@@ -183,6 +185,15 @@ async def test_repetition_ends_no_choice_before_its_least_length(client, bench):
         min_tokens=9,
     )
     assert answer["usage"]["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"), [(None, None), (True, None), (False, 0), (0, 0), (3, 3), (3.0, 3)]
+)
+async def test_a_request_may_have_fewer_drafts_or_none(client, stub, bench, asked, most):
+    await posted(client, "/v1/completions", speculative=asked)
+    await stub.Generate(pb.GenerateRequest(text=pb.Text(text="a"), max_draft_tokens=most))
+    assert [sent.max_draft_tokens for sent in bench.backend.requests] == [most, most]
 
 
 async def test_a_stream_sends_every_so_many_tokens(client, stub, bench):

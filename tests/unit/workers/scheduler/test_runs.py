@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -88,6 +89,17 @@ def test_penalties_are_of_tokens_in_order_so_that_such_rows_have_no_drafts():
     plan = driver.launch()
     assert plan.num_new_tokens.tolist() == [4, 1]
     assert plan.shape.mode is ForwardMode.TARGET_VERIFY
+    driver.commit()
+    driver.finish()
+
+
+def test_a_request_may_ask_for_fewer_drafts_or_for_none_but_not_for_more():
+    driver = Driver(make_config(max_draft_tokens=3))
+    for name, asked in (("none", 0), ("two", 2), ("many", 9), ("open", None)):
+        request = make_request(name, [len(name)], max_tokens=20)
+        driver.submit(msgspec.structs.replace(request, max_draft_tokens=asked))
+    driver.step()
+    assert driver.launch().num_new_tokens.tolist() == [1, 3, 4, 4]
     driver.commit()
     driver.finish()
 
