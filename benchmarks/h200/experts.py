@@ -1,20 +1,24 @@
 """Products of a mixture of experts alone on one H200: tiles by number of tokens, against memory.
 
-    python3 -m benchmarks.h200.experts [--tokens 1 16 64] [--sweep]
+    python3 -m benchmarks.h200.experts [CONFIG_JSON] [--tokens 1 16 64] [--sweep]
 
-DeepSeek-V2-Lite's sizes. Without --sweep the layer as the model calls it, routing included; with it
-both products for every candidate, the three fastest of each. TB/s: of the weights that are read.
+DeepSeek-V2-Lite's sizes, or those of a config whose tokens choose by softmax. Without --sweep the
+layer as the model calls it, routing included; with it both products for every candidate, the three
+fastest of each. TB/s: of the weights that are read.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 import triton
+from transformers import AutoConfig
 
 from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
@@ -23,21 +27,35 @@ from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.moe.experts import Experts
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.moe.routing import SoftmaxRouting
-from workers.layers.moe.spec import MixtureSpec, SharedExperts
+from workers.layers.moe.spec import MixtureSpec
 from workers.layers.sharding import ShardContext
+from workers.models.deepseek_family import deepseek_spec
+from workers.models.llama_family import llama_family_spec
 from workers.parallel.group import SingleRank
 
-ROUTING = SoftmaxRouting(6, is_normed=False)
-SPEC = MixtureSpec(64, 1408, ROUTING, shared=SharedExperts(2))
-HIDDEN_SIZE = 2048
+CONFIGS = Path(__file__).parent / "models"
 NUM_TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 REPEATS = 20
 KEPT = 3
 
 
-def candidates(num_tokens: int) -> list[ExpertTiles]:
+def mixture_of(path: Path, device: torch.device) -> MixtureOfExperts:
+    """With random weights, of a config in Hugging Face's layout."""
+    config = AutoConfig.for_model(**json.loads(path.read_text()))
+    is_latent = hasattr(config, "kv_lora_rank")
+    spec = deepseek_spec(config) if is_latent else llama_family_spec(config)
+    if spec.mixture is None:
+        raise SystemExit(f"{path} has no mixture of experts")
+    shard = ShardContext(SingleRank(), torch.bfloat16, device)
+    mixture = MixtureOfExperts(spec.mixture, spec.hidden_size, shard)
+    for parameter in mixture.parameters():
+        parameter.data.normal_(std=0.02)
+    return mixture
+
+
+def candidates(num_tokens: int, spec: MixtureSpec) -> list[ExpertTiles]:
     """What may be worth a try for so many tokens."""
-    rows = num_tokens * ROUTING.num_chosen // SPEC.num_experts
+    rows = num_tokens * spec.routing.num_chosen // spec.num_experts
     if rows <= 16:
         shapes = product((16,), (32, 64), (128, 256), (3, 5), (4,))
     elif rows <= 64:
@@ -56,19 +74,29 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def sweep(layer: Experts, x: torch.Tensor) -> None:
-    logits = torch.randn(x.shape[0], SPEC.num_experts, device=x.device)
-    chosen = choose_by_softmax(logits, ROUTING.num_chosen, SPEC.num_pieces, ROUTING.factor)
+    spec, routing = layer.spec, layer.spec.routing
+    if not isinstance(routing, SoftmaxRouting):
+        raise SystemExit(f"{type(routing).__name__} has no kernel of its own")
+    logits = torch.randn(x.shape[0], spec.num_experts, device=x.device)
+    chosen = choose_by_softmax(logits, routing.num_chosen, spec.num_pieces, routing.factor)
     num_read = int((chosen.counts > 0).sum())
-    width = SPEC.num_choices
+    width = spec.num_choices
     found: dict[str, list[tuple[float, ExpertTiles]]] = {"activate": [], "project": []}
-    for tiles in candidates(x.shape[0]):
+    for tiles in candidates(x.shape[0], spec):
         grouped = group(chosen, tiles.block_rows)
         activated = torch.empty(
-            (x.shape[0] * width, SPEC.width), dtype=x.dtype, device=x.device
+            (x.shape[0] * width, spec.width), dtype=x.dtype, device=x.device
         ).normal_()
 
-        activate = partial(activate_experts, x, layer.gate_up, grouped, width, tiles)
-        project = partial(project_experts, activated, layer.down, chosen.weights, grouped, tiles)
+        weights = layer.weights
+        activate = partial(
+            activate_experts,
+            *(x, weights.gate_up, grouped, width, tiles, weights.gate_up_bias, weights.gating),
+        )
+        project = partial(
+            project_experts,
+            *(activated, weights.down, chosen.weights, grouped, tiles, weights.down_bias),
+        )
         found["activate"].append((seconds(activate), tiles))
         found["project"].append((seconds(project), tiles))
     for name, weight in (("activate", layer.gate_up), ("project", layer.down)):
@@ -81,18 +109,16 @@ def sweep(layer: Experts, x: torch.Tensor) -> None:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("config", nargs="?", type=Path, default=CONFIGS / "deepseek-v2-lite.json")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(NUM_TOKENS))
     parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    mixture = MixtureOfExperts(
-        SPEC, HIDDEN_SIZE, ShardContext(SingleRank(), torch.bfloat16, device)
-    )
-    for parameter in mixture.parameters():
-        parameter.data.normal_(std=0.02)
+    mixture = mixture_of(arguments.config, device)
+    hidden_size = mixture.router.weight.shape[1]
     layer = GroupedMixture(mixture, is_summed=False)
     for num_tokens in arguments.tokens:
-        x = torch.randn((num_tokens, HIDDEN_SIZE), dtype=torch.bfloat16, device=device)
+        x = torch.randn((num_tokens, hidden_size), dtype=torch.bfloat16, device=device)
         if arguments.sweep:
             sweep(mixture.experts, x)
         else:

@@ -117,7 +117,7 @@ _PARTS = ("*bf16", "*bf16")
 
 _CHOSEN = dict.fromkeys(("ids", "ranks", "counts", "pairs", "blocks", "num_blocks"), "*i32")
 _EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32"}
-_EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down"), "*bf16")
+_EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias"), "*bf16")
 _LATENTS = dict.fromkeys(("norm", "q_out", "latent_out", "pool"), "*bf16")
 _LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
 
@@ -132,6 +132,9 @@ def expert_variants(capability):
             (both[1], expert_gemm._project_kernel, 1408, 2048),
         ):
             constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8}
+            constants |= {"HAS_BIAS": False}
+            if kernel is expert_gemm._activate_kernel:
+                constants |= {"ALPHA": 1.0, "LIMIT": 0.0}
             constants |= {"ROWS": tiles.block_rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
             options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
             yield Variant(kernel, _EXPERTS, constants, options)
@@ -141,7 +144,8 @@ OTHERS = {
     "choose_experts": Variant(
         expert_routing._choose_kernel,
         _EXPERTS,
-        {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64},
+        {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64}
+        | {"IS_NORMED": True, "LANES": 8},
         {"num_warps": 1},
     ),
     "count_experts": Variant(
@@ -150,7 +154,7 @@ OTHERS = {
     "group_by_expert": Variant(
         expert_routing._group_kernel,
         _EXPERTS,
-        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16},
+        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1},
         {"num_warps": 4},
     ),
     "project_latents": Variant(

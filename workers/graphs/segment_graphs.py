@@ -157,7 +157,8 @@ class SegmentGraphs:
         _, residual = self._capturer.try_out(lambda: self._begin(size))
         num_advances = self._model.geometry.num_layers - 1
         # Between them they launch what the others do: where layers differ, the first ones do.
-        for layer in {0, num_advances - 1} if num_advances else ():
+        unlike = self._model.unlike_layers() | {0, num_advances - 1}
+        for layer in sorted(unlike & set(range(num_advances))):
             self._capturer.try_out(partial(self._advance, layer, size, residual))
         first, (inputs, residual) = self._capturer.record(lambda: self._begin(size))
         others = [self._record_advance(layer, size, residual) for layer in range(num_advances)]

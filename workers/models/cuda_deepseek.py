@@ -24,6 +24,7 @@ from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
 from workers.layers.moe.mixture import MixtureOfExperts
+from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
@@ -36,8 +37,6 @@ from workers.models.deepseek_family import DeepseekSpec
 from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-
 
 def has_fused_layers(spec: DeepseekSpec, shard: ShardContext) -> bool:
     """Whether the kernels cover a member: one rank, 16-bit weights, no biases, a rotated part of
@@ -45,7 +44,7 @@ def has_fused_layers(spec: DeepseekSpec, shard: ShardContext) -> bool:
     rope_dim = spec.entry.rope_dim
     has_bias = spec.has_attention_bias or spec.has_mlp_bias
     is_power = rope_dim & (rope_dim - 1) == 0
-    return shard.tp.size == 1 and shard.dtype in _KERNEL_DTYPES and not has_bias and is_power
+    return shard.tp.size == 1 and shard.dtype in KERNEL_DTYPES and not has_bias and is_power
 
 
 class Partials(Protocol):

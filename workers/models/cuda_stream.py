@@ -26,6 +26,7 @@ from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
 from workers.layers.gemm.matrix import (
+    BiasedProducts,
     GatedGemm,
     PartialGemm,
     PartialProducts,
@@ -101,14 +102,14 @@ class _FusedLayer:
 
     qkv: PartialGemm
     attention: LayerAttention
-    o: PartialGemm
+    o: PartialProducts
     mlp: FusedMlp
     joins: LayerJoins
 
     @property
     def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
-        """In the order that a step runs them in; none where experts are among them."""
-        if not isinstance(self.mlp, _DenseMlp):
+        """In the order that a step runs them in; none where they are not all GEMMs."""
+        if not (isinstance(self.mlp, _DenseMlp) and isinstance(self.o, PartialGemm)):
             return ()
         return (self.qkv, self.o, self.mlp.gate_up, self.mlp.last)
 
@@ -168,7 +169,7 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
             _FusedLayer(
                 qkv=qkv[index],
                 attention=layer_attention(layer.self_attn, token_to_kv_pool, self._shard.dtype),
-                o=o[index],
+                o=self._with_bias(o[index], layer.self_attn.o_proj.bias),
                 mlp=mlps[index],
                 joins=ways.joins[index],
             )
@@ -176,6 +177,10 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
         ]
         head_weight = _head_weight(self.model.embed_tokens, self.lm_head)
         (self._head,) = partial_gemms(chooser, [head_weight], False)
+
+    def _with_bias(self, gemm: PartialGemm, bias: torch.Tensor | None) -> PartialProducts:
+        """A bias is one of the sum over ranks: the first rank adds it."""
+        return gemm if bias is None or self._shard.tp.rank else BiasedProducts(gemm, bias)
 
     def tap_layers(self, layer_ids: Sequence[int]) -> None:
         if self._shard.tp.size > 1:
@@ -205,6 +210,10 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
 
         seconds = chain_seconds(chain, num_tokens)
         return tuple(len(self._layers) * one for one in seconds)
+
+    def unlike_layers(self) -> frozenset[int]:
+        kinds = [type(layer.mlp) for layer in self._layers]
+        return frozenset(map(kinds.index, kinds))
 
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._prepared_ways().begin(input_ids)

@@ -34,7 +34,8 @@ def _build_llama_family(
     # Triton comes with torch for CUDA only.
     from workers.models.cuda_llama import CudaLlamaForCausalLM, has_fused_layers
 
-    build = CudaLlamaForCausalLM if has_fused_layers(spec) else LlamaForCausalLM
+    is_fused = has_fused_layers(spec, shard.dtype)
+    build = CudaLlamaForCausalLM if is_fused else LlamaForCausalLM
     return build(spec, max_context_len, shard)
 
 

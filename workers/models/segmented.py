@@ -32,6 +32,11 @@ class SegmentedCausalLM(NativeCausalLM):
     last, finish; finish_rows. The residual stream (n, hidden_size) is changed in place on the way.
     """
 
+    def unlike_layers(self) -> frozenset[int]:
+        """Layers that between them launch every kernel that any layer's finish launches, beside
+        those of the first layer and the last but one."""
+        return frozenset()
+
     @abstractmethod
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids int64 (n,) -> the residual stream and the first layer's normalised input."""

@@ -42,6 +42,23 @@ class PartialGemm:
         return self._gemms[bisect_left(self._max_tokens, x.shape[0])](x, self.weight, new)
 
 
+class BiasedProducts:
+    """PartialProducts with a bias (out_features,) in their sum, by one more launch."""
+
+    def __init__(self, products: PartialProducts, bias: torch.Tensor) -> None:
+        self._products, self._bias = products, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._with_bias(self._products(x))
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        return self._with_bias(self._products.into(new, x))
+
+    def _with_bias(self, parts: torch.Tensor) -> torch.Tensor:
+        parts[0].add_(self._bias)
+        return parts
+
+
 class GatedGemm:
     """gate(x @ gate.T) * (x @ up.T) -> (n, width), weight being gate over up."""
 

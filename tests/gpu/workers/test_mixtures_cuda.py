@@ -1,0 +1,57 @@
+"""Mixtures of experts natively on a GPU: over fused kernels, in graphs, and those without them."""
+
+import pytest
+
+from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_model
+from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of, share_equal
+from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps
+from workers.config import EngineConfig
+from workers.models.cuda_llama import CudaLlamaForCausalLM
+from workers.parallel.group import SingleRank
+from workers.runner.factory import make_model_runner
+
+pytestmark = [*NEEDS_GPU, NEEDS_FA3]
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 256}
+FUSED = ("qwen2_moe", "qwen3_moe", "gpt_oss")
+
+
+def config_of(name, folder, **changes):
+    tiny = MIXTURES[name]
+    changed = {**tiny.changes, **HEADS}
+    if "max_step_tokens" not in changes:
+        changes["max_step_tokens"] = 128
+    return EngineConfig(
+        model=str(save_tiny_model(TinyModel(tiny.model_type, changed), folder)),
+        model_impl="native",
+        dtype="bfloat16",
+        num_pages=200,
+        max_running_requests=16,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("name", [*FUSED, "glm4_moe"])
+def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
+    """In chunks, together, with a prefix hit (the second round), with graphs; as without them."""
+    prompts = prompts_of(8, VOCAB_SIZE, longest=150)
+    graphed, eager = (
+        generate(
+            config_of(name, tmp_path, enable_cuda_graphs=is_graphed), prompts, GREEDY, rounds=2
+        )
+        for is_graphed in (True, False)
+    )
+    # Where two experts score nearly alike, rounding may choose another one.
+    assert (gaps(tmp_path, prompts, graphed) > NEAR_TIE).float().mean() < MAX_SHARE
+    assert share_equal(graphed, eager) > 0.9
+
+
+def test_the_fused_model_is_what_runs_and_graphs_are_captured(tmp_path) -> None:
+    config = config_of("gpt_oss", tmp_path)
+    runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
+    try:
+        assert isinstance(runner._model, CudaLlamaForCausalLM)
+        assert runner._graphs is not None
+    finally:
+        runner.close()

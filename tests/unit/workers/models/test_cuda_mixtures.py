@@ -1,0 +1,40 @@
+"""Mixtures of experts over fused kernels, by Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="comes with torch for CUDA only")
+
+from tests.fakes.tiny_models import MIXTURES, NATIVE, tiny_config
+from workers.models.cuda_llama import has_fused_layers
+from workers.models.llama_family import llama_family_spec
+
+
+def test_kernels_and_models_compute_what_plain_torch_does() -> None:
+    """In a process of its own: Triton reads the variable when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.interpreted_mixtures"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "all equal", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fused"),
+    [
+        *((name, True) for name in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")),
+        *((name, False) for name in ("glm4_moe", "llama_biased")),
+    ],
+)
+def test_which_members_are_fused(name: str, is_fused: bool) -> None:
+    """GLM-4.5 rotates half a head; a dense model with a bias runs as it did."""
+    spec = llama_family_spec(tiny_config({**MIXTURES, **NATIVE}[name]))
+    assert has_fused_layers(spec, torch.bfloat16) is is_fused
+    assert not has_fused_layers(spec, torch.float32) or spec.mixture is None
