@@ -11,6 +11,8 @@ TEST_PROCESSES ?= 2
 INTEGRATION_PROCESSES ?= 2
 
 export RAY_USAGE_STATS_ENABLED := 0
+# Where the environment forbids byte code, every process of a test would compile what it imports again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test checks tools lock constraints lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
 

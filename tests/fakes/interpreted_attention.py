@@ -25,7 +25,8 @@ from tests.unit.attention.visibility_cases import KINDS, build_visible, fields_o
 
 TOLERANCE = 1e-3
 AMPERE = GpuLimits((8, 0), 4, 163 << 10)
-HALF = {"dtype": torch.float16, "kv_dtype": torch.float16}
+# Every head is a program that is interpreted by itself: two of K and V, two of queries to each.
+HALF = {"dtype": torch.float16, "kv_dtype": torch.float16, "q_heads": 4, "kv_heads": 2}
 
 EXTEND = rows_of((7, 5), (0, 9), (20, 1), (40, 17), (3, 0))
 LONG = rows_of((70, 40), (0, 1), (130, 1))
@@ -83,7 +84,7 @@ def check_wanted_out():
     case = build_case(CaseSpec(SPLIT, v_head_dim=16, **HALF))
     backend = TritonBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     backend.init_forward_metadata(case.batch)
-    wanted = torch.full((4, 8 * 16), 7.0, dtype=torch.float16)
+    wanted = torch.full((4, 4 * 16), 7.0, dtype=torch.float16)
     batch = replace(case.batch, attention_out=wanted, num_tokens=4)
     q = torch.cat([case.q, case.q])
     out = backend.forward(q, case.k, case.v, case.layer, batch)

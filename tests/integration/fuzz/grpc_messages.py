@@ -1,5 +1,6 @@
 """Calls that no client would make on purpose: what hypothesis draws from the proto, and worse."""
 
+import functools
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -56,7 +57,9 @@ def _broken_payload(draw, kind):
     return bytes(data)
 
 
+@functools.cache
 def _huge_payloads():
+    """Made by who draws them: they take a second."""
     text = pb.GenerateRequest(text=pb.Text(text="def " * (_MB // 10))).SerializeToString()
     message = pb.Chat(messages=[pb.Message()]).SerializeToString()
     flood = message * (4 * _MB // len(message))
@@ -104,10 +107,10 @@ _WAYS = st.sampled_from(
 
 
 @st.composite
-def _any_payload(draw, kind, huge):
+def _any_payload(draw, kind):
     match draw(st.integers(0, 19)):
         case 0:
-            return draw(st.sampled_from(huge))
+            return draw(st.sampled_from(_huge_payloads()))
         case 1:
             return draw(st.binary(max_size=60))
         case number if number < 7:
@@ -119,8 +122,5 @@ def _any_payload(draw, kind, huge):
 @st.composite
 def calls(draw):
     method = draw(st.sampled_from((*REQUESTS, "Generate", "GenerateStream", "GenerateStream")))
-    payload = draw(_any_payload(REQUESTS[method], _HUGE))
+    payload = draw(_any_payload(REQUESTS[method]))
     return Call(method, payload, tuple(draw(_METADATA)), **draw(_WAYS))
-
-
-_HUGE = _huge_payloads()

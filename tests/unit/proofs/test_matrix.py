@@ -13,6 +13,7 @@ import torch
 from attention.backends.torch_native import TorchNativeBackend
 from attention.features import Feature
 from attention.registry import registered_backends
+from tests.proofs.cells import MARKER
 from tests.proofs.matrix import failed, features_of, main, render_matrix, unproven
 from tests.proofs.plugin import COMMITTED
 from tests.proofs.results import BackendResults, GpuResults, read_results
@@ -32,10 +33,13 @@ def test_committed_table_is_current():
 def collected(tmp_path_factory):
     """What the tests of attention prove, by node id: those of GPUs are collected everywhere."""
     path = tmp_path_factory.mktemp("proofs") / "collected.json"
-    folders = ("tests/unit/attention", "tests/gpu/attention")
-    options = ("-q", "--collect-only", "-p", "no:cacheprovider", "-p", "tests.proofs.plugin")
+    options = ("-q", "--collect-only", "--assert=plain", "-p", "no:cacheprovider")
+    options += ("-p", "tests.proofs.plugin", "--proofs-collected", str(path))
+    folders = (ROOT / "tests" / kind / "attention" for kind in ("unit", "gpu"))
+    files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    files = [file for file in files if MARKER in file.read_text(encoding="utf-8")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--proofs-collected", str(path), *folders],
+        [sys.executable, "-m", "pytest", *options, *map(str, files)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

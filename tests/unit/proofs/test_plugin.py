@@ -69,8 +69,11 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(DEVICE)
     markers = "[pytest]\nmarkers = proves: x\naddopts = -p no:cacheprovider\n"
     (folder / "pytest.ini").write_text(markers)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.proofs.plugin", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plugins = ("-p", "xdist.plugin", "-p", "tests.proofs.plugin")
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *options]
+    # The others take longer to import than this run takes.
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, **environment}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )

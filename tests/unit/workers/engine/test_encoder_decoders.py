@@ -19,10 +19,12 @@ from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import StepPlan
 
 NUM_TOKENS = 64
+# What differs between ways to run shows within these.
+NUM_FIRST_TOKENS = 28
 PENALTY = 4.0
 GREEDY = SamplingParams(
     temperature=0.0,
-    max_tokens=NUM_TOKENS,
+    max_tokens=NUM_FIRST_TOKENS,
     ignore_eos=True,
     logprobs=0,
     repetition_penalty=PENALTY,
@@ -67,15 +69,15 @@ def build(folder, **changes) -> tuple[Engine, ModelRunner]:
     return Engine.of_runner(config, runner), runner
 
 
-def check(engine, reference, prompts, sources) -> None:
+def check(engine, reference, prompts, sources, num_tokens=NUM_FIRST_TOKENS) -> None:
     """Every request has transformers' tokens, and their log probabilities."""
-    results = engine.generate(prompts, GREEDY, sources)
+    results = engine.generate(prompts, replace(GREEDY, max_tokens=num_tokens), sources)
     for prompt, source, result in zip(prompts, sources, results, strict=True):
         truth = reference.truth(source, tuple(prompt))
         assert result.error is None
-        assert result.token_ids == truth.token_ids
+        assert result.token_ids == truth.token_ids[:num_tokens]
         found = torch.tensor([entry.logprob for entry in result.logprobs])
-        torch.testing.assert_close(found, truth.logprobs, atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(found, truth.logprobs[:num_tokens], atol=1e-4, rtol=0.0)
     engine.check_integrity()
 
 
@@ -130,7 +132,7 @@ def test_retracted_requests_go_on_as_they_would_have(folder, reference, sources)
     """Little memory for tokens, and for the inputs of two requests at a time."""
     engine, _ = build(folder, page_size=4, num_pages=48, max_step_tokens=64)
     engine._scheduler._forecast.new_tokens = lambda tokens: tokens * 0
-    check(engine, reference, PROMPTS * 2, sources * 2)
+    check(engine, reference, PROMPTS * 2, sources * 2, NUM_TOKENS)
     assert engine.stats().num_preemptions > 0
     engine.close()
 
@@ -170,7 +172,7 @@ def test_no_output_depends_on_a_page_that_was_given_back(
     monkeypatch.setattr(engine._scheduler, "schedule", schedule_and_note)
     monkeypatch.setattr(runner, "_launch", poison_and_launch)
     check(engine, reference, PROMPTS * 2, sources * 2)
-    assert sum(num_poisoned) > 1000
+    assert sum(num_poisoned) > 500
     engine.close()
 
 

@@ -24,7 +24,7 @@ from workers.errors import ErrorCode, RequestRejectedError
 from workers.models.transformers_vision import PatchGridVision
 from workers.sampling.params import SamplingParams
 
-NUM_TOKENS = 64
+NUM_TOKENS = 28
 WIDE, TALL, DOT = image(1, 4, 10), image(2, 12, 6), image(3, 2, 2)
 OTHER_WIDE = image(4, 4, 10)
 TWO_IMAGES = prompt_of(3, TALL, 4, WIDE, 2)
@@ -125,7 +125,7 @@ def test_however_steps_are_cut_tokens_are_transformers(start, expected, changes)
 
 
 def test_requests_that_were_retracted_go_on_as_if_they_had_not_been(start, expected):
-    engine = start(page_size=1, num_pages=200, max_step_tokens=48)
+    engine = start(page_size=1, num_pages=140, max_step_tokens=48)
     engine._scheduler._forecast.new_tokens = np.zeros_like
     assert run(engine, *PROMPTS)[0] == expected
     assert engine.stats().num_preemptions > 0

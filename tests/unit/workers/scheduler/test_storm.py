@@ -57,8 +57,8 @@ def alone():
         (True, 4, 7),
     ],
 )
-@pytest.mark.parametrize("enable_mixed_batches", [False, True])
-@pytest.mark.parametrize("has_reserve", [False, True])
+# The other pairs of these two are drawn in test_scheduler_properties.py.
+@pytest.mark.parametrize(("enable_mixed_batches", "has_reserve"), [(False, True), (True, False)])
 def test_every_request_gets_what_it_gets_alone(
     page_size: int,
     is_overlapped: bool,
