@@ -1,8 +1,9 @@
-"""The DeepSeek family on one NVIDIA GPU: the parameters of DeepseekForCausalLM, fused kernels.
+"""The DeepSeek family on NVIDIA GPUs: the parameters of DeepseekForCausalLM, run by fused kernels.
 
 A layer is one product for queries and latents together, one kernel from there to what attention
-takes, attention, and residual additions with their norms, which sum up partial products: those of
-the output projection, of a dense layer's MLP and of the experts alike. Needs Triton.
+takes, attention, and residual additions with their norms, which sum up partial products, over
+ranks too: those of the output projection, of a dense layer's MLP and of the experts alike. Needs
+Triton.
 """
 
 from collections.abc import Sequence
@@ -10,24 +11,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from attention import ForwardBatch, LatentAttention, LatentTokens, UpProjections
 from attention.memory.latent_kv_pool import LatentTokenToKVPool
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.cuda.latent_projection import LatentProjection
-from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.cuda.norm import rms_norm
+from workers.layers.cuda.residual_stream import StreamWays, stream_ways
 from workers.layers.embedding import TiedLMHead
-from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
-from workers.layers.gemm.matrix import GatedGemm, PartialGemm, gated_gemms, partial_gemms
-from workers.layers.moe.mixture import MixtureOfExperts
+from workers.layers.gemm.matrix import PartialGemm, partial_gemms
 from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.new_tensor import NewTensor
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
+from workers.models.cuda_llama import normed_joins
+from workers.models.cuda_mlps import FusedMlp, fused_mlps
+from workers.models.cuda_stream import LayerJoins
 from workers.models.deepseek import (
     DeepseekAttention,
     DeepseekForCausalLM,
@@ -39,17 +40,12 @@ from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
 def has_fused_layers(spec: DeepseekSpec, shard: ShardContext) -> bool:
-    """Whether the kernels cover a member: one rank, 16-bit weights, no biases, a rotated part of
-    2**n elements."""
+    """Whether the kernels cover a member: 16-bit weights, no biases, a rotated part of 2**n
+    elements."""
     rope_dim = spec.entry.rope_dim
     has_bias = spec.has_attention_bias or spec.has_mlp_bias
     is_power = rope_dim & (rope_dim - 1) == 0
-    return shard.tp.size == 1 and shard.dtype in KERNEL_DTYPES and not has_bias and is_power
-
-
-class Partials(Protocol):
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """(n, hidden_size) -> (parts, n, hidden_size), whose sum is what a block adds."""
+    return shard.dtype in KERNEL_DTYPES and not has_bias and is_power
 
 
 class Queries(Protocol):
@@ -82,15 +78,6 @@ class _LowRankQueries:
 
 
 @dataclass(frozen=True, slots=True)
-class _DenseMlp:
-    gate_up: GatedGemm
-    down: PartialGemm
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down(self.gate_up(hidden))
-
-
-@dataclass(frozen=True, slots=True)
 class _FusedLayer:
     joined: PartialGemm
     queries: Queries
@@ -98,9 +85,8 @@ class _FusedLayer:
     attention: LatentAttention
     up: UpProjections
     o: PartialGemm
-    mlp: Partials
-    mlp_norm: RMSNorm
-    next_norm: RMSNorm
+    mlp: FusedMlp
+    joins: LayerJoins
 
     def attention_inputs(
         self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
@@ -119,10 +105,8 @@ class _FusedLayer:
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual: the stream, in place -> the next layer's normalised input."""
-        norm = self.mlp_norm
-        hidden = add_rms_norm_(self.o(attended), residual, norm.weight, norm.eps)
-        norm = self.next_norm
-        return add_rms_norm_(self.mlp(hidden), residual, norm.weight, norm.eps)
+        hidden = self.joins.after_attention(self.o, attended, residual)
+        return self.joins.after_mlp(self.mlp.last, self.mlp.inner(hidden), residual)
 
 
 class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
@@ -134,12 +118,17 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
         self._shard = shard
         self._layers: list[_FusedLayer] = []
         self._head: PartialGemm | None = None
+        self._ways: StreamWays | None = None
         self._chooser: GemmChooser | None = None
+        self.vocab_shard = None if shard.tp.size == 1 else self.model.embed_tokens.rows
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         if not isinstance(token_to_kv_pool, LatentTokenToKVPool):
             raise ValueError(f"latents do not go to a {type(token_to_kv_pool).__name__}")
         self._chooser = chooser = GemmChooser.for_device(self._shard.device)
+        # A rank's partial products are summed up before other ranks' are added.
+        is_alone = self._shard.tp.size == 1
+        self._ways = ways = stream_ways(self._shard.tp, self.model.embed_tokens)
         layers = self.model.decoder_layers
         attentions = [layer.self_attn for layer in layers]
         joined = partial_gemms(
@@ -148,8 +137,8 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
             can_split=self._spec.q_lora_rank is None,
         )
         queries = self._queries(chooser, attentions)
-        o = partial_gemms(chooser, [x.o_proj.weight for x in attentions], True)
-        mlps = self._mlps(chooser, [layer.mlp for layer in layers])
+        o = partial_gemms(chooser, [x.o_proj.weight for x in attentions], is_alone)
+        mlps = fused_mlps(chooser, [layer.mlp for layer in layers], is_alone)
         norms = [layer.post_attention_layernorm for layer in layers]
         nexts = [*(layer.input_layernorm for layer in layers[1:]), self.model.norm]
         self._layers = [
@@ -161,8 +150,7 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
                 up=attention.up_projections(),
                 o=o[index],
                 mlp=mlps[index],
-                mlp_norm=norms[index],
-                next_norm=nexts[index],
+                joins=normed_joins(ways, norms[index], nexts[index]),
             )
             for index, attention in enumerate(attentions)
         ]
@@ -175,7 +163,7 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
     ) -> LatentProjection:
         spec = self._spec
         return LatentProjection(
-            num_heads=spec.num_heads,
+            num_heads=self.geometry.tp_q_head_num,
             nope_dim=spec.nope_dim,
             norm_weight=attention.kv_a_layernorm.weight,
             eps=attention.kv_a_layernorm.eps,
@@ -189,28 +177,13 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
     ) -> list[Queries]:
         low_rank = [x for x in attentions if isinstance(x, LowRankQueryAttention)]
         if not low_rank:
-            width = self._spec.num_heads * self._spec.qk_head_dim
+            width = self.geometry.tp_q_head_num * self._spec.qk_head_dim
             return [_DirectQueries(width)] * len(attentions)
         ups = partial_gemms(chooser, [x.q_b_proj.weight for x in low_rank], True)
         return [
             _LowRankQueries(x.q_a_proj.weight.shape[0], x.q_a_layernorm, up)
             for x, up in zip(low_rank, ups, strict=True)
         ]
-
-    def _mlps(
-        self, chooser: GemmChooser, mlps: Sequence[GatedMLP | MixtureOfExperts]
-    ) -> list[Partials]:
-        dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
-        fused: dict[nn.Module, Partials] = {
-            mlp: GroupedMixture(mlp, is_summed=False)
-            for mlp in mlps
-            if isinstance(mlp, MixtureOfExperts)
-        }
-        if dense:
-            gate_up = gated_gemms(chooser, [mlp.gate_up_proj.weight for mlp in dense], "silu")
-            down = partial_gemms(chooser, [mlp.down_proj.weight for mlp in dense], True)
-            fused |= zip(dense, map(_DenseMlp, gate_up, down), strict=True)
-        return [fused[mlp] for mlp in mlps]
 
     def prepare_while_idle(self) -> bool:
         """GEMMs that there was no time to measure, one timing at a time."""
@@ -240,11 +213,17 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
         return attended, residual
 
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self._layers:
-            raise RuntimeError("prepare must run before the first step")
-        residual: torch.Tensor = self.model.embed_tokens(input_ids)
         norm = self.model.decoder_layers[0].input_layernorm
-        return residual, rms_norm(residual, norm.weight, norm.eps)
+        return self._prepared_ways().begin(input_ids, norm)
+
+    def unlike_layers(self) -> frozenset[int]:
+        kinds = [type(layer.mlp) for layer in self._layers]
+        return frozenset(map(kinds.index, kinds))
+
+    def _prepared_ways(self) -> StreamWays:
+        if self._ways is None:
+            raise RuntimeError("prepare must run before the first step")
+        return self._ways
 
     def attention_inputs(
         self, layer: int, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
@@ -262,14 +241,20 @@ class CudaDeepseekForCausalLM(DeepseekForCausalLM, SegmentedCausalLM):
     ) -> torch.Tensor:
         if rows.shape[0] == 0:
             return residual[:0]
-        chosen = residual.index_select(0, rows)
-        return self._layers[-1].finish(attended.index_select(0, rows), chosen)
+        selected = self._prepared_ways().select_rows(residual, rows)
+        return self._layers[-1].finish(attended.index_select(0, rows), selected)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In the model's dtype: whoever needs float32 converts the rows that need it."""
+        return self.whole_logits(self.local_logits(hidden))
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._head is None:
             raise RuntimeError("prepare must run before the first step")
-        return self._head(hidden)[0][:, : self.vocab_size]
+        return self._head(hidden)[0]
+
+    def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
+        return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
 
 
 def _join_projections(attention: DeepseekAttention) -> torch.Tensor:

@@ -8,7 +8,12 @@ from functools import partial
 
 import torch
 
-from workers.layers.cuda.residual_stream import Join, invariant_stream_ways, stream_ways
+from workers.layers.cuda.residual_stream import (
+    Join,
+    StreamWays,
+    invariant_stream_ways,
+    stream_ways,
+)
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.norm import RMSNorm
@@ -41,6 +46,13 @@ class _NormedJoin:
         return self.join(gemm, x, residual, self.norm)
 
 
+def normed_joins(ways: StreamWays, mlp_norm: RMSNorm, next_norm: RMSNorm) -> LayerJoins:
+    """Of a layer with a norm before its MLP, and of the norm before the next layer."""
+    return LayerJoins(
+        _NormedJoin(ways.after_attention, mlp_norm), _NormedJoin(ways.after_mlp, next_norm)
+    )
+
+
 class CudaLlamaForCausalLM(LlamaForCausalLM, FusedStreamCausalLM):
     """LlamaForCausalLM over fused kernels."""
 
@@ -49,10 +61,7 @@ class CudaLlamaForCausalLM(LlamaForCausalLM, FusedStreamCausalLM):
         ways = make_ways(self._shard.tp, self.model.embed_tokens)
         layers = [layer for layer in self._decoder_layers if isinstance(layer, LlamaDecoderLayer)]
         joins = [
-            LayerJoins(
-                _NormedJoin(ways.after_attention, layer.post_attention_layernorm),
-                _NormedJoin(ways.after_mlp, next_norm),
-            )
+            normed_joins(ways, layer.post_attention_layernorm, next_norm)
             for layer, next_norm in zip(layers, self._norms[1:], strict=True)
         ]
         return DecoderWays(partial(ways.begin, norm=self._norms[0]), joins, ways.select_rows)

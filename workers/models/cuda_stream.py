@@ -19,10 +19,8 @@ from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.errors import ConfigError
-from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.cuda.residual_stream import SelectRows
 from workers.layers.embedding import TiedLMHead
-from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
 from workers.layers.gemm.matrix import (
@@ -30,15 +28,14 @@ from workers.layers.gemm.matrix import (
     GatedGemm,
     PartialGemm,
     PartialProducts,
-    gated_gemms,
     partial_gemms,
 )
 from workers.layers.gemm.step_products import chain_seconds
-from workers.layers.mlp import Mlp
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_attention import LayerAttention, layer_attention
+from workers.models.cuda_mlps import DenseMlp, FusedMlp, fused_mlps
 from workers.models.segmented import AttentionInputs, SegmentedCausalLM, TokenPlaces
 from workers.models.stream_decoder import StreamBody, StreamCausalLM, StreamSpec
 
@@ -69,33 +66,6 @@ class DecoderWays:
     select_rows: SelectRows
 
 
-class FusedMlp(Protocol):
-    """An Mlp as a join takes it. last: what is joined is last(inner(hidden))."""
-
-    @property
-    def last(self) -> PartialProducts: ...
-
-    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: normalised input (n, hidden_size)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _DenseMlp:
-    gate_up: GatedGemm
-    last: PartialGemm
-
-    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.gate_up(hidden)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mixture:
-    last: GroupedMixture
-
-    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-
 @dataclass(frozen=True, slots=True)
 class _FusedLayer:
     """One decoder layer."""
@@ -109,7 +79,7 @@ class _FusedLayer:
     @property
     def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
         """In the order that a step runs them in; none where they are not all GEMMs."""
-        if not (isinstance(self.mlp, _DenseMlp) and isinstance(self.o, PartialGemm)):
+        if not (isinstance(self.mlp, DenseMlp) and isinstance(self.o, PartialGemm)):
             return ()
         return (self.qkv, self.o, self.mlp.gate_up, self.mlp.last)
 
@@ -164,7 +134,7 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
         layers = self._decoder_layers
         qkv = partial_gemms(chooser, [x.self_attn.qkv_proj.weight for x in layers], True)
         o = partial_gemms(chooser, [x.self_attn.o_proj.weight for x in layers], is_alone)
-        mlps = _fused_mlps(chooser, [x.mlp for x in layers], is_alone)
+        mlps = fused_mlps(chooser, [x.mlp for x in layers], is_alone)
         self._layers = [
             _FusedLayer(
                 qkv=qkv[index],
@@ -258,21 +228,6 @@ class FusedStreamCausalLM(StreamCausalLM, SegmentedCausalLM):
 
     def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
         return self._shard.tp.all_gather_last_dim(local)[:, : self.vocab_size]
-
-
-def _fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> list[FusedMlp]:
-    """is_alone: whether no other rank's products are added to this one's."""
-    dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
-    fused: dict[Mlp, FusedMlp] = {
-        mlp: _Mixture(GroupedMixture(mlp, is_summed=not is_alone))
-        for mlp in mlps
-        if isinstance(mlp, MixtureOfExperts)
-    }
-    if dense:
-        gate_up = gated_gemms(chooser, [x.gate_up_proj.weight for x in dense], dense[0].gate)
-        down = partial_gemms(chooser, [x.down_proj.weight for x in dense], is_alone)
-        fused |= zip(dense, map(_DenseMlp, gate_up, down), strict=True)
-    return [fused[mlp] for mlp in mlps]
 
 
 def _head_weight(embedding: nn.Module, head: nn.Module) -> torch.Tensor:

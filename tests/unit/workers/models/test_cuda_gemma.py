@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from tests.fakes.tiny_models import GEMMA, tiny_config
 from workers.layers.sharding import ShardContext
-from workers.models import cuda_gemma, cuda_stream
+from workers.models import cuda_gemma, cuda_mlps, cuda_stream
 from workers.models.cuda_gemma import CudaGemmaForCausalLM
 from workers.models.gemma_family import gemma_spec
 from workers.models.token_inputs import TokenInputs
@@ -82,11 +82,12 @@ def test_a_decode_layer_is_few_launches(is_fused, monkeypatch) -> None:
     fakes = {
         "GemmChooser": SimpleNamespace(for_device=lambda device: None),
         "partial_gemms": launches.gemms,
-        "gated_gemms": launches.gemms,
         "layer_attention": lambda *given: launches.attention(is_fused),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_stream, name, fake)
+    monkeypatch.setattr(cuda_mlps, "partial_gemms", fakes["partial_gemms"])
+    monkeypatch.setattr(cuda_mlps, "gated_gemms", launches.gemms)
     monkeypatch.setattr(cuda_gemma, "add_sandwich_norm_", launches.join)
     monkeypatch.setattr(cuda_gemma, "rms_norm", lambda x, scale, eps: x)
     model.prepare(None, None)

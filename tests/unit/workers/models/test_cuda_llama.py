@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from workers.graphs.segment_graphs import SegmentGraphs
 from workers.layers.sharding import ShardContext
-from workers.models import cuda_llama, cuda_stream
+from workers.models import cuda_llama, cuda_mlps, cuda_stream
 from workers.models.llama_family import llama_family_spec
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
@@ -143,11 +143,12 @@ def fused_llama(monkeypatch, launches, is_fused=False):
     fakes = {
         "GemmChooser": SimpleNamespace(for_device=lambda device: None),
         "partial_gemms": gemms,
-        "gated_gemms": gemms,
         "layer_attention": lambda *given: next(attentions),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_stream, name, fake)
+    monkeypatch.setattr(cuda_mlps, "partial_gemms", fakes["partial_gemms"])
+    monkeypatch.setattr(cuda_mlps, "gated_gemms", gemms)
     monkeypatch.setattr(cuda_llama, "stream_ways", lambda tp, embedding: ways)
     model.prepare(None, None)
     return model

@@ -1,0 +1,65 @@
+"""Feed-forward blocks over fused kernels, as what joins them with the stream takes them.
+
+Needs Triton.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.layers.cuda.experts import GroupedMixture
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.gemm.choice import GemmChooser
+from workers.layers.gemm.matrix import (
+    GatedGemm,
+    PartialGemm,
+    PartialProducts,
+    gated_gemms,
+    partial_gemms,
+)
+from workers.layers.mlp import Mlp
+from workers.layers.moe.mixture import MixtureOfExperts
+
+
+class FusedMlp(Protocol):
+    """An Mlp as a join takes it. last: what is joined is last(inner(hidden))."""
+
+    @property
+    def last(self) -> PartialProducts: ...
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: normalised input (n, hidden_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    gate_up: GatedGemm
+    last: PartialGemm
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.gate_up(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    last: GroupedMixture
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> list[FusedMlp]:
+    """is_alone: whether no other rank's products are added to this one's."""
+    dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
+    fused: dict[Mlp, FusedMlp] = {
+        mlp: _Mixture(GroupedMixture(mlp, is_summed=not is_alone))
+        for mlp in mlps
+        if isinstance(mlp, MixtureOfExperts)
+    }
+    if dense:
+        gate_up = gated_gemms(chooser, [x.gate_up_proj.weight for x in dense], dense[0].gate)
+        down = partial_gemms(chooser, [x.down_proj.weight for x in dense], is_alone)
+        fused |= zip(dense, map(DenseMlp, gate_up, down), strict=True)
+    return [fused[mlp] for mlp in mlps]
