@@ -29,7 +29,9 @@ from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 CPU = torch.device("cpu")
 TINY = {**NATIVE, **LATENT, **MIXTURES}
 MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "gemma3")
-MODELS += ("deepseek_v2_lite", "deepseek_v3")
+MODELS += ("deepseek_v2_lite", "deepseek_v3", "qwen2_moe")
+DIVIDED = ("deepseek_v3", "qwen2_moe")
+"""Two parts of the ranks have experts of their own; else all ranks cut the width of each."""
 # By the plans of transformers: windows and caps, experts, layers that differ and share K and V.
 PLANNED = ("gemma2", "mixtral", "gemma4")
 PRELOADED = ["workers.models.transformers_model"] + [
@@ -59,6 +61,7 @@ def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
     config = EngineConfig(
         model=str(folder),
         tp_size=tp.size,
+        ep_size=2 if tp.size > 1 and folder.name in DIVIDED else 1,
         load_format=load_format,
         model_impl="transformers" if folder.name in PLANNED else "native",
     )

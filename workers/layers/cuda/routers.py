@@ -3,47 +3,52 @@
 import torch
 
 from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax, counted
+from workers.layers.moe.experts import Experts
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.moe.routing import Choice, SoftmaxRouting
 
 
+def counted_here(chosen: Choice, experts: Experts) -> Chosen:
+    """By the places of experts on this rank, of which one stands for those that lie elsewhere."""
+    here = experts.local(chosen)
+    num_counted = experts.share.num_kept + experts.num_elsewhere
+    return counted(here.weights.contiguous(), here.ids.int().contiguous(), num_counted)
+
+
 class SoftmaxChooser:
-    """One kernel, for experts that all lie here. Pieces of shared experts have weight 1, or the
-    router's."""
+    """By one kernel. Pieces of shared experts have weight 1, or the router's."""
 
     def __init__(self, mixture: MixtureOfExperts, routing: SoftmaxRouting) -> None:
-        self._router, self._routing = mixture.router, routing
-        self._num_pieces = mixture.experts.spec.num_pieces
+        self._router, self._experts, self._routing = mixture.router, mixture.experts, routing
 
     def __call__(self, x: torch.Tensor) -> Chosen:
         routing = self._routing
         chosen = choose_by_softmax(
             self._router.logits(x),
             routing.num_chosen,
-            self._num_pieces,
+            self._experts.spec.num_pieces,
             routing.factor,
             routing.is_normed,
         )
         if self._router.shared_gate is not None:
             chosen.weights[:, routing.num_chosen :] = self._router.piece_weights(x)
-        return chosen
+        if self._experts.num_elsewhere == 0:
+            return chosen
+        return counted_here(Choice(chosen.weights, chosen.ids.long()), self._experts)
 
 
 class PlainChooser:
-    """By plain torch, then counted: any routing, and experts of which some lie elsewhere."""
+    """By plain torch: any routing."""
 
     def __init__(self, mixture: MixtureOfExperts) -> None:
         self._mixture = mixture
 
     def __call__(self, x: torch.Tensor) -> Chosen:
-        experts = self._mixture.experts
-        here: Choice = experts.local(self._mixture.router(x))
-        num_counted = experts.share.num_kept + experts.num_elsewhere
-        return counted(here.weights.contiguous(), here.ids.int().contiguous(), num_counted)
+        return counted_here(self._mixture.router(x), self._mixture.experts)
 
 
 def chooser_of(mixture: MixtureOfExperts) -> SoftmaxChooser | PlainChooser:
     routing = mixture.experts.spec.routing
-    if isinstance(routing, SoftmaxRouting) and mixture.experts.num_elsewhere == 0:
+    if isinstance(routing, SoftmaxRouting):
         return SoftmaxChooser(mixture, routing)
     return PlainChooser(mixture)
