@@ -31,6 +31,7 @@ from workers.models.cuda_deepseek import CudaDeepseekForCausalLM
 from workers.models.cuda_llama import CudaLlamaForCausalLM
 from workers.models.deepseek import DeepseekForCausalLM
 from workers.models.llama import LlamaForCausalLM
+from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")
@@ -112,6 +113,9 @@ def logits_of(folder, tp, steps, model_class, **settings):
         loaded = load_model(config, tp, CPU, torch.float32)
     assert type(loaded.model) is model_class
     rows = ModelRows(loaded, torch_native_backend(loaded))
+    if isinstance(loaded.model, SegmentedCausalLM):
+        kinds = [type(layer.mlp) for layer in loaded.model.model.decoder_layers]
+        assert loaded.model.unlike_layers() == {kinds.index(kind) for kind in set(kinds)}
     return torch.cat([row for step in steps for row in rows.step(step).values()])
 
 
