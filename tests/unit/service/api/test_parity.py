@@ -34,6 +34,7 @@ RENAMED = {
     "data_2": "documents",
     "items": "documents",
     "query": "queries",
+    "speculative": "max_draft_tokens",
 }
 NOT_IN_GRPC = {
     "stream": "a method of its own",
