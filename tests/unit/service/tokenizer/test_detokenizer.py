@@ -28,7 +28,7 @@ def loaded(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_concatenated_chunks_equal_the_decoded_whole(loaded, kind, data, skip):
     tokenizer, pieces = loaded[kind]
     ids = st.integers(0, len(pieces.pieces) + 3)
@@ -41,7 +41,7 @@ def test_concatenated_chunks_equal_the_decoded_whole(loaded, kind, data, skip):
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @given(text=st.text(min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_no_character_is_ever_split_over_two_chunks(loaded, kind, text):
     tokenizer, pieces = loaded[kind]
     detokenizer = make_detokenizer(pieces, skip_special_tokens=True)
@@ -103,7 +103,7 @@ def test_a_byte_token_is_a_first_token_like_any_other(metaspace_with_bytes):
 
 
 @given(token_ids=st.lists(st.integers(0, 300), max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_bytes_and_a_dropped_first_space_together(metaspace_with_bytes, token_ids):
     tokenizer, pieces = metaspace_with_bytes
     assert decode_all(pieces, token_ids, skip_special_tokens=True) == tokenizer.decode(token_ids)

@@ -33,7 +33,7 @@ def _scan(chunks: list[str], stops: list[str], include_stop: bool) -> tuple[list
     stops=st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4),
     include_stop=st.booleans(),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_result_equals_a_search_in_the_whole_text(chunks, stops, include_stop):
     shown, stop = _scan(chunks, stops, include_stop)
     assert ("".join(shown), stop) == _reference("".join(chunks), stops, include_stop)
@@ -43,7 +43,7 @@ def test_result_equals_a_search_in_the_whole_text(chunks, stops, include_stop):
     text=st.text(ALPHABET, max_size=30),
     stop=st.text(ALPHABET, min_size=1, max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_text_is_held_back_only_while_it_could_become_a_stop_string(text, stop):
     scanner = StopScanner(StopStrings((stop,)), include_stop=False)
     shown = ""

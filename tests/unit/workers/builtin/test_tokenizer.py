@@ -20,7 +20,7 @@ from workers.builtin.tokenizer import (
 )
 
 _SHARED = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 _PIECES = (
     "\n",
