@@ -1,9 +1,11 @@
 """Every family, natively or through transformers' code, against transformers' own eager model."""
 
+import functools
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.fakes.dense_attention import DenseAttention
 from tests.fakes.model_rows import ModelRows, torch_native_backend
@@ -28,15 +30,21 @@ def load(folder: Path, **changes: object) -> LoadedModel:
     return load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
 
 
+# One, as a module's tests of a folder follow each other.
+@functools.lru_cache(maxsize=1)
+def reference_of(folder: Path) -> PreTrainedModel:
+    return eager_reference(folder).eval()
+
+
 def reference_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return eager_reference(folder)(torch.tensor([tokens]), use_cache=False).logits[0]
+        return reference_of(folder)(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
 def reference_greedy(folder: Path, prompt: list[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        out = eager_reference(folder).generate(
+        out = reference_of(folder).generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_tokens,
