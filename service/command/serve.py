@@ -47,7 +47,7 @@ KVCache = Annotated[
 ]
 Drafts = Annotated[
     str | None,
-    typer.Option("--speculative", help="ngram: verify drafts looked up in the text; default none."),
+    typer.Option("--speculative", help="Who proposes drafts: ngram or suffix; default nobody."),
 ]
 Deterministic = Annotated[
     bool | None,
