@@ -12,7 +12,7 @@ from tests.fakes.tiny_vision import (
     save_vision_model,
     vision_reference,
 )
-from tests.unit.workers.engine.test_images import request_of, run
+from tests.unit.workers.engine.test_images import NUM_TOKENS, request_of, run
 from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.media import ImagePatches, MediaItem
@@ -75,7 +75,7 @@ def test_tokens_are_transformers(engine, folder):
     prompt = prompt_of(3, pixels(2, 4, 6), 4)
     patches = [as_patches(item) for item in prompt.images]
     expected = reference_greedy(
-        vision_reference(folder), Prompt(prompt.ids, prompt.spans, patches), 64
+        vision_reference(folder), Prompt(prompt.ids, prompt.spans, patches), NUM_TOKENS
     )
     assert run(engine, prompt)[0] == [expected]
     assert engine.info.media.takes_pixels
