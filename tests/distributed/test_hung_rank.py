@@ -42,7 +42,9 @@ def rank_process() -> psutil.Process:
     (rank,) = (
         child
         for child in psutil.Process().children()
-        if "workers.parallel.local_rank" in child.cmdline()
+        # One of an engine before may have ended and not been waited for yet.
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "workers.parallel.local_rank" in child.cmdline()
     )
     return rank
 

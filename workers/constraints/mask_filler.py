@@ -85,6 +85,7 @@ class MaskFiller:
             NUM_SMALL_BATCH_THREADS, thread_name_prefix="tessera-late-masks"
         )
         self._under_way: dict[Constrained, _Filling] = {}
+        self._last_together: Future[float] | None = None
         # In batches of how many they are asked for next time.
         self._were_late: dict[Constrained, int] = {}
 
@@ -161,10 +162,21 @@ class MaskFiller:
             # Whoever is in time again is taken for an ordinary one.
             size = self._were_late.pop(one[0].request, 0)
             (apart.setdefault(size, []) if size else together).append(one)
-        self._submit(self._together, together, bits, deadline)
+        self._submit_together(together, bits, deadline)
         for size, rows in apart.items():
             for start in range(0, len(rows), size):
                 self._submit(self._apart, rows[start : start + size], bits, deadline)
+
+    def _submit_together(
+        self, batch: Sequence[Asked], bits: MaskBits, deadline: MaskDeadline
+    ) -> None:
+        """No batch waits behind one of an earlier step that is still being made."""
+        if not batch:
+            return
+        is_free = self._last_together is None or self._last_together.done()
+        future = self._submit(self._together if is_free else self._apart, batch, bits, deadline)
+        if is_free:
+            self._last_together = future
 
     def _submit(
         self,
@@ -172,15 +184,14 @@ class MaskFiller:
         batch: Sequence[Asked],
         bits: MaskBits,
         deadline: MaskDeadline,
-    ) -> None:
-        if not batch:
-            return
+    ) -> Future[float]:
         patience_s = deadline.until_s(len(batch)) - self._now()
         future = pool.submit(
             self._timed_fill, [(row.request.matcher, index) for row, index in batch], bits
         )
         for row, index in batch:
             self._under_way[row.request] = _Filling(future, bits, index, len(batch), patience_s)
+        return future
 
     def _timed_fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> float:
         start_s = self._now()

@@ -202,7 +202,8 @@ async def test_grpc_gives_the_same_scores(stub, client, bench):
         answer = await stub.Score(pb.ScoreRequest(**asked))
         http = await scored(client, **asked)
         np.testing.assert_allclose(answer.scores, [one["score"] for one in http["data"]], atol=1e-6)
-        assert (answer.id, answer.model, answer.created) == ("mine", name, http["created"])
+        assert (answer.id, answer.model) == ("mine", name)
+        assert 0 <= http["created"] - answer.created < 600
         assert answer.usage.prompt_tokens == http["usage"]["prompt_tokens"]
     sides = {"left": slice(-3, None), "right": slice(3)}
     for side, kept in sides.items():

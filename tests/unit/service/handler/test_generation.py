@@ -165,10 +165,12 @@ async def test_an_abort_that_nobody_here_asked_for_is_a_typed_error(tmp_path):
 async def test_a_reader_that_is_cancelled_aborts_every_choice(bench, n):
     bench.backend.gate = asyncio.Semaphore(2)
     reader = asyncio.create_task(_collect(bench, _request(n=n)))
-    await asyncio.sleep(0.02)
+    while not bench.backend.gate.locked():
+        await asyncio.sleep(0.001)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
+    assert len(bench.backend.streams) == n
     assert all(stream.is_aborted for stream in bench.backend.streams)
     assert [reason for reason, _ in bench.metrics.named("finished")] == ["abort"] * n
 
