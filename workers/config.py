@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.errors import ConfigError
-from workers.speculation.config import DraftPolicyName, SpeculativeConfig
+from workers.speculation.config import DraftPolicyName, SpeculativeConfig, check_draft_limits
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
@@ -139,6 +139,7 @@ class EngineConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         self._check_ranks()
+        check_draft_limits(self.max_draft_tokens, self.draft_policy)
         if self.speculation is not None:
             self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):

@@ -170,7 +170,8 @@ class MaskFiller:
     def _submit_together(
         self, batch: Sequence[Asked], bits: MaskBits, deadline: MaskDeadline
     ) -> None:
-        """No batch waits behind one of an earlier step that is still being made."""
+        """A batch that finds one of an earlier step still being made goes to the other threads: it
+        waits only where all of those are busy, too."""
         if not batch:
             return
         is_free = self._last_together is None or self._last_together.done()

@@ -168,14 +168,6 @@ class NativeCausalLM(CausalLM):
 
     tied_weights: dict[str, str]
 
-    def tap_layers(self, layer_ids: Sequence[int]) -> None:
-        """From here on every pass hands over the stream behind these layers, for a drafter; the
-        last layer's is what hidden is made of. Called once, before the first step.
-
-        Raises ConfigError where the model hands over none, ValueError where it has no such layer.
-        """
-        raise ConfigError(f"{type(self).__name__} hands over no states of its layers")
-
     def capture_obstacle(self, max_context_len: int) -> str:
         return ""
 

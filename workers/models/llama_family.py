@@ -5,7 +5,7 @@ member it is. Knows no tensors.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attention import LayerAttentionConfig
@@ -135,23 +135,13 @@ def _qwen3(config: Any) -> _Traits:
 
 
 def _mixtral(config: Any) -> _Traits:
-    return _Traits(
-        has_qkv_bias=False,
-        has_o_bias=False,
-        has_mlp_bias=False,
-        has_qk_norm=False,
-        layers=_uniform_layers(config, config.sliding_window),
-        mixture=mixtral_mixture(config),
-    )
+    return replace(_mistral(config), mixture=mixtral_mixture(config))
 
 
 def _qwen2_moe(config: Any) -> _Traits:
-    return _Traits(
+    return replace(
+        _qwen2(config),
         has_qkv_bias=config.qkv_bias,
-        has_o_bias=False,
-        has_mlp_bias=False,
-        has_qk_norm=False,
-        layers=_typed_layers(config),
         mixture=qwen2_mixture(config),
         dense_layers=qwen_dense_layers(config),
     )

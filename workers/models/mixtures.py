@@ -5,6 +5,7 @@ Knows no tensors and nothing of attention.
 
 from typing import Any
 
+from workers.errors import ModelLoadError
 from workers.layers.moe.routing import (
     GroupedSigmoidRouting,
     GroupedSoftmaxRouting,
@@ -71,9 +72,12 @@ def grouped_mixture(config: Any) -> MixtureSpec:
 
 
 def deepseek_v2_mixture(config: Any) -> MixtureSpec:
+    """Raises ModelLoadError for a topk_method that transformers does not know either."""
     num_chosen, factor = config.num_experts_per_tok, config.routed_scaling_factor
     if config.topk_method == "greedy":
         return _with_shared(config, SoftmaxRouting(num_chosen, is_normed=False, factor=factor))
+    if config.topk_method != "group_limited_greedy":
+        raise ModelLoadError(f"topk_method {config.topk_method!r} is not known")
     routing = GroupedSoftmaxRouting(num_chosen, config.n_group or 1, config.topk_group or 1, factor)
     return _with_shared(config, routing)
 
@@ -89,7 +93,10 @@ def _with_shared(config: Any, routing: Routing) -> MixtureSpec:
 
 
 def qwen_dense_layers(config: Any) -> frozenset[int]:
-    """Of Qwen's mixtures, by config.mlp_only_layers and decoder_sparse_step."""
+    """Of Qwen's mixtures, by config.mlp_only_layers and decoder_sparse_step. Raises ModelLoadError
+    for steps of no layers."""
+    if config.decoder_sparse_step < 1:
+        raise ModelLoadError(f"decoder_sparse_step {config.decoder_sparse_step} is less than 1")
     step, all_layers = config.decoder_sparse_step, range(config.num_hidden_layers)
     by_step = {layer for layer in all_layers if (layer + 1) % step}
     return frozenset(by_step | set(config.mlp_only_layers))

@@ -21,7 +21,8 @@ _MARGIN = 1.01
 _TRIAL_SHARE = 0.005
 """Of the time, what trials may cost."""
 _MAX_SAVED_STEPS = 4.0
-"""Trials that were not made are not made up for: so many steps' time is saved for them at most."""
+"""Trials that were not made are not made up for: so many steps' time is saved for them at most, and
+as much is owed at most, since a trial that cost more is known by then and not made again."""
 _MEMORY = 0.98
 """What counts of earlier runs after each step that verifies some."""
 _PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
@@ -70,6 +71,9 @@ class AdaptiveLength:
         self._seconds = StepSeconds(self._lengths)
         self._chosen = 0
         self._saved_s = 0.0
+        # Lengths on trial in a step that was not paid for yet. Steps that have another length than
+        # the chosen one for want of room, or since their rows may have no drafts, owe nothing.
+        self._is_on_trial = np.zeros(len(self._lengths), dtype=np.bool_)
         # When each length was last taken, in steps.
         self._taken_at = np.zeros(len(self._lengths), dtype=np.int64)
         self._num_steps = 0
@@ -87,6 +91,7 @@ class AdaptiveLength:
             self._chosen = best
         index = self._trial(rates, costs)
         self._taken_at[index] = self._num_steps
+        self._is_on_trial[index] |= index != self._chosen
         return self._lengths[index]
 
     def observe_run(self, num_drafts: int, num_accepted: int) -> None:
@@ -101,11 +106,13 @@ class AdaptiveLength:
             self._acceptance.fade()
         most_s = _MAX_SAVED_STEPS * seconds
         self._saved_s = min(self._saved_s + _TRIAL_SHARE * seconds, most_s)
-        if index != self._chosen:
+        if self._is_on_trial[index]:
+            self._is_on_trial[index] = False
             self._pay(shape.num_rows, index, seconds)
+            self._saved_s = max(self._saved_s, -most_s)
 
     def _pay(self, num_rows: int, index: int, seconds: float) -> None:
-        """For a step that did not have the chosen length: the time that one would have saved."""
+        """For a trial: the time that the chosen length would have saved."""
         costs = self._seconds.predict(num_rows)
         if costs is None:
             return

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from workers.scheduler.plan import IntArray
-from workers.speculation.verifier import Accepted
 
 
 class ChainVerifier:
@@ -12,7 +11,7 @@ class ChainVerifier:
 
     def accept(
         self, token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
-    ) -> Accepted:
+    ) -> torch.Tensor:
         """See Verifier."""
         width = int(num_samples.max())
         starts = np.cumsum(num_samples) - num_samples
@@ -22,4 +21,4 @@ class ChainVerifier:
         drafts = input_ids[places[:, 1:].clamp(max=last)]
         is_right = token_ids[places[:, :-1].clamp(max=last)] == drafts
         is_right &= has_draft.to(token_ids.device)
-        return Accepted(1 + is_right.long().cumprod(dim=1).sum(dim=1))
+        return 1 + is_right.long().cumprod(dim=1).sum(dim=1)

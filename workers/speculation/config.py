@@ -13,32 +13,33 @@ DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
-METHODS_WITH_MODEL: frozenset[str] = frozenset()
-"""Methods that take a MODEL behind a colon, and need one."""
+
+
+def check_draft_limits(max_draft_tokens: int, policy: DraftPolicyName) -> None:
+    """Raises ConfigError."""
+    if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise ConfigError(
+            f"max_draft_tokens must lie in [1, {MAX_DRAFT_TOKENS}], got {max_draft_tokens}"
+        )
+    if policy not in get_args(DraftPolicyName):
+        raise ConfigError(
+            f"draft_policy {policy!r} is not known, but {', '.join(get_args(DraftPolicyName))}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """method: who proposes. model: the folder or built-in name of what it runs; "" where it runs
-    none. max_draft_tokens: of a row and step, 1 to MAX_DRAFT_TOKENS. policy: "adaptive" chooses the
-    length of every step by measurement, none included; "fixed" takes max_draft_tokens always.
+    """method: who proposes. max_draft_tokens: of a row and step, 1 to MAX_DRAFT_TOKENS. policy:
+    "adaptive" chooses the length of every step by measurement, none included; "fixed" takes
+    max_draft_tokens always.
     """
 
     method: Method
-    model: str
     max_draft_tokens: int
     policy: DraftPolicyName
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise ConfigError(
-                f"max_draft_tokens must lie in [1, {MAX_DRAFT_TOKENS}], got {self.max_draft_tokens}"
-            )
-        if self.policy not in get_args(DraftPolicyName):
-            raise ConfigError(
-                f"draft_policy {self.policy!r} is not known, but "
-                f"{', '.join(get_args(DraftPolicyName))}"
-            )
+        check_draft_limits(self.max_draft_tokens, self.policy)
 
     @classmethod
     def parse(cls, text: str, max_draft_tokens: int, policy: DraftPolicyName) -> Self:
@@ -47,16 +48,7 @@ class SpeculativeConfig:
         name, colon, model = text.partition(":")
         method = next((known for known in METHODS if known == name), None)
         if method is None:
-            raise ConfigError(f"speculative {text!r}: the method is one of {choices()}")
-        if method in METHODS_WITH_MODEL and not model:
-            raise ConfigError(f"speculative {text!r}: name the model it runs, {method}:MODEL")
-        if method not in METHODS_WITH_MODEL and colon:
+            raise ConfigError(f"speculative {text!r}: the method is one of {', '.join(METHODS)}")
+        if colon:
             raise ConfigError(f"speculative {text!r}: {method} runs no model, leave :{model} out")
-        return cls(method, model, max_draft_tokens, policy)
-
-
-def choices() -> str:
-    """What may be asked for, as messages and help texts name it."""
-    return ", ".join(
-        f"{method}:MODEL" if method in METHODS_WITH_MODEL else method for method in METHODS
-    )
+        return cls(method, max_draft_tokens, policy)

@@ -10,7 +10,7 @@ import torch
 
 from workers.scheduler.plan import AdmittedRequest
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import DraftRows, Drafts, ObservedStep, ProposerNeeds
+from workers.speculation.proposer import DraftRows, Drafts, ObservedStep
 
 MAX_NGRAM = 3
 """Places are compared by so many tokens; one that has more of them in common wins."""
@@ -18,8 +18,6 @@ MAX_NGRAM = 3
 
 class NgramProposer:
     """Reads the history of every slot. All tensors are on one device; nothing waits for it."""
-
-    needs = ProposerNeeds()
 
     def __init__(self, history: TokenHistory) -> None:
         self._history = history

@@ -1,10 +1,7 @@
 """What a proposer is asked and told. Every variation is a file of its own (factory.py).
 
 A proposer lives on every rank and proposes alike on all of them. It never changes a text: drafts
-that are not what sampling draws are dropped (runs.py). One that keeps keys and values keeps them at
-the target's cache indices, as one more group of the account that keeps every token: what the prefix
-cache, retraction and resumption do to the target's pages holds for its own. It must have written
-those of a token before another request can find the token's page.
+that are not what sampling draws are dropped (runs.py).
 """
 
 from collections.abc import Sequence
@@ -15,17 +12,6 @@ import torch
 
 from attention.forward_batch import ForwardBatch
 from workers.scheduler.plan import AdmittedRequest, IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class ProposerNeeds:
-    """What the target's pass has to hand over; by default nothing, which costs nothing.
-
-    states: final states of all new tokens. tap_layers: the residual stream behind these layers.
-    """
-
-    states: bool = False
-    tap_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +34,30 @@ class DraftRows:
 class Drafts:
     """token_ids: int64 (n, width) on the device; what stands behind a row's num_drafts is any.
 
-    num_drafts: host int32 (n,), at most max_drafts, 0 for a row of which nothing is known. parents:
-    host int32 (n, width), None for chains: of each draft the one before it, by its number in the
-    row, -1 for the token sampled last; a parent stands before its children. scores: float32
-    (n, width), log probabilities where the proposer has them.
+    num_drafts: host int32 (n,), at most max_drafts, 0 for a row of which nothing is known.
     """
 
     token_ids: torch.Tensor
     num_drafts: IntArray
-    parents: IntArray | None = None
-    scores: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
     """A step of the target, verified.
 
-    batch: its rows. input_ids: int64 (num_tokens,), drafts included. num_held: int64 (bs,), how
-    many of each row's new tokens hold: all of a prompt's, of a run the token sampled last and the
+    batch: its rows, drafts included. num_held: int64 (bs,), how many of each row's new tokens
+    hold: all of a prompt's, of a run the token sampled last and the
     right drafts. next_ids: int64 (bs,), what was sampled behind the last of them, -1 where a prompt
-    goes on. states: (num_tokens, hidden_size), taps: by layer, as the proposer needs them.
+    goes on.
     """
 
     batch: ForwardBatch
-    input_ids: torch.Tensor
     num_held: torch.Tensor
     next_ids: torch.Tensor
-    states: torch.Tensor | None = None
-    taps: tuple[torch.Tensor, ...] = ()
 
 
 class Proposer(Protocol):
     """Drafts for the slots of one rank."""
-
-    @property
-    def needs(self) -> ProposerNeeds: ...
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
         """These take their slots over; TokenHistory still has what stood there. May come again for

@@ -10,7 +10,7 @@ import numpy as np
 from workers.kv_cache.radix_node import EMPTY, IntArray
 
 MAX_TOKENS = 1 << 15
-"""Of a salt. A scan of so many takes some microseconds."""
+"""Of a salt. A scan of so many takes tens of microseconds."""
 MAX_SALTS = 64
 MIN_OUTPUT_TOKENS = 8
 END_OF_OUTPUT = -1

@@ -14,7 +14,7 @@ import torch
 
 from workers.scheduler.plan import AdmittedRequest, IntArray
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import DraftRows, Drafts, ObservedStep, ProposerNeeds
+from workers.speculation.proposer import DraftRows, Drafts, ObservedStep
 from workers.speculation.recent_outputs import RecentOutputs
 
 MAX_MATCH = 16
@@ -22,6 +22,9 @@ MAX_MATCH = 16
 DRAFTS_PER_MATCHED_TOKEN = 2
 MIN_PROBABILITY = 0.25
 """Of a draft and those before it, by counts of places that end alike."""
+MAX_CANDIDATES = 2048
+"""Of places that end with the same token the latest are looked at: a text may be one token many
+times over, and nobody waits for that."""
 MAX_PLACES = 64
 """Of places that match equally the latest count."""
 NO_TOKEN = -1
@@ -30,26 +33,25 @@ NO_TOKEN = -1
 class SuffixProposer:
     """On the host. What it learns of a request serves those of the same salt only."""
 
-    needs = ProposerNeeds()
-
     def __init__(self, history: TokenHistory) -> None:
         """history: on the CPU."""
         self._history: IntArray = history.token_ids.numpy()
         num_slots = len(self._history)
         self._salts = [""] * num_slots
-        self._num_prompt_tokens = np.zeros(num_slots, dtype=np.int64)
+        self._num_known = np.zeros(num_slots, dtype=np.int64)
         self._lens = np.zeros(num_slots, dtype=np.int64)
         self._outputs = RecentOutputs()
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
-        """The slots' last outputs join those that others may repeat. A step that is launched again
-        finds them taken."""
+        """What was said in the slots since they were taken joins what others may repeat: a request
+        that goes on in another slot brings the rest. A step that is launched again finds it taken.
+        """
         for request in requests:
             slot = request.slot
-            start, stop = int(self._num_prompt_tokens[slot]), int(self._lens[slot])
+            start, stop = int(self._num_known[slot]), int(self._lens[slot])
             self._outputs.add(self._salts[slot], self._history[slot, start:stop])
             self._salts[slot] = request.cache_salt
-            self._num_prompt_tokens[slot] = request.num_prompt_tokens
+            self._num_known[slot] = len(request.known_ids)
             self._lens[slot] = 0
 
     def observe(self, step: ObservedStep) -> None:
@@ -93,7 +95,7 @@ def longest_match(tokens: IntArray, tail: IntArray) -> tuple[IntArray, int]:
     """Where in tokens, int32 (n,), the places end that have the most in common with a text's end,
     in order, and how many tokens that is; 0 where there is no place. tail: the text's last tokens,
     the very last one first."""
-    ends: IntArray = np.flatnonzero(tokens == tail[0]).astype(np.int32)
+    ends: IntArray = np.flatnonzero(tokens == tail[0])[-MAX_CANDIDATES:].astype(np.int32)
     if not len(ends):
         return ends, 0
     for distance in range(1, len(tail)):

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from workers.errors import ModelLoadError
+
 _TINY = 1e-20
 """Added to a sum of scores that may all be 0, as in DeepSeek's code."""
 
@@ -28,6 +30,9 @@ class Routing(Protocol):
     @property
     def has_correction(self) -> bool: ...
 
+    def check(self, num_experts: int) -> None:
+        """Raises ModelLoadError where so many experts cannot be chosen among in this way."""
+
     def __call__(self, logits: torch.Tensor, correction: torch.Tensor | None) -> Choice:
         """logits: float32 (n, num_experts). correction: float32 (num_experts,) or None."""
 
@@ -41,6 +46,9 @@ class SoftmaxRouting:
     is_normed: bool
     factor: float = 1.0
     has_correction = False
+
+    def check(self, num_experts: int) -> None:
+        _check_chosen(self.num_chosen, num_experts)
 
     def __call__(self, logits: torch.Tensor, correction: torch.Tensor | None) -> Choice:
         weights, ids = torch.softmax(logits, dim=-1).topk(self.num_chosen, dim=-1)
@@ -58,6 +66,9 @@ class GroupedSoftmaxRouting:
     num_chosen_groups: int
     factor: float
     has_correction = False
+
+    def check(self, num_experts: int) -> None:
+        _check_groups(self.num_groups, self.num_chosen_groups, self.num_chosen, num_experts)
 
     def __call__(self, logits: torch.Tensor, correction: torch.Tensor | None) -> Choice:
         scores = torch.softmax(logits, dim=-1)
@@ -79,6 +90,9 @@ class GroupedSigmoidRouting:
     factor: float
     has_correction = True
 
+    def check(self, num_experts: int) -> None:
+        _check_groups(self.num_groups, self.num_chosen_groups, self.num_chosen, num_experts)
+
     def __call__(self, logits: torch.Tensor, correction: torch.Tensor | None) -> Choice:
         if correction is None:
             raise ValueError("experts scored by sigmoid are chosen with a correction")
@@ -92,6 +106,21 @@ class GroupedSigmoidRouting:
         if self.is_normed:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + _TINY)
         return Choice(weights * self.factor, ids)
+
+
+def _check_chosen(num_chosen: int, num_candidates: int) -> None:
+    if not 1 <= num_chosen <= num_candidates:
+        raise ModelLoadError(f"a token cannot take {num_chosen} of {num_candidates} experts")
+
+
+def _check_groups(
+    num_groups: int, num_chosen_groups: int, num_chosen: int, num_experts: int
+) -> None:
+    if num_groups < 1 or num_experts % num_groups:
+        raise ModelLoadError(f"{num_experts} experts make no {num_groups} equal groups")
+    if not 1 <= num_chosen_groups <= num_groups:
+        raise ModelLoadError(f"a token cannot take {num_chosen_groups} of {num_groups} groups")
+    _check_chosen(num_chosen, num_chosen_groups * (num_experts // num_groups))
 
 
 def _within(

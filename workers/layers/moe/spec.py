@@ -34,7 +34,10 @@ class SharedExperts:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSpec:
-    """num_experts routed experts of width columns each. has_bias: of the experts' products."""
+    """num_experts routed experts of width columns each. has_bias: of the experts' products.
+
+    Raises ModelLoadError where they cannot be chosen as routing says.
+    """
 
     num_experts: int
     width: int
@@ -46,6 +49,8 @@ class MixtureSpec:
     has_router_bias: bool = False
 
     def __post_init__(self) -> None:
+        _check_width(self.width)
+        self.routing.check(self.num_experts)
         if self.has_bias and self.shared is not None:
             raise ValueError("pieces of a shared expert would each add its bias")
 
@@ -63,8 +68,14 @@ class MixtureSpec:
 def num_pieces_of(shared_width: int, width: int) -> int:
     """Shared experts as pieces of a routed one's width: the gate goes column by column, and so does
     the sum over the inner dimension. Raises ModelLoadError where they are no whole number."""
+    _check_width(width)
     if shared_width % width:
         raise ModelLoadError(
             f"shared experts of width {shared_width} are no multiple of a routed one's, {width}"
         )
     return shared_width // width
+
+
+def _check_width(width: int) -> None:
+    if width < 1:
+        raise ModelLoadError(f"experts of width {width} compute nothing")

@@ -123,6 +123,10 @@ def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> No
 def test_as_many_drafts_are_refused_by_name(max_draft_tokens: int) -> None:
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         EngineConfig(speculative="ngram", max_draft_tokens=max_draft_tokens)
+    with pytest.raises(ConfigError, match="max_draft_tokens"):
+        EngineConfig(max_draft_tokens=max_draft_tokens)
+    with pytest.raises(ConfigError, match="draft_policy 'none' is not known"):
+        EngineConfig(draft_policy="none")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.fakes.tiny_models import (
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
+from workers.models.llama_family import native_obstacle
 from workers.models.registry import choose_implementation
 from workers.parallel.group import SingleRank, TPGroup
 
@@ -148,6 +149,28 @@ def test_shared_experts_of_another_width_go_through_transformers(
     assert "shared experts of width 40 are no multiple of a routed one's, 32" in caplog.text
     with pytest.raises(ModelLoadError, match="width 40"):
         choose_implementation(config, name, EngineConfig(model="m", model_impl="native"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("mixtral", {"num_experts_per_tok": 0}, "cannot take 0 of 4 experts"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "cannot take 9 of 8 experts"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
+        ("qwen2_moe", {"moe_intermediate_size": 0}, "width 0"),
+        ("qwen3_moe", {"num_experts": 0}, "of 0 experts"),
+        ("glm4_moe", {"n_group": 3}, "no 3 equal groups"),
+        ("glm4_moe", {"n_group": 2, "topk_group": 3}, "3 of 2 groups"),
+        ("glm4_moe", {"n_group": 8, "topk_group": 1, "num_experts_per_tok": 2}, "of 1 experts"),
+    ],
+)
+def test_experts_that_cannot_be_chosen_so_are_no_native_model(
+    name: str, changes: dict[str, Any], reason: str
+) -> None:
+    tiny = TinyModel(name, {**MIXTURES[name].changes, **changes})
+    obstacle = native_obstacle(tiny_config(tiny))
+    assert obstacle is not None
+    assert reason in obstacle
 
 
 def test_one_gpu_keeps_to_transformers_until_it_was_measured() -> None:

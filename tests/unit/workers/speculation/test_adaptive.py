@@ -60,6 +60,30 @@ def test_rows_that_may_have_none_count():
     assert policy.choose(np.full(32, 8, dtype=np.int32)) > 0
 
 
+@pytest.mark.parametrize("draft_s", [0.05, 0.2])
+def test_steps_that_may_have_no_drafts_do_not_stand_against_those_that_may(draft_s: float):
+    """Requests that want none, or whose drafts were wrong for a while, and then others."""
+    policy = AdaptiveLength(8)
+
+    def run(num_steps: int, num_right: int) -> list[int]:
+        taken = []
+        for _ in range(num_steps):
+            num_drafts = policy.choose(MOST)
+            taken.append(num_drafts)
+            for _ in MOST:
+                if num_drafts:
+                    policy.observe_run(num_drafts, min(num_right, num_drafts))
+            policy.observe_step(DecodeShape(4, num_drafts), 1e-2 * (1.0 + draft_s * num_drafts))
+        return taken
+
+    assert np.mean(run(400, num_right=8)[200:]) > 6
+    for _ in range(1000):
+        policy.observe_step(DecodeShape(4, 0), 1e-2)
+    assert np.mean(run(400, num_right=8)[:50]) > 6
+    assert np.mean(run(400, num_right=0)[-100:]) < 0.5
+    assert np.mean(run(3000, num_right=8)[-1000:]) > 6
+
+
 def test_no_drafts_before_a_plain_step_was_measured():
     policy = AdaptiveLength(4)
     assert policy.choose(MOST) == 0

@@ -9,7 +9,7 @@ from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, NAN_TOKEN, StepPlan
 from workers.speculation.chain import ChainVerifier
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import DraftRows, Drafts, ProposerNeeds
+from workers.speculation.proposer import DraftRows, Drafts
 from workers.speculation.runs import HostRuns, SampledRuns
 
 
@@ -37,8 +37,7 @@ def test_a_run_holds_up_to_the_first_wrong_draft(
     found = ChainVerifier().accept(
         torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples)
     )
-    assert found.run_lens.tolist() == run_lens
-    assert found.kept is None
+    assert found.tolist() == run_lens
 
 
 def test_only_what_holds_is_told_to_the_host():
@@ -60,8 +59,6 @@ def test_only_what_holds_is_told_to_the_host():
 class CountingProposer:
     """Drafts 100, 101, ... behind a text of any length, num_known at most; remembers the lengths
     that it was asked for."""
-
-    needs = ProposerNeeds()
 
     def __init__(self, num_known: int = 9) -> None:
         self.lens: list[list[int]] = []

@@ -11,7 +11,13 @@ from workers.scheduler.plan import AdmittedRequest
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, ObservedStep
 from workers.speculation.recent_outputs import MAX_SALTS, MAX_TOKENS, RecentOutputs
-from workers.speculation.suffix import SuffixProposer, voted
+from workers.speculation.suffix import (
+    MAX_CANDIDATES,
+    MAX_MATCH,
+    SuffixProposer,
+    longest_match,
+    voted,
+)
 
 CPU = torch.device("cpu")
 OUTPUT = list(range(50, 62))
@@ -24,23 +30,35 @@ class Texts:
         self._history = TokenHistory(4, 64, CPU)
         self._proposer = SuffixProposer(self._history)
 
-    def start(self, slot: int, prompt: list[int], salt: str = "") -> None:
+    def start(self, slot: int, known: list[int], salt: str = "", num_output: int = 0) -> None:
+        """known: the prompt, and num_output tokens that were said elsewhere before."""
+        num_prompt_tokens = len(known) - num_output
         request = AdmittedRequest(
-            slot, 0, SamplingParams(), len(prompt), known_ids=int32(*prompt), cache_salt=salt
+            slot,
+            0,
+            SamplingParams(),
+            num_prompt_tokens,
+            known_ids=int32(*known),
+            cache_salt=salt,
         )
         self._proposer.admit([request])
         self._history.admit([request])
-        self._len = len(prompt)
 
-    def run(self, slot: int, prompt: list[int], output: list[int], salt: str = "") -> None:
-        """One step that computes the prompt, and one for each token but the last."""
-        self.start(slot, prompt, salt)
-        prefix_len, num_new = 0, len(prompt)
+    def run(
+        self, slot: int, known: list[int], output: list[int], salt: str = "", num_output: int = 0
+    ) -> None:
+        """One step that computes what is known, and one for each token but the last."""
+        self.start(slot, known, salt, num_output)
+        prefix_len, num_new = 0, len(known)
         for token_id in output:
             position = torch.tensor([prefix_len + num_new])
             self._history.extend(torch.tensor([slot]), position, torch.tensor([token_id]))
             self._proposer.observe(observed(slot, prefix_len, num_new, token_id))
             prefix_len, num_new = prefix_len + num_new, 1
+
+    def outputs(self, salt: str = "") -> list[int]:
+        """What others of the salt may repeat."""
+        return self._proposer._outputs.tokens(salt).tolist()
 
     def proposed(self, slot: int, num_tokens: int, num_drafts: int = 8) -> list[int]:
         rows = DraftRows(int32(slot), int32(num_tokens), int32(num_drafts))
@@ -68,7 +86,7 @@ def observed(slot: int, prefix_len: int, num_new: int, next_id: int) -> Observed
         extend_prefix_lens_cpu=lens[0],
         attn_backend=None,
     )
-    return ObservedStep(batch, tokens, torch.tensor([num_new]), torch.tensor([next_id]))
+    return ObservedStep(batch, torch.tensor([num_new]), torch.tensor([next_id]))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +133,23 @@ def test_what_another_request_said_is_known_under_its_salt_only():
     # An output's end is no place to go on from.
     texts.start(2, [9, 60, 61], salt="a")
     assert texts.proposed(2, 3) == []
+
+
+def test_a_request_that_goes_on_in_another_slot_is_heard_once():
+    texts = Texts()
+    texts.run(1, [1, 2, 3], OUTPUT)
+    more = [70, 71, 72, 73, 74, 75, 76, 77]
+    texts.run(2, [1, 2, 3, *OUTPUT], more, num_output=len(OUTPUT))
+    for slot in (1, 2):
+        texts.start(slot, [9])
+    assert texts.outputs().count(OUTPUT[0]) == texts.outputs().count(more[0]) == 1
+
+
+def test_one_token_many_times_over_is_scanned_no_longer_than_others():
+    same = np.full(1 << 15, 7, dtype=np.int32)
+    ends, matched = longest_match(same, same[:MAX_MATCH])
+    assert matched == MAX_MATCH
+    assert ends.tolist() == list(range(len(same) - MAX_CANDIDATES, len(same)))
 
 
 def test_the_requests_own_text_wins_where_it_matches_as_well():
