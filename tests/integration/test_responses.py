@@ -57,6 +57,18 @@ def test_a_conversation_goes_on_at_any_ingress(service):
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_stream_is_stopped_from_any_ingress(service, attempt):
+    for _ in range(5):
+        answer, events = _cancelled_stream(service)
+        # On a busy machine the text may be at its length before the call.
+        if answer.status_code != 409:
+            break
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] == "cancelled"
+    assert events[-1] == "response.incomplete"
+
+
+def _cancelled_stream(service):
+    """What cancelling it answered, and the stream's events."""
     asked = {"input": "x", "stream": True, "ignore_eos": True, "max_output_tokens": 1500}
     answers = []
     lines = []
@@ -69,10 +81,8 @@ def test_a_stream_is_stopped_from_any_ingress(service, attempt):
             if line == "event: response.output_text.delta" and not answers:
                 response_id = _id_in(lines)
                 answers.append(ask(service, "POST", f"/v1/responses/{response_id}/cancel"))
-    assert answers[0].json()["status"] == "cancelled"
-    assert [line for line in lines if line.startswith("event: ")][-1] == (
-        "event: response.incomplete"
-    )
+    events = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    return answers[0], events
 
 
 def _id_in(lines):

@@ -108,8 +108,9 @@ class GroupedSigmoidRouting:
         return Choice(weights * self.factor, ids)
 
 
-def _check_chosen(num_chosen: int, num_candidates: int) -> None:
-    if not 1 <= num_chosen <= num_candidates:
+def _check_chosen(num_chosen: int | None, num_candidates: int) -> None:
+    """num_chosen: None where a config does not say."""
+    if num_chosen is None or not 1 <= num_chosen <= num_candidates:
         raise ModelLoadError(f"a token cannot take {num_chosen} of {num_candidates} experts")
 
 

@@ -177,6 +177,7 @@ def test_deepseek_v2_lite_declares_576_elements_a_token_and_layer() -> None:
             {
                 "num_attention_heads": 16,
                 "num_key_value_heads": 16,
+                "num_experts_per_tok": 6,
                 "hidden_size": 2048,
                 "kv_lora_rank": 512,
                 "q_lora_rank": None,
