@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -204,7 +205,12 @@ class GraphAttentionBackend(AttentionBackend):
     then, inside the capture, record_step_tables followed by the layers. A replay needs nothing of
     most backends: the graph itself reads the step's lengths and pages from the captured batch's
     tensors and the table of slots. Those that plan on the host do so in before_replay.
+
+    captures_verify: so can steps of TARGET_VERIFY whose rows all bring as many new tokens, in the
+    same static buffers. Rows that pad such a batch have seq_lens 0, fewer than new tokens.
     """
+
+    captures_verify: ClassVar[bool] = False
 
     @abstractmethod
     def init_cuda_graph_state(self, max_bs: int) -> None:

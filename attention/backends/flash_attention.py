@@ -68,6 +68,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
     planning: a replay reads its own lengths and pages, never those of the capture.
     """
 
+    captures_verify: ClassVar[bool] = True
     num_splits: ClassVar[int] = _KERNEL_CHOOSES_SPLITS
     plans_splits_once: ClassVar[bool] = True
     min_decode_rows: ClassVar[int] = MIN_DECODE_ROWS

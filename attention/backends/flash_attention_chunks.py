@@ -8,6 +8,7 @@ made. Chunks begin where pages begin. Layers without chunks run as on fa3.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +40,8 @@ _ALL_KEYS = -1
 class ChunkedFlashAttentionBackend(FlashAttentionBackend):
     """fa3 for models with chunks. Raises AttentionBackendError where a chunk holds no whole number
     of pages."""
+
+    captures_verify: ClassVar[bool] = False
 
     capability: BackendCapability = replace(
         FlashAttentionBackend.capability,

@@ -70,7 +70,8 @@ class FlashAttentionSteps(GraphAttentionBackend):
         """Metadata over the static tables' first rows."""
         self.check_visibility(forward_batch)
         tables = self._static_tables(forward_batch)
-        facts = StepFacts(forward_batch.batch_size, 1, self.config.max_context_len)
+        max_seq_len_q = int(forward_batch.extend_seq_lens_cpu.max())
+        facts = StepFacts(forward_batch.batch_size, max_seq_len_q, self.config.max_context_len)
         self._start_step(tables, facts)
 
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:

@@ -8,6 +8,8 @@ and two pools, no request.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from attention.backends.base import PhasedAttentionBackend
@@ -53,6 +55,8 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
 
     In a mixed step, leading decode rows are attended by the decode kernels where they are many.
     """
+
+    captures_verify: ClassVar[bool] = True
 
     capability: BackendCapability = BackendCapability(
         name="triton",
@@ -158,7 +162,7 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
 
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         super().record_step_tables(forward_batch)
-        self._plan_decode(forward_batch.batch_size)
+        self._plan_decode(self._count_decode_rows(forward_batch))
 
     def _count_decode_rows(self, forward_batch: ForwardBatch) -> int:
         """How many of the step's first rows the decode kernels attend."""

@@ -109,6 +109,7 @@ class Engine:
         executor = runner.make_executor()
         if wrap_executor is not None:
             executor = wrap_executor(executor)
+        executor = runner.with_drafts(executor)
         return cls(
             runner.model_info(config),
             Scheduler(runner.scheduler_config(config)),

@@ -19,11 +19,13 @@ from workers.graphs.decode_graphs import (
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
+from workers.graphs.verify_graphs import VerifyGraphs, verify_shapes
 from workers.models.base import CausalLM
 from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
+from workers.speculation.policies import draft_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +139,41 @@ def build_decode_graphs(
             MeasuredTurns(config.attention_timing_interval_steps),
             lambda one: GraphAttentionTimer(one, new_graph_event, new_replay_mark),
         ),
+    )
+
+
+def build_verify_graphs(
+    config: EngineConfig,
+    model: CausalLM,
+    backend: AttentionBackend,
+    sampling: SamplingState,
+    padding_slot: int,
+    tp: TPGroup,
+    capturer: CudaGraphCapturer,
+) -> VerifyGraphs | None:
+    """Behind build_decode_graphs, which made the backend's static buffers. None where there are no
+    drafts, or where their steps cannot be captured: they run eagerly then."""
+    speculation = config.speculation
+    if speculation is None or not isinstance(backend, GraphAttentionBackend):
+        return None
+    if not backend.captures_verify:
+        logger.warning("%s: steps that verify drafts run eagerly", backend.capability.name)
+        return None
+    from workers.layers.cuda.sharded_greedy import step_kernels
+
+    max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
+    shapes = verify_shapes(max_rows, [1 + own for own in draft_lengths(speculation) if own])
+    max_tokens = max(shape.rows * shape.tokens_per_row for shape in shapes)
+    device = backend.config.device
+    tables = backend.req_to_token_pool.own_tables
+    return VerifyGraphs(
+        model,
+        backend,
+        step_kernels(tables, sampling.last_token_ids, tp, model.vocab_shard, max_tokens),
+        capturer,
+        StagingRing.pinned(max_tokens, MAX_UNCOMMITTED_PLANS, device, len(tables)),
+        shapes,
+        padding_slot,
     )
 
 

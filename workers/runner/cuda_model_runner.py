@@ -22,7 +22,9 @@ from workers.graphs.graph_set import (
     CudaGraphCapturer,
     build_decode_graphs,
     build_segment_graphs,
+    build_verify_graphs,
 )
+from workers.graphs.verify_graphs import VerifiedStep, VerifyGraphs
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_executor import (
@@ -33,8 +35,10 @@ from workers.runner.cuda_executor import (
     HalfLaunchedStep,
     StepEvents,
 )
+from workers.runner.drafting_executor import drafting_executor
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome, attention_records
 from workers.runner.model_runner import LaunchedStep, ModelRunner
+from workers.runner.speculative_runner import check_forgets
 from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
 from workers.runner.step_pieces import ReadableStep, launch_in_pieces
@@ -42,8 +46,11 @@ from workers.sampling.state import SampledTokens
 from workers.sampling.token_masks import find_masks
 from workers.scheduler.plan import IntArray, StepPlan
 from workers.scheduler.step_filling import TILE_TOKENS
+from workers.speculation.chain import ChainVerifier
 
 logger = logging.getLogger(__name__)
+
+StepGraphs = DecodeGraphs | VerifyGraphs
 
 LaunchSamples = Callable[[], ReadableStep]
 """Waits for the masks of the step whose samples it launches."""
@@ -56,12 +63,16 @@ class CudaModelRunner(ModelRunner):
     """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
 
     num_padding_slots: ClassVar[int] = 1
+    _verify_graphs: VerifyGraphs | None = None
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
     ) -> None:
         torch.cuda.set_device(device)
         super().__init__(config, tp, device, on_progress)
+        if config.speculation is not None:
+            check_forgets(config, self._model, self.facts.architecture)
+        self._speculation = config.speculation
         if config.attention_timing_interval_steps == 0:
             self._timer = UntimedAttention(self._backend)
         self._clock = DeviceClock(time.perf_counter)
@@ -71,6 +82,10 @@ class CudaModelRunner(ModelRunner):
         self._graphs = build_decode_graphs(
             config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
         )
+        if self._graphs is not None:
+            self._verify_graphs = build_verify_graphs(
+                config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
+            )
         self._segments = build_segment_graphs(config, self._model, self._backend, capturer)
         self._measure_largest_step(config)
         self._product_s = self._time_products(config)
@@ -108,6 +123,14 @@ class CudaModelRunner(ModelRunner):
 
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self._masks, self.prepare_while_idle, self.close)
+
+    def with_drafts(self, executor: StepExecutor) -> StepExecutor:
+        if self._speculation is None:
+            return executor
+        num_slots, max_context_len = self._req_to_token.shape
+        return drafting_executor(
+            executor, self._speculation, num_slots, max_context_len, ChainVerifier()
+        )
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Launch a plan; its results are on their way to the host when this returns. Of one that
@@ -186,7 +209,7 @@ class CudaModelRunner(ModelRunner):
         return lambda: self._finish_replay(graphs, plan)
 
     @torch.inference_mode()
-    def _finish_replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+    def _finish_replay(self, graphs: StepGraphs, plan: StepPlan) -> ReadableStep:
         draw = self._draw(plan)
         return self._within_replay(graphs, plan, lambda: graphs.finish(plan, self._sampling, draw))
 
@@ -217,19 +240,19 @@ class CudaModelRunner(ModelRunner):
             rule_out(logits, masks), logits, slots, positions, found.void
         )
 
-    def _graphs_of(self, plan: StepPlan) -> DecodeGraphs | None:
+    def _graphs_of(self, plan: StepPlan) -> StepGraphs | None:
         """Those that can run the plan. They have no positions but those of tokens in their
         sequences, which those of a prompt with images are not."""
-        graphs = self._graphs
+        graphs: StepGraphs | None = self._verify_graphs if plan.has_runs else self._graphs
         if graphs is None or not graphs.covers(plan):
             return None
         return None if any(media.shows_in(plan) for media in self._media) else graphs
 
     def _within_replay(
         self,
-        graphs: DecodeGraphs,
+        graphs: StepGraphs,
         plan: StepPlan,
-        finish: Callable[[], GraphedStep | SampledTokens],
+        finish: Callable[[], GraphedStep | VerifiedStep | SampledTokens],
     ) -> ReadableStep:
         try:
             step = finish()
@@ -237,11 +260,13 @@ class CudaModelRunner(ModelRunner):
             if not (self._states and self._is_alone):
                 raise
         else:
-            return step if isinstance(step, GraphedStep) else LaunchedStep(step.start_download())
+            if isinstance(step, GraphedStep | VerifiedStep):
+                return step
+            return LaunchedStep(step.start_download())
         # The states have moved on: only what lacked memory is repeated, the choice of tokens.
         return launch_in_pieces(plan, partial(self._sample_replayed, graphs), self._free_memory)
 
-    def _sample_replayed(self, graphs: DecodeGraphs, plan: StepPlan) -> ReadableStep:
+    def _sample_replayed(self, graphs: StepGraphs, plan: StepPlan) -> ReadableStep:
         sampled = graphs.sample(plan, self._sampling, self._draw(plan))
         return LaunchedStep(sampled.start_download())
 
@@ -255,6 +280,8 @@ class CudaModelRunner(ModelRunner):
         self._captures.attempt(partial(self._capture_missing, plan))
 
     def _capture_missing(self, plan: StepPlan) -> bool:
+        if self._verify_graphs is not None and self._verify_graphs.capture_after(plan):
+            return True
         if self._graphs is not None:
             self._graphs.capture_after(plan)
         if self._segments is not None and not plan.is_decode:
@@ -269,6 +296,8 @@ class CudaModelRunner(ModelRunner):
     def _capture_next(self) -> bool:
         if self._graphs is not None and self._graphs.capture_next():
             return True
+        if self._verify_graphs is not None and self._verify_graphs.capture_next():
+            return True
         return self._segments is not None and self._segments.capture_next()
 
     def close(self) -> None:
@@ -277,6 +306,7 @@ class CudaModelRunner(ModelRunner):
         finally:
             # A communicator does not end while a graph holds calls of it.
             self._graphs = None
+            self._verify_graphs = None
             self._segments = None
 
     def _free_memory(self) -> None:

@@ -3,7 +3,6 @@
 import torch
 
 from workers.config import EngineConfig
-from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
@@ -21,8 +20,6 @@ def make_model_runner(
 
 def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
     if device.type == "cuda":
-        if config.speculative is not None:
-            raise ConfigError(f"speculative={config.speculative!r} runs on CPU only so far")
         return CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner

@@ -214,6 +214,10 @@ class ModelRunner:
         """What runs this runner's steps beside the engine's thread."""
         return ThreadStepExecutor(self.run, self._masks)
 
+    def with_drafts(self, executor: StepExecutor) -> StepExecutor:
+        """Around what sends plans to all ranks: who proposes drafts, where no rank does."""
+        return executor
+
     def take_masks_from(self, source: MaskSource) -> None:
         """On a follower: rank 0's masks come from elsewhere."""
         self._mask_source = source
@@ -265,9 +269,8 @@ class ModelRunner:
             encoder.apply(clearing.encoder)
 
     def _launch_within_memory(self, plan: StepPlan, launch: Launch) -> ReadableStep:
-        """In pieces where the plan does not fit. Ranks of a group cannot agree on that while they
-        wait for each other: there lack of memory is a failure of the step (decision 0044). Pieces
-        run without decode graphs: a plan has one slot of their ring (see workers/graphs/ring.py).
+        """In pieces where the plan does not fit, without graphs: a plan has one slot of their ring.
+        Ranks that wait for each other cannot agree on it: there the step fails (decision 0044).
         """
         try:
             return launch(plan)

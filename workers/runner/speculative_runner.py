@@ -1,11 +1,11 @@
 """A rank that verifies drafts: ModelRunner with runs of several tokens a row."""
 
-import numpy as np
 import torch
 
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
+from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
 from workers.runner.model_runner import ModelRunner
 from workers.runner.step_inputs import BegunStep, StepInputs
@@ -15,16 +15,23 @@ from workers.scheduler.plan import StepPlan
 from workers.speculation.chain import ChainVerifier
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import ObservedStep
-from workers.speculation.runs import HostRuns, SampledRuns
+from workers.speculation.runs import HostRuns, SampledRuns, observed_step
 from workers.speculation.verifier import Verifier
+
+
+def check_forgets(config: EngineConfig, model: CausalLM, architecture: str) -> None:
+    """Raises ConfigError for models with states, which no wrong draft can be taken back from."""
+    if model.state_entries:
+        raise ConfigError(
+            f"speculative={config.speculative!r} and {architecture}: a recurrent state cannot "
+            "forget a wrong draft"
+        )
 
 
 class SpeculativeModelRunner(ModelRunner):
     """On CPU, where the host knows true lengths as soon as a step has run.
 
-    Raises ConfigError, beside what ModelRunner raises, for models with states, which no wrong draft
-    can be taken back from.
+    Raises ConfigError, beside what ModelRunner raises, as check_forgets does.
     """
 
     def __init__(
@@ -34,11 +41,7 @@ class SpeculativeModelRunner(ModelRunner):
         speculation = config.speculation
         if speculation is None:
             raise ConfigError("a runner of drafts needs to know who proposes them")
-        if self._model.state_entries:
-            raise ConfigError(
-                f"speculative={config.speculative!r} and {self.facts.architecture}: a recurrent "
-                "state cannot forget a wrong draft"
-            )
+        check_forgets(config, self._model, self.facts.architecture)
         num_slots, max_context_len = self._req_to_token.shape
         history = TokenHistory(num_slots, max_context_len, device)
         self._proposer = make_proposer(speculation.method, history)
@@ -56,7 +59,7 @@ class SpeculativeModelRunner(ModelRunner):
     def _sample(self, begun: BegunStep) -> SampledTokens:
         sampled = super()._sample(begun)
         if begun.logits is None:
-            self._tell_proposer(begun.inputs, sampled.token_ids, sampled.token_ids)
+            self._tell_proposer(sampled.token_ids, sampled.token_ids)
         return sampled
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
@@ -73,22 +76,14 @@ class SpeculativeModelRunner(ModelRunner):
         slots = inputs.sample_slots_device.index_select(0, last)
         next_ids = sampled.token_ids.index_select(0, last)
         self._sampling.remember(slots, next_ids)
-        self._tell_proposer(inputs, run_lens, next_ids)
+        self._tell_proposer(run_lens, next_ids)
         if not self._planned_runs:
             return sampled
         return SampledRuns(
             sampled.token_ids, sampled.has_nan, sampled.logprobs, run_lens, num_samples
         )
 
-    def _tell_proposer(
-        self, inputs: StepInputs, run_lens: torch.Tensor, next_ids: torch.Tensor
-    ) -> None:
+    def _tell_proposer(self, run_lens: torch.Tensor, next_ids: torch.Tensor) -> None:
         """run_lens, next_ids: int64 (num sampling rows,)."""
-        plan = self._plan
-        assert plan is not None, "a step is observed once it is launched"
-        samples = torch.from_numpy(plan.samples.astype(np.int64))
-        num_held = torch.from_numpy(plan.num_new_tokens.astype(np.int64)) - samples
-        all_next_ids = torch.full_like(num_held, -1)
-        num_held[samples > 0] += run_lens
-        all_next_ids[samples > 0] = next_ids
-        self._proposer.observe(ObservedStep(inputs.batch, num_held, all_next_ids))
+        assert self._plan is not None, "a step is observed once it is launched"
+        self._proposer.observe(observed_step(self._plan, run_lens, next_ids))

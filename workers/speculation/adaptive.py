@@ -30,6 +30,11 @@ _PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
 Rates = npt.NDArray[np.float64]
 
 
+def lengths_up_to(max_draft_tokens: int) -> list[int]:
+    """What there is to choose from, ascending from 0 on."""
+    return [one for one in _LENGTHS if one < max_draft_tokens] + [max_draft_tokens]
+
+
 class Acceptance:
     """How often a draft was right where those before it were, by its place."""
 
@@ -65,7 +70,7 @@ class AdaptiveLength:
     """See DraftPolicy and the head of this file. Knows no clock: seconds are told."""
 
     def __init__(self, max_draft_tokens: int) -> None:
-        self._lengths = [one for one in _LENGTHS if one < max_draft_tokens] + [max_draft_tokens]
+        self._lengths = lengths_up_to(max_draft_tokens)
         self._columns = np.array(self._lengths)
         self._acceptance = Acceptance(max_draft_tokens)
         self._seconds = StepSeconds(self._lengths)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from workers.scheduler.plan import AdmittedRequest
@@ -11,7 +12,9 @@ class TokenHistory:
     """token_ids: int32 (num_slots, max_context_len); what stands behind a slot's tokens is any."""
 
     def __init__(self, num_slots: int, max_context_len: int, device: torch.device) -> None:
-        self.token_ids = torch.zeros(num_slots, max_context_len, dtype=torch.int32, device=device)
+        # On a CPU, memory is taken where tokens come to stand.
+        zeros = np.zeros((num_slots, max_context_len), dtype=np.int32)
+        self.token_ids = torch.from_numpy(zeros).to(device)
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
         """Take over the slots of requests with their known_ids."""

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 
-from workers.speculation.adaptive import AdaptiveLength
-from workers.speculation.config import DraftPolicyName
+from workers.speculation.adaptive import AdaptiveLength, lengths_up_to
+from workers.speculation.config import DraftPolicyName, SpeculativeConfig
 from workers.speculation.policy import DraftPolicy, FixedLength
 
 
 def make_policy(name: DraftPolicyName, max_draft_tokens: int) -> DraftPolicy:
     """Of a scheduler whose rows have max_draft_tokens at most."""
     return _POLICIES[name](max_draft_tokens)
+
+
+def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
+    """Of which a step has one, for most of its rows, ascending: what devices prepare for."""
+    most = speculation.max_draft_tokens
+    return lengths_up_to(most) if speculation.policy == "adaptive" else [most]
 
 
 _POLICIES: dict[DraftPolicyName, Callable[[int], DraftPolicy]] = {

@@ -6,11 +6,11 @@ that are not what sampling draws are dropped (runs.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+import numpy as np
 import torch
 
-from attention.forward_batch import ForwardBatch
 from workers.scheduler.plan import AdmittedRequest, IntArray
 
 
@@ -45,15 +45,28 @@ class Drafts:
 class ObservedStep:
     """A step of the target, verified.
 
-    batch: its rows, drafts included. num_held: int64 (bs,), how many of each row's new tokens
-    hold: all of a prompt's, of a run the token sampled last and the
-    right drafts. next_ids: int64 (bs,), what was sampled behind the last of them, -1 where a prompt
-    goes on.
+    slots, prefix_lens: host int32 (bs,), of its rows. num_held: int64 (bs,), how many of each row's
+    new tokens hold: all of a prompt's, of a run the token sampled last and the right drafts.
+    next_ids: int64 (bs,), what was sampled behind the last of them, -1 where a prompt goes on.
     """
 
-    batch: ForwardBatch
+    slots: IntArray
+    prefix_lens: IntArray
     num_held: torch.Tensor
     next_ids: torch.Tensor
+
+    def without(self, slots: set[int]) -> Self:
+        """The other slots' rows."""
+        if not slots:
+            return self
+        kept = np.isin(self.slots, list(slots), invert=True)
+        on_device = torch.from_numpy(kept).to(self.num_held.device)
+        return type(self)(
+            self.slots[kept],
+            self.prefix_lens[kept],
+            self.num_held[on_device],
+            self.next_ids[on_device],
+        )
 
 
 class Proposer(Protocol):

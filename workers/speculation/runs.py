@@ -16,7 +16,7 @@ from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import start_download
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan, StepResult
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import DraftRows, Proposer
+from workers.speculation.proposer import DraftRows, ObservedStep, Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,33 @@ class SampledRuns(SampledTokens):
 
     def read(self) -> StepResult:
         every = SampledTokens(self.token_ids, self.has_nan, self.logprobs).read()
-        run_lens = self.run_lens.numpy().astype(np.int32)
-        starts = np.cumsum(self.num_samples) - self.num_samples
-        places = np.arange(len(every.token_ids)) - np.repeat(starts, self.num_samples)
-        holds = np.flatnonzero(places < np.repeat(run_lens, self.num_samples))
-        return StepResult(
-            every.token_ids[holds],
-            tuple([every.logprobs[index] for index in holds] if every.logprobs else ()),
-            run_lens=run_lens,
-            num_drafts=self.num_samples - np.int32(1),
-        )
+        return result_of_runs(every, self.run_lens.numpy().astype(np.int32), self.num_samples)
+
+
+def result_of_runs(every: StepResult, run_lens: IntArray, num_samples: IntArray) -> StepResult:
+    """every, which has all samples, with those that hold. run_lens, num_samples: int32 (num
+    sampling rows,)."""
+    starts = np.cumsum(num_samples) - num_samples
+    places = np.arange(len(every.token_ids)) - np.repeat(starts, num_samples)
+    holds = np.flatnonzero(places < np.repeat(run_lens, num_samples))
+    return msgspec.structs.replace(
+        every,
+        token_ids=every.token_ids[holds],
+        logprobs=tuple([every.logprobs[index] for index in holds] if every.logprobs else ()),
+        run_lens=run_lens,
+        num_drafts=num_samples - np.int32(1),
+    )
+
+
+def observed_step(plan: StepPlan, run_lens: torch.Tensor, next_ids: torch.Tensor) -> ObservedStep:
+    """A plan that ran, with how many samples of each sampling row hold and what the last of them
+    is, int64 (num sampling rows,) both."""
+    samples = torch.from_numpy(plan.samples.astype(np.int64))
+    num_held = torch.from_numpy(plan.num_new_tokens.astype(np.int64)) - samples
+    all_next_ids = torch.full_like(num_held, -1)
+    num_held[samples > 0] += run_lens
+    all_next_ids[samples > 0] = next_ids
+    return ObservedStep(plan.slots, plan.prefix_lens, num_held, all_next_ids)
 
 
 class HostRuns:
@@ -80,12 +97,31 @@ class HostRuns:
             return plan
         prefix_lens = plan.prefix_lens.copy()
         prefix_lens[rows] = self._lens[plan.slots[rows]]
-        tokens = _ranges(starts[rows], plan.num_new_tokens[rows])
+        tokens = ranges(starts[rows], plan.num_new_tokens[rows])
         placed = msgspec.structs.replace(
             plan, prefix_lens=prefix_lens, out_cache_loc=self._places(plan, rows, tokens)
         )
         runs = rows[plan.num_new_tokens[rows] > 1]
         return self._with_drafts(placed, runs) if len(runs) else placed
+
+    def expect(self, plan: StepPlan) -> None:
+        """A plan as exact gave it was launched, its samples are taken in later: until then all of
+        its tokens count."""
+        self._lens[plan.slots] = plan.prefix_lens + plan.num_new_tokens
+
+    def with_last_tokens(self, plan: StepPlan) -> StepPlan:
+        """The plan with tokens in place of LAST_SAMPLED_TOKEN; all samples have been heard of."""
+        starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        rows = np.flatnonzero(plan.input_ids[starts] == LAST_SAMPLED_TOKEN)
+        input_ids = plan.input_ids.copy()
+        known = self._history.token_ids.numpy()
+        input_ids[starts[rows]] = known[plan.slots[rows], plan.prefix_lens[rows]]
+        return msgspec.structs.replace(plan, input_ids=input_ids)
+
+    def hear(self, slots: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
+        """Of samples whose rows had no drafts, so that lengths are right: int32 (n,) both."""
+        rows, columns = (torch.from_numpy(own.astype(np.int64)) for own in (slots, positions))
+        self._history.extend(rows, columns, token_ids)
 
     def take_in(
         self,
@@ -96,8 +132,7 @@ class HostRuns:
         num_samples: IntArray,
     ) -> None:
         """What was sampled, at which positions of which slots: int32 (sum of num_samples,) both."""
-        rows, columns = (torch.from_numpy(own.astype(np.int64)) for own in (slots, positions))
-        self._history.extend(rows, columns, token_ids)
+        self.hear(slots, positions, token_ids)
         starts = np.cumsum(num_samples) - num_samples
         self._lens[slots[starts]] = positions[starts] + run_lens.numpy() - 1
 
@@ -107,10 +142,10 @@ class HostRuns:
         """The table has a place for every position below a slot's upper bound."""
         num_new, slots = plan.num_new_tokens[rows], plan.slots[rows]
         of_tokens = np.repeat(slots, num_new)
-        bounds = _ranges(plan.prefix_lens[rows], num_new)
+        bounds = ranges(plan.prefix_lens[rows], num_new)
         self._table[of_tokens, bounds] = plan.out_cache_loc[tokens]
         places = plan.out_cache_loc.copy()
-        places[tokens] = self._table[of_tokens, _ranges(self._lens[slots], num_new)]
+        places[tokens] = self._table[of_tokens, ranges(self._lens[slots], num_new)]
         return places
 
     def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
@@ -152,7 +187,7 @@ def _without_tokens(
     )
 
 
-def _ranges(starts: npt.NDArray[np.integer], lens: IntArray) -> npt.NDArray[np.int64]:
+def ranges(starts: npt.NDArray[np.integer], lens: IntArray) -> npt.NDArray[np.int64]:
     """start, start + 1, ... of every range, one after the other, int64 (sum of lens,)."""
     stops = np.cumsum(lens)
     return np.repeat(starts - (stops - lens), lens) + np.arange(int(stops[-1]))

@@ -56,10 +56,8 @@ class SuffixProposer:
 
     def observe(self, step: ObservedStep) -> None:
         """Only how long texts have become."""
-        batch = step.batch
-        slots = batch.req_pool_indices.numpy()
-        held = batch.extend_prefix_lens_cpu + step.num_held.numpy()
-        self._lens[slots] = held + (step.next_ids.numpy() != NO_TOKEN)
+        held = step.prefix_lens + step.num_held.numpy()
+        self._lens[step.slots] = held + (step.next_ids.numpy() != NO_TOKEN)
 
     def propose(self, rows: DraftRows) -> Drafts:
         """See Proposer."""

@@ -47,10 +47,13 @@ def sampling_of(rng: random.Random, index: int) -> SamplingParams:
     )
 
 
-def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
+def mixed_requests() -> tuple[list[list[int]], list[SamplingParams]]:
     rng = random.Random(5)
     prompts = prompts_of(rng)
-    sampling = [sampling_of(rng, index) for index in range(NUM_REQUESTS)]
+    return prompts, [sampling_of(rng, index) for index in range(NUM_REQUESTS)]
+
+
+def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
     config = EngineConfig(
         device="cpu",
         num_cpu_threads=1,
@@ -59,9 +62,21 @@ def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
     )
     engine = Engine.from_config(config)
     try:
-        return engine.generate(prompts, sampling), engine.stats()
+        return engine.generate(*mixed_requests()), engine.stats()
     finally:
         engine.close()
+
+
+def assert_same(results: list[GenerateResult], plain: list[GenerateResult]) -> None:
+    for expected, found in zip(plain, results, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert (found.finish_reason, found.stop_token_id) == (
+            expected.finish_reason,
+            expected.stop_token_id,
+        )
+        told = [entry.logprob for entry in found.logprobs]
+        assert told == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
+        assert (found.prompt_logprobs is None) == (expected.prompt_logprobs is None)
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +97,7 @@ def plain() -> list[GenerateResult]:
 )
 def test_texts_are_the_same(plain: list[GenerateResult], settings: Mapping[str, Any]) -> None:
     results, stats = run(**{"speculative": "ngram", **settings})
-    for expected, found in zip(plain, results, strict=True):
-        assert found.token_ids == expected.token_ids
-        assert (found.finish_reason, found.stop_token_id) == (
-            expected.finish_reason,
-            expected.stop_token_id,
-        )
-        told = [entry.logprob for entry in found.logprobs]
-        assert told == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
-        assert (found.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    assert_same(results, plain)
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.num_preemptions > 0 or settings.get("num_pages") is None
 

@@ -34,7 +34,7 @@ class RunnerThatCaptures(GraphedCpuRunner):
     """Captures behind steps as the runner on CUDA does."""
 
     _capture_missing = CudaModelRunner._capture_missing
-    _segments = None
+    _segments = _verify_graphs = None
 
     def use_graphs(self, sizes, interval_steps=0):
         super().use_graphs(sizes, interval_steps)

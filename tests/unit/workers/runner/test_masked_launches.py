@@ -49,7 +49,7 @@ class StandIn(GraphedCpuRunner, CudaModelRunner):
         ModelRunner.__init__(self, config, SingleRank(), device, lambda done, total: None)
         self.use_graphs(sizes)
         self._graphs = self.graphs
-        self._segments = None
+        self._segments = self._verify_graphs = self._speculation = None
         self._clock = DeviceClock(lambda: 0.0)
         self._captures = CaptureAttempts(is_alone=True, free_memory=lambda: None)
         self.failing_half = ""

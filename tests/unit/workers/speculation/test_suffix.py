@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from attention.forward_batch import ForwardBatch, ForwardMode
 from tests.unit.workers.speculation.test_ngram import int32
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import AdmittedRequest
@@ -67,26 +66,9 @@ class Texts:
 
 
 def observed(slot: int, prefix_len: int, num_new: int, next_id: int) -> ObservedStep:
-    lens = int32(prefix_len), int32(num_new), int32(prefix_len + num_new)
-    tokens = torch.zeros(num_new, dtype=torch.int64)
-    prefix_lens, new_lens, seq_lens = (torch.from_numpy(own) for own in lens)
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=1,
-        num_tokens=num_new,
-        input_ids=tokens,
-        positions=tokens,
-        req_pool_indices=torch.tensor([slot]),
-        seq_lens=seq_lens,
-        extend_seq_lens=new_lens,
-        extend_prefix_lens=prefix_lens,
-        out_cache_loc=tokens,
-        seq_lens_cpu=lens[2],
-        extend_seq_lens_cpu=lens[1],
-        extend_prefix_lens_cpu=lens[0],
-        attn_backend=None,
+    return ObservedStep(
+        int32(slot), int32(prefix_len), torch.tensor([num_new]), torch.tensor([next_id])
     )
-    return ObservedStep(batch, torch.tensor([num_new]), torch.tensor([next_id]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Drafts that the host puts into plans, for ranks that know of none: texts are as without them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.fakes.drafted_runner import DraftedRunner, ReplayingRunner
+from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from workers.config import EngineConfig
+from workers.engine.results import GenerateResult
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[GenerateResult]:
+    return run()[0]
+
+
+@pytest.mark.parametrize(
+    ("runner", "settings"),
+    [
+        (ReplayingRunner, {"page_size": 16, "max_running_requests": 6}),
+        (DraftedRunner, {"page_size": 1, "num_pages": 160, "max_draft_tokens": 7}),
+        (ReplayingRunner, {"page_size": 4, "max_step_tokens": 24}),
+        (ReplayingRunner, {"speculative": "suffix", "enable_overlap": False}),
+    ],
+    ids=["replayed", "retracted", "chunked", "suffix_without_overlap"],
+)
+def test_texts_are_the_same(
+    plain: list[GenerateResult], runner: type[DraftedRunner], settings: Mapping[str, Any]
+) -> None:
+    config = EngineConfig(
+        device="cpu",
+        num_cpu_threads=1,
+        check_integrity_when_idle=True,
+        **{"speculative": "ngram", "draft_policy": "fixed", **settings},
+    )
+    rank = runner(config)
+    engine = rank.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0 or settings.get("num_pages") is None
+    if isinstance(rank, ReplayingRunner):
+        assert rank.capturer.num_replays > 3

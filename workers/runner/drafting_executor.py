@@ -1,0 +1,236 @@
+"""Drafts for ranks that know of none: what they are sent has its tokens named and its lengths true.
+
+For devices that the host runs ahead of, and proposers that look things up on the host. A step that
+verifies drafts, or follows one that does, waits for the step before; while it runs, that one is
+committed and the next one scheduled. Other steps are launched ahead, as without drafts. What holds
+is found out here, from the samples, so that graphs, ranks and the sampler know nothing of it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from workers.constraints.masks import StepMasks
+from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
+from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan, StepResult
+from workers.speculation.config import SpeculativeConfig
+from workers.speculation.factory import make_proposer
+from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import Proposer
+from workers.speculation.runs import HostRuns, observed_step, ranges, result_of_runs
+from workers.speculation.verifier import Verifier
+
+NO_WAIT_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The samples of a step, and how many of each sampling row hold.
+
+    slots, positions: int32 (num samples,), of each sample; token_ids: int64 of as many. run_lens,
+    next_ids: int64 (num sampling rows,), how many hold and the last that does. num_samples: int32
+    of as many rows.
+    """
+
+    slots: IntArray
+    positions: IntArray
+    token_ids: torch.Tensor
+    run_lens: torch.Tensor
+    next_ids: torch.Tensor
+    num_samples: IntArray
+
+    @classmethod
+    def of_one_each(cls, plan: StepPlan, result: StepResult) -> Self:
+        """Of a plan without runs."""
+        sampling = plan.samples > 0
+        token_ids = torch.from_numpy(result.token_ids.astype(np.int64))
+        return cls(
+            plan.slots[sampling],
+            (plan.prefix_lens + plan.num_new_tokens)[sampling],
+            token_ids,
+            torch.ones_like(token_ids),
+            token_ids,
+            plan.samples[sampling],
+        )
+
+    @classmethod
+    def of_runs(cls, plan: StepPlan, result: StepResult, verifier: Verifier) -> Self:
+        """Raises ValueError where the result has another number of samples than the plan."""
+        sampling = plan.samples > 0
+        num_samples = plan.samples.copy()
+        # Of a row that there was no memory for one token is told, which means nothing.
+        failed = np.array(result.failed_rows, dtype=np.int64)
+        num_samples[failed] = np.minimum(num_samples[failed], 1)
+        num_samples = num_samples[sampling]
+        firsts = (np.cumsum(plan.num_new_tokens) - plan.samples)[sampling]
+        behind = ranges(firsts, num_samples)
+        if len(result.token_ids) != len(behind):
+            raise ValueError(
+                f"step {plan.step_id} samples {len(behind)} tokens, its result has "
+                f"{len(result.token_ids)}"
+            )
+        offsets = (plan.prefix_lens + plan.num_new_tokens - plan.samples)[sampling] + 1
+        token_ids = torch.from_numpy(result.token_ids.astype(np.int64))
+        inputs = torch.from_numpy(plan.input_ids[behind].astype(np.int64))
+        run_lens = verifier.accept(token_ids, inputs, num_samples)
+        last = torch.from_numpy(np.cumsum(num_samples) - num_samples) + run_lens - 1
+        return cls(
+            np.repeat(plan.slots[sampling], num_samples),
+            ranges(offsets, num_samples).astype(np.int32),
+            token_ids,
+            run_lens,
+            token_ids[last],
+            num_samples,
+        )
+
+    def without(self, slots: set[int]) -> tuple[IntArray, IntArray, torch.Tensor]:
+        """Slots, positions and token ids of the other slots' samples."""
+        if not slots:
+            return self.slots, self.positions, self.token_ids
+        kept = np.isin(self.slots, list(slots), invert=True)
+        return self.slots[kept], self.positions[kept], self.token_ids[torch.from_numpy(kept)]
+
+
+class DraftedStep:
+    """A step under way. plan: as it runs; planned: as it was scheduled, for whom the outcome is.
+
+    waited_until_s: when the step ended that its drafts waited for: their making counts as part of
+    this one. NO_WAIT_S for none.
+    """
+
+    def __init__(
+        self,
+        planned: StepPlan,
+        plan: StepPlan,
+        pending: PendingStep,
+        verifier: Verifier,
+        waited_until_s: float,
+    ) -> None:
+        self.plan = plan
+        self._has_runs = planned.has_runs
+        self._pending = pending
+        self._verifier = verifier
+        self._waited_until_s = waited_until_s
+        self._outcome: StepOutcome | None = None
+        self._samples: SampledRows | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self._outcome is not None
+
+    def samples(self) -> SampledRows:
+        """Raises RuntimeError before the outcome was asked for."""
+        if self._samples is None:
+            raise RuntimeError("samples of a step were asked for before its outcome")
+        return self._samples
+
+    def outcome(self) -> StepOutcome:
+        if self._outcome is None:
+            self._outcome = self._read(self._pending.outcome())
+        return self._outcome
+
+    def _read(self, outcome: StepOutcome) -> StepOutcome:
+        result = outcome.result
+        if self.plan.has_runs:
+            samples = SampledRows.of_runs(self.plan, result, self._verifier)
+        else:
+            samples = SampledRows.of_one_each(self.plan, result)
+        if self._has_runs:
+            run_lens = samples.run_lens.numpy().astype(np.int32)
+            result = result_of_runs(result, run_lens, samples.num_samples)
+        self._samples = samples
+        return StepOutcome(
+            result,
+            min(outcome.started_s, self._waited_until_s),
+            outcome.finished_s,
+            outcome.attention,
+        )
+
+
+class DraftingExecutor:
+    """A StepExecutor around one that launches plans without drafts left to propose."""
+
+    def __init__(
+        self, inner: StepExecutor, runs: HostRuns, proposer: Proposer, verifier: Verifier
+    ) -> None:
+        """runs: over a table and a history on the CPU, which nobody else writes to."""
+        self._inner = inner
+        self._runs = runs
+        self._proposer = proposer
+        self._verifier = verifier
+        # Steps whose samples the history lacks, and the slots that others have taken over since.
+        self._untold: deque[tuple[DraftedStep, set[int]]] = deque()
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        has_drafts = bool((plan.input_ids == DRAFT_TOKEN).any())
+        waited_until_s = self._take_in(has_drafts)
+        for _, lost_slots in self._untold:
+            lost_slots.update(request.slot for request in plan.admitted)
+        exact = self._runs.exact(plan)
+        if not self._untold:
+            exact = self._runs.with_last_tokens(exact)
+        self._runs.expect(exact)
+        pending = self._inner.launch(exact)
+        step = DraftedStep(
+            plan, exact, pending, self._verifier, waited_until_s if has_drafts else NO_WAIT_S
+        )
+        self._untold.append((step, set()))
+        return step
+
+    def provide(self, masks: StepMasks) -> None:
+        self._inner.provide(masks)
+
+    def forget_masks(self) -> None:
+        self._inner.forget_masks()
+
+    def prepare_while_idle(self) -> bool:
+        return self._inner.prepare_while_idle()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _take_in(self, has_drafts: bool) -> float:
+        """Samples of steps that have ended; of all, where drafts go on from them or their lengths
+        are in doubt. Returns when the last one ended, if that had to be waited for."""
+        waited_until_s = NO_WAIT_S
+        while self._untold:
+            step, lost_slots = self._untold[0]
+            if not (step.is_read or has_drafts or step.plan.has_runs):
+                break
+            was_read = step.is_read
+            finished_s = step.outcome().finished_s
+            waited_until_s = NO_WAIT_S if was_read else finished_s
+            self._tell(step, lost_slots)
+            self._untold.popleft()
+        return waited_until_s
+
+    def _tell(self, step: DraftedStep, lost_slots: set[int]) -> None:
+        plan, samples = step.plan, step.samples()
+        if plan.has_runs:
+            self._runs.take_in(
+                samples.slots,
+                samples.positions,
+                samples.token_ids,
+                samples.run_lens,
+                samples.num_samples,
+            )
+        else:
+            self._runs.hear(*samples.without(lost_slots))
+        observed = observed_step(plan, samples.run_lens, samples.next_ids)
+        self._proposer.observe(observed.without(lost_slots))
+
+
+def drafting_executor(
+    inner: StepExecutor,
+    speculation: SpeculativeConfig,
+    num_slots: int,
+    max_context_len: int,
+    verifier: Verifier,
+) -> DraftingExecutor:
+    history = TokenHistory(num_slots, max_context_len, torch.device("cpu"))
+    proposer = make_proposer(speculation.method, history)
+    table = torch.from_numpy(np.zeros((num_slots, max_context_len), dtype=np.int32))
+    return DraftingExecutor(inner, HostRuns(table, history, proposer), proposer, verifier)
