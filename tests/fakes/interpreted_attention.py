@@ -16,6 +16,7 @@ from attention.backends.triton_deterministic import DeterministicTritonBackend
 from attention.backends.triton_fp8 import Fp8TritonBackend
 from attention.backends.triton_latent import TritonLatentBackend
 from attention.backends.triton_paged import TritonBackend
+from attention.forward_batch import ForwardMode
 from attention.kernels import paged_decode
 from attention.kernels.gpu_limits import GpuLimits
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
@@ -30,6 +31,7 @@ HALF = {"dtype": torch.float16, "kv_dtype": torch.float16, "q_heads": 4, "kv_hea
 
 EXTEND = rows_of((7, 5), (0, 9), (20, 1), (40, 17), (3, 0))
 LONG = rows_of((70, 40), (0, 1), (130, 1))
+VERIFY = rows_of((7, 3), (300, 3), (16, 3), (1, 3))
 DECODE = rows_of((0, 1), (15, 1), (16, 1), (300, 1))
 SPLIT = rows_of((7, 1), (900, 1))
 MIXED = rows_of(*[(3 + i, 1) for i in range(32)], (0, 20), (17, 1))
@@ -55,28 +57,35 @@ def check_padding(rows, v_head_dim):
     assert relative_error(out[num_padding:], case.run_oracle()[num_padding:]) < TOLERANCE
 
 
-def check_graph(v_head_dim, graph_bs=6):
-    """What a graph launches, for a batch of fewer rows than it has."""
-    case = build_case(CaseSpec(DECODE, v_head_dim=v_head_dim, **HALF))
+def check_graph(v_head_dim, rows=DECODE, graph_bs=6):
+    """What a graph launches, for a batch of fewer rows than it has, all of as many new tokens."""
+    case = build_case(CaseSpec(rows, v_head_dim=v_head_dim, **HALF))
     backend = TritonBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     backend.init_cuda_graph_state(graph_bs + 1)
-    num_rows, num_padding = len(DECODE), graph_bs - len(DECODE)
+    num_new = rows[0].num_new
+    mode = ForwardMode.DECODE if num_new == 1 else ForwardMode.TARGET_VERIFY
+    num_padding = graph_bs - len(rows)
+    padding = torch.zeros(num_padding * num_new).long()
+    new_lens = torch.full((graph_bs,), num_new, dtype=torch.int32)
     batch = replace(
         case.batch,
+        forward_mode=mode,
         batch_size=graph_bs,
-        num_tokens=graph_bs,
-        req_pool_indices=torch.cat([case.batch.req_pool_indices, torch.zeros(num_padding).long()]),
-        seq_lens=torch.cat([case.batch.seq_lens, torch.zeros(num_padding).int()]),
-        extend_seq_lens=torch.ones(graph_bs).int(),
-        out_cache_loc=torch.cat([case.batch.out_cache_loc, torch.zeros(num_padding).long()]),
+        num_tokens=graph_bs * num_new,
+        req_pool_indices=torch.cat([case.batch.req_pool_indices, padding[:num_padding]]),
+        seq_lens=torch.cat([case.batch.seq_lens, padding[:num_padding].int()]),
+        extend_seq_lens=new_lens,
+        extend_seq_lens_cpu=new_lens.numpy(),
+        extend_prefix_lens_cpu=new_lens.numpy(),
+        out_cache_loc=torch.cat([case.batch.out_cache_loc, padding]),
         is_captured=True,
     )
     backend.init_forward_metadata_capture_cuda_graph(batch)
     backend.record_step_tables(batch)
-    q, k, v = (torch.cat([x, x[:num_padding]]) for x in (case.q, case.k, case.v))
+    q, k, v = (torch.cat([x, x[: len(padding)]]) for x in (case.q, case.k, case.v))
     out = backend.forward(q, k, v, case.layer, batch)
-    assert relative_error(out[:num_rows], case.run_oracle()) < TOLERANCE
-    assert not out[num_rows:].any()
+    assert relative_error(out[: len(case.q)], case.run_oracle()) < TOLERANCE
+    assert not out[len(case.q) :].any()
 
 
 def check_wanted_out():
@@ -165,6 +174,7 @@ if __name__ == "__main__":
     for dim in (32, 16):
         check_padding(DECODE, dim)
         check_graph(dim)
+    check_graph(32, VERIFY)
     check_padding(EXTEND, 32)
     check_wanted_out()
     check_e4m3(EXTEND)

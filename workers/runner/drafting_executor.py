@@ -114,40 +114,44 @@ class DraftedStep:
         self._pending = pending
         self._verifier = verifier
         self._waited_until_s = waited_until_s
+        self._ended: tuple[StepOutcome, SampledRows] | None = None
         self._outcome: StepOutcome | None = None
-        self._samples: SampledRows | None = None
 
     @property
-    def is_read(self) -> bool:
-        return self._outcome is not None
+    def has_ended(self) -> bool:
+        """Whether anybody has waited for it."""
+        return self._ended is not None
 
+    @property
     def samples(self) -> SampledRows:
-        """Raises RuntimeError before the outcome was asked for."""
-        if self._samples is None:
-            raise RuntimeError("samples of a step were asked for before its outcome")
-        return self._samples
+        """Waits for them."""
+        return self._end()[1]
+
+    @property
+    def finished_s(self) -> float:
+        """Waits until then."""
+        return self._end()[0].finished_s
 
     def outcome(self) -> StepOutcome:
         if self._outcome is None:
-            self._outcome = self._read(self._pending.outcome())
+            outcome, samples = self._end()
+            result = outcome.result
+            if self._has_runs:
+                run_lens = samples.run_lens.numpy().astype(np.int32)
+                result = result_of_runs(result, run_lens, samples.num_samples)
+            started_s = min(outcome.started_s, self._waited_until_s)
+            self._outcome = StepOutcome(result, started_s, outcome.finished_s, outcome.attention)
         return self._outcome
 
-    def _read(self, outcome: StepOutcome) -> StepOutcome:
-        result = outcome.result
-        if self.plan.has_runs:
-            samples = SampledRows.of_runs(self.plan, result, self._verifier)
-        else:
-            samples = SampledRows.of_one_each(self.plan, result)
-        if self._has_runs:
-            run_lens = samples.run_lens.numpy().astype(np.int32)
-            result = result_of_runs(result, run_lens, samples.num_samples)
-        self._samples = samples
-        return StepOutcome(
-            result,
-            min(outcome.started_s, self._waited_until_s),
-            outcome.finished_s,
-            outcome.attention,
-        )
+    def _end(self) -> tuple[StepOutcome, SampledRows]:
+        if self._ended is None:
+            outcome = self._pending.outcome()
+            if self.plan.has_runs:
+                samples = SampledRows.of_runs(self.plan, outcome.result, self._verifier)
+            else:
+                samples = SampledRows.of_one_each(self.plan, outcome.result)
+            self._ended = outcome, samples
+        return self._ended
 
 
 class DraftingExecutor:
@@ -198,17 +202,15 @@ class DraftingExecutor:
         waited_until_s = NO_WAIT_S
         while self._untold:
             step, lost_slots = self._untold[0]
-            if not (step.is_read or has_drafts or step.plan.has_runs):
+            if not (step.has_ended or has_drafts or step.plan.has_runs):
                 break
-            was_read = step.is_read
-            finished_s = step.outcome().finished_s
-            waited_until_s = NO_WAIT_S if was_read else finished_s
+            waited_until_s = NO_WAIT_S if step.has_ended else step.finished_s
             self._tell(step, lost_slots)
             self._untold.popleft()
         return waited_until_s
 
     def _tell(self, step: DraftedStep, lost_slots: set[int]) -> None:
-        plan, samples = step.plan, step.samples()
+        plan, samples = step.plan, step.samples
         if plan.has_runs:
             self._runs.take_in(
                 samples.slots,

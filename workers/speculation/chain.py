@@ -14,6 +14,8 @@ class ChainVerifier:
     ) -> torch.Tensor:
         """See Verifier."""
         width = int(num_samples.max())
+        if width == 1:
+            return torch.ones(len(num_samples), dtype=torch.int64, device=token_ids.device)
         starts = np.cumsum(num_samples) - num_samples
         places = torch.from_numpy(starts[:, None] + np.arange(width)).to(token_ids.device)
         has_draft = torch.from_numpy(np.arange(1, width) < num_samples[:, None])
@@ -21,4 +23,6 @@ class ChainVerifier:
         drafts = input_ids[places[:, 1:].clamp(max=last)]
         is_right = token_ids[places[:, :-1].clamp(max=last)] == drafts
         is_right &= has_draft.to(token_ids.device)
-        return 1 + is_right.long().cumprod(dim=1).sum(dim=1)
+        # A minimum, as a cumulated product takes ten times as long on the host.
+        columns = torch.arange(width - 1, device=token_ids.device)
+        return 1 + torch.where(is_right, width - 1, columns).amin(dim=1)

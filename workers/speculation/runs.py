@@ -59,13 +59,14 @@ def result_of_runs(every: StepResult, run_lens: IntArray, num_samples: IntArray)
 
 def observed_step(plan: StepPlan, run_lens: torch.Tensor, next_ids: torch.Tensor) -> ObservedStep:
     """A plan that ran, with how many samples of each sampling row hold and what the last of them
-    is, int64 (num sampling rows,) both."""
-    samples = torch.from_numpy(plan.samples.astype(np.int64))
-    num_held = torch.from_numpy(plan.num_new_tokens.astype(np.int64)) - samples
-    all_next_ids = torch.full_like(num_held, -1)
-    num_held[samples > 0] += run_lens
-    all_next_ids[samples > 0] = next_ids
-    return ObservedStep(plan.slots, plan.prefix_lens, num_held, all_next_ids)
+    is, int64 (num sampling rows,) both, on the CPU."""
+    sampling = plan.samples > 0
+    num_held = (plan.num_new_tokens - plan.samples).astype(np.int64)
+    num_held[sampling] += run_lens.numpy()
+    all_next_ids = np.full_like(num_held, -1)
+    all_next_ids[sampling] = next_ids.numpy()
+    on_host = map(torch.from_numpy, (num_held, all_next_ids))
+    return ObservedStep(plan.slots, plan.prefix_lens, *on_host)
 
 
 class HostRuns:
