@@ -1,10 +1,10 @@
 """The step that takes the most memory of a device, so that a start can try whether there is enough.
 
-As many new tokens as a step may have, in as many rows as may run, all of them sampled with filters,
-log probabilities and what takes tables of all slots and tokens, which nobody has made before
-(penalties, allowed tokens), and one prompt with log probabilities. Of an encoder-decoder, one row's
-input is read, the longest there is, and the others find what an encoder has made. Knows plans, no
-device.
+As many new tokens as a step may have, in as many rows as may run, all of them sampled, with as many
+drafts as a step verifies, by filters, log probabilities and what takes tables of all slots and
+tokens, which nobody has made before (penalties, allowed tokens), and one prompt with log
+probabilities. Of an encoder-decoder, one row's input is read, the longest there is, and the others
+find what an encoder has made. Knows plans, no device.
 """
 
 import msgspec
@@ -61,7 +61,7 @@ def largest_step(config: SchedulerConfig) -> StepPlan:
         slots=np.arange(num_rows, dtype=np.int32),
         num_new_tokens=lengths,
         prefix_lens=np.zeros(num_rows, dtype=np.int32),
-        samples=np.ones(num_rows, dtype=np.int32),
+        samples=np.minimum(lengths, _samples_a_row(config, num_rows)),
         input_ids=input_ids,
         out_cache_loc=locations,
         bounded_cache_locs=(locations,) * len(config.bounded),
@@ -72,6 +72,12 @@ def largest_step(config: SchedulerConfig) -> StepPlan:
         prompt_logprobs=_prompt_logprobs(input_ids[1 : lengths[0]]),
         encoder=_encoders(config, num_rows),
     )
+
+
+def _samples_a_row(config: SchedulerConfig, num_rows: int) -> np.int32:
+    """Of so many rows with as many drafts as a step takes beside one token of each."""
+    room = max(config.max_step_tokens - num_rows, 0) // 2 // num_rows
+    return np.int32(1 + min(config.max_draft_tokens, room))
 
 
 def _pages_beside_longest(account: EncoderAccount, page_size: int) -> int:

@@ -79,6 +79,13 @@ def test_it_has_all_tokens_and_rows_that_a_step_can_have(changes, num_rows, num_
     assert [one.slot for one in plan.admitted] == plan.slots.tolist()
 
 
+def test_its_rows_have_as_many_drafts_as_a_step_takes():
+    for max_draft_tokens, num_samples in ((0, 1), (2, 3), (9, 4)):
+        plan = largest_step(make_config(max_draft_tokens=max_draft_tokens))
+        # Of 64 tokens, half of what 8 rows of one leave.
+        assert plan.samples.tolist() == [num_samples] * 8
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("folder", ["llama3", "qwen2_windowed"], indirect=True)
 def test_it_runs_and_leaves_nothing(folder, page_size):
