@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import GraphAttentionBackend
@@ -34,6 +35,7 @@ from workers.sampling.state import SampledTokens, SamplingState
 from workers.scheduler.plan import IntArray, StepPlan, StepResult
 
 Replay = Callable[[], None]
+IntSizes = npt.NDArray[np.int64]
 RunStep = Callable[[], torch.Tensor]
 DrawSamples = Callable[[torch.Tensor, IntArray, IntArray], SampledTokens]
 """From logits (n, vocab_size) of slots and positions, int32 (n,) each on the host."""
@@ -104,6 +106,15 @@ def batch_size_ladder(max_batch_size: int) -> list[int]:
     return [*sizes, max_batch_size]
 
 
+def _storing_sizes(backend: GraphAttentionBackend, sizes: Sequence[int]) -> list[int]:
+    """Those whose kernels store all rows' keys before any row attends."""
+    return [
+        size
+        for size in sizes
+        if not any(one.fuses_decode_projection(size) for one in backend.graph_backends(size))
+    ]
+
+
 def _keys_to_capture(backend: GraphAttentionBackend, sizes: Sequence[int]) -> list[GraphKey]:
     """The last is captured first: the likeliest backend of the largest size."""
     by_size = [[GraphKey(size, one) for one in backend.graph_backends(size)] for size in sizes]
@@ -136,6 +147,7 @@ class DecodeGraphs:
         self._capturer = capturer
         self._staging = staging
         self._sizes = np.array(sizes)
+        self._storing_sizes = np.array(_storing_sizes(backend, sizes), dtype=np.int64)
         self._padding_slot = padding_slot
         num_accounts = len(backend.req_to_token_pool.own_tables)
         self._rows = StepRows.allocate(max_rows, device, num_accounts)
@@ -311,19 +323,25 @@ class DecodeGraphs:
         return self._graphs[key], None
 
     def _is_graphable(self, plan: StepPlan) -> bool:
+        sizes = self._sizes_for(plan)
         return (
             plan.is_decode
-            and plan.batch_size <= self._sizes[-1]
+            and len(sizes) > 0
+            and plan.batch_size <= sizes[-1]
             and not plan.prompt_logprobs
             and bool(plan.samples.all())
             # A state is read, so that there must be one.
             and (not self._model.state_entries or bool(plan.prefix_lens.all()))
         )
 
+    def _sizes_for(self, plan: StepPlan) -> IntSizes:
+        return self._storing_sizes if plan.has_repeats else self._sizes
+
     def _key_for(self, plan: StepPlan) -> GraphKey:
         """A step asks several times."""
         if self._last_key is None or self._last_key[0] is not plan:
-            size = int(self._sizes[np.searchsorted(self._sizes, plan.batch_size)])
+            sizes = self._sizes_for(plan)
+            size = int(sizes[np.searchsorted(sizes, plan.batch_size)])
             seq_lens = plan.prefix_lens + plan.num_new_tokens
             self._last_key = plan, GraphKey(size, self._backend.graph_backend_of(size, seq_lens))
         return self._last_key[1]

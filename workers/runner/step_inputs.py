@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attention.forward_batch import AttentionDispatch, ForwardBatch
+from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.models.token_inputs import PlacedEmbeddings
@@ -184,8 +184,10 @@ class StepInputBuilder:
 def _forward_batch(
     plan: StepPlan, seq_lens: IntArray, device: _Uploaded, attn_backend: AttentionDispatch
 ) -> ForwardBatch:
+    # Kernels of decode steps may store a row's keys while other rows attend.
+    mode = ForwardMode.EXTEND if plan.has_repeats else plan.shape.mode
     return ForwardBatch(
-        forward_mode=plan.shape.mode,
+        forward_mode=mode,
         batch_size=plan.batch_size,
         num_tokens=plan.num_tokens,
         input_ids=device.input_ids,

@@ -140,6 +140,13 @@ class StepPlan(msgspec.Struct, frozen=True):
         return mask
 
     @property
+    def has_repeats(self) -> bool:
+        """Whether rows of one slot follow each other: of tokens that a grammar forces. Each sees
+        the keys of those before it, which must be stored before any row attends."""
+        slots = self.slots
+        return len(self.masked_slots) > 0 and bool((slots[1:] == slots[:-1]).any())
+
+    @property
     def has_runs(self) -> bool:
         """Whether a row yields more than one token."""
         return not self.is_decode and bool((self.samples > 1).any())

@@ -84,6 +84,24 @@ def test_forced_tokens_come_in_runs_and_are_what_masks_would_have_given() -> Non
     assert share_equal(by_settings["graphs"], by_settings["eager"]) > 0.5
 
 
+@pytest.mark.parametrize("settings", [{}, {"enable_cuda_graphs": False}], ids=["graphs", "eager"])
+def test_forced_tokens_see_the_keys_of_those_before_them(settings) -> None:
+    """Rows of one slot in one step, few enough for kernels that store keys while they attend."""
+    engine = engine_of(**settings)
+    try:
+        while engine.prepare_while_idle():
+            pass
+        request = forced.requests()[4]
+        (fixed,) = run(engine, request)
+        prompt = request.prompt_token_ids
+        as_prompt = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        (read,) = engine.generate([prompt + fixed.token_ids], as_prompt)
+        expected = [one.logprob for one in read.prompt_logprobs[len(prompt) :]]
+        assert [one.logprob for one in fixed.logprobs] == pytest.approx(expected, abs=0.5)
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "least_equal"),
     [({}, 0.8), ({"enable_cuda_graphs": False, "dtype": "float32"}, 1.0)],

@@ -16,6 +16,8 @@ from workers.scheduler.plan import (
     AdmittedRequest,
     StepPlan,
     StepResult,
+    make_plan_decoder,
+    make_plan_encoder,
 )
 from workers.speculation.chain import ChainVerifier
 from workers.speculation.history import TokenHistory
@@ -44,12 +46,13 @@ class LaunchedStep:
 
 @dataclass
 class Device:
-    """A StepExecutor that remembers what it launched."""
+    """A StepExecutor that remembers what it launched, as ranks would be sent it."""
 
     steps: list[LaunchedStep] = field(default_factory=list)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        self.steps.append(LaunchedStep(plan, len(self.steps)))
+        sent = make_plan_decoder().decode(make_plan_encoder().encode(plan))
+        self.steps.append(LaunchedStep(sent, len(self.steps)))
         return self.steps[-1]
 
 
