@@ -11,7 +11,7 @@ import torch
 
 from attention.backends.base import GraphAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
-from attention.forward_batch import ForwardBatch, ForwardMode
+from attention.forward_batch import ForwardBatch
 from attention.graph_timing import GraphAttentionTimer
 from attention.roofline import attention_step_cost
 from tests.fakes.tiny_models import NATIVE, VOCAB_SIZE, save_tiny_model
@@ -398,24 +398,3 @@ def test_a_plan_and_what_is_captured_behind_it_take_one_slot_together(folder) ->
     assert graphs.captured_sizes == SIZES
     assert len(graphs.timed_sizes) == 2
     assert max(taken) == 1
-
-
-def test_rows_of_one_slot_take_a_size_whose_kernels_store_keys_before_they_attend(folder) -> None:
-    """A kernel that stores and attends in one launch would let a row miss the one before it."""
-    runner = GraphedCpuRunner(config_of(folder, num_pages=64), SingleRank(), CPU, print)
-    runner.graph_backend = type(
-        "Fusing", (ReplayableTorchBackend,), {"fuses_decode_projection": lambda self, n: n <= 4}
-    )
-    runner.use_graphs(SIZES)
-    for size in SIZES:
-        runner.graphs.capture(size)
-    masked = np.array([1], dtype=np.int32)
-    forced = msgspec.structs.replace(
-        decode_plan([0, 1, 1], [9, 5, 6], [0] * 3), masked_slots=masked
-    )
-    assert runner.graphs._key_for(forced).size == 8
-    assert runner.graphs._key_for(decode_plan([0, 1, 2], [9, 5, 6], [0] * 3)).size == 4
-    eager = runner._inputs.build(forced, runner._timer).batch
-    assert eager.forward_mode is ForwardMode.EXTEND
-    runner.use_graphs([1, 4])
-    assert not runner.graphs.covers(forced)
