@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from workers.constraints.masks import StepMasks
+from workers.kv_cache.radix_node import EMPTY
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
 from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan, StepResult
 from workers.speculation.config import SpeculativeConfig
@@ -173,9 +174,8 @@ class DraftingExecutor:
         waited_until_s = self._take_in(has_drafts)
         for _, lost_slots in self._untold:
             lost_slots.update(request.slot for request in plan.admitted)
-        exact = self._runs.exact(plan)
-        if not self._untold:
-            exact = self._runs.with_last_tokens(exact)
+        # Behind a run the device does not know what holds, however many steps ago that was.
+        exact = self._runs.with_last_tokens(self._runs.exact(plan), self._unheard_slots())
         self._runs.expect(exact)
         pending = self._inner.launch(exact)
         step = DraftedStep(
@@ -195,6 +195,11 @@ class DraftingExecutor:
 
     def close(self) -> None:
         self._inner.close()
+
+    def _unheard_slots(self) -> IntArray:
+        """Whose last samples the device alone knows."""
+        sampling = [step.plan.slots[step.plan.samples > 0] for step, _ in self._untold]
+        return np.concatenate(sampling) if sampling else EMPTY
 
     def _take_in(self, has_drafts: bool) -> float:
         """Samples of steps that have ended; of all, where drafts go on from them or their lengths

@@ -110,10 +110,16 @@ class HostRuns:
         its tokens count."""
         self._lens[plan.slots] = plan.prefix_lens + plan.num_new_tokens
 
-    def with_last_tokens(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in place of LAST_SAMPLED_TOKEN; all samples have been heard of."""
+    def with_last_tokens(self, plan: StepPlan, unheard: IntArray) -> StepPlan:
+        """The plan with tokens in place of LAST_SAMPLED_TOKEN, but of slots unheard, int32 (n,): of
+        these the last samples have not been heard of."""
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
-        rows = np.flatnonzero(plan.input_ids[starts] == LAST_SAMPLED_TOKEN)
+        goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
+        if len(unheard):
+            goes_on &= np.isin(plan.slots, unheard, invert=True)
+        rows = np.flatnonzero(goes_on)
+        if not len(rows):
+            return plan
         input_ids = plan.input_ids.copy()
         known = self._history.token_ids.numpy()
         input_ids[starts[rows]] = known[plan.slots[rows], plan.prefix_lens[rows]]

@@ -169,6 +169,19 @@ def test_a_step_with_drafts_waits_names_its_tokens_and_counts_the_wait_as_its_ow
     assert rig.proposer.observed == [([0, 1], [3, 3], [7, 8]), ([0, 1], [5, 4], [60, 70])]
 
 
+def test_a_run_is_gone_on_from_by_name_behind_a_step_that_is_not_awaited():
+    """The device remembers the run's last sample, which need not hold."""
+    rig = Rig()
+    rig.prompts(0)
+    rig.end(0, 7)
+    rig.decode((0, 3), num_drafts=2)
+    rig.end(1, 60, 61, 62)
+    rig.prompts(1)
+    rig.decode((0, 6), (1, 3))
+    assert rig.last_plan.input_ids.tolist() == [60, LAST_SAMPLED_TOKEN]
+    assert rig.last_plan.prefix_lens.tolist() == [4, 3]
+
+
 def test_what_ends_late_is_not_said_in_the_slots_new_request():
     rig = Rig()
     rig.prompts(0, 1)
