@@ -33,11 +33,12 @@ from workers.parallel.local_engine import build_local_engine
 from workers.runner.drafting_executor import DraftingExecutor
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import IntArray
+from workers.speculation.adaptive import AdaptiveLength
 
 VOCAB_SIZE = 100_000
 PROMPT_TOKENS = 256
-_WARM_UP_TOKENS = 24
-_LEARNING_TOKENS = 384
+WARM_UP_TOKENS = (24, 384)
+"""Of a stream, where the length is fixed and where it is learnt."""
 
 
 class DrawnAcceptance:
@@ -114,8 +115,11 @@ def measure(
     for num_streams in arguments.streams:
         for wanted in acceptance:
             verifier.chance = chance_of(wanted, max(arguments.chains))
-            learning = _LEARNING_TOKENS if name == "adaptive" else _WARM_UP_TOKENS
-            ms_a_token(engine, num_streams, learning)
+            policy = engine._scheduler._drafts
+            if isinstance(policy, AdaptiveLength):
+                # As at a start: what was learnt at another acceptance is worth nothing here.
+                policy.__init__(max(arguments.chains))  # type: ignore[misc]
+            ms_a_token(engine, num_streams, WARM_UP_TOKENS[name == "adaptive"])
             before = engine.stats()
             found = [
                 ms_a_token(engine, num_streams, arguments.tokens) for _ in range(arguments.repeats)
