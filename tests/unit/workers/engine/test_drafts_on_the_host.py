@@ -7,8 +7,12 @@ import pytest
 
 from tests.fakes.drafted_runner import DraftedRunner, ReplayingRunner
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.results import GenerateResult
+from workers.runner.executor import PendingStep, StepExecutor
+from workers.sampling.params import SamplingParams
+from workers.scheduler.plan import StepPlan
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +50,37 @@ def test_texts_are_the_same(
     assert stats.num_preemptions > 0 or settings.get("num_pages") is None
     if isinstance(rank, ReplayingRunner):
         assert rank.capturer.num_replays > 3
+
+
+class RecordingExecutor:
+    """Stands where plans are sent to other ranks."""
+
+    def __init__(self, inner: StepExecutor) -> None:
+        self.plans: list[StepPlan] = []
+        self._launch = inner.launch
+        self.close, self.forget_masks = inner.close, inner.forget_masks
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.plans.append(plan)
+        return self._launch(plan)
+
+
+def test_ranks_are_sent_drafts_by_name() -> None:
+    config = EngineConfig(
+        device="cpu", num_cpu_threads=1, speculative="ngram", draft_policy="fixed"
+    )
+    seen: list[RecordingExecutor] = []
+
+    def recording(inner: StepExecutor) -> StepExecutor:
+        seen.append(RecordingExecutor(inner))
+        return seen[0]  # type: ignore[return-value]
+
+    engine = Engine.of_runner(config, DraftedRunner(config), wrap_executor=recording)
+    try:
+        sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        engine.generate([[*range(20, 40)] * 2], sampling)
+    finally:
+        engine.close()
+    runs = [plan for plan in seen[0].plans if plan.has_runs]
+    assert runs
+    assert all((plan.input_ids >= 0).all() for plan in runs)
