@@ -9,7 +9,14 @@ from service.api.anthropic.tools import ToolChoice, ToolParams, to_tool_set
 from service.api.anthropic.turns import InputMessages, images_in, to_template_messages
 from service.api.chat_prompts import effort_kwargs, make_prompt
 from service.api.openai.constraints import Schema
-from service.api.openai.parameters import INT32_MAX, Int32, LenientModel, StrictModel
+from service.api.openai.parameters import (
+    INT32_MAX,
+    Int32,
+    LenientModel,
+    Speculative,
+    StrictModel,
+    max_draft_tokens,
+)
 from service.api.openai.sampling import unset_sampling
 from service.api.tool_sets import ToolSet
 from service.errors import ApiError, ApiErrorCode
@@ -117,7 +124,7 @@ class CountTokensRequest(LenientModel):
 
 class MessagesRequest(CountTokensRequest):
     """max_tokens: as many as the context has room for, if that is less. metadata changes nothing.
-    priority, cache_salt: as for completions."""
+    priority, cache_salt, speculative: as for completions."""
 
     harmless = {**CountTokensRequest.harmless, "service_tier": (None, "auto", "standard_only")}
 
@@ -130,6 +137,7 @@ class MessagesRequest(CountTokensRequest):
     metadata: Metadata | None = None
     priority: Int32 | None = None
     cache_salt: str | None = None
+    speculative: Speculative = None
 
     def to_generation_request(self, limits: Limits) -> GenerationRequest:
         """Raises ApiError."""
@@ -144,6 +152,7 @@ class MessagesRequest(CountTokensRequest):
             cache_salt=self.cache_salt or "",
             unset=unset_sampling(self),
             constraint=self._constraint,
+            max_draft_tokens=max_draft_tokens(self.speculative),
             chat=self.tool_set.to_chat_options(
                 limits,
                 shows_reasoning=shows_reasoning,

@@ -38,7 +38,8 @@ Seed = Annotated[Whole, Field(ge=-MAX_SEED, le=MAX_SEED)]
 Int32 = Annotated[Whole, Field(ge=-INT32_MAX, le=INT32_MAX)]
 PositiveInt32 = Annotated[Whole, Field(ge=1, le=INT32_MAX)]
 Count = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
-MaxDrafts = Annotated[Whole, Field(ge=0, le=MAX_DRAFT_TOKENS)]
+Speculative = bool | Annotated[Whole, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None
+"""Of a request: false, or the most drafts of a step that are verified for it."""
 TokenId = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
 TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -232,7 +233,7 @@ class GenerationParameters(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    speculative: bool | MaxDrafts | None = None
+    speculative: Speculative = None
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -263,18 +264,18 @@ class GenerationParameters(SamplingFields):
         return self
 
     @property
-    def max_draft_tokens(self) -> int | None:
-        """None: as many as the server's engine verifies."""
-        if self.speculative is None or isinstance(self.speculative, bool):
-            return 0 if self.speculative is False else None
-        return self.speculative
-
-    @property
     def beams(self) -> BeamOptions | None:
         if not self.use_beam_search:
             return None
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamOptions(penalty, self.early_stopping or False)
+
+
+def max_draft_tokens(speculative: bool | int | None) -> int | None:
+    """None: as many as the server's engine verifies."""
+    if speculative is None or isinstance(speculative, bool):
+        return 0 if speculative is False else None
+    return speculative
 
 
 def token_ids_or(value: Any, lifted: LiftedLists | None) -> Any:

@@ -6,7 +6,11 @@ from typing import TypedDict
 import msgspec
 from pydantic import BaseModel
 
-from service.api.openai.parameters import GenerationParameters, SamplingFields
+from service.api.openai.parameters import (
+    GenerationParameters,
+    SamplingFields,
+    max_draft_tokens,
+)
 from service.handler.beams import BeamOptions
 from service.handler.repetition import RepetitionDetection
 from service.handler.requests import TextOptions
@@ -107,7 +111,7 @@ def common_fields(parameters: GenerationParameters) -> CommonFields:
         stream_interval=parameters.stream_interval or 1,
         bad_words=tuple(parameters.bad_words or ()),
         beams=parameters.beams,
-        max_draft_tokens=parameters.max_draft_tokens,
+        max_draft_tokens=max_draft_tokens(parameters.speculative),
     )
 
 

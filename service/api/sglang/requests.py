@@ -14,7 +14,9 @@ from service.api.openai.parameters import (
     PositiveInt32,
     SamplingFields,
     Seed,
+    Speculative,
     TokenIdList,
+    max_draft_tokens,
 )
 from service.api.openai.prompts import PromptValue, prompts_of
 from service.api.openai.sampling import distinct, shared_sampling, unset_sampling
@@ -120,7 +122,8 @@ class GenerateBody(LenientModel):
     """text or input_ids: one prompt, or several. return_logprob: log probabilities of the output,
     and from logprob_start_len 0 or more on of the prompt too, which is not streamed.
     top_logprobs_num: alternatives. token_ids_logprob: of these tokens instead. rid: becomes the
-    answer's id. model: may be left out where only one can be meant.
+    answer's id. model: may be left out where only one can be meant. speculative: as for
+    completions.
     """
 
     harmless = _HARMLESS
@@ -138,6 +141,7 @@ class GenerateBody(LenientModel):
     model: str | None = None
     priority: Int32 | None = None
     extra_key: str | None = None
+    speculative: Speculative = None
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -188,6 +192,7 @@ class GenerateBody(LenientModel):
             request_id=self.rid or "",
             constraint=given.constraint,
             unset=unset_sampling(given),
+            max_draft_tokens=max_draft_tokens(self.speculative),
         )
 
     def _sampling(self) -> SamplingParams:

@@ -191,9 +191,13 @@ async def test_repetition_ends_no_choice_before_its_least_length(client, bench):
     ("asked", "most"), [(None, None), (True, None), (False, 0), (0, 0), (3, 3), (3.0, 3)]
 )
 async def test_a_request_may_have_fewer_drafts_or_none(client, stub, bench, asked, most):
-    await posted(client, "/v1/completions", speculative=asked)
+    turns = {"messages": CHAT["messages"], "max_tokens": 5}
+    bodies = {"/v1/responses": {"input": "hi"}, "/v1/messages": turns, "/generate": {"text": "hi"}}
+    for path, body in {**PATHS, **bodies}.items():
+        answer = await client.post(path, json={**body, "speculative": asked})
+        assert answer.status_code == 200, answer.text
     await stub.Generate(pb.GenerateRequest(text=pb.Text(text="a"), max_draft_tokens=most))
-    assert [sent.max_draft_tokens for sent in bench.backend.requests] == [most, most]
+    assert [sent.max_draft_tokens for sent in bench.backend.requests] == [most] * 6
 
 
 async def test_a_stream_sends_every_so_many_tokens(client, stub, bench):
