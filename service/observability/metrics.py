@@ -329,6 +329,7 @@ _STATS_COUNTERS = (
         "Drafts that were right.",
         "num_accepted_draft_tokens",
     ),
+    ("tessera_drafted_runs", "Rows of steps that had drafts to verify.", "num_drafted_runs"),
 )
 
 
@@ -359,6 +360,7 @@ class EngineStatsCollector(Collector):
             for account in stats.accounts:
                 gauge.add_metric([account.name], getattr(account, attribute))
             yield gauge
+        yield _accepted_by_position(stats.accepted_by_position)
         yield from measured_attention(self._info.attention_times)
         labels = ("model", "attention_backend", "dtype", "tp_size", "page_size")
         info = GaugeMetricFamily(
@@ -373,3 +375,16 @@ class EngineStatsCollector(Collector):
     def _info_values(self) -> tuple[str | int, ...]:
         info = self._info
         return info.name, info.attention_backend, info.dtype, info.tp_size, info.page_size
+
+
+def _accepted_by_position(counts: tuple[int, ...]) -> CounterMetricFamily:
+    """Positions count from 1."""
+    family = CounterMetricFamily(
+        "tessera_accepted_draft_tokens_by_position",
+        "Drafts that were right, by their place in a run.",
+        None,
+        ("position",),
+    )
+    for position, count in enumerate(counts, 1):
+        family.add_metric([str(position)], count)
+    return family

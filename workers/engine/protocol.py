@@ -134,8 +134,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     step_prediction_error_s: seconds by which steps with prompt tokens miss the durations that were
     predicted for them, either way, as a mean over recent ones. num_draft_tokens: drafts that steps
     verified; those of them that were right are accepted, and part of num_output_tokens where they
-    did not go beyond their request's end. num_pages, num_used_pages and num_evictable_pages are of
-    the one of the accounts that will run short first.
+    did not go beyond their request's end. num_drafted_runs: rows of steps that had drafts.
+    accepted_by_position: how many of their first, second, ... drafts were right. num_pages,
+    num_used_pages and num_evictable_pages are of the one of the accounts that will run short first.
     """
 
     num_running: int = 0
@@ -157,6 +158,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     accounts: tuple[AccountPages, ...] = ()
+    num_drafted_runs: int = 0
+    accepted_by_position: tuple[int, ...] = ()
 
     @property
     def num_written_tokens(self) -> int:

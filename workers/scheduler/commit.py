@@ -155,8 +155,7 @@ class Committer:
             record.sampling, record.num_drafts, all_verified, result.run_lens.tolist(), strict=False
         ):
             if num_planned:
-                counters.num_draft_tokens += num_verified
-                counters.num_accepted_draft_tokens += run_len - 1
+                counters.add_run(num_verified, run_len - 1)
                 self._drafts.observe_run(num_planned, run_len - 1)
             if not request.is_ended:
                 self._table.settle(request.slot, num_planned + 1 - run_len)

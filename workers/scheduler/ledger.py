@@ -1,14 +1,19 @@
 """Live requests by id, last words of aborted ones, and the counters. Knows no pages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from workers.engine.protocol import FinishReason, StepOutput
 from workers.scheduler.request import Request
+from workers.speculation.config import MAX_DRAFT_TOKENS
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start; they only grow. Output that a request came with counts as its prompt."""
+    """Since the start; they only grow. Output that a request came with counts as its prompt.
+
+    num_runs_by_accepted: of the runs that had drafts, how many had 0, 1, ... right ones.
+    """
 
     num_steps: int = 0
     num_preemptions: int = 0
@@ -18,6 +23,19 @@ class Counters:
     num_finished: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_runs_by_accepted: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFT_TOKENS + 1))
+
+    def add_run(self, num_drafts: int, num_accepted: int) -> None:
+        """A run that a step verified; num_drafts 0: it was an ordinary row."""
+        if num_drafts:
+            self.num_draft_tokens += num_drafts
+            self.num_accepted_draft_tokens += num_accepted
+            self.num_runs_by_accepted[num_accepted] += 1
+
+    def accepted_by_position(self, num_positions: int) -> tuple[int, ...]:
+        """How many first, second, ... drafts of a run were right."""
+        at_least = [*accumulate(reversed(self.num_runs_by_accepted))][::-1]
+        return tuple(at_least[1 : num_positions + 1])
 
     @property
     def num_written_tokens(self) -> int:

@@ -265,6 +265,8 @@ class Scheduler:
             num_draft_tokens=counters.num_draft_tokens,
             num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
             accounts=accounts,
+            num_drafted_runs=sum(counters.num_runs_by_accepted),
+            accepted_by_position=counters.accepted_by_position(self._config.max_draft_tokens),
         )
 
     def _account_pages(self) -> tuple[AccountPages, ...]:

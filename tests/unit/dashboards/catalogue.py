@@ -77,7 +77,8 @@ def _engine_registry() -> CollectorRegistry:
     info = ModelInfo(
         "m", 10, 100, (0,), "torch_native", 16, 8, 1, "float32", 100, attention_times=(measured,)
     )
-    stats = EngineStats(accounts=(AccountPages("every_token", 10, 2, 1),))
+    accounts = (AccountPages("every_token", 10, 2, 1),)
+    stats = EngineStats(accounts=accounts, accepted_by_position=(1,))
     registry.register(EngineStatsCollector(info, lambda: stats))
     attention = AttentionRecord("decode", "torch_native", 0.1, num_bytes=1, num_flops=1)
     metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, (attention,)))

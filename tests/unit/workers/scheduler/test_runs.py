@@ -49,6 +49,10 @@ def test_every_request_gets_what_it_gets_alone(
     assert (stats.num_used_pages, stats.num_running, stats.num_waiting) == (0, 0, 0)
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.num_steps < stats.num_output_tokens
+    assert sum(stats.accepted_by_position) == stats.num_accepted_draft_tokens
+    assert list(stats.accepted_by_position) == sorted(stats.accepted_by_position, reverse=True)
+    assert stats.accepted_by_position[0] <= stats.num_drafted_runs <= stats.num_draft_tokens
+    assert len(stats.accepted_by_position) == max_draft_tokens
 
 
 def test_a_run_is_one_token_and_its_drafts():

@@ -87,6 +87,9 @@ ENGINE = {
     "tessera_preemptions_total": 9,
     "tessera_draft_tokens_total": 14,
     "tessera_accepted_draft_tokens_total": 15,
+    "tessera_drafted_runs_total": 16,
+    "tessera_accepted_draft_tokens_by_position_total{position=1}": 9,
+    "tessera_accepted_draft_tokens_by_position_total{position=2}": 6,
     "tessera_prompt_tokens_total": 10,
     "tessera_prefix_cache_hit_tokens_total": 11,
     "tessera_output_tokens_total": 12,
@@ -140,7 +143,9 @@ def engine():
     metrics = EngineMetrics(registry, HardwareLimits(bytes_per_s=1e12, flops_per_s=1e14))
     numbers = {name: i for i, name in enumerate(COUNTED_STATS, 1)}
     accounts = (AccountPages("every_token", 21, 22, 23), AccountPages("window_1024", 31, 32, 33))
-    stats = EngineStats(**numbers, step_prediction_error_s=0.25, accounts=accounts)
+    stats = EngineStats(
+        **numbers, step_prediction_error_s=0.25, accounts=accounts, accepted_by_position=(9, 6)
+    )
     registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
     first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
     second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)
@@ -154,7 +159,7 @@ COUNTED_STATS = (
     "num_running", "num_waiting", "queued_tokens", "running_tokens", "num_pages", "num_used_pages",
     "num_evictable_pages", "num_steps", "num_preemptions", "num_prompt_tokens",
     "num_cached_prompt_tokens", "num_output_tokens", "num_finished", "num_draft_tokens",
-    "num_accepted_draft_tokens",
+    "num_accepted_draft_tokens", "num_drafted_runs",
 )  # fmt: skip
 
 
