@@ -21,10 +21,11 @@ serve: $(VENV)/.serve-installed
 
 # Tests wait about as long as they compute, integration tests longer: four processes keep two cores busy
 # (docs/decisions/0102). Both kinds have namespaces of their own, are shown when they have ended, and end
-# whatever the other one comes to.
+# whatever the other one comes to. mypy takes a core for as long as unit tests go on behind integration tests.
+# What was made a line before is not made again, or mypy would take the second place meanwhile.
 test: $(VENV)/.dev-installed
-	$(MAKE) --jobs=2 --output-sync=target checks tools
-	$(MAKE) --jobs=2 --keep-going --output-sync=target unit integration
+	$(MAKE) --jobs=2 --output-sync=target lint imports tools
+	$(MAKE) --jobs=2 --keep-going --output-sync=target --old-file=tools unit integration types
 
 checks: lint types imports
 
