@@ -76,6 +76,9 @@ class _StubBackend:
     def before_replay(self, num_rows: int, seq_lens_cpu: object) -> None:
         """Nothing is planned on the host, as for most backends."""
 
+    def fuses_decode_projection(self, num_rows: int) -> bool:
+        return False
+
     def graph_backends(self, num_rows: int) -> tuple["_StubBackend", ...]:
         return (self,)
 

@@ -54,7 +54,11 @@ def test_a_token_costs_the_same_however_many_are_held():
         assert len(last.text) == 4 * (num_tokens - 1)
         return (time.thread_time() - started_s) / num_tokens
 
-    assert add_s(64_000) < 8 * min(add_s(2_000) for _ in range(3))
+    def shortest_s(num_tokens):
+        """Others may have had the machine's caches."""
+        return min(add_s(num_tokens) for _ in range(3))
+
+    assert shortest_s(64_000) < 8 * shortest_s(2_000)
 
 
 def test_lists_of_others_do_not_grow():
