@@ -14,18 +14,19 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Where the environment forbids byte code, every process of a test would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test checks tools lock constraints lint types imports unit integration nightly mutation test-gpu test-gpus proto format clean
+.PHONY: serve test checks tools lock constraints lint types imports unit unit-beside unit-behind integration nightly mutation test-gpu test-gpus proto format clean
 
 serve: $(VENV)/.serve-installed
 	$(BIN)/tessera serve $(SERVE_ARGS)
 
 # Tests wait about as long as they compute, integration tests longer: four processes keep two cores busy
 # (docs/decisions/0102). Both kinds have namespaces of their own, are shown when they have ended, and end
-# whatever the other one comes to. mypy takes a core for as long as unit tests go on behind integration tests.
+# whatever the other one comes to. What can wait until integration tests
+# have ended (BEHIND, mypy) takes their place, so that two cores are busy to the end.
 # What was made a line before is not made again, or mypy would take the second place meanwhile.
 test: $(VENV)/.dev-installed
 	$(MAKE) --jobs=2 --output-sync=target lint imports tools
-	$(MAKE) --jobs=2 --keep-going --output-sync=target --old-file=tools unit integration types
+	$(MAKE) --jobs=2 --keep-going --output-sync=target --old-file=tools unit-beside integration unit-behind types
 
 checks: lint types imports
 
@@ -46,10 +47,20 @@ types: $(VENV)/.dev-installed
 imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
+UNIT_TESTS := tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly"
+BEHIND := tests/unit/service/api
+
 unit: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
-	tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
-	  tests/architecture tests/unit tests/helm tests/distributed
+	$(UNIT_TESTS) tests/architecture tests/unit tests/helm tests/distributed
+
+# The two parts of unit.
+unit-beside: $(VENV)/.dev-installed tools
+	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
+	$(UNIT_TESTS) tests/architecture tests/unit --ignore=$(BEHIND)
+
+unit-behind: $(VENV)/.dev-installed tools
+	$(UNIT_TESTS) $(BEHIND) tests/helm tests/distributed
 
 integration: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest -n $(INTEGRATION_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
