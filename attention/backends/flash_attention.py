@@ -329,6 +329,7 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
 
     Blocks of keys begin at multiples of their size from a row's first key, and one whose keys a
     query does not see leaves its sums as they were, so that it does not matter where a chunk ends.
+    With windows that does not hold: on an H200 a chunk had other bits than the whole prompt.
     """
 
     num_splits: ClassVar[int] = 1
@@ -339,9 +340,14 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
         FlashAttentionBackend.capability,
         name="fa3_deterministic",
         has_mla=False,
+        has_sliding_window=False,
+        has_bounded_accounts=False,
         why_not={
             **FlashAttentionBackend.capability.why_not,
             Feature.MLA: "it attends over heads; fa3 reads latents",
+            Feature.WINDOW: "a window's bits were measured to depend on where a chunk begins; "
+            "triton_deterministic has them",
+            Feature.BOUNDED_ACCOUNTS: "they are kept for windows, which it has not",
         },
         is_deterministic=True,
     )

@@ -120,8 +120,9 @@ _VARYING = ((2,), (2,), (2,), (2,), (2, 3), (0, 1), (1,))
 
 @cache
 def compiled_kernel(shape: FlexShape) -> FlexKernel:
-    """Compiled at its first call."""
-    return FlexKernel(shape, lambda attend: torch.compile(attend, fullgraph=True))
+    """Compiled at its first call. Only what attend marks may vary: numbers of the shape that differ
+    between kernels would else become inputs, which torch cannot put into a score or a tile."""
+    return FlexKernel(shape, lambda attend: torch.compile(attend, fullgraph=True, dynamic=False))
 
 
 def unfused_kernel(shape: FlexShape) -> FlexKernel:

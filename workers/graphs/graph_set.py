@@ -44,6 +44,7 @@ class CudaGraphCapturer:
         self.device = device
         self._device_index = torch.cuda.current_device() if device.index is None else device.index
         self._pool = torch.cuda.graph_pool_handle()
+        self._latest: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Out]) -> tuple[Replay, Out]:
@@ -59,13 +60,15 @@ class CudaGraphCapturer:
         """What run raises ends the capture; others can be made after it."""
         graph = torch.cuda.CUDAGraph()
         with self._beside():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 out = run()
             except BaseException:
                 self._abandon(graph)
                 raise
             graph.capture_end()
+        # A pool that holds tensors still but whose graphs are gone is refused by torch: one stays.
+        self._latest = graph
         return graph.replay, out
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -79,8 +82,8 @@ class CudaGraphCapturer:
             generator.graphsafe_set_state(generator.clone_state())
             with suppress(RuntimeError):  # of a torch that has done it
                 torch._C._cuda_endAllocateToPool(self._device_index, self._pool)
-            # What has been recorded for may not be recorded for again.
-            self._pool = torch.cuda.graph_pool_handle()
+        # A pool that has been recorded for, of which no graph is left, takes no other one.
+        self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -122,11 +122,17 @@ def test_every_layer_in_every_step(name, layer, rows, page_size):
     assert error_of(name, case) < tolerance_of(name)
 
 
+def has_dims(capability: BackendCapability, k_dim: int, v_dim: int) -> bool:
+    pairs = capability.unequal_head_dims
+    return not pairs or any(k_dim in ks and v_dim in vs for ks, vs in pairs)
+
+
 UNEQUAL = [
     param(name, *dims, features=(Feature.UNEQUAL_HEAD_DIMS,), label=f"{dims[0]}-{dims[1]}")
     for name in NAMES
     if capability_of(name).has_unequal_head_dims
     for dims in ((192, 128), (64, 256))
+    if has_dims(capability_of(name), *dims)
 ]
 
 

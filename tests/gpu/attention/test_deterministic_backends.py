@@ -29,14 +29,25 @@ NUM_TOKENS = 700
 SEED = 77
 CUTS = (699, 640, 513, 383, 129, 64, 1)
 WIDE_WINDOW = LayerAttentionConfig(sliding_window_size=200, logit_cap=1.5)
-KINDS = {"plain": LAYERS["plain"], "window": LAYERS["window"], "wide_window": WIDE_WINDOW}
+CAPPED_WITH_SINKS = LayerAttentionConfig(logit_cap=1.5, has_sinks=True)
+FULL = {"plain": LAYERS["plain"], "capped_with_sinks": CAPPED_WITH_SINKS}
+WINDOWED = {
+    "window": LAYERS["window"],
+    "wide_window": WIDE_WINDOW,
+    "everything": LAYERS["everything"],
+}
+KINDS = [
+    pytest.param(*backend.values, layer, id=f"{backend.id}-{name}", marks=backend.marks)
+    for backend in BACKENDS
+    for name, layer in {**FULL, **WINDOWED}.items()
+    if name in FULL or backend.values[0].capability.has_sliding_window
+]
 COMPANY = rows_of((40, 1), (0, 300), (1900, 1), (17, 9), (0, 1))
 
 
 @proves(Feature.DETERMINISTIC)
 @pytest.mark.parametrize("page_size", [16, 128])
-@pytest.mark.parametrize("layer", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "layer"), KINDS)
 def test_bits_depend_on_no_company_and_no_cut(backend, layer, page_size):
     def run(*rows):
         case = device_case(device_spec(rows, layer=layer, page_size=page_size))
@@ -51,16 +62,15 @@ def test_bits_depend_on_no_company_and_no_cut(backend, layer, page_size):
 
 
 @proves(Feature.DETERMINISTIC, Feature.GRAPHS)
-@pytest.mark.parametrize("layer", ["plain", "everything"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "layer"), KINDS)
 def test_graphs_have_the_bits_of_prompts(backend, layer):
     """Rows in a captured step, padded, beside the last token of the same rows as prompts."""
     lengths = (300, 17, 1300, 640)
     decode = tuple(RowSpec(n - 1, 1, seed) for seed, n in enumerate(lengths))
-    case = device_case(device_spec(decode, layer=LAYERS[layer], page_size=64))
+    case = device_case(device_spec(decode, layer=layer, page_size=64))
     out = capture(case, backend, 6).replay(case)
     for seed, n in enumerate(lengths):
-        prompt = device_case(device_spec((RowSpec(0, n, seed),), layer=LAYERS[layer], page_size=64))
+        prompt = device_case(device_spec((RowSpec(0, n, seed),), layer=layer, page_size=64))
         assert torch.equal(out[seed], prompt.run(backend)[-1])
 
 

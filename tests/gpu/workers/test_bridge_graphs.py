@@ -1,6 +1,7 @@
 """Decode graphs of models in transformers' own code, and of native ones with its experts."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -190,6 +191,17 @@ def test_a_capture_that_fails_leaves_device_and_capturer_usable() -> None:
     x.fill_(2.0)
     replay()
     assert out.tolist() == [3.0 * 2 * (1 << 20)] * 4
+
+
+def test_graphs_are_captured_though_those_before_them_are_gone_and_their_tensors_are_not() -> None:
+    x, capturer = torch.ones(4, device=CUDA), CudaGraphCapturer(CUDA)
+    products = []
+    for factor in (2.0, 3.0):
+        replay, out = capturer.capture(partial(torch.mul, x, factor))
+        replay()
+        del replay
+        products.append(out)
+    assert [one.tolist() for one in products] == [[2.0] * 4, [3.0] * 4]
 
 
 @NEEDS_FA3

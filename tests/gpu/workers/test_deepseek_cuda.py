@@ -84,17 +84,32 @@ def config_of(folder, **changes):
     )
 
 
-def gaps(folder, prompts, outputs):
-    """How far below its likeliest token's logit transformers, in float32, puts each token."""
-    reference = eager_reference(folder).eval().to(CUDA)
+def reference_logits(folder, prompts, outputs, dtype):
+    """Transformers' for each token of the outputs."""
+    reference = eager_reference(folder).eval().to(CUDA, dtype)
     found = []
     for prompt, tokens in zip(prompts, outputs, strict=True):
         text = torch.tensor([prompt + tokens], device=CUDA)
         with torch.inference_mode():
-            logits = reference(text).logits[0, len(prompt) - 1 : -1].float()
-        chosen = logits.gather(1, text[0, len(prompt) :, None]).squeeze(1)
-        found.append(logits.max(dim=-1).values - chosen)
+            found.append(reference(text).logits[0, len(prompt) - 1 : -1].float())
     return torch.cat(found)
+
+
+def below_the_likeliest(logits, tokens):
+    return logits.amax(-1) - logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+def gaps(folder, prompts, outputs):
+    """How far below its likeliest token's logit transformers, in float32, puts each token."""
+    logits = reference_logits(folder, prompts, outputs, torch.float32)
+    return below_the_likeliest(logits, torch.tensor(sum(outputs, []), device=CUDA))
+
+
+def rounded_gaps(folder, prompts, outputs):
+    """Of the tokens that transformers takes in bfloat16 after the same text."""
+    rounded = reference_logits(folder, prompts, outputs, torch.bfloat16).argmax(-1)
+    logits = reference_logits(folder, prompts, outputs, torch.float32)
+    return below_the_likeliest(logits, rounded)
 
 
 @pytest.mark.parametrize("name", NAMES)
