@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 Gemm = TypeVar("Gemm", Multiply, Activate)
 
 _FEW_TOKENS = 64
-_MAX_TRIED_TOKENS = 1024
+_MAX_TRIED_TOKENS = 4096
 _MIN_RESULTS = 1 << 18
 _MAX_LT_CONFIGS = 6
 _TILE_ROWS = 64
@@ -195,8 +195,9 @@ class _Tried(Generic[Gemm]):
         return self.fixed
 
     def _num_tokens(self) -> set[int]:
-        """With more, whatever computes the least of them takes tile after tile."""
-        return {self.least, self.most} if self.most <= _MAX_TRIED_TOKENS else {self.least}
+        """Some odd number among them: a last tile may be added up by other blocks than the rest."""
+        most = min(self.most, max(self.least, _MAX_TRIED_TOKENS))
+        return {self.least, (self.least + most) // 2 | 1, most}
 
     def _is_alike(self, gemm: Gemm, num_tokens: int) -> bool:
         """Another order of short sums shows in one of some ten thousand results."""
