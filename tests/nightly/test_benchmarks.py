@@ -220,3 +220,11 @@ def test_every_script_has_a_short_run_here():
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - PARTS
     tried = set(re.findall(r"\brun\(\s*\"(\w+)\"", Path(__file__).read_text()))
     assert tried == scripts
+
+
+def test_edit_drafts_counts_tokens_of_both_proposers():
+    table = rows(run("edit_drafts", "--prompts", "2", "--max-draft-tokens", "4"))
+    for method in ("ngram", "suffix"):
+        tokens_a_step, acceptance_length, wasted, *_ = numbers(" ".join(table[method]))
+        assert 1 < tokens_a_step <= acceptance_length <= 5
+        assert 0 <= wasted < 100
