@@ -228,3 +228,9 @@ def test_edit_drafts_counts_tokens_of_both_proposers():
         tokens_a_step, acceptance_length, wasted, *_ = numbers(" ".join(table[method]))
         assert 1 < tokens_a_step <= acceptance_length <= 5
         assert 0 <= wasted < 100
+
+
+def test_draft_lengths_has_shares_of_every_number_of_rows():
+    lines = run("draft_lengths", "--steps", "200").splitlines()[2:]
+    assert [line.split()[0] for line in lines] == ["1", "4", "16", "64", "128", "256"]
+    assert all(0 < float(line.split()[1]) < 1.1 for line in lines)

@@ -10,6 +10,7 @@ elsewhere. Knows no proposer and no scheduler.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from workers.graphs.decode_step import (
 from workers.graphs.ring import StagingRing, StagingSlot
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
+from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan, StepResult
@@ -136,7 +138,7 @@ class VerifyGraphs:
         places = self._last_replay().places
         if sampling.is_plainly_greedy(*_sampled_places(plan)):
             return VerifiedStep(slot, slot.step, places)
-        return self.finish(plan, sampling, sampling.sample)
+        return self.finish(plan, sampling, partial(sampling.sample, drafts=RunDrafts.of(plan)))
 
     def replay(self, plan: StepPlan) -> StagingSlot:
         """As run, of a plan whose samples are drawn later, by finish."""

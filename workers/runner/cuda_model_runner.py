@@ -42,6 +42,7 @@ from workers.runner.speculative_runner import check_forgets
 from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
 from workers.runner.step_pieces import ReadableStep, launch_in_pieces
+from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
 from workers.sampling.token_masks import find_masks
 from workers.scheduler.plan import IntArray, StepPlan
@@ -214,14 +215,16 @@ class CudaModelRunner(ModelRunner):
         return self._within_replay(graphs, plan, lambda: graphs.finish(plan, self._sampling, draw))
 
     def _draw(self, plan: StepPlan) -> DrawSamples:
+        drafts = RunDrafts.of(plan)
         if len(plan.masked_slots):
-            return partial(self._sample_masked, plan.step_id, plan.masked_slots)
-        return self._sampling.sample
+            return partial(self._sample_masked, plan.step_id, plan.masked_slots, drafts)
+        return partial(self._sampling.sample, drafts=drafts)
 
     def _sample_masked(
         self,
         step_id: int,
         masked_slots: IntArray,
+        drafts: RunDrafts | None,
         logits: torch.Tensor,
         slots: IntArray,
         positions: IntArray,
@@ -233,11 +236,11 @@ class CudaModelRunner(ModelRunner):
         found = find_masks(slots, positions, masked_slots, of_step)
         masks = upload_masks(len(slots), found, of_step, self._device)
         if masks is None:
-            return self._sampling.sample_from(logits, logits, slots, positions, found.void)
+            return self._sampling.sample_from(logits, logits, slots, positions, found.void, drafts)
         if self._sampling.is_plainly_greedy(slots, positions, found.void):
             return SampledTokens(*greedy(logits, masks), None)
         return self._sampling.sample_from(
-            rule_out(logits, masks), logits, slots, positions, found.void
+            rule_out(logits, masks), logits, slots, positions, found.void, drafts
         )
 
     def _graphs_of(self, plan: StepPlan) -> StepGraphs | None:

@@ -3,7 +3,8 @@
 For devices that the host runs ahead of, and proposers that look things up on the host. A step that
 verifies drafts, or follows one that does, waits for the step before; while it runs, that one is
 committed and the next one scheduled. Other steps are launched ahead, as without drafts. What holds
-is found out here, from the samples, so that graphs, ranks and the sampler know nothing of it.
+is found out here, from the samples, so that graphs and ranks know nothing of it; the sampler finds
+out for itself what to count for penalties.
 """
 
 from collections import deque

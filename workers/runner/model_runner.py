@@ -51,6 +51,7 @@ from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.runner.value_check import value_checks
 from workers.sampling.logprobs import LogprobTensors, pack_logprobs, prompt_logprobs
+from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.token_masks import find_masks, rule_out
 from workers.sampling.transfer import start_download
@@ -358,16 +359,17 @@ class ModelRunner:
         slots, positions = inputs.sample_slots, inputs.sample_positions
         if len(inputs.masked_slots):
             sampled = self._sample_masked(
-                inputs.step_id, inputs.masked_slots, logits, slots, positions
+                inputs.step_id, inputs.masked_slots, inputs.drafts, logits, slots, positions
             )
         else:
-            sampled = self._sampling.sample(logits, slots, positions)
+            sampled = self._sampling.sample(logits, slots, positions, inputs.drafts)
         return self._take_samples(sampled, inputs)
 
     def _sample_masked(
         self,
         step_id: int,
         masked_slots: IntArray,
+        drafts: RunDrafts | None,
         logits: torch.Tensor,
         slots: IntArray,
         positions: IntArray,
@@ -376,7 +378,7 @@ class ModelRunner:
         masks = self._mask_source.wait(step_id)
         found = find_masks(slots, positions, masked_slots, masks)
         allowed = rule_out(logits, found, masks)
-        return self._sampling.sample_from(allowed, logits, slots, positions, found.void)
+        return self._sampling.sample_from(allowed, logits, slots, positions, found.void, drafts)
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Keep what later steps go on from; returns what the host is told."""

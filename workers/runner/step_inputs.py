@@ -17,6 +17,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.models.token_inputs import PlacedEmbeddings
 from workers.pooling.states import PooledStates
 from workers.sampling.logprobs import LogprobTensors
+from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, TableWrite
 
@@ -31,7 +32,7 @@ class StepInputs:
     slots of the first. sample_slots, sample_positions: host int32 (num samples,), slot and absolute
     position of the token to be sampled. num_samples: host int32 (num sampling rows,), of each row.
     masked_slots: host int32 (n,), those of sample_slots that wait for the masks of step step_id.
-    positions, embeddings: as in TokenInputs.
+    drafts: of the samples, None where no row has any. positions, embeddings: as in TokenInputs.
     """
 
     batch: ForwardBatch
@@ -44,6 +45,7 @@ class StepInputs:
     num_samples: IntArray
     step_id: int
     masked_slots: IntArray
+    drafts: RunDrafts | None
     embeddings: PlacedEmbeddings | None = None
 
 
@@ -141,6 +143,7 @@ class StepInputBuilder:
             plan.samples[plan.samples > 0],
             plan.step_id,
             plan.masked_slots,
+            RunDrafts.of(plan),
         )
 
     def _write_new_tokens(self, device: _Uploaded) -> None:

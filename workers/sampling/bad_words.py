@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from workers.sampling.run_drafts import DraftsBefore, HeldSamples
 from workers.sampling.transfer import upload
 
 Words = tuple[tuple[int, ...], ...]
@@ -54,23 +55,38 @@ class BadWords:
         for table, rows in zip((self.prefixes, self.last, self.recent), values, strict=True):
             table.index_copy_(0, indices, rows)
 
-    def rule_out_(self, logits: Tensor, rows: Tensor, slots: Tensor) -> None:
+    def rule_out_(
+        self, logits: Tensor, rows: Tensor, slots: Tensor, drafts: tuple[DraftsBefore, ...] = ()
+    ) -> None:
         """-inf, in place, for what would end a word of slots[i] in logits[rows[i]].
 
-        logits: contiguous float32 (n, vocab). rows, slots: int64 (m,).
+        logits: contiguous float32 (n, vocab). rows, slots: int64 (m,). drafts: of these rows, which
+        count as output.
         """
         prefixes = self.prefixes.index_select(0, slots)
-        recent = self.recent.index_select(0, slots).unsqueeze(1)
+        recent = self._recent(slots, drafts).unsqueeze(1)
         is_met = ((prefixes == recent) | (prefixes == _ANY)).all(dim=-1)
         entries = self.last.index_select(0, slots) + rows.unsqueeze(1) * self._vocab_size
         values = torch.zeros_like(is_met, dtype=torch.float32).masked_fill(is_met, -torch.inf)
         logits.view(-1).scatter_add_(0, entries.view(-1), values.view(-1))
 
-    def add(self, slots: Tensor, token_ids: Tensor) -> None:
-        """One output token per slot; both int64 (n,)."""
-        recent = self.recent.index_select(0, slots)
+    def add(self, slots: Tensor, token_ids: Tensor, held: HeldSamples | None = None) -> None:
+        """One output token per row, both int64 (n,). held: of rows of runs, whose slots come
+        several times: up to which of them is output."""
+        recent = self._recent(slots, () if held is None else (held.drafts,))
         newest = token_ids.to(torch.int32).unsqueeze(1)
-        self.recent.index_copy_(0, slots, torch.cat([recent[:, 1:], newest], dim=1))
+        extended = torch.cat([recent[:, 1:], newest], dim=1)
+        if held is not None:
+            slots, extended = slots.index_select(0, held.last), extended.index_select(0, held.last)
+        self.recent.index_copy_(0, slots, extended)
+
+    def _recent(self, slots: Tensor, drafts: tuple[DraftsBefore, ...]) -> Tensor:
+        """The end of each row's output, its drafts included: int32 (m, tokens)."""
+        recent = self.recent.index_select(0, slots)
+        for before in drafts:
+            columns = before.num + torch.arange(recent.shape[1], device=recent.device)
+            recent = torch.cat([recent, before.token_ids.to(torch.int32)], dim=1).gather(1, columns)
+        return recent
 
     def _grow(self, num_words: int, num_tokens: int) -> None:
         more_words = max(0, _rounded(num_words) - self.prefixes.shape[1])

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from workers.sampling.run_drafts import DraftsBefore, HeldSamples
 from workers.sampling.transfer import upload
 
 
@@ -70,27 +71,40 @@ class PenaltyState:
         self.prompt_mask = self.prompt_mask.new_zeros((0, self._vocab_size))
         self.output_counts = self.output_counts.new_zeros((0, self._vocab_size))
 
-    def add(self, slots: Tensor, token_ids: Tensor) -> None:
-        """Count one output token per slot; both int64 (n,)."""
-        self._count(slots * self._vocab_size + token_ids)
+    def add(self, slots: Tensor, token_ids: Tensor, held: HeldSamples | None = None) -> None:
+        """Count one output token per row, both int64 (n,). held: of rows of runs, whose slots come
+        several times: which of them count."""
+        self._count(slots * self._vocab_size + token_ids, None if held is None else held.holds)
 
-    def apply(self, logits: Tensor, slots: Tensor, penalties: Tensor) -> Tensor:
+    def apply(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        penalties: Tensor,
+        drafts: tuple[DraftsBefore, ...] = (),
+    ) -> Tensor:
         """Penalised copy of logits (n, vocab) for slots (n,).
 
-        penalties: float32 (n, 3), repetition, presence and frequency.
+        penalties: float32 (n, 3), repetition, presence and frequency. drafts: of these rows, which
+        count as output.
         """
+        counts = self.output_counts.index_select(0, slots)
+        for before in drafts:
+            counts.scatter_add_(1, before.token_ids, before.counts)
         return apply_penalties(
             logits,
             self.prompt_mask.index_select(0, slots),
-            self.output_counts.index_select(0, slots),
+            counts,
             repetition=penalties[:, 0:1],
             presence=penalties[:, 1:2],
             frequency=penalties[:, 2:3],
         )
 
-    def _count(self, entries: Tensor) -> None:
-        ones = torch.ones_like(entries, dtype=torch.int32)
-        self.output_counts.view(-1).scatter_add_(0, entries, ones)
+    def _count(self, entries: Tensor, counts: Tensor | None = None) -> None:
+        """counts: bool (n,), which of them; all where left out."""
+        if counts is None:
+            counts = torch.ones_like(entries, dtype=torch.bool)
+        self.output_counts.view(-1).scatter_add_(0, entries, counts.int())
 
     def _flat_entries(
         self, slots: npt.NDArray[np.int64], token_ids: list[npt.NDArray[np.int32]]

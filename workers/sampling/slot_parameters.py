@@ -42,6 +42,8 @@ class RowUse(IntEnum):
     BAD_WORDS = 10
 
 
+LOOKING_BACK = (RowUse.PENALTIES, RowUse.BAD_WORDS)
+"""What depends on the tokens before."""
 DENSE_FILTERS = (RowUse.MIN_P, RowUse.TOP_K, RowUse.TOP_P)
 
 _BITS = tuple(1 << use for use in RowUse)

@@ -23,6 +23,7 @@ from workers.sampling.filters import MIN_TEMPERATURE, TOP_P_OFF
 from workers.sampling.logprobs import SampledLogprobs, compute_logprobs
 from workers.sampling.params import SamplingParams
 from workers.sampling.penalties import PenaltyState
+from workers.sampling.run_drafts import DraftsBefore, RunDrafts
 from workers.sampling.sampler import (
     FilterGroups,
     RowGroup,
@@ -32,6 +33,7 @@ from workers.sampling.sampler import (
 )
 from workers.sampling.slot_parameters import (
     DENSE_FILTERS,
+    LOOKING_BACK,
     NO_ROWS,
     HostRows,
     RowIndices,
@@ -140,9 +142,15 @@ class SamplingState:
         else."""
         return self._slots.describe(slots, seq_lens, void) is None
 
-    def sample(self, logits: Tensor, slots: IntArray, seq_lens: IntArray) -> SampledTokens:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: IntArray,
+        seq_lens: IntArray,
+        drafts: RunDrafts | None = None,
+    ) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties. See sample_from."""
-        return self.sample_from(logits, logits, slots, seq_lens)
+        return self.sample_from(logits, logits, slots, seq_lens, drafts=drafts)
 
     def sample_from(
         self,
@@ -151,10 +159,12 @@ class SamplingState:
         slots: IntArray,
         seq_lens: IntArray,
         void: RowIndices = NO_ROWS,
+        drafts: RunDrafts | None = None,
     ) -> SampledTokens:
         """One token per row; counts it for the slots that have penalties.
 
-        void: rows whose token is nobody's: it is any, and leaves no trace.
+        void: rows whose token is nobody's: it is any, and leaves no trace. drafts: where several
+        rows are of one slot, what each is sampled behind; of these the ones that hold are counted.
         logits: float (n, vocab_size), left as they are. raw: the same, but with every token, which
         log probabilities are of. slots: host int32 (n,), admitted.
         seq_lens: host int32 (n,), tokens known before the sampled one: its absolute position.
@@ -169,7 +179,7 @@ class SamplingState:
         if host_rows is None:
             row_max, token_ids = logits.max(dim=-1)
             return SampledTokens(token_ids, row_max.isnan(), None)
-        rows = _upload_rows(host_rows, self._device)
+        rows = _upload_rows(host_rows, self._device, drafts)
         adjusted = self._adjust(logits, rows)
         row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
         token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
@@ -223,11 +233,14 @@ class SamplingState:
         if mask is not None:
             self._stop_mask.add_to_(logits, mask.indices, mask.take(rows.slots))
         if worded is not None:
-            self._bad_words.rule_out_(logits, worded.indices, worded.take(rows.slots))
+            slots, before = worded.take(rows.slots), rows.drafts_of(RowUse.BAD_WORDS)
+            self._bad_words.rule_out_(logits, worded.indices, slots, before)
         if penalised is not None:
             slots = penalised.take(rows.slots)
             penalties = self._floats.index_select(0, slots)[:, 3:6]
-            penalised_rows = self._penalties.apply(penalised.take(logits), slots, penalties)
+            penalised_rows = self._penalties.apply(
+                penalised.take(logits), slots, penalties, rows.drafts_of(RowUse.PENALTIES)
+            )
             logits = penalised.put_(logits, penalised_rows)
         if allowed is not None:
             kept = self._allowed.ruled_out(allowed.take(logits), allowed.take(rows.slots))
@@ -265,12 +278,12 @@ class SamplingState:
         )
 
     def _count_output(self, rows: "_DeviceRows", token_ids: Tensor) -> None:
-        group = rows.groups.get(RowUse.PENALTIES)
-        if group is not None:
-            self._penalties.add(group.take(rows.slots), group.take(token_ids))
-        group = rows.groups.get(RowUse.BAD_WORDS)
-        if group is not None:
-            self._bad_words.add(group.take(rows.slots), group.take(token_ids))
+        counters = ((RowUse.PENALTIES, self._penalties), (RowUse.BAD_WORDS, self._bad_words))
+        for use, counter in counters:
+            group = rows.groups.get(use)
+            if group is not None:
+                held = [drafts.held(token_ids) for drafts in rows.drafts_of(use)]
+                counter.add(group.take(rows.slots), group.take(token_ids), *held)
 
     def _logprobs(
         self, logits: Tensor, token_ids: Tensor, rows: "_DeviceRows", host: HostRows
@@ -333,21 +346,29 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceRows:
-    """HostRows on the device."""
+    """HostRows on the device. drafts: before the rows of uses that look at earlier tokens."""
 
     slots: Tensor
     noise_keys: Tensor
     groups: dict[RowUse, RowGroup]
+    drafts: dict[RowUse, tuple[DraftsBefore, ...]]
+
+    def drafts_of(self, use: RowUse) -> tuple[DraftsBefore, ...]:
+        return self.drafts.get(use, ())
 
 
-def _upload_rows(host: HostRows, device: torch.device) -> _DeviceRows:
+def _upload_rows(host: HostRows, device: torch.device, drafts: RunDrafts | None) -> _DeviceRows:
     slots, noise_keys, *indices = upload([host.slots, host.noise_keys, *host.rows.values()], device)
     num_dense = len(host.rows.get(RowUse.DENSE, ()))
     groups = {
         use: RowGroup(rows, len(rows) == (num_dense if use in DENSE_FILTERS else len(slots)))
         for use, rows in zip(host.rows, indices, strict=True)
     }
-    return _DeviceRows(slots, noise_keys, groups)
+    before = {}
+    if drafts is not None:
+        uses = [use for use in LOOKING_BACK if use in host.rows]
+        before = {use: drafts.before(host.rows[use], device) for use in uses}
+    return _DeviceRows(slots, noise_keys, groups, before)
 
 
 def _filter_groups(rows: _DeviceRows) -> FilterGroups:

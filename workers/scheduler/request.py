@@ -31,7 +31,7 @@ class Request:
     buffer[:num_tokens] int32 are the prompt and the output that the host knows. max_total_len:
     prompt plus the most output there can be. arrival: order of submission, kept over retractions.
     is_resumed: it came with output of another engine; whoever reads it has been waiting since.
-    max_draft_tokens: of a step; 0 where what a token may be depends on the ones before it.
+    max_draft_tokens: of a step.
     prefill_len: tokens that this tenancy of the slot computes before it decodes.
     num_vouched_tokens: how many tokens' keys and values in the pool are known to be numbers,
     because a final state or logits that were computed from all of them are. has_nan: a state of its

@@ -107,10 +107,9 @@ class Submission:
         return stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids
 
     def _max_drafts(self, spec: GenerateRequest) -> int:
-        """None where what a token may be depends on the ones before it."""
-        depends = spec.sampling.depends_on_output or spec.grammar
+        """None where masks of the tokens that may follow are made one at a time."""
         asked, most = spec.max_draft_tokens, self._config.max_draft_tokens
-        if depends:
+        if spec.grammar:
             return 0
         return most if asked is None else min(asked, most)
 

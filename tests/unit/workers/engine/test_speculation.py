@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fakes.tiny_reference import build_reference, config_of
@@ -116,6 +117,43 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
         finally:
             engine.close()
     assert steps[1] < steps[0] / 3
+
+
+RULES = (
+    SamplingParams(temperature=0.0, frequency_penalty=1.9, logit_bias={7: 40.0, 8: 30.0}),
+    SamplingParams(
+        seed=3, repetition_penalty=1.1, frequency_penalty=0.8, logit_bias={7: 40.0, 9: 30.0}
+    ),
+    SamplingParams(
+        temperature=0.0,
+        bad_words=((7, 7, 7), (8, 7, 7, 8)),
+        frequency_penalty=0.1,
+        logit_bias={7: 60.0, 8: 50.0},
+    ),
+    SamplingParams(temperature=0.0, min_tokens=30, stop_token_ids=(7,), logit_bias={7: 60.0}),
+)
+"""Texts that repeat themselves, and rules that the tokens before a draft decide about."""
+
+
+def test_what_looks_at_the_tokens_before_counts_the_drafts_that_hold() -> None:
+    samplings = [
+        msgspec.structs.replace(own, max_tokens=48, logprobs=1, ignore_eos=True) for own in RULES
+    ]
+    told = []
+    for speculative in (None, "ngram"):
+        engine = Engine.from_config(
+            EngineConfig(
+                speculative=speculative, draft_policy="fixed", max_draft_tokens=5, num_cpu_threads=1
+            )
+        )
+        try:
+            told.append(engine.generate([[*range(20, 40)]] * len(samplings), samplings))
+            stats = engine.stats()
+        finally:
+            engine.close()
+    assert_same(told[1], told[0])
+    assert [len(set(one.token_ids[:40])) > 1 for one in told[0]] == [True] * 4
+    assert stats.num_accepted_draft_tokens > 60
 
 
 def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> None:

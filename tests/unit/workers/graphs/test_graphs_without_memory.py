@@ -34,11 +34,11 @@ def test_sampling_that_lacks_memory_behind_a_replay_is_repeated_from_the_same_to
     runner.graphs.capture(4)
     sample, num_refused = SamplingState.sample, []
 
-    def one_row(self, logits, slots, seq_lens):
+    def one_row(self, logits, slots, seq_lens, drafts=None):
         if len(slots) > 1:
             num_refused.append(runner.capturer.num_replays)
             raise torch.OutOfMemoryError("injected")
-        return sample(self, logits, slots, seq_lens)
+        return sample(self, logits, slots, seq_lens, drafts)
 
     monkeypatch.setattr(SamplingState, "sample", one_row)
     graphed = generate(config, runner, prompts, RANDOM)

@@ -107,11 +107,11 @@ def test_sampling_that_does_not_fit_is_done_row_by_row_and_counted_once(folder, 
     expected, _, _ = run_all(folder, params)
     sample, num_refused = SamplingState.sample, []
 
-    def one_row(self, logits, slots, seq_lens):
+    def one_row(self, logits, slots, seq_lens, drafts=None):
         if len(slots) > 1:
             num_refused.append(len(slots))
             raise torch.OutOfMemoryError("injected")
-        return sample(self, logits, slots, seq_lens)
+        return sample(self, logits, slots, seq_lens, drafts)
 
     monkeypatch.setattr(SamplingState, "sample", one_row)
     told, _, _ = run_all(folder, params)

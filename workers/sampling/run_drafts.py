@@ -1,0 +1,107 @@
+"""Drafts that a row's samples are drawn behind, for rules that look at the tokens before.
+
+What such a rule has counted ends with the token sampled last. Each sample of a run is drawn as if
+the drafts before it had been sampled, and of the samples those are counted that hold: behind a
+wrong draft none does. Knows slots' rows and token ids; a row's drafts stand one behind the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RunDrafts:
+    """Of all samples of a step, host int32 (n,) both. token_ids: what each is drawn behind.
+    num_before: how many drafts of its row that and the ones before are, 0 for a row's first."""
+
+    token_ids: IntArray
+    num_before: IntArray
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "RunDrafts | None":
+        """None where no row has drafts. The plan names them."""
+        if not plan.has_runs:
+            return None
+        samples, stops = plan.samples, np.cumsum(plan.samples, dtype=np.int32)
+        own = np.arange(stops[-1], dtype=np.int32)
+        row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
+        token_ids = plan.input_ids[own + np.repeat(row_ends - stops, samples)]
+        return cls(token_ids, own - np.repeat(stops - samples, samples))
+
+    def before(
+        self, rows: npt.NDArray[np.int64], device: torch.device
+    ) -> "tuple[DraftsBefore, ...]":
+        """Of some samples, ascending, whole runs of them or their beginnings: one, or none where
+        none of these has a draft before it."""
+        num_before = self.num_before[rows].astype(np.int64)
+        width = int(num_before.max(initial=0))
+        if width == 0:
+            return ()
+        columns = np.arange(width)
+        is_draft = columns < num_before[:, None]
+        # The draft in column j is what the sample in this row was to be.
+        sources = np.where(is_draft, rows[:, None] - num_before[:, None] + columns, rows[:, None])
+        drafts = self.token_ids[np.where(is_draft, sources + 1, 0)].astype(np.int64)
+        drafts[~is_draft] = 0
+        is_first = num_before == 0
+        return (
+            DraftsBefore.of(
+                upload(
+                    [
+                        drafts,
+                        is_draft.astype(np.int32),
+                        num_before[:, None],
+                        sources,
+                        np.flatnonzero(is_first),
+                        np.cumsum(is_first) - 1,
+                    ],
+                    device,
+                )
+            ),
+        )
+
+
+class DraftsBefore(NamedTuple):
+    """Of m samples in k runs, on the device. All are int64 but counts.
+
+    token_ids (m, width): the drafts before each sample, in order, then any. counts: int32, of that
+    shape, 1 for each draft, 0 behind them. num (m, 1): how many there are. sources, of the same
+    shape: which sample of the step would have had to be the draft. firsts (k,): which of the m
+    begins each run. run_of (m,): the run of each.
+    """
+
+    token_ids: Tensor
+    counts: Tensor
+    num: Tensor
+    sources: Tensor
+    firsts: Tensor
+    run_of: Tensor
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "DraftsBefore":
+        return cls._make(tensors)
+
+    def held(self, sampled: Tensor) -> "HeldSamples":
+        """sampled: int64 (n,), all samples of the step."""
+        is_right = sampled[self.sources] == self.token_ids
+        holds = (is_right | (self.counts == 0)).all(dim=1)
+        run_lens = torch.zeros_like(self.firsts).scatter_add_(0, self.run_of, holds.long())
+        return HeldSamples(self, holds, self.firsts + run_lens - 1)
+
+
+class HeldSamples(NamedTuple):
+    """Which of m samples behind drafts hold, bool (m,), and which is the last to of each run, int64
+    (k,)."""
+
+    drafts: DraftsBefore
+    holds: Tensor
+    last: Tensor
