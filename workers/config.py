@@ -116,6 +116,11 @@ class EngineConfig:
         return self.decode_attention_backend or self.attention_backend
 
     @property
+    def target_inter_token_s(self) -> float | None:
+        milliseconds = self.target_inter_token_ms
+        return None if milliseconds is None else milliseconds / 1e3
+
+    @property
     def speculation(self) -> SpeculativeConfig | None:
         """What speculative, max_draft_tokens and draft_policy say together; None: no drafts."""
         if self.speculative is None:

@@ -178,7 +178,7 @@ class ModelRunner:
             max_running_requests=config.max_running_requests,
             max_context_len=self.facts.max_context_len,
             max_step_tokens=config.max_step_tokens,
-            target_inter_token_s=_seconds(config.target_inter_token_ms),
+            target_inter_token_s=config.target_inter_token_s,
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
             enable_prefix_cache=self._has_prefix_cache(config),
@@ -396,7 +396,3 @@ class ModelRunner:
         own = hidden[start : start + len(row.target_ids)]
         head, vocab_size = self._model.compute_logits, self.facts.vocab_size
         return prompt_logprobs(head, own, targets, row.num_top, vocab_size).start_download()
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
