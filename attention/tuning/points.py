@@ -25,6 +25,7 @@ _UNEVEN_SPAN = 64.0
 """The longest row to the shortest where rows of unlike lengths are measured."""
 
 _ROWS = (1, 4, 16, 64, 256)
+_DECODE_ROWS = (1, 4, 16, 24, 64, 128, 256)
 _DECODE_PREFIXES = (256, 1024, 4096, 16384, 65536)
 _NEW_TOKENS = (8, 64, 256, 1024, 8192)
 _EXTEND_PREFIXES = (0, 1024, 4096, 32768)
@@ -116,7 +117,7 @@ def points_to_measure(limits: StepLimits) -> list[StepPoint]:
 
 
 def _decode_points(limits: StepLimits) -> list[StepPoint]:
-    rows = _up_to(_ROWS, limits.max_rows)
+    rows = _up_to(_DECODE_ROWS, limits.max_rows)
     prefixes = _up_to(_DECODE_PREFIXES, limits.max_context_len - 1)
     points = [StepPoint(AttentionPhase.DECODE, n, 1, keys) for n in rows for keys in prefixes]
     unlike = (n for n in rows if n >= MIN_UNEVEN_ROWS)

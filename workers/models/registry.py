@@ -97,7 +97,7 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "MixtralForCausalLM": _LLAMA_MIXTURE,
     "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
-    "GptOssForCausalLM": _LLAMA_MIXTURE,
+    "GptOssForCausalLM": replace(_LLAMA_MIXTURE, is_measured=True),
     "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
     "Gemma2ForCausalLM": _GEMMA,
     "Gemma3ForCausalLM": _GEMMA,

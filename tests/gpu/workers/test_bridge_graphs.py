@@ -65,7 +65,7 @@ TINY = {
         },
     ),
 }
-ALSO_NATIVE = {"gemma3"}
+ALSO_NATIVE = {"gemma3", "gpt_oss"}
 WINDOWED = {"gemma3", "gpt_oss"}
 
 

@@ -40,10 +40,10 @@ def test_an_engines_own_limits_are_measured_too():
 
 
 def test_phases_take_turns_and_each_begins_with_a_coarse_grid():
-    first = points_to_measure(LIMITS)[:12]
+    first = points_to_measure(LIMITS)[:16]
     assert [point.phase for point in first[:4]] == ["decode", "extend"] * 2
     decodes = [point for point in first if point.phase is AttentionPhase.DECODE]
-    assert {point.rows for point in decodes} == {1, 16, 256}
+    assert {point.rows for point in decodes} == {1, 16, 64, 256}
 
 
 @pytest.mark.parametrize("point", points_to_measure(LIMITS), ids=str)
