@@ -178,6 +178,9 @@ class StubExecutor(StepExecutor):
         read = self._replay(plan) if self._graphs.covers(plan) else _zeros(plan)
         return _PretendedStep(read, started_s, self._device.start_step())
 
+    def named(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def provide(self, masks: StepMasks) -> None:
         raise NotImplementedError("requests of this benchmark have no grammars")
 

@@ -39,7 +39,7 @@ from benchmarks.pretended_steps import result_with
 from service.tokenizer.grammars import JSON_DEFAULTS
 from workers.constraints.compiler import GrammarCompiler
 from workers.constraints.desk import CompilingDesk
-from workers.constraints.masks import WORD_BITS, StepMasks
+from workers.constraints.masks import WORD_BITS, AskedMasks, StepMasks
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.engine import Engine
 from workers.engine.protocol import ModelInfo
@@ -124,11 +124,11 @@ class SlowFill(TimedFill):
         self._slow_s = slow_s
         self._slow: TokenMatcher | None = None
 
-    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def __call__(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         super().__call__(rows, bits)
         if rows and self._slow is None:
-            self._slow = rows[0][0]
-        if self._slow_s and any(matcher is self._slow for matcher, _ in rows):
+            self._slow = rows[0].matcher
+        if self._slow_s and any(asked.matcher is self._slow for asked in rows):
             time.sleep(self._slow_s)
 
 

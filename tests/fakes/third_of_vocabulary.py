@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workers.constraints.masks import WORD_BITS
-from workers.constraints.matcher import MaskBits, TokenMatcher
+from workers.constraints.masks import WORD_BITS, AskedMasks
+from workers.constraints.matcher import MaskBits
 
 
 class ThirdOfVocabulary:
@@ -41,7 +41,11 @@ class ThirdsCompiler:
     def compile(self, grammar: str, token_ids: Sequence[int]) -> ThirdOfVocabulary:
         return ThirdOfVocabulary(len(token_ids))
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
-        for matcher, row in rows:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
+        for matcher, row, drafts in rows:
             assert isinstance(matcher, ThirdOfVocabulary)
             bits[row] = self._masks[matcher.num_tokens % 3]
+            for ahead, token_id in enumerate(drafts, start=1):
+                if token_id % 3 != (matcher.num_tokens + ahead - 1) % 3:
+                    break
+                bits[row + ahead] = self._masks[(matcher.num_tokens + ahead) % 3]

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import (
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
 
 from workers.constraints.limits import parser_limits
-from workers.constraints.masks import WORD_BITS
-from workers.constraints.matcher import MaskBits, TokenMatcher
+from workers.constraints.masks import WORD_BITS, AskedMasks
+from workers.constraints.matcher import MaskBits
 from workers.constraints.vocabulary import read_vocabulary
 from workers.errors import ErrorCode, RequestRejectedError
 
@@ -132,23 +136,33 @@ class GrammarCompiler:
         fresh.make_next_mask(-(-self._vocab_size // WORD_BITS))
         return fresh
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         """Without the interpreter lock while it takes. rows: matchers of this compiler."""
-        own = []
-        for one, row in rows:
+        own, drafted = [], []
+        for asked in rows:
+            one = asked.matcher
             if not isinstance(one, GrammarMatcher):
                 continue
-            if one.next_mask is None:
-                own.append((one, row))
+            if asked.drafts:
+                drafted.append((one, asked))
+            elif one.next_mask is None:
+                own.append((one, asked))
             else:
-                bits[row] = one.next_mask
+                bits[asked.row] = one.next_mask
         # Threads take runs of neighbours: those of one template would wait for each other anyway.
-        own.sort(key=lambda asked: asked[0].template)
+        own.sort(key=lambda pair: pair[0].template)
+        drafted.sort(key=lambda pair: pair[0].template)
         if own:
-            asked = [(one.matcher, row) for one, row in own]
-            fill_next_token_bitmask_par(self._executor, asked, bits)
-            for one, _ in own:
-                one.look()
+            alone = [(one.matcher, asked.row) for one, asked in own]
+            fill_next_token_bitmask_par(self._executor, alone, bits)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(
+                self._executor,
+                [(one.matcher, asked.row, list(asked.drafts)) for one, asked in drafted],
+                bits,
+            )
+        for one, _ in own + drafted:
+            one.look()
 
     def _fresh(self, grammar: str) -> GrammarMatcher:
         with self._lock:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
+from workers.constraints.masks import AskedMasks
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.protocol import FinishReason, GenerateRequest, OutputError, StepOutput
 from workers.errors import ErrorCode, RequestRejectedError
@@ -29,7 +30,7 @@ class Compiler(Protocol):
         RequestRejectedError."""
         ...
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         """As FillMasks, of what compile made."""
         ...
 
@@ -66,7 +67,7 @@ class GrammarDesk(Protocol):
         """Until something is compiled, if anything waits."""
         ...
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         """As FillMasks, of what was handed over."""
         ...
 
@@ -99,7 +100,7 @@ class NoGrammars:
 
     def wait(self, timeout_s: float) -> None: ...
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         raise AssertionError(f"nothing was handed over: {self._reason}")
 
     def close(self) -> None: ...
@@ -166,7 +167,7 @@ class CompilingDesk:
         if futures and not self._last_words:
             wait(futures, timeout_s, return_when=FIRST_COMPLETED)
 
-    def fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         self._compiler.fill(rows, bits)
 
     def close(self) -> None:

@@ -10,12 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from workers.constraints.mask_deadline import NEVER, MaskDeadline
-from workers.constraints.masks import WORD_BITS, Constrained, FillMasks, MaskRow, StepMasks
-from workers.constraints.matcher import MaskBits, TokenMatcher
+from workers.constraints.masks import (
+    WORD_BITS,
+    AskedMasks,
+    Constrained,
+    FillMasks,
+    MaskRow,
+    StepMasks,
+)
+from workers.constraints.matcher import MaskBits
 
 NUM_SMALL_BATCH_THREADS = 4
 """For rows that were late before. Each asks native threads, which are as many as the compiler
@@ -29,11 +37,13 @@ Asked = tuple[MaskRow, int]
 
 @dataclass(frozen=True, slots=True)
 class FilledRows:
-    """masks: of rows. late: those that have none in this step, all of which can run again."""
+    """masks: of rows. late: those that have none in this step, all of which can run again. slow:
+    rows whose drafts the step waited for longer than for other masks."""
 
     rows: list[MaskRow]
     masks: StepMasks
     late: list[MaskRow]
+    slow: list[MaskRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +60,13 @@ class _Filling:
 
 @dataclass(frozen=True, slots=True)
 class BegunMasks:
-    """Of a step's rows: bits of those that are there, or will be; asked: rows whose grammar says
-    what may follow; patient: those of them that cannot run again. deadline: of the others."""
+    """Of a step's rows: bits of those that are there, or will be, from starts on, one of each row
+    and of each draft; asked: rows whose grammar says what may follow; patient: those of them that
+    cannot run again. deadline: of the others."""
 
     step_id: int
     rows: Sequence[MaskRow]
+    starts: list[int]
     bits: MaskBits
     asked: list[Asked]
     patient: list[Asked]
@@ -98,9 +110,10 @@ class MaskFiller:
     def begin(self, step_id: int, rows: Sequence[MaskRow], deadline: MaskDeadline) -> BegunMasks:
         """Have masks made by other threads; those of rows that cannot run again finish makes.
         deadline: when rows that can are given up."""
-        bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
+        starts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
+        bits = np.zeros((starts.pop(), self._num_words), dtype=np.int32)
         asked = []
-        for index, row in enumerate(rows):
+        for index, row in zip(starts, rows, strict=True):
             forced = row.request.forced_token(row.position)
             if forced is None:
                 asked.append((row, index))
@@ -109,43 +122,55 @@ class MaskFiller:
         self._forget_ended()
         new = [(row, index) for row, index in asked if row.request not in self._under_way]
         self._start([(row, i) for row, i in new if row.can_run_again], bits, deadline)
-        patient = [(row, index) for row, index in new if not row.can_run_again]
-        return BegunMasks(step_id, rows, bits, asked, patient, deadline)
+        # Of rows with drafts what is under way is of the first token only.
+        patient = [(row, index) for row, index in new if not (row.can_run_again or row.drafts)]
+        patient += [(row, index) for row, index in asked if row.drafts]
+        return BegunMasks(step_id, rows, starts, bits, asked, patient, deadline)
 
     def finish(self, begun: BegunMasks) -> FilledRows:
         """Of requests that have not ended since. Before the next begin."""
-        step_id, rows, bits = begun.step_id, begun.rows, begun.bits
-        ended = [index for index, row in enumerate(rows) if row.request.is_ended]
+        slow = self._fill_patient(begun)
         late = self._take_asked(begun)
-        if not (late or ended):
-            return FilledRows(list(rows), _step_masks(step_id, rows, bits), [])
-        ready = np.setdiff1d(np.arange(len(rows)), late + ended)
-        own = [rows[index] for index in ready.tolist()]
-        return FilledRows(
-            own, _step_masks(step_id, own, bits[ready]), [rows[index] for index in late]
-        )
+        ready, late_rows = [], []
+        for start, row in zip(begun.starts, begun.rows, strict=True):
+            if start in late:
+                late_rows.append(row)
+            elif not row.request.is_ended:
+                ready.append((row, start))
+        masks = _step_masks(begun.step_id, ready, begun.bits)
+        return FilledRows([row for row, _ in ready], masks, late_rows, slow)
 
     def close(self) -> None:
         """Waits for nothing: masks under way touch nothing but their own."""
         self._together.shutdown(wait=False, cancel_futures=True)
         self._apart.shutdown(wait=False, cancel_futures=True)
 
-    def _take_asked(self, begun: BegunMasks) -> list[int]:
-        """Indices of rows that are late."""
+    def _fill_patient(self, begun: BegunMasks) -> list[MaskRow]:
+        """Rows whose drafts made this take longer than the step waits for so many rows."""
+        patient = [(row, index) for row, index in begun.patient if not row.request.is_ended]
+        if not patient:
+            return []
+        drafted = [row for row, _ in patient if row.drafts]
+        for row in drafted:
+            filling = self._under_way.pop(row.request, None)
+            if filling is not None:
+                wait((filling.future,))
+        self._fill([_asked(row, index) for row, index in patient], begun.bits)
+        return drafted if self._now() > begun.deadline.until_s(len(patient)) else []
+
+    def _take_asked(self, begun: BegunMasks) -> set[int]:
+        """Where masks of rows that are late would begin."""
         bits = begun.bits
         asked = [(row, index) for row, index in begun.asked if not row.request.is_ended]
-        patient = [(row, index) for row, index in begun.patient if not row.request.is_ended]
-        if patient:
-            self._fill([(row.request.matcher, index) for row, index in patient], bits)
         self._wait([row for row, _ in asked], begun.deadline)
-        late = []
+        late = set()
         for row, index in asked:
             filling = self._under_way.get(row.request)
             if filling is None:
                 continue
             if not filling.future.done():
                 self._were_late[row.request] = max(filling.batch_size // BATCH_SHRINKAGE, 1)
-                late.append(index)
+                late.add(index)
                 continue
             if filling.future.result() <= filling.patience_s:
                 # It was late because it waited for slower ones, and would again among them.
@@ -187,14 +212,12 @@ class MaskFiller:
         deadline: MaskDeadline,
     ) -> Future[float]:
         patience_s = deadline.until_s(len(batch)) - self._now()
-        future = pool.submit(
-            self._timed_fill, [(row.request.matcher, index) for row, index in batch], bits
-        )
+        future = pool.submit(self._timed_fill, [_asked(row, index) for row, index in batch], bits)
         for row, index in batch:
             self._under_way[row.request] = _Filling(future, bits, index, len(batch), patience_s)
         return future
 
-    def _timed_fill(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> float:
+    def _timed_fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> float:
         start_s = self._now()
         self._fill(rows, bits)
         return self._now() - start_s
@@ -223,7 +246,21 @@ class MaskFiller:
             del self._were_late[request]
 
 
-def _step_masks(step_id: int, rows: Sequence[MaskRow], bits: MaskBits) -> StepMasks:
-    places = np.array([(row.slot, row.position) for row in rows], dtype=np.int32)
-    slots, positions = places.reshape(-1, 2).T
-    return StepMasks(step_id, slots.copy(), positions.copy(), bits.reshape(-1))
+def _asked(row: MaskRow, index: int) -> AskedMasks:
+    return AskedMasks(row.request.matcher, index, row.drafts)
+
+
+def _step_masks(step_id: int, rows: Sequence[Asked], bits: MaskBits) -> StepMasks:
+    """Behind a draft that its grammar does not allow nothing is masked: nobody hears of that."""
+    indices, places = [], []
+    for row, start in rows:
+        indices.append(start)
+        places.append((row.slot, row.position))
+        for number in range(1, 1 + len(row.drafts)):
+            if not bits[start + number].any():
+                break
+            indices.append(start + number)
+            places.append((row.slot, row.position + number))
+    slots, positions = np.array(places, dtype=np.int32).reshape(-1, 2).T
+    own = bits if len(indices) == len(bits) else bits[indices]
+    return StepMasks(step_id, slots.copy(), positions.copy(), own.reshape(-1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -12,8 +12,19 @@ from workers.kv_cache.radix_node import IntArray
 
 WORD_BITS = 32
 
-FillMasks = Callable[[Sequence[tuple[TokenMatcher, int]], MaskBits], None]
-"""Write, for each matcher, which tokens may follow, into its row of the bits."""
+
+class AskedMasks(NamedTuple):
+    """What may follow in a grammar, and what may follow behind each of some drafts. row: where the
+    first mask goes; the others go behind it."""
+
+    matcher: TokenMatcher
+    row: int
+    drafts: tuple[int, ...] = ()
+
+
+FillMasks = Callable[[Sequence[AskedMasks], MaskBits], None]
+"""Write, for each matcher, which tokens may follow, into its row of the bits; into the rows behind
+it which may follow each of its drafts, up to one that may not. Matchers stay where they are."""
 
 
 class Constrained(Protocol):
@@ -37,12 +48,14 @@ class Constrained(Protocol):
 @dataclass(frozen=True, slots=True)
 class MaskRow:
     """A token that is to be sampled under a mask: at this position of this slot. can_run_again:
-    whether the row may be left out of this step's samples where its mask is late."""
+    whether the row may be left out of this step's samples where its mask is late. drafts: which are
+    verified in the row, each of which stands before a token under a mask of its own."""
 
     slot: int
     position: int
     request: Constrained
     can_run_again: bool = False
+    drafts: tuple[int, ...] = ()
 
 
 class StepMasks(msgspec.Struct, frozen=True):
@@ -60,8 +73,9 @@ class StepMasks(msgspec.Struct, frozen=True):
 
 
 def look_ahead(rows: Sequence[MaskRow], masks: StepMasks) -> None:
-    """Where a mask of rows leaves one token, find out what must follow. masks: of these rows."""
-    if not rows:
+    """Where a mask of rows leaves one token, find out what must follow. masks: of these rows. Where
+    one has drafts nothing is found out: what must follow a proposer finds, too."""
+    if not rows or any(row.drafts for row in rows):
         return
     bits = masks.rows
     for index in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1).tolist():

@@ -174,7 +174,8 @@ class Engine:
 
     def _begin_masks(self, plan: StepPlan) -> None:
         """Every plan before this one is committed, so that all tokens before its own are known."""
-        rows = self._scheduler.constrained_rows(plan)
+        as_it_runs = self._executor.named(plan) if plan.has_runs else plan
+        rows = self._scheduler.constrained_rows(as_it_runs)
         if rows:
             masks = self._filler.begin(plan.step_id, rows, self._patience.deadline(plan))
             self._masks_under_way = plan, masks
@@ -192,6 +193,8 @@ class Engine:
         self._patience.on_masks(masks.last_until_s)
         if filled.late:
             self._scheduler.run_again(plan, filled.late)
+        if filled.slow:
+            self._scheduler.draft_less(filled.slow)
         self._executor.provide(filled.masks)
         # The step goes on meanwhile.
         look_ahead(filled.rows, filled.masks)

@@ -101,6 +101,10 @@ class BroadcastStepExecutor:
         self._ranks.sender.send(plan)
         return self._inner.launch(plan)
 
+    def named(self, plan: StepPlan) -> StepPlan:
+        """Ranks name drafts alike."""
+        return self._inner.named(plan)
+
     def provide(self, masks: StepMasks) -> None:
         """Right behind the plan that waits for them: no other frame comes between."""
         self._ranks.sender.send_masks(masks)

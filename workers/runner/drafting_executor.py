@@ -7,6 +7,7 @@ is found out here, from the samples, so that graphs and ranks know nothing of it
 out for itself what to count for penalties.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Self
@@ -100,7 +101,7 @@ class DraftedStep:
     """A step under way. plan: as it runs; planned: as it was scheduled, for whom the outcome is.
 
     waited_until_s: when the step ended that its drafts waited for: their making counts as part of
-    this one. NO_WAIT_S for none.
+    this one. NO_WAIT_S for none. draft_s: how long that took.
     """
 
     def __init__(
@@ -110,8 +111,10 @@ class DraftedStep:
         pending: PendingStep,
         verifier: Verifier,
         waited_until_s: float,
+        draft_s: float,
     ) -> None:
         self.plan = plan
+        self._draft_s = draft_s
         self._has_runs = planned.has_runs
         self._pending = pending
         self._verifier = verifier
@@ -142,7 +145,9 @@ class DraftedStep:
                 run_lens = samples.run_lens.numpy().astype(np.int32)
                 result = result_of_runs(result, run_lens, samples.num_samples)
             started_s = min(outcome.started_s, self._waited_until_s)
-            self._outcome = StepOutcome(result, started_s, outcome.finished_s, outcome.attention)
+            self._outcome = StepOutcome(
+                result, started_s, outcome.finished_s, outcome.attention, self._draft_s
+            )
         return self._outcome
 
     def _end(self) -> tuple[StepOutcome, SampledRows]:
@@ -167,6 +172,7 @@ class DraftingExecutor:
         self._runs = runs
         self._proposer = proposer
         self._verifier = verifier
+        self._last_plan: StepPlan | None = None
         # Steps whose samples the history lacks, and the slots that others have taken over since.
         self._untold: deque[tuple[DraftedStep, set[int]]] = deque()
 
@@ -175,15 +181,29 @@ class DraftingExecutor:
         waited_until_s = self._take_in(has_drafts)
         for _, lost_slots in self._untold:
             lost_slots.update(request.slot for request in plan.admitted)
+        begun_s = time.perf_counter()
+        exact = self._runs.exact(plan)
+        draft_s = time.perf_counter() - begun_s if has_drafts else 0.0
         # Behind a run the device does not know what holds, however many steps ago that was.
-        exact = self._runs.with_last_tokens(self._runs.exact(plan), self._unheard_slots())
+        exact = self._runs.with_last_tokens(exact, self._unheard_slots())
         self._runs.expect(exact)
         pending = self._inner.launch(exact)
         step = DraftedStep(
-            plan, exact, pending, self._verifier, waited_until_s if has_drafts else NO_WAIT_S
+            plan,
+            exact,
+            pending,
+            self._verifier,
+            waited_until_s if has_drafts else NO_WAIT_S,
+            draft_s,
         )
         self._untold.append((step, set()))
+        self._last_plan = exact
         return step
+
+    def named(self, plan: StepPlan) -> StepPlan:
+        if self._last_plan is None or self._last_plan.step_id != plan.step_id:
+            raise RuntimeError(f"step {plan.step_id} is not the one that was launched last")
+        return self._last_plan
 
     def provide(self, masks: StepMasks) -> None:
         self._inner.provide(masks)

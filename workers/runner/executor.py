@@ -18,12 +18,14 @@ from workers.scheduler.plan import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """A finished step: its result and its clock readings on time.perf_counter's axis."""
+    """A finished step: its result and its clock readings on time.perf_counter's axis. draft_s: how
+    long of that drafts were looked for, 0 where the step was to have none."""
 
     result: StepResult
     started_s: float
     finished_s: float
     attention: tuple[AttentionRecord, ...]
+    draft_s: float = 0.0
 
 
 def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:
@@ -46,6 +48,11 @@ class StepExecutor(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
+    def named(self, plan: StepPlan) -> StepPlan:
+        """The plan that was launched last, as it runs: with its drafts named and its lengths true.
+        Waits until they are, which the steps before may have to end for."""
+        ...
+
     def provide(self, masks: StepMasks) -> None:
         """What a launched plan with masked_slots waits for."""
         ...
@@ -64,7 +71,9 @@ class StepExecutor(Protocol):
 RunStep = Callable[[StepPlan], StepOutcome]
 
 
-class _FutureStep:
+class FutureStep:
+    """A step that a thread runs."""
+
     def __init__(self, future: Future[StepOutcome]) -> None:
         self._future = future
 
@@ -81,7 +90,10 @@ class ThreadStepExecutor:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tessera-step")
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        return _FutureStep(self._pool.submit(self._run_step, plan))
+        return FutureStep(self._pool.submit(self._run_step, plan))
+
+    def named(self, plan: StepPlan) -> StepPlan:
+        return plan
 
     def provide(self, masks: StepMasks) -> None:
         self._masks.put(masks)

@@ -1,5 +1,9 @@
 """A rank that verifies drafts: ModelRunner with runs of several tokens a row."""
 
+import time
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from workers.config import EngineConfig
@@ -7,7 +11,9 @@ from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
+from workers.runner.executor import StepExecutor, StepOutcome
 from workers.runner.model_runner import ModelRunner
+from workers.runner.naming_executor import NamedStep, NamingStepExecutor
 from workers.runner.step_inputs import BegunStep, StepInputs
 from workers.runner.step_pieces import ReadableStep
 from workers.sampling.state import SampledTokens
@@ -15,7 +21,7 @@ from workers.scheduler.plan import StepPlan
 from workers.speculation.chain import ChainVerifier
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
-from workers.speculation.runs import HostRuns, SampledRuns, observed_step
+from workers.speculation.runs import HostRuns, SampledRuns, observed_step, result_of_runs
 from workers.speculation.verifier import Verifier
 
 
@@ -47,14 +53,36 @@ class SpeculativeModelRunner(ModelRunner):
         self._proposer = make_proposer(speculation.method, history)
         self._verifier: Verifier = ChainVerifier()
         self._runs = HostRuns(self._req_to_token, history, self._proposer)
-        # Of the step being launched: whether it came with runs, and its plan as it runs.
-        self._planned_runs = False
+        # The step being launched, or its piece, as it runs.
         self._plan: StepPlan | None = None
 
+    def make_executor(self) -> StepExecutor:
+        return NamingStepExecutor(self.name, self.run_named, self._masks)
+
+    def name(self, plan: StepPlan) -> NamedStep:
+        """Behind the step before."""
+        started_s, has_runs = time.perf_counter(), plan.has_runs
+        exact = self._runs.exact(plan)
+        draft_s = time.perf_counter() - started_s if has_runs else 0.0
+        return NamedStep(exact, has_runs, started_s, draft_s)
+
+    def run_named(self, step: NamedStep) -> StepOutcome:
+        outcome = super().run(step.plan)
+        result = outcome.result
+        if step.has_runs and not len(result.run_lens):
+            ones = np.ones(len(result.token_ids), dtype=np.int32)
+            result = result_of_runs(result, ones, ones)
+        return replace(outcome, result=result, started_s=step.started_s, draft_s=step.draft_s)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        return self.run_named(self.name(plan))
+
+    def run_follower(self, plan: StepPlan) -> None:
+        super().run_follower(self.name(plan).plan)
+
     def _launch(self, plan: StepPlan) -> ReadableStep:
-        self._planned_runs = plan.has_runs
-        self._plan = self._runs.exact(plan)
-        return super()._launch(self._plan)
+        self._plan = plan
+        return super()._launch(plan)
 
     def _sample(self, begun: BegunStep) -> SampledTokens:
         sampled = super()._sample(begun)
@@ -77,7 +105,7 @@ class SpeculativeModelRunner(ModelRunner):
         next_ids = sampled.token_ids.index_select(0, last)
         self._sampling.remember(slots, next_ids)
         self._tell_proposer(run_lens, next_ids)
-        if not self._planned_runs:
+        if inputs.drafts is None:
             return sampled
         return SampledRuns(
             sampled.token_ids, sampled.has_nan, sampled.logprobs, run_lens, num_samples

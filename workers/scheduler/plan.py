@@ -193,6 +193,20 @@ class StepResult(msgspec.Struct, frozen=True):
     pooled: tuple[tuple[int, FloatArray], ...] = ()
 
 
+def drafts_of(plan: StepPlan) -> dict[int, tuple[int, ...]]:
+    """By slot, of rows that have any. The plan names them."""
+    if not plan.has_runs:
+        return {}
+    stops = np.cumsum(plan.num_new_tokens)
+    rows = np.flatnonzero(plan.samples > 1)
+    return {
+        int(plan.slots[row]): tuple(
+            plan.input_ids[stops[row] - plan.samples[row] + 1 : stops[row]].tolist()
+        )
+        for row in rows.tolist()
+    }
+
+
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.int32:
         return value.tobytes()

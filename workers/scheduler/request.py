@@ -184,8 +184,9 @@ class ConstrainedRequest(Request):
         return self.forced[ahead] if ahead < len(self.forced) else None
 
     def look_ahead(self, token_id: int) -> None:
-        """The mask of the next token allows token_id alone: find out what must follow."""
-        if not self.sampling.depends_on_output:
+        """The mask of the next token allows token_id alone: find out what must follow. Not of a
+        request with drafts, whose length may be in doubt."""
+        if not (self.sampling.depends_on_output or self.max_draft_tokens):
             self.forced.extend(self.matcher.take_forced(token_id))
 
     def _go_on(self, token_id: int) -> bool:

@@ -85,7 +85,7 @@ class RunBatcher:
         first = np.full(len(slots), LAST_SAMPLED_TOKEN, dtype=np.int32)
         requests = table.requests_at(slots)
         if table.num_constrained:
-            # They have no drafts, so that their lengths are exact.
+            # What the host knows by now nothing behind is in doubt of: there the length is exact.
             name_known(first, requests, prefix_lens)
         input_ids[starts] = first
         table.seq_lens[slots] += num_new

@@ -25,6 +25,7 @@ from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, Mixe
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
 from workers.scheduler.config import SchedulerConfig
+from workers.scheduler.constrained_rows import ConstrainedRows
 from workers.scheduler.decode_batch import DecodeBatcher
 from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.forced_rows import ForcedRows
@@ -107,6 +108,7 @@ class Scheduler:
         self._committer = Committer(
             self._table, self._memory, self._ledger, self._forecast, clock, self._drafts
         )
+        self._constrained_rows = ConstrainedRows(config.can_run_again, config.max_draft_tokens > 0)
         self._uncommitted: deque[PendingCommit] = deque()
         self._next_step_id = 0
 
@@ -145,13 +147,14 @@ class Scheduler:
 
     def constrained_rows(self, plan: StepPlan) -> list[MaskRow]:
         """Rows of an uncommitted plan that sample under a grammar, every plan before it being
-        committed. Those whose requests have ended are left out."""
+        committed. Those whose requests have ended are left out. plan: as it runs, with its drafts
+        named."""
         (record,) = (one for one in self._uncommitted if one.step_id == plan.step_id)
-        return [
-            MaskRow(one.slot, position, one, self._can_run_again(record, one))
-            for one, position in record.constrained
-            if not one.is_ended
-        ]
+        return self._constrained_rows.of(record, plan)
+
+    def draft_less(self, rows: Sequence[MaskRow]) -> None:
+        """Masks of the drafts of these kept their step waiting: half as many from now on."""
+        self._table.max_drafts[[row.slot for row in rows]] //= 2
 
     def run_again(self, plan: StepPlan, rows: Sequence[MaskRow]) -> None:
         """Rows of an uncommitted plan, behind which none is scheduled, that have no mask: what they
@@ -163,15 +166,6 @@ class Scheduler:
         record.void_rows.update(last.values())
         for slot in last:
             self._table.take_back(slot)
-
-    def _can_run_again(self, record: PendingCommit, request: ConstrainedRequest) -> bool:
-        """A row of whose token no state is kept, beside such that would wait for it. A prompt's
-        last chunk cannot: its first mask was made when the grammar was compiled."""
-        return (
-            self._config.can_run_again
-            and record.is_shared
-            and request not in record.completed_prefills
-        )
 
     def abort(self, request_id: str) -> bool:
         """End a request now, wherever it is; its pages are back at once.

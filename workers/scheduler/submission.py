@@ -107,10 +107,7 @@ class Submission:
         return stop_ids if spec.sampling.ignore_eos else stop_ids | self._eos_ids
 
     def _max_drafts(self, spec: GenerateRequest) -> int:
-        """None where masks of the tokens that may follow are made one at a time."""
         asked, most = spec.max_draft_tokens, self._config.max_draft_tokens
-        if spec.grammar:
-            return 0
         return most if asked is None else min(asked, most)
 
     def _read_of(self, spec: GenerateRequest) -> EncoderRead | None:

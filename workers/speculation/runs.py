@@ -89,10 +89,12 @@ class HostRuns:
             self._proposer.admit(plan.admitted)
             self._history.admit(plan.admitted)
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
-        goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
-        # Of prompts the host knows the length, whatever becomes of their rows.
-        computed = plan.prefix_lens + plan.num_new_tokens
-        self._lens[plan.slots[~goes_on]] = computed[~goes_on]
+        is_open = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
+        goes_on = is_open | (plan.samples > 1)
+        # Of prompts, and of rows whose last token is named, the host knows the length, whatever
+        # becomes of their rows.
+        computed = plan.prefix_lens + np.where(goes_on, 0, plan.num_new_tokens).astype(np.int32)
+        self._lens[plan.slots[~is_open]] = computed[~is_open]
         rows = np.flatnonzero(goes_on)
         if not len(rows):
             return plan

@@ -38,6 +38,9 @@ class InlineExecutor:
         self.outcomes.append(outcome)
         return _FinishedStep(outcome)
 
+    def named(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def provide(self, masks: StepMasks) -> None:
         self._inner.provide(masks)
 

@@ -14,6 +14,11 @@ from tests.gpu.engines import (
     share_equal,
 )
 from tests.gpu.needs import NEEDS_GPU, needs_backend
+from tests.unit.workers.engine.test_drafts_under_grammars import (
+    CountedDrafts,
+    check_grammars,
+    results_under_grammars,
+)
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -49,6 +54,30 @@ def test_float32_texts_and_their_ends_are_the_same() -> None:
         assert_same(results, plain)
         assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
         assert stats.num_preemptions > 0 or "num_pages" not in settings
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"attention_backend": "torch_native", "dtype": "float32"}, {"attention_backend": "triton"}],
+    ids=["float32", "graphs"],
+)
+def test_rows_with_a_grammar_have_drafts_and_obey_it(settings) -> None:
+    """Of which in float32 every text, with its log probabilities, is the one without drafts."""
+    is_exact = "dtype" in settings
+    drafted = Engine.from_config(EngineConfig(**BUILTIN, **settings, **DRAFTS))
+    counted = CountedDrafts(drafted)
+    try:
+        results = results_under_grammars(drafted)
+    finally:
+        drafted.close()
+    assert counted.num_allowed > 20
+    check_grammars(results)
+    if is_exact:
+        plain = Engine.from_config(EngineConfig(**BUILTIN, **settings))
+        try:
+            assert_same(results, results_under_grammars(plain))
+        finally:
+            plain.close()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from workers.constraints.mask_filler import (
     FilledRows,
     MaskFiller,
 )
-from workers.constraints.masks import MaskRow
+from workers.constraints.masks import AskedMasks, MaskRow
 
 NOW = MaskDeadline(0.0)
 VOCAB_SIZE = 64
@@ -41,15 +41,16 @@ class Masks:
         self.batches: list[list[int]] = []
         self._asked = threading.Condition()
 
-    def __call__(self, rows: Sequence[tuple[Any, int]], bits: Any) -> None:
-        numbers = [number for number, _ in rows]
+    def __call__(self, rows: Sequence[AskedMasks], bits: Any) -> None:
+        numbers: list[Any] = [asked.matcher for asked in rows]
         with self._asked:
             self.batches.append(numbers)
             self._asked.notify_all()
         if self.slow & set(numbers):
             assert self.release.wait(60)
-        for number, row in rows:
-            bits[row, 0] = number + 1
+        for number, (_, row, drafts) in zip(numbers, rows, strict=True):
+            for ahead in range(1 + len(drafts)):
+                bits[row + ahead, 0] = number + 1
 
     def have_begun(self, num_batches: int) -> bool:
         with self._asked:

@@ -16,7 +16,7 @@ from workers.builtin import builtin_model_path
 from workers.constraints import compiler as compiler_module
 from workers.constraints.compiler import GrammarCompiler, GrammarMatcher
 from workers.constraints.mask_filler import MaskFiller
-from workers.constraints.masks import MaskRow, look_ahead
+from workers.constraints.masks import AskedMasks, MaskRow, look_ahead
 from workers.errors import ErrorCode, RequestRejectedError
 
 TOKENIZER = AutoTokenizer.from_pretrained(builtin_model_path())
@@ -168,12 +168,14 @@ def test_requests_of_one_grammar_are_spread_over_templates_that_share_no_lock():
 def test_the_mask_of_a_row_is_its_own_whatever_the_order_of_templates():
     compiler = GrammarCompiler(builtin_model_path(), VOCAB_SIZE, [EOS])
     texts = ("", "y", "n", "ye", "yes", "no", "", "y", "ye", "n", "no", "yes")
-    rows = [(compiler.compile(YES_OR_NO, ids(text)), row) for row, text in enumerate(texts)]
+    rows = [
+        AskedMasks(compiler.compile(YES_OR_NO, ids(text)), row) for row, text in enumerate(texts)
+    ]
     together = np.zeros((len(rows), -(-VOCAB_SIZE // 32)), dtype=np.int32)
     compiler.fill(rows, together)
-    for matcher, row in rows:
+    for matcher, row, _ in rows:
         alone = np.zeros_like(together[:1])
-        compiler.fill([(matcher, 0)], alone)
+        compiler.fill([AskedMasks(matcher, 0)], alone)
         assert np.array_equal(together[row], alone[0]), texts[row]
 
 

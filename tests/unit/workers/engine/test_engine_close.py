@@ -66,6 +66,9 @@ class FailingToClose:
     def launch(self, plan: StepPlan) -> PendingStep:
         return self._inner.launch(plan)
 
+    def named(self, plan: StepPlan) -> StepPlan:
+        return plan
+
     def provide(self, masks: StepMasks) -> None:
         self._inner.provide(masks)
 

@@ -15,7 +15,7 @@ from tests.unit.workers.engine.test_grammars import TOKENIZER, request_of, run
 from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.mask_deadline import NEVER, MaskDeadline
-from workers.constraints.masks import MaskRow
+from workers.constraints.masks import AskedMasks, MaskRow
 from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
@@ -73,7 +73,7 @@ class Delayed:
         self._lock = threading.Lock()
         engine._filler._fill = self
 
-    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def __call__(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         with self._lock:
             self._count += 1
             is_late = self._count % self._nth == 0
@@ -147,12 +147,12 @@ class Stuck:
         self._fill = engine._filler._fill
         engine._filler._fill = self
 
-    def __call__(self, rows: Sequence[tuple[TokenMatcher, int]], bits: MaskBits) -> None:
+    def __call__(self, rows: Sequence[AskedMasks], bits: MaskBits) -> None:
         # Rows that cannot run again are made by who drives the engine.
         if threading.current_thread() is not threading.main_thread():
-            self._stuck = self._stuck or [matcher for matcher, _ in rows]
+            self._stuck = self._stuck or [asked.matcher for asked in rows]
             self.asked.set()
-            if any(matcher in self._stuck for matcher, _ in rows):
+            if any(asked.matcher in self._stuck for asked in rows):
                 assert self.release.wait(60)
         self._fill(rows, bits)
 

@@ -132,8 +132,18 @@ def test_a_row_has_no_more_drafts_than_its_proposer_knows(num_known: int):
 
 def test_a_plan_without_such_rows_is_left_alone():
     runs, _, _ = runs_of(CountingProposer())
-    plan = msgspec.structs.replace(plan_of(10, 20), input_ids=int32(*range(6)))
+    plan = msgspec.structs.replace(plan_of(10, 20), samples=int32(0, 0), input_ids=int32(*range(6)))
     assert runs.exact(plan) is plan
+
+
+def test_a_row_whose_last_token_is_named_has_its_planned_length_and_drafts():
+    """What its slot sampled last is nobody's: the row runs again."""
+    runs, _, _ = runs_of(CountingProposer())
+    runs.take_in(int32(1), int32(11), torch.tensor([5]), torch.tensor([1]), int32(1))
+    named = msgspec.structs.replace(plan_of(10, 20), input_ids=int32(77, *[DRAFT_TOKEN] * 3, 8, 9))
+    plan = runs.exact(named)
+    assert plan.prefix_lens.tolist() == [10, 3]
+    assert plan.input_ids.tolist() == [77, 100, 101, 102, 8, 9]
 
 
 def test_a_prompts_length_is_known_whatever_becomes_of_its_row():
