@@ -250,6 +250,12 @@ class EngineMetrics:
             buckets=SHORT_SECONDS,
             registry=registry,
         )
+        self._draft = Histogram(
+            "tessera_draft_seconds",
+            "Time of a step with drafts in which these were looked for.",
+            buckets=SHORT_SECONDS,
+            registry=registry,
+        )
         self._batch = Histogram(
             "tessera_step_sequences",
             "Sequences in a step.",
@@ -280,6 +286,8 @@ class EngineMetrics:
     def on_step(self, record: StepRecord) -> None:
         self._step.labels(record.phase).observe(record.step_s)
         self._host.observe(record.host_gap_s)
+        if record.draft_s:
+            self._draft.observe(record.draft_s)
         self._batch.labels(record.phase).observe(record.batch_size)
         for attention in record.attention:
             self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)

@@ -33,5 +33,6 @@ class StepClock:
                 batch_size=plan.batch_size,
                 num_prefill_tokens=plan.num_tokens - num_decode,
                 attention=outcome.attention,
+                draft_s=outcome.draft_s,
             )
         )

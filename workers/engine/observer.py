@@ -24,6 +24,7 @@ class StepRecord:
 
     step_s: from the first launch to the last token id on the host's side of the device.
     host_gap_s: time the device waited for the host before this step although work was there.
+    draft_s: how long of step_s drafts were looked for; 0 where the step was to have none.
     """
 
     phase: Phase
@@ -32,6 +33,7 @@ class StepRecord:
     batch_size: int
     num_prefill_tokens: int
     attention: tuple[AttentionRecord, ...]
+    draft_s: float = 0.0
 
 
 OnStep = Callable[[StepRecord], None]

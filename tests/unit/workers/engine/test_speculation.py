@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.tiny_reference import build_reference, config_of
 from workers import Engine
 from workers.config import EngineConfig
+from workers.engine.observer import StepRecord
 from workers.engine.protocol import EngineStats
 from workers.engine.results import GenerateResult
 from workers.errors import ConfigError
@@ -106,16 +107,22 @@ def test_texts_are_the_same(plain: list[GenerateResult], settings: Mapping[str, 
 def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
     phrase = [*range(20, 60)]
     sampling = SamplingParams(temperature=0.0, max_tokens=60, logit_bias={7: 100.0})
-    steps = []
+    steps, records = [], list[StepRecord]()
     for speculative in (None, "ngram"):
+        records.clear()
         engine = Engine.from_config(
-            EngineConfig(speculative=speculative, draft_policy="fixed", num_cpu_threads=1)
+            EngineConfig(speculative=speculative, draft_policy="fixed", num_cpu_threads=1),
+            on_step=records.append,
         )
         try:
             engine.generate([phrase], sampling)
             steps.append(engine.stats().num_steps)
         finally:
             engine.close()
+        drafting = [one.phase for one in records if one.draft_s > 0]
+        assert drafting == [one.phase for one in records if one.phase == "verify"]
+        assert all(one.draft_s < one.step_s for one in records)
+    assert drafting
     assert steps[1] < steps[0] / 3
 
 

@@ -61,6 +61,8 @@ ENGINE = {
     "tessera_step_seconds_count{phase=decode}": 2,
     "tessera_step_seconds_sum{phase=decode}": 0.004 + 0.006,
     "tessera_step_seconds_sum{phase=extend}": 0.1,
+    "tessera_draft_seconds_count": 1,
+    "tessera_draft_seconds_sum": 0.003,
     "tessera_host_overhead_seconds_count": 3,
     "tessera_host_overhead_seconds_sum": 0.0001 + 0.0002 + 0.0004,
     "tessera_step_sequences_count{phase=decode}": 2,
@@ -151,7 +153,7 @@ def engine():
     second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)
     metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (first,)))
     metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, (second,)))
-    metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, ()))
+    metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, (), draft_s=0.003))
     return registry
 
 
@@ -214,6 +216,7 @@ BOUNDS = {
     "tessera_stream_pause_seconds": (0.005, 300),
     "tessera_scale_up_wait_seconds": (0.005, 300),
     "tessera_step_seconds": (0.0002, 10),
+    "tessera_draft_seconds": (0.00001, 1),
     "tessera_host_overhead_seconds": (0.00001, 1),
     "tessera_step_sequences": (1, 1024),
     "tessera_attention_seconds": (0.00002, 2.5),
