@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from attention.kernels.flex_pages import SeenPages
+from attention.kernels.flex_tiles import min_tiles
 
 _MAX_PROGRAM_ROWS = 64
 _MAX_PROGRAM_KEYS = 64
@@ -80,12 +81,13 @@ class FlexKernel:
         positions: torch.Tensor,
         seen: SeenPages,
     ) -> None:
-        """By a call whose tiles see nothing, as many of them as seen has, of any height."""
-        shape, num_tiles = self.shape, seen.num_pages.shape[2]
+        """By a call whose tiles see nothing. seen: of tiles of any height."""
+        shape, num_tiles = self.shape, min_tiles(self.shape.tile_rows)
         num_pairs = num_tiles * shape.tile_rows
         nothing = replace(
             seen,
-            num_pages=torch.zeros_like(seen.num_pages),
+            num_pages=seen.num_pages.new_zeros((1, 1, num_tiles)),
+            pages=seen.pages.new_zeros((1, 1, num_tiles, seen.pages.shape[3])),
             pairs=seen.pairs.new_zeros((len(seen.pairs), num_pairs)),
         )
         q = kv_pages[0].new_zeros((1, shape.kv_heads, num_pairs, shape.head_dim))

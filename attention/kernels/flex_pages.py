@@ -18,7 +18,7 @@ from attention.kernels.flex_tree import TreeCells
 from attention.memory.layout import CurrentChunk, LastTokens, Retention
 from attention.visibility import Causal, Everything, Items, Tree
 
-MIN_PAGES = 2  # as MIN_TILES
+MIN_PAGES = 2  # torch compiles sizes of 0 and 1 anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,14 @@ import torch
 
 TILE_ROWS = (16, 128)
 """Heights of tiles: for decode steps and a few drafts, and for everything else."""
-MIN_TILES = 2
-"""torch compiles sizes of 0 and 1 anew; a tile without tokens stands for what is missing."""
+_MIN_TILES = 2
+_MIN_PAIRS = 128
+"""torch compiles sizes of 0 and 1 anew, and fewer pairs than these, for which it has another
+kernel; tiles without tokens stand for what is missing."""
+
+
+def min_tiles(tile_rows: int) -> int:
+    return max(_MIN_TILES, -(-_MIN_PAIRS // tile_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ def cut_step(group: int, extend_seq_lens: npt.NDArray[np.int32], device: torch.d
     tiles_of_row = -(-num_new // shape.tokens)
     rows = np.repeat(np.arange(len(num_new)), tiles_of_row)
     first = (np.arange(len(rows)) - np.repeat(_starts(tiles_of_row), tiles_of_row)) * shape.tokens
-    missing = max(0, MIN_TILES - len(rows))
+    missing = max(0, min_tiles(shape.rows) - len(rows))
     rows = np.concatenate([rows, np.zeros(missing, np.int64)])
     first = np.concatenate([first, np.full(missing, num_new[0])])
     new = first[:, None] + np.arange(shape.tokens)

@@ -10,7 +10,7 @@ from attention.kernels.flex_tiles import upload
 from attention.memory.layout import EveryToken, Retention
 from attention.visibility import Tree
 
-MIN_CELLS = 2  # as MIN_TILES
+MIN_CELLS = 2  # torch compiles sizes of 0 and 1 anew
 
 
 class TreeCells:
