@@ -32,7 +32,7 @@ from workers.models.token_inputs import TokenInputs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import IntArray, StepPlan, StepResult
+from workers.scheduler.plan import NAN_TOKEN, IntArray, StepPlan, StepResult
 
 MAX_VERIFY_TOKENS = 512
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
@@ -235,6 +235,10 @@ class VerifyGraphs:
         most = int(plan.num_new_tokens.max())
         length = next((own for own in self._lengths if own >= most), None)
         if rows is None or length is None or rows * length > len(self._tokens.slots):
+            return None
+        # Tokens that fill a row up see its keys and write to the dummy page, which other rows load:
+        # where the token sampled last was no number, neither would they be.
+        if (plan.input_ids == NAN_TOKEN).any():
             return None
         # Tokens that fill a row up have places in its slot's table, too.
         if int(plan.prefix_lens.max()) + length > self._backend.config.max_context_len:
