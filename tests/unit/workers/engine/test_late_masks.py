@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -43,6 +43,14 @@ def requests() -> list[GenerateRequest]:
         plain(4, temperature=0.0),
         request_of(5, LETTERS, **COMMON, allowed_token_ids=(A, B, C), bad_words=((A, A), (B, B))),
     ]
+
+
+def step_until(is_done: Callable[[], bool], step: Callable[[], object]) -> None:
+    """Fails where it takes longer than any machine should."""
+    give_up_s = time.monotonic() + 120
+    while not is_done():
+        assert time.monotonic() < give_up_s
+        step()
 
 
 def start(**settings: Any) -> Engine:
@@ -172,11 +180,9 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
         for request in (request_of(0, FORM, **COMMON), plain(1, max_tokens=200)):
             engine.submit(request)
             collector.expect(request.request_id)
-        while told_of.keys() != {"r0", "r1"}:
-            step()
+        step_until(lambda: told_of.keys() == {"r0", "r1"}, step)
         stuck = Stuck(engine)
-        while not stuck.asked.is_set():
-            step()
+        step_until(stuck.asked.is_set, step)
         before = told_of.copy()
         for _ in range(30):
             step()
@@ -184,8 +190,7 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
         assert told_of["r0"] <= before["r0"] + 1
         assert told_of["r1"] == before["r1"] + 30
         stuck.release.set()
-        while collector.is_waiting:
-            step()
+        step_until(lambda: not collector.is_waiting, step)
     finally:
         stuck.release.set()
         engine.close()
@@ -215,18 +220,17 @@ def test_a_row_with_a_grammar_goes_on_while_another_waits_for_its_mask() -> None
     # A row that has nobody beside it is waited for.
     submit(plain(2, max_tokens=400))
     told_of: set[str] = set()
-    while told_of != {"r0", "r2"}:
-        told_of |= {one.request_id for one in step()}
+    step_until(
+        lambda: told_of == {"r0", "r2"},
+        lambda: told_of.update(one.request_id for one in step()),
+    )
     stuck = Stuck(engine)
     try:
-        while not stuck.asked.is_set():
-            step()
+        step_until(stuck.asked.is_set, step)
         submit(request_of(1, LETTERS, **COMMON))
-        while "r1" not in ended:
-            step()
+        step_until(lambda: "r1" in ended, step)
         stuck.release.set()
-        while collector.is_waiting:
-            step()
+        step_until(lambda: not collector.is_waiting, step)
     finally:
         stuck.release.set()
         engine.close()
@@ -240,12 +244,18 @@ def test_what_was_sampled_is_told_before_the_next_masks_are_waited_for() -> None
     try:
         for request in (request_of(0, FORM, **COMMON), plain(1)):
             engine.submit(request)
-        while told_of.keys() != {"r0", "r1"}:
-            told_of.update(one.request_id for one in engine.step())
+        step_until(
+            lambda: told_of.keys() == {"r0", "r1"},
+            lambda: told_of.update(one.request_id for one in engine.step()),
+        )
         stuck = Stuck(engine)
         outputs = engine.step()
-        while not engine._filler._under_way:
+
+        def step() -> None:
+            nonlocal outputs
             outputs = engine.step()
+
+        step_until(lambda: bool(engine._filler._under_way), step)
         # Its masks are asked for and stuck, and the call has ended.
         assert not stuck.release.is_set()
         assert "r1" in {one.request_id for one in outputs}
@@ -269,14 +279,16 @@ def test_a_request_that_is_aborted_while_its_mask_is_made_is_not_waited_for() ->
             collector.expect(request.request_id)
         # Both have begun, so that the first one's next row may run again.
         seen: set[str] = set()
-        while not {"r0", "r1"} <= seen:
+
+        def step() -> None:
             outputs = engine.step()
-            seen |= {one.request_id for one in outputs}
+            seen.update(one.request_id for one in outputs)
             collector.add(outputs)
+
+        step_until(lambda: {"r0", "r1"} <= seen, step)
         stuck = Stuck(engine)
-        collector.add(engine.step())
-        while not engine._filler._under_way:
-            collector.add(engine.step())
+        step()
+        step_until(lambda: bool(engine._filler._under_way), step)
         assert stuck.asked.wait(60)
         engine.abort("r0")
         outputs = engine.step()
@@ -284,8 +296,7 @@ def test_a_request_that_is_aborted_while_its_mask_is_made_is_not_waited_for() ->
         collector.add(outputs)
         engine.check_integrity()
         stuck.release.set()
-        while collector.is_waiting or engine.has_work:
-            collector.add(engine.step())
+        step_until(lambda: not (collector.is_waiting or engine.has_work), step)
         aborted, others = collector.results()[0], collector.results()[1:]
         assert aborted.finish_reason is FinishReason.ABORT
         assert told(others) == told([beside, expected])
