@@ -47,7 +47,7 @@ KVCache = Annotated[
 ]
 Drafts = Annotated[
     str | None,
-    typer.Option("--speculative", help="Who proposes drafts: ngram or suffix; default nobody."),
+    typer.Option("--speculative", help="Who proposes drafts: ngram, suffix or draft:MODEL."),
 ]
 Deterministic = Annotated[
     bool | None,

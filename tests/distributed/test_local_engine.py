@@ -111,10 +111,11 @@ def test_ranks_propose_verify_and_mask_alike():
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
     answer = answer_of(alone)
     alone.close()
-    with engine_of_two(Starter(), threading.Event(), "suffix") as engine:
-        assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
-        assert engine.stats().num_draft_tokens > 0
-        assert answer_of(engine) == answer
+    for method in ("suffix", "draft:builtin-draft"):
+        with engine_of_two(Starter(), threading.Event(), method) as engine:
+            assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
+            assert engine.stats().num_draft_tokens > 0
+            assert answer_of(engine) == answer
 
 
 def test_ranks_run_rows_again_alike_whose_masks_are_late():

@@ -3,9 +3,11 @@
 import torch
 
 from workers.config import EngineConfig
+from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
+from workers.runner.draft_model_runner import DraftModelRunner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.token_by_token_runner import TokenByTokenRunner
@@ -19,8 +21,17 @@ def make_model_runner(
 
 
 def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
+    speculation = config.speculation
+    has_draft_model = speculation is not None and speculation.model is not None
     if device.type == "cuda":
+        if has_draft_model:
+            raise ConfigError(
+                f"speculative={config.speculative!r}: draft models run on CPU only so far, on "
+                "GPUs ngram and suffix do"
+            )
         return CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner
-    return ModelRunner if config.speculative is None else SpeculativeModelRunner
+    if speculation is None:
+        return ModelRunner
+    return DraftModelRunner if has_draft_model else SpeculativeModelRunner

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from attention.memory.slot_states import SlotStates
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
-from workers.loading.loader import load_model, resolve_dtype
+from workers.loading.loader import LoadedModel, load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
@@ -44,9 +43,9 @@ from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
-from workers.runner.sizing import attention_times, make_timer, plan_attention
+from workers.runner.sizing import AttentionPlan, attention_times, make_timer, plan_attention
 from workers.runner.state_sizing import tell_of_states
-from workers.runner.state_steps import begin_step
+from workers.runner.state_steps import begin_step, slot_states
 from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.runner.value_check import value_checks
@@ -102,7 +101,7 @@ class ModelRunner:
         loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
         if config.deterministic:
             check_deterministic(loaded)
-        attention = plan_attention(config, loaded, self.num_padding_slots, tp)
+        attention = self._plan_attention(config, loaded, tp, on_progress)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
         self.page_size = attention.config.page_size
@@ -124,7 +123,7 @@ class ModelRunner:
         self._attention_times = attention_times(attention.routes)
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
         self._num_snapshots = tp.all_reduce_min(attention.num_snapshots)
-        self._states = self._slot_states(num_slots, device)
+        self._states = slot_states(self._model, num_slots, device, self._num_snapshots)
         tell_of_states(config, self._model, self.facts.architecture, self._states)
         self._encoders = encoder_stages(
             self._model.encoder, attention.config, req_to_token_pool, token_to_kv_pool
@@ -143,13 +142,11 @@ class ModelRunner:
         self._masks = MaskInbox()
         self._mask_source: MaskSource = self._masks
 
-    def _slot_states(self, num_slots: int, device: torch.device) -> tuple[SlotStates, ...]:
-        """One where the model's modules keep states of requests."""
-        if not self._model.state_entries:
-            return ()
-        states = SlotStates(self._model.state_entries, num_slots, device, self._num_snapshots)
-        self._model.keep_states(states)
-        return (states,)
+    def _plan_attention(
+        self, config: EngineConfig, loaded: LoadedModel, tp: TPGroup, on_progress: OnProgress
+    ) -> AttentionPlan:
+        """on_progress: of what is loaded beside the model."""
+        return plan_attention(config, loaded, self.num_padding_slots, tp)
 
     def model_info(self, config: EngineConfig) -> ModelInfo:
         return ModelInfo(

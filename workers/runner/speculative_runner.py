@@ -19,8 +19,10 @@ from workers.runner.step_pieces import ReadableStep
 from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import StepPlan
 from workers.speculation.chain import ChainVerifier
+from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import Proposer
 from workers.speculation.runs import HostRuns, SampledRuns, observed_step, result_of_runs
 from workers.speculation.verifier import Verifier
 
@@ -50,11 +52,14 @@ class SpeculativeModelRunner(ModelRunner):
         check_forgets(config, self._model, self.facts.architecture)
         num_slots, max_context_len = self._req_to_token.shape
         history = TokenHistory(num_slots, max_context_len, device)
-        self._proposer = make_proposer(speculation.method, history)
+        self._proposer = self._make_proposer(speculation, history)
         self._verifier: Verifier = ChainVerifier()
         self._runs = HostRuns(self._req_to_token, history, self._proposer)
         # The step being launched, or its piece, as it runs.
         self._plan: StepPlan | None = None
+
+    def _make_proposer(self, speculation: SpeculativeConfig, history: TokenHistory) -> Proposer:
+        return make_proposer(speculation.method, history)
 
     def make_executor(self) -> StepExecutor:
         return NamingStepExecutor(self.name, self.run_named, self._masks)

@@ -1,4 +1,6 @@
-"""What a plan moves between slots and snapshots, as a rank's states take it. Knows no model."""
+"""What a plan moves between slots and snapshots, as a rank's states take it. Knows of models
+only that they keep some.
+"""
 
 from collections.abc import Iterator
 
@@ -6,8 +8,20 @@ import numpy as np
 import torch
 
 from attention.memory.slot_states import SlotStates, SnapshotOfRow
+from workers.models.base import CausalLM
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
+
+
+def slot_states(
+    model: CausalLM, num_slots: int, device: torch.device, num_snapshots: int
+) -> tuple[SlotStates, ...]:
+    """One where the model's modules keep states of requests."""
+    if not model.state_entries:
+        return ()
+    states = SlotStates(model.state_entries, num_slots, device, num_snapshots)
+    model.keep_states(states)
+    return (states,)
 
 
 def begin_step(states: SlotStates, plan: StepPlan, device: torch.device) -> None:

@@ -8,11 +8,15 @@ from typing import Literal, Self, get_args
 
 from workers.errors import ConfigError
 
-Method = Literal["ngram", "suffix"]
+Method = Literal["ngram", "suffix", "draft"]
 DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
+METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft"})
+"""What needs a MODEL behind a colon, as EngineConfig.model is given; others take none."""
+
+_CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 
 
 def check_draft_limits(max_draft_tokens: int, policy: DraftPolicyName) -> None:
@@ -29,17 +33,22 @@ def check_draft_limits(max_draft_tokens: int, policy: DraftPolicyName) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """method: who proposes. max_draft_tokens: of a row and step, 1 to MAX_DRAFT_TOKENS. policy:
-    "adaptive" chooses the length of every step by measurement, none included; "fixed" takes
-    max_draft_tokens always.
+    """method: who proposes. model: by which model, None where by none. max_draft_tokens: of a row
+    and step, 1 to MAX_DRAFT_TOKENS. policy: "adaptive" chooses the length of every step by
+    measurement, none included; "fixed" takes max_draft_tokens always.
     """
 
     method: Method
     max_draft_tokens: int
     policy: DraftPolicyName
+    model: str | None = None
 
     def __post_init__(self) -> None:
         check_draft_limits(self.max_draft_tokens, self.policy)
+        if (self.model is not None) != (self.method in METHODS_WITH_MODEL):
+            raise ConfigError(
+                f"speculative {self.method!r} takes {'a' if self.model is None else 'no'} model"
+            )
 
     @classmethod
     def parse(cls, text: str, max_draft_tokens: int, policy: DraftPolicyName) -> Self:
@@ -48,7 +57,11 @@ class SpeculativeConfig:
         name, colon, model = text.partition(":")
         method = next((known for known in METHODS if known == name), None)
         if method is None:
-            raise ConfigError(f"speculative {text!r}: the method is one of {', '.join(METHODS)}")
+            raise ConfigError(f"speculative {text!r}: the method is one of {', '.join(_CHOICES)}")
+        if method in METHODS_WITH_MODEL:
+            if not model:
+                raise ConfigError(f"speculative {text!r}: {method} needs a model, {name}:MODEL")
+            return cls(method, max_draft_tokens, policy, model)
         if colon:
             raise ConfigError(f"speculative {text!r}: {method} runs no model, leave :{model} out")
         return cls(method, max_draft_tokens, policy)

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
+from workers.errors import ConfigError
 from workers.speculation.config import Method
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 
 
 def make_proposer(method: Method, history: TokenHistory) -> Proposer:
+    """Of those that look tokens up. Raises ConfigError for one that runs a model."""
+    if method not in _BUILDERS:
+        raise ConfigError(f"speculative {method!r} takes a runner with a model of its own")
     return _BUILDERS[method](history)
 
 

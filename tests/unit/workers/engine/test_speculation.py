@@ -183,7 +183,13 @@ def test_as_many_drafts_are_refused_by_name(max_draft_tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("lookup", "one of ngram"), ("", "one of ngram"), ("ngram:builtin", "ngram runs no model")],
+    [
+        ("lookup", "one of ngram"),
+        ("", "one of ngram"),
+        ("ngram:builtin", "ngram runs no model"),
+        ("draft", "needs a model, draft:MODEL"),
+        ("draft:", "draft needs a model"),
+    ],
 )
 def test_a_method_that_is_none_is_refused_by_the_names_of_those_there_are(text: str, message: str):
     with pytest.raises(ConfigError, match=message):

@@ -1,0 +1,137 @@
+"""Drafts by a model of their own: texts are the same, memory is shared, misfits are refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.tiny_reference import build_reference, config_of
+from tests.unit.workers.engine.test_speculation import assert_same, run
+from workers import Engine
+from workers.builtin import builtin_draft_path, builtin_model_path
+from workers.config import EngineConfig
+from workers.engine.results import GenerateResult
+from workers.errors import ConfigError, ModelLoadError
+from workers.parallel.group import SingleRank
+from workers.runner.draft_model_runner import DraftModelRunner
+from workers.runner.factory import make_model_runner
+from workers.runner.model_runner import ModelRunner
+from workers.sampling.params import SamplingParams
+
+DRAFT = {"speculative": "draft:builtin-draft"}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[GenerateResult]:
+    return run()[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 3},
+        {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+        {"draft_policy": "adaptive", "max_running_requests": 5},
+    ],
+    ids=["retracted", "chunked", "adaptive"],
+)
+def test_texts_are_the_same(plain: list[GenerateResult], settings: dict[str, Any]) -> None:
+    results, stats = run(**DRAFT, **settings)
+    assert_same(results, plain)
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0 or "num_pages" not in settings
+
+
+PREFIX = [*range(40, 75)]
+PROMPTS = [[*PREFIX, 90 + index] for index in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def test_a_draft_that_is_the_target_is_always_right() -> None:
+    """Over prompts that find their beginning in the cache, whose keys the draft has, too, over
+    retraction, and over steps that have no drafts between such that have."""
+    config = EngineConfig(
+        device="cpu",
+        num_cpu_threads=1,
+        speculative="draft:builtin",
+        draft_policy="fixed",
+        max_draft_tokens=3,
+        page_size=4,
+        num_pages=34,
+        max_step_tokens=40,
+    )
+    engine = Engine.from_config(config)
+    try:
+        for _ in range(2):
+            engine.generate(PROMPTS, GREEDY)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert stats.num_preemptions > 0
+    assert stats.num_cached_prompt_tokens > 0
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 3 * 24
+
+
+def made(**settings: Any) -> ModelRunner:
+    config = EngineConfig(device="cpu", num_cpu_threads=1, **settings)
+    return make_model_runner(config, SingleRank(), torch.device("cpu"), lambda done, total: None)
+
+
+def bytes_of(pool: Any, num_layers: int) -> int:
+    buffers = [pool.get_kv_buffer(layer) for layer in range(num_layers)]
+    return sum(k.nbytes + v.nbytes for k, v in buffers)
+
+
+def test_both_models_keys_and_values_are_within_the_bytes_for_them() -> None:
+    kv_cache_bytes = 8 << 20
+    alone = made(kv_cache_bytes=kv_cache_bytes)
+    runner = made(kv_cache_bytes=kv_cache_bytes, **DRAFT)
+    assert isinstance(runner, DraftModelRunner)
+    assert runner.num_pages < alone.num_pages
+    layers = json.loads((builtin_draft_path() / "config.json").read_text())["num_hidden_layers"]
+    own_layers = json.loads((builtin_model_path() / "config.json").read_text())["num_hidden_layers"]
+    drafts = bytes_of(runner._placed.pool, layers)
+    whole = drafts + bytes_of(runner._backend.token_to_kv_pool, own_layers)
+    assert drafts > 0
+    assert 0.98 * kv_cache_bytes < whole <= kv_cache_bytes
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(builtin_draft_path(), other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = list(vocab)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="of which not all are alike"):
+        made(speculative=f"draft:{other}")
+    small = tmp_path / "small"
+    build_reference(config_of("llama", "LlamaForCausalLM", {}), "LlamaForCausalLM", small)
+    with pytest.raises(ConfigError, match=r"different vocabularies: \d+ and 4096 tokens"):
+        made(speculative=f"draft:{small}", max_context_len=64)
+
+
+def test_a_draft_model_that_keeps_states_or_does_not_reach_as_far_is_refused(
+    tmp_path: Path,
+) -> None:
+    build_reference(config_of("mamba2", "Mamba2ForCausalLM", {}), "Mamba2ForCausalLM", tmp_path)
+    with pytest.raises(ConfigError, match="Mamba2ForCausalLM cannot be a draft model"):
+        made(speculative=f"draft:{tmp_path}", max_context_len=64)
+    short = tmp_path / "short"
+    shutil.copytree(builtin_draft_path(), short)
+    facts = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**facts, "max_position_embeddings": 128}))
+    with pytest.raises(ConfigError, match=r"the draft model .*short: max_context_len=\d+ exceeds"):
+        made(speculative=f"draft:{short}")
+
+
+def test_a_draft_model_is_refused_on_a_gpu_and_where_there_is_none() -> None:
+    config = EngineConfig(**DRAFT)
+    with pytest.raises(ConfigError, match="draft models run on CPU only"):
+        make_model_runner(config, SingleRank(), torch.device("cuda"), lambda done, total: None)
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        made(speculative="draft:nowhere")

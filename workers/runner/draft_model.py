@@ -1,0 +1,125 @@
+"""The draft model of a rank: loaded, checked against its target, and given a pool of its own.
+
+The pool has the target's pages of account 0: the same numbers, other keys and values.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from attention.backends.base import AttentionBackend
+from attention.config import AttentionConfig
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+from workers.loading.loader import LoadedModel, load_model
+from workers.loading.model_folder import TOKENIZER_FILE, ModelFacts
+from workers.loading.weights import OnProgress
+from workers.models.base import CausalLM
+from workers.parallel.group import TPGroup
+from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
+from workers.runner.sizing import AttentionPlan, choose_attention
+
+_ANY_PAGE_SIZE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model whose backend reads and writes a pool of its own at the target's cache indices."""
+
+    model: CausalLM
+    backend: AttentionBackend
+    pool: TokenToKVPool
+
+
+class DraftModel:
+    """Raises ConfigError where the two do not fit together, beside what load_model raises.
+
+    config: the target's. model: the draft's name or folder. target: as it is loaded.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: str,
+        target: LoadedModel,
+        tp: TPGroup,
+        on_progress: OnProgress,
+    ) -> None:
+        self._config = replace(
+            config,
+            model=model,
+            speculative=None,
+            served_model_name=None,
+            max_context_len=target.facts.max_context_len,
+        )
+        try:
+            self._loaded = load_model(self._config, tp, target.device, target.dtype, on_progress)
+        except ConfigError as error:
+            raise ConfigError(f"the draft model {model}: {error}") from error
+        self._tp = tp
+        _check_geometry(self._loaded, "be a draft model")
+        _check_geometry(target, "have a draft model")
+        _check_tokens(self._loaded.facts, target.facts)
+
+    def num_bytes_a_token(self) -> int:
+        """Of keys and values, on this rank."""
+        return kv_bytes_a_token(self._config, self._loaded)
+
+    def place(
+        self, target: AttentionConfig, num_pages: int, req_to_token_pool: ReqToTokenPool
+    ) -> PlacedModel:
+        """target: whose pages these are. num_pages: of it, the reserved one counted."""
+        config = replace(self._config, page_size=target.page_size)
+        chosen = choose_attention(config, self._loaded, self._tp)
+        kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, self._loaded.dtype)
+        own = self._loaded.attention_config(chosen.page_size, kv_dtype)
+        pool = create_kv_pool(own, (num_pages,), self._loaded.kv_scales)
+        backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(req_to_token_pool, pool)
+        self._loaded.model.prepare(req_to_token_pool, pool)
+        return PlacedModel(self._loaded.model, backend, pool)
+
+
+def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Of account 0, on this rank."""
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype)
+    return loaded.attention_config(_ANY_PAGE_SIZE, kv_dtype).kv_bytes_of_account(0)
+
+
+def _check_geometry(loaded: LoadedModel, role: str) -> None:
+    """One account, whose pages two models can share, of nothing but K and V."""
+    model = loaded.model
+    has_more = model.encoder is not None or model.media is not None or model.state_entries
+    lets_go = any(
+        layer.sliding_window_size > 0 or layer.chunk_size > 0 for layer in model.geometry.layers
+    )
+    if has_more or lets_go or model.geometry.latent is not None:
+        raise ConfigError(
+            f"{loaded.facts.architecture} cannot {role}: only models of text whose layers keep "
+            "keys and values of every token can"
+        )
+
+
+def _check_tokens(draft: ModelFacts, target: ModelFacts) -> None:
+    sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"the draft model {draft.name} and {target.name} have different vocabularies: {sizes}"
+        )
+    if _vocabulary(draft.folder) != _vocabulary(target.folder):
+        raise ConfigError(
+            f"the draft model {draft.name} and {target.name} have different vocabularies: both of "
+            f"{draft.vocab_size} tokens, of which not all are alike"
+        )
+
+
+def _vocabulary(folder: Path) -> object:
+    """Which text each token id is, and how text becomes tokens. Raises ModelLoadError."""
+    file = folder / TOKENIZER_FILE
+    try:
+        content = msgspec.json.decode(file.read_bytes())
+        return content["model"], content["added_tokens"], content["pre_tokenizer"]
+    except (OSError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{file}, which drafts are checked by, cannot be read") from error
