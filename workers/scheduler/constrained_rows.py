@@ -29,14 +29,18 @@ class ConstrainedRows:
         self, record: PendingCommit, requests: list[ConstrainedRequest], plan: StepPlan
     ) -> list[MaskRow]:
         """With all before it committed, a row's first token to be sampled is the first that is not
-        known. A row with drafts cannot run again: the commit counts them."""
+        known. A row that was planned with drafts cannot run again, though none was found: until the
+        commit its length is in doubt."""
         drafts = drafts_of(plan)
+        in_doubt = {
+            one.slot for one, num in zip(record.sampling, record.num_drafts, strict=False) if num
+        }
         return [
             MaskRow(
                 one.slot,
                 one.num_tokens,
                 one,
-                one.slot not in drafts and self._may_be_late(record, one),
+                one.slot not in in_doubt and self._may_be_late(record, one),
                 drafts.get(one.slot, ()),
             )
             for one in requests

@@ -122,9 +122,9 @@ def make_late(engine: Engine, nth: int = 2) -> CountedAgain:
         ({"page_size": 4, "max_step_tokens": 24}, 2),
         ({"page_size": 4, "num_pages": 40}, 2),
         ({"enable_overlap": False}, 2),
-        ({"speculative": "ngram"}, 2),
+        ({"speculative": "suffix", "draft_policy": "fixed"}, 2),
     ],
-    ids=["every_mask", "some", "small_pages", "few_pages", "step_by_step", "beside_drafts"],
+    ids=["every_mask", "some", "small_pages", "few_pages", "step_by_step", "drafts_not_found"],
 )
 def test_texts_are_those_of_masks_in_time(
     patient: list[GenerateResult], settings: dict[str, Any], nth: int
