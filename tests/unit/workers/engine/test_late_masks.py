@@ -190,6 +190,7 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
         assert told_of["r0"] <= before["r0"] + 1
         assert told_of["r1"] == before["r1"] + 30
         stuck.release.set()
+        engine.abort("r1")
         step_until(lambda: not collector.is_waiting, step)
     finally:
         stuck.release.set()
@@ -230,6 +231,7 @@ def test_a_row_with_a_grammar_goes_on_while_another_waits_for_its_mask() -> None
         submit(request_of(1, LETTERS, **COMMON))
         step_until(lambda: "r1" in ended, step)
         stuck.release.set()
+        engine.abort("r2")
         step_until(lambda: not collector.is_waiting, step)
     finally:
         stuck.release.set()
