@@ -127,7 +127,7 @@ def test_ranks_run_rows_again_alike_whose_masks_are_late():
         assert [result.token_ids for result in run(engine, *requests())] == expected
         assert again.request_ids
         way = Way(num_choices=2)
-        assert count_valid(engine, taken([generated(seed) for seed in range(3)]), way) == 6
+        assert count_valid(engine, taken([generated(0)]), way) == 2
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():

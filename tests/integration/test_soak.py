@@ -15,7 +15,7 @@ from tests.integration.services import replica_processes, running_service, wait_
 
 NUM_CLIENTS = 24
 SLOW_READER_TOKENS = 400
-COLD_SHARE = 1 / 3  # of the requests: caches, pools and arenas are warm by then
+COLD_SHARE = 0.4  # of the requests: caches, pools and arenas are warm by then
 MAX_RSS_GROWTH_BYTES = 24 << 20
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -163,7 +163,7 @@ def slope_per_sample(values: list[int]) -> float:
     return numerator / sum((i - middle) ** 2 for i in range(n))
 
 
-@pytest.mark.parametrize("num_requests", [800, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_requests", [600, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_every_request_ends_and_nothing_leaks(service, num_requests) -> None:
     pids = {process.pid for process in replica_processes("soak")}
     tally = Tally()
