@@ -65,7 +65,7 @@ unit-beside: $(VENV)/.dev-installed tools
 	$(UNIT_TESTS) tests/architecture tests/unit --ignore=$(BEHIND)
 
 unit-behind: $(VENV)/.dev-installed tools
-	$(UNIT_TESTS) $(BEHIND) tests/helm tests/distributed
+	$(UNIT_TESTS) --no-loadscope-reorder tests/distributed $(BEHIND) tests/helm
 
 integration: $(VENV)/.dev-installed tools
 	tests/integration/isolated.sh $(BIN)/pytest -n $(INTEGRATION_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
