@@ -15,6 +15,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from benchmarks.h200.structured import LateRows, TimedFill, describe, request_of
 from benchmarks.h200.structured_workload import (
     COMPANIES,
     NUM_STREAMS,
+    Stream,
     schema_of_20_fields,
     streams,
 )
@@ -134,19 +136,28 @@ class SlowFill(TimedFill):
 
 def build(folder: Path, device_s: float) -> Engine:
     facts = json.loads((folder / "config.json").read_text())
-    vocab_size, eos = facts["vocab_size"], facts["eos_token_id"]
+    vocab_size, named = facts["vocab_size"], facts["eos_token_id"]
+    eos = named if isinstance(named, list) else [named]
     info = ModelInfo(
-        "stub", vocab_size, MAX_CONTEXT_LEN, (eos,), "none", PAGE_SIZE, 1, 1, "none", 4096
+        "stub", vocab_size, MAX_CONTEXT_LEN, tuple(eos), "none", PAGE_SIZE, 1, 1, "none", 4096
     )
     config = scheduler_config(vocab_size, can_repeat_slots=True)
-    desk = CompilingDesk(GrammarCompiler(folder, vocab_size, [eos]))
+    desk = CompilingDesk(GrammarCompiler(folder, vocab_size, eos))
     return Engine(info, Scheduler(config), MaskedExecutor(device_s), grammars=desk)
+
+
+def own_streams(num_constrained: int, seed: int, vocab_size: int) -> list[Stream]:
+    """With tokens of this vocabulary: nobody reads them."""
+    return [
+        replace(one, prompt=[token_id % vocab_size for token_id in one.prompt])
+        for one in streams(num_constrained, seed)
+    ]
 
 
 def measure(engine: Engine, company: str, seed: int, grammar: str, slow_s: float) -> None:
     fill, late = SlowFill(engine._grammars.fill, slow_s), LateRows(engine)
     engine._filler._fill = fill
-    own = streams(COMPANIES[company], seed)
+    own = own_streams(COMPANIES[company], seed, engine.info.vocab_size)
     requests = [request_of(str(i), one, grammar, 0.0) for i, one in enumerate(own)]
     plain = [str(i) for i, one in enumerate(own) if not one.is_constrained]
     num_steps = engine.stats().num_steps
@@ -172,7 +183,7 @@ def main() -> None:
     )
     engine = build(arguments.folder, arguments.device_us / 1e6)
     # Reads the tokenizer, for seconds.
-    run(engine, [request_of("first", streams(1, 0)[0], grammar, 0.0)])
+    run(engine, [request_of("first", own_streams(1, 0, engine.info.vocab_size)[0], grammar, 0.0)])
     for repeat in range(arguments.repeats + 1):
         for company in COMPANIES:
             if repeat == 0:

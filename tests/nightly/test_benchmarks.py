@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.contained import contained
+from workers.builtin import builtin_model_path
 
 ROOT = Path(__file__).parents[2]
 # Modules of benchmarks/ that are no commands of their own.
 PARTS = {
+    "company",
     "fake_service",
     "model_folder",
     "overhead_cpu",
@@ -234,3 +236,19 @@ def test_draft_lengths_has_shares_of_every_number_of_rows():
     lines = run("draft_lengths", "--steps", "200").splitlines()[2:]
     assert [line.split()[0] for line in lines] == ["1", "4", "16", "64", "128", "256"]
     assert all(0 < float(line.split()[1]) < 1.1 for line in lines)
+
+
+def test_mask_overlap_counts_every_token_of_every_company():
+    folder = str(builtin_model_path())
+    printed = run("mask_overlap", folder, "--repeats", "1", "--device-us", "500")
+    measured = [json.loads(line[line.index("{") :]) for line in printed.splitlines()]
+    assert [one["constrained"] for one in measured] == ["none", "half", "all"] * 2
+    assert {one["num_tokens"] for one in measured} == {64 * 256}
+    assert ["late" in one for one in measured] == [False, True, True] * 2
+
+
+def test_mask_threads_has_a_line_for_each_number_of_threads():
+    lines = run("mask_threads", str(builtin_model_path()), "--rows", "4").splitlines()[1:]
+    assert all(re.match(r"\d+ threads: new mean", line) for line in lines)
+    assert all(numbers(line)[1] > 0 for line in lines)
+    assert lines

@@ -108,7 +108,7 @@ def plain(requests: list[GenerateRequest]) -> list[GenerateResult]:
     return run(requests)[0]
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft:builtin-draft"])
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 def test_200_requests_are_answered_alike(
     requests: list[GenerateRequest], plain: list[GenerateResult], method: str, policy: str
