@@ -38,7 +38,7 @@ Asked = tuple[MaskRow, int]
 @dataclass(frozen=True, slots=True)
 class FilledRows:
     """masks: of rows. late: those that have none in this step, all of which can run again. slow:
-    rows whose drafts the step waited for longer than for other masks."""
+    those that cannot, which the step waited for longer than for such as can."""
 
     rows: list[MaskRow]
     masks: StepMasks
@@ -146,17 +146,17 @@ class MaskFiller:
         self._apart.shutdown(wait=False, cancel_futures=True)
 
     def _fill_patient(self, begun: BegunMasks) -> list[MaskRow]:
-        """Rows whose drafts made this take longer than the step waits for so many rows."""
+        """All of them where this took longer than the step waits for so many rows."""
         patient = [(row, index) for row, index in begun.patient if not row.request.is_ended]
         if not patient:
             return []
-        drafted = [row for row, _ in patient if row.drafts]
-        for row in drafted:
+        for row, _ in patient:
             filling = self._under_way.pop(row.request, None)
             if filling is not None:
                 wait((filling.future,))
         self._fill([_asked(row, index) for row, index in patient], begun.bits)
-        return drafted if self._now() > begun.deadline.until_s(len(patient)) else []
+        is_slow = self._now() > begun.deadline.until_s(len(patient))
+        return [row for row, _ in patient] if is_slow else []
 
     def _take_asked(self, begun: BegunMasks) -> set[int]:
         """Where masks of rows that are late would begin."""

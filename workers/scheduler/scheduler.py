@@ -153,7 +153,8 @@ class Scheduler:
         return self._constrained_rows.of(record, plan)
 
     def draft_less(self, rows: Sequence[MaskRow]) -> None:
-        """Masks of the drafts of these kept their step waiting: half as many from now on."""
+        """These cannot run again, mostly for having drafts or room for some, and kept their step
+        waiting: half as many drafts from now on."""
         self._table.max_drafts[[row.slot for row in rows]] //= 2
 
     def run_again(self, plan: StepPlan, rows: Sequence[MaskRow]) -> None:

@@ -126,7 +126,10 @@ def test_who_only_waited_for_slow_ones_is_an_ordinary_one_again(masks: Masks) ->
 def test_a_row_that_cannot_run_again_is_waited_for(masks: Masks) -> None:
     filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(0)], can_run_again=False)
     threading.Timer(0.05, masks.release.set).start()
-    assert words(filler.fill(0, rows, NOW)) == {0: 1}
+    filled = filler.fill(0, rows, NOW)
+    assert words(filled) == {0: 1}
+    assert filled.slow == rows
+    assert not filler.fill(1, rows).slow
 
 
 def test_nothing_is_kept_of_who_has_ended(masks: Masks) -> None:
