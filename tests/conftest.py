@@ -2,6 +2,7 @@
 checked.
 """
 
+import atexit
 import gc
 import os
 
@@ -42,9 +43,9 @@ def pytest_sessionfinish():
     gc.collect()
 
 
-def pytest_unconfigure():
-    """What is still frozen when the interpreter ends is told of as leaked by nanobind's modules."""
-    gc.unfreeze()
+# What is still frozen when the interpreter ends is told of as leaked by nanobind's modules; what is
+# not when pytest ends is looked at ten times more by its own last collections.
+atexit.register(gc.unfreeze)
 
 
 def pytest_terminal_summary(terminalreporter):
