@@ -42,6 +42,7 @@ from workers.config import (
     KVCacheDType,
     LoadFormat,
     ModelImpl,
+    Quantization,
 )
 from workers.errors import ConfigError
 from workers.speculation.config import DraftPolicyName, SpeculativeConfig
@@ -82,6 +83,7 @@ class EngineSettings(_Settings):
     dtype: DType = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
+    quantization: Quantization | None = None
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1

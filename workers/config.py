@@ -9,6 +9,7 @@ from workers.speculation.config import DraftPolicyName, SpeculativeConfig, check
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
+Quantization = Literal["fp8"]
 ModelImpl = Literal["auto", "native", "transformers"]
 
 
@@ -25,6 +26,8 @@ class EngineConfig:
     on CPU. load_format "dummy": random weights from dummy_weights_seed, for benchmarks.
     kv_cache_dtype "auto": the dtype of the weights; "fp8_e4m3": half of bfloat16, with the
     checkpoint's scales, or 1 where it has none.
+    quantization: None serves weights as the checkpoint stores them; "fp8" rounds linear layers of
+    an unquantised one while it is read, with a scale a row.
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
     the weights and from which all processes here read them; None reads the model folder itself.
     weights_cache_bytes: of all models in there together.
@@ -72,6 +75,7 @@ class EngineConfig:
     dtype: DType = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
+    quantization: Quantization | None = None
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from workers.config import EngineConfig
+from workers.layers.formats.layer import unquantised
 from workers.layers.sharding import weight_slots
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.loader import load_model
@@ -80,7 +81,9 @@ def drop_from_page_cache(folder: Path) -> None:
 
 def load_seconds(folder: Path, model: NativeCausalLM, lanes: Sequence[WeightLane]) -> float:
     start_s = time.perf_counter()
-    load_checkpoint(model, SafetensorsCheckpoint(folder), lanes, lambda done, total: None)
+    load_checkpoint(
+        model, unquantised(model), SafetensorsCheckpoint(folder), lanes, lambda done, total: None
+    )
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start_s

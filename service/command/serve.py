@@ -41,6 +41,12 @@ GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; default 9000.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Metrics port; default 9400.")]
 Replicas = Annotated[int | None, typer.Option(help="Engine replicas; default 1.")]
 TpSize = Annotated[int | None, typer.Option(help="Ranks per replica; default 1.")]
+WeightsFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization", help="fp8: round an unquantised checkpoint's weights while loading."
+    ),
+]
 KVCache = Annotated[
     str | None,
     typer.Option("--kv-cache-dtype", help="auto (the weights') or fp8_e4m3; default auto."),
@@ -135,6 +141,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     metrics_port: MetricsPort = None,
     replicas: Replicas = None,
     tp_size: TpSize = None,
+    quantization: WeightsFormat = None,
     kv_cache_dtype: KVCache = None,
     speculative: Drafts = None,
     deterministic: Deterministic = None,
@@ -158,6 +165,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "metrics.port": metrics_port,
         "num_replicas": replicas,
         "engine.tp_size": tp_size,
+        "engine.quantization": quantization,
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.speculative": speculative,
         "engine.deterministic": deterministic,

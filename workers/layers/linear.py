@@ -2,7 +2,7 @@
 
 Column-parallel layers hold a share of the output features and need no communication; row-parallel
 ones hold a share of the input features and sum their partial outputs. The scheme is Megatron-LM's
-(Shoeybi et al., 2019, section 3). Knows no quantisation: a faster GEMM is a new class.
+(Shoeybi et al., 2019, section 3). How a checkpoint stores a weight, formats say.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from workers.layers.formats.format import Cut
+from workers.layers.formats.layer import LinearLayer
 from workers.layers.sharding import (
     FusedLayer,
     KVHeadShard,
     ShardContext,
-    ShardedLayer,
     TensorSource,
     copy_slice,
     divide,
@@ -26,7 +27,7 @@ def _optional_bias(shard: ShardContext, out_features: int, has_bias: bool) -> nn
     return shard.empty_parameter(out_features) if has_bias else None
 
 
-class ColumnParallelLinear(ShardedLayer):
+class ColumnParallelLinear(LinearLayer):
     """y = x W^T + b with the rows of W cut over ranks.
 
     x (n, in_features) -> (n, out_features / tp_size), this rank's output features.
@@ -39,7 +40,7 @@ class ColumnParallelLinear(ShardedLayer):
         self._whole_shape = (out_features, in_features)
         self._rows = divide(out_features, shard.tp.size, "out_features")
         self._first_row = shard.tp.rank * self._rows
-        self.weight = shard.empty_parameter(self._rows, in_features)
+        self.weight = shard.empty_weight(self._rows, in_features)
         self.bias = _optional_bias(shard, self._rows, has_bias)
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -47,6 +48,10 @@ class ColumnParallelLinear(ShardedLayer):
         if self.bias is not None:
             shapes["bias"] = self._whole_shape[:1]
         return shapes
+
+    def weight_cuts(self) -> Mapping[str, Cut]:
+        rows = slice(self._first_row, self._first_row + self._rows)
+        return {"": Cut(self._whole_shape, rows, slice(0, self._whole_shape[1]))}
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         rows = slice(self._first_row, self._first_row + self._rows)
@@ -62,7 +67,7 @@ class ColumnParallelLinear(ShardedLayer):
         return functional.linear(x, self.weight, self.bias)
 
 
-class _FusedRowsLinear(FusedLayer):
+class _FusedRowsLinear(FusedLayer, LinearLayer):
     """One GEMM over several checkpoint modules, whose rows lie one after another.
 
     rows_of: checkpoint module -> (rows of the whole weight, first row of this rank, its rows).
@@ -79,7 +84,7 @@ class _FusedRowsLinear(FusedLayer):
         self._in_features = in_features
         self._rows_of = dict(rows_of)
         self.split_sizes = [rows for _, _, rows in rows_of.values()]
-        self.weight = shard.empty_parameter(sum(self.split_sizes), in_features)
+        self.weight = shard.empty_weight(sum(self.split_sizes), in_features)
         self.bias = _optional_bias(shard, sum(self.split_sizes), has_bias)
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -89,6 +94,13 @@ class _FusedRowsLinear(FusedLayer):
             if self.bias is not None:
                 shapes[f"{module}.bias"] = (whole_rows,)
         return shapes
+
+    def weight_cuts(self) -> Mapping[str, Cut]:
+        columns = slice(0, self._in_features)
+        return {
+            module: Cut((whole_rows, columns.stop), slice(first, first + rows), columns)
+            for module, (whole_rows, first, rows) in self._rows_of.items()
+        }
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         module, _, parameter = name_part.rpartition(".")
@@ -152,7 +164,7 @@ class QKVParallelLinear(_FusedRowsLinear):
         self.tp_k_head_num = kv.num_heads
 
 
-class RowParallelLinear(ShardedLayer):
+class RowParallelLinear(LinearLayer):
     """y = sum over ranks of x W^T, plus b once, with the columns of W cut over ranks.
 
     x (n, in_features / tp_size) -> (n, out_features), whole on every rank.
@@ -166,7 +178,7 @@ class RowParallelLinear(ShardedLayer):
         self._whole_shape = (out_features, in_features)
         self._columns = divide(in_features, shard.tp.size, "in_features")
         self._first_column = shard.tp.rank * self._columns
-        self.weight = shard.empty_parameter(out_features, self._columns)
+        self.weight = shard.empty_weight(out_features, self._columns)
         self.bias = _optional_bias(shard, out_features, has_bias)
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -174,6 +186,10 @@ class RowParallelLinear(ShardedLayer):
         if self.bias is not None:
             shapes["bias"] = self._whole_shape[:1]
         return shapes
+
+    def weight_cuts(self) -> Mapping[str, Cut]:
+        columns = slice(self._first_column, self._first_column + self._columns)
+        return {"": Cut(self._whole_shape, slice(0, self._whole_shape[0]), columns)}
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         rows = slice(0, self._whole_shape[0])

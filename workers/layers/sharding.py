@@ -30,6 +30,8 @@ class TensorSource(Protocol):
 
 
 MAX_PIECE_ELEMENTS = 1 << 23
+DUMMY_STD = 0.02
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def copy_slice(target: torch.Tensor, tensor: TensorSource, rows: slice, *columns: slice) -> None:
@@ -51,7 +53,8 @@ class ShardContext:
     """Where a layer's parameters live: its rank in the group, their dtype and their device.
 
     is_deterministic: on a GPU, a row's results must not depend on the number of rows. ep_size:
-    parts of the group that own experts of their own.
+    parts of the group that own experts of their own. has_formats: what linear layers' weights are
+    made of is not known yet.
     """
 
     tp: TPGroup
@@ -59,6 +62,7 @@ class ShardContext:
     device: torch.device
     is_deterministic: bool = False
     ep_size: int = 1
+    has_formats: bool = False
 
     @property
     def experts(self) -> ExpertGroup:
@@ -68,6 +72,13 @@ class ShardContext:
     def empty_parameter(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter of this dtype and device, without gradient."""
         data = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return nn.Parameter(data, requires_grad=False)
+
+    def empty_weight(self, rows: int, columns: int) -> nn.Parameter:
+        """As empty_parameter, of a linear layer: without memory where formats are to be found."""
+        if not self.has_formats:
+            return self.empty_parameter(rows, columns)
+        data = torch.empty((rows, columns), dtype=self.dtype, device="meta")
         return nn.Parameter(data, requires_grad=False)
 
 
@@ -115,6 +126,32 @@ class WeightSlot:
 
     def load(self, tensor: TensorSource) -> None:
         self.layer.load_shard(self.name_part, tensor)
+
+    def settle(self) -> None:
+        """Called once, when what load or map wrote is in place."""
+
+    @property
+    def keeps_dtype(self) -> bool:
+        """Whether a tensor's bits are wanted; else it is converted to the model's dtype."""
+        return False
+
+    def obstacle(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """Why no tensor of this shape and dtype goes here; "" where one does."""
+        if shape != self.shape:
+            return f"has shape {shape}, the config says {self.shape}"
+        if dtype not in _FLOATS:
+            return f"has dtype {dtype}, where the config says that it is unquantised"
+        return ""
+
+    def dummy(self, name: str, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+        """A whole tensor of dummy weights, on the generator's device: norms are ones, biases zeros,
+        matrices noise. name: in the checkpoint."""
+        tensor = torch.empty(self.shape, dtype=dtype, device=generator.device)
+        if name.endswith(".bias"):
+            return tensor.zero_()
+        if len(self.shape) == 1:
+            return tensor.fill_(1.0)
+        return tensor.normal_(0.0, DUMMY_STD, generator=generator)
 
     def map(self, tensor: TensorSource) -> bool:
         """Let the parameter be the tensor's own memory, if it lies there as it is wanted.

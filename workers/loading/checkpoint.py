@@ -1,6 +1,6 @@
 """safetensors checkpoints, single or sharded, read lazily: a slice that nobody takes costs nothing.
 
-Refuses every other weight format: unpickling a file runs whatever its author put into it. Knows no
+Refuses every other kind of file: unpickling a file runs whatever its author put into it. Knows no
 model.
 """
 
@@ -16,7 +16,18 @@ from safetensors import SafetensorError, safe_open
 from workers.errors import ModelLoadError
 from workers.loading.weight_files import INDEX_FILE, indexed_file_names, weight_file_names
 
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 # Of a causal model's names; what the body calls its embedding.
 _BODY, _BODY_EMBEDDING = "model.", "embed_tokens.weight"
 # Of a model around a causal one, as transformers saves it now and saved it before.
@@ -39,11 +50,10 @@ class LazyTensor:
         self._slice = file_slice
         self.shape: tuple[int, ...] = tuple(file_slice.get_shape())
         dtype = file_slice.get_dtype()
-        if dtype not in _DTYPE_BYTES:
-            raise ModelLoadError(
-                f"{name} has dtype {dtype}; served are {', '.join(_DTYPE_BYTES)}, unquantised"
-            )
-        self.num_bytes = math.prod(self.shape) * _DTYPE_BYTES[dtype]
+        if dtype not in _DTYPES:
+            raise ModelLoadError(f"{name} has dtype {dtype}; served are {', '.join(_DTYPES)}")
+        self.dtype = _DTYPES[dtype]
+        self.num_bytes = math.prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor:
         try:

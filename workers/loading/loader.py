@@ -15,6 +15,8 @@ from transformers import PreTrainedConfig
 from attention import AttentionConfig
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.layers.formats.layer import stored_by, unquantised
+from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
@@ -27,6 +29,7 @@ from workers.loading.model_folder import (
     resolve_model_folder,
     text_config_of,
 )
+from workers.loading.quantization.read import weight_recipe
 from workers.loading.staging import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.loading.weights_cache import WeightsCache, WeightsLease
@@ -81,6 +84,7 @@ class _LoadRequest:
     facts: ModelFacts
     hf_config: PreTrainedConfig
     shard: ShardContext
+    recipe: WeightRecipe | None
     lease: WeightsLease
     on_progress: OnProgress
 
@@ -107,14 +111,18 @@ def _load_native(request: _LoadRequest) -> _Weights:
     facts, config = request.facts, request.config
     family = NATIVE_ARCHITECTURES[facts.architecture]
     model = family.build(request.hf_config, facts.max_context_len, request.shard)
+    if request.recipe is None:
+        stored = unquantised(model)
+    else:
+        stored = stored_by(request.recipe, model, request.shard)
     if config.load_format == "dummy":
-        fill_with_noise(model, request.shard, config.dummy_weights_seed, request.on_progress)
+        fill_with_noise(stored, request.shard, config.dummy_weights_seed, request.on_progress)
         return _Weights(model)
     checkpoint = SafetensorsCheckpoint(request.lease.folder)
     kv_scales = read_kv_scales(checkpoint, model.geometry.num_layers)
     make = make_lanes_from_copy if request.lease.is_copy else make_lanes
     lanes = make(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
-    load_checkpoint(model, checkpoint, lanes, request.on_progress)
+    load_checkpoint(model, stored, checkpoint, lanes, request.on_progress)
     return _Weights(model, kv_scales)
 
 
@@ -176,9 +184,17 @@ def check_servable(config: EngineConfig) -> None:
     small files tell. Reads no weights."""
     if encoder_only_class(read_hf_config(resolve_model_folder(config.model))) is not None:
         check_encoder_settings(config)
+        _check_unquantised(config)
     else:
         _choose(config, _device_type_of(config))
     model_facts(config)
+
+
+def _check_unquantised(config: EngineConfig) -> None:
+    """Of an encoder alone."""
+    recipe = weight_recipe(resolve_model_folder(config.model), config.quantization)
+    if recipe is not None:
+        raise ModelLoadError(f"encoders are served unquantised, not by {recipe.name}")
 
 
 def _device_type_of(config: EngineConfig) -> str:
@@ -195,7 +211,14 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     architecture = architecture_of(hf_config)
     if encoder_only_class(hf_config) is not None:
         raise ModelLoadError(f"{architecture} is an encoder alone and generates no text")
-    return hf_config, choose_implementation(hf_config, architecture, config, device_type)
+    implementation = choose_implementation(hf_config, architecture, config, device_type)
+    recipe = weight_recipe(resolve_model_folder(config.model), config.quantization)
+    if recipe is not None and implementation != "native":
+        raise ModelLoadError(
+            f"{architecture} runs through transformers, and weights quantised by {recipe.name} are "
+            f"served natively only: {', '.join(NATIVE_ARCHITECTURES)}"
+        )
+    return hf_config, implementation
 
 
 def _check_ranks(hf_config: PreTrainedConfig, facts: ModelFacts, tp: TPGroup) -> None:
@@ -237,10 +260,13 @@ def load_model(
         tp.rank,
         tp.size,
     )
-    shard = ShardContext(tp, dtype, device, config.deterministic, config.ep_size)
+    recipe = weight_recipe(facts.folder, config.quantization)
+    shard = ShardContext(
+        tp, dtype, device, config.deterministic, config.ep_size, recipe is not None
+    )
     lease = lease_weights(config, facts.folder, on_progress)
     on_progress = _after(lease.bytes_awaited, on_progress)
-    request = _LoadRequest(config, facts, hf_config, shard, lease, on_progress)
+    request = _LoadRequest(config, facts, hf_config, shard, recipe, lease, on_progress)
     weights = _LOADERS[implementation](request)
     model = weights.model
     if device.type == "cuda":

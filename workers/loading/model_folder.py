@@ -15,6 +15,7 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.encoder_only import encoder_only_class, longest_text, read_text_info
 from workers.loading.pooling_config import read_embedding_info
+from workers.loading.quantization.read import read_recipe
 from workers.pooling.params import EmbeddingInfo
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -27,10 +28,6 @@ _CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
     *("seq_length", "max_target_positions", "max_seq_length"),
 )
-
-# Keys of quantization_config that speak of weights (compressed-tensors; ModelOpt; most others).
-_OF_WEIGHTS = ("config_groups", "quant_algo", "bits", "weight_block_size", "load_in_8bit")
-_KV_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,10 @@ def resolve_model_folder(model: str) -> Path:
 
 
 def read_hf_config(folder: Path) -> PreTrainedConfig:
-    """config.json as transformers reads it. Raises ModelLoadError; never runs the folder's code."""
+    """config.json as transformers reads it, without what it says of quantisation.
+
+    Raises ModelLoadError, also for a recipe that is not known; never runs the folder's code.
+    """
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json")
     try:
@@ -78,33 +78,16 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{folder / 'config.json'} cannot be used: {error}") from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
-    _drop_kv_quantisation(folder, config)
+    _drop_recipe(folder, config)
     return config
 
 
-def _drop_kv_quantisation(folder: Path, config: PreTrainedConfig) -> None:
-    """Take quantization_config out where it is about an FP8 KV cache alone.
-
-    The scales are tensors of the checkpoint and whether to use them is the engine's setting. Raises
-    ModelLoadError where weights or activations are quantised, or the cache is in another way.
-    """
-    quantisation = getattr(config, "quantization_config", None)
-    if quantisation is None:
-        return
-    scheme = quantisation.get("kv_cache_scheme") if isinstance(quantisation, dict) else None
-    if scheme is None or any(map(quantisation.get, _OF_WEIGHTS)):
-        raise ModelLoadError(f"{folder} is quantised; only unquantised weights are supported")
-    if not isinstance(scheme, dict) or not _is_static_fp8(scheme):
-        raise ModelLoadError(
-            f"{folder} is quantised with kv_cache_scheme {scheme!r}; of KV cache schemes, only "
-            "static per-tensor FP8 is supported"
-        )
-    del config.quantization_config
-
-
-def _is_static_fp8(scheme: dict[str, Any]) -> bool:
-    """Keys that are not there have the value that makes it so."""
-    return all(scheme.get(key, value) == value for key, value in _KV_SCHEME.items())
+def _drop_recipe(folder: Path, config: PreTrainedConfig) -> None:
+    """Take quantization_config out, lest transformers acts on it: weight_recipe reads the file."""
+    read_recipe(folder)
+    for one in (config, getattr(config, "text_config", None)):
+        if one is not None and getattr(one, "quantization_config", None) is not None:
+            del one.quantization_config
 
 
 def text_config_of(config: PreTrainedConfig) -> Any:

@@ -50,7 +50,8 @@ class PinnedLane:
 
     def load(self, slot: WeightSlot, tensor: TensorSource) -> None:
         with torch.cuda.stream(self._stream):
-            slot.load(StagedTensor(tensor, self._buffer))
+            staged = StagedBits if slot.keeps_dtype else StagedTensor
+            slot.load(staged(tensor, self._buffer))
         self._stream.synchronize()
 
 
@@ -79,6 +80,17 @@ class StagedTensor:
             # start a team of threads for each of the lanes.
             staged.view(torch.int16).numpy()[...] = part.view(torch.int16).numpy()
             return staged
+        return staged.copy_(part)
+
+
+class StagedBits(StagedTensor):
+    """The same without a conversion: slices of any dtype, bit by bit."""
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> torch.Tensor:
+        part = self._tensor[index]
+        if part.nbytes > self._buffer.nbytes:
+            return part
+        staged = self._buffer.view(torch.uint8)[: part.nbytes].view(part.dtype).view(part.shape)
         return staged.copy_(part)
 
 

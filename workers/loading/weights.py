@@ -13,14 +13,14 @@ from queue import SimpleQueue
 import torch
 
 from workers.errors import ModelLoadError
-from workers.layers.sharding import ShardContext, WeightSlot, weight_slots
+from workers.layers.formats.layer import StoredTensors
+from workers.layers.sharding import ShardContext, WeightSlot
 from workers.loading.checkpoint import LazyTensor, SafetensorsCheckpoint
 from workers.loading.kv_scales import is_kv_scale
 from workers.loading.staging import WeightLane
 from workers.models.base import NativeCausalLM
 
 OnProgress = Callable[[int, int], None]
-_DUMMY_STD = 0.02
 _MAX_NAMES_SHOWN = 5
 
 
@@ -30,7 +30,8 @@ def _shown(names: Collection[str]) -> str:
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
-def _check_names(model: NativeCausalLM, wanted: set[str], found: set[str]) -> None:
+def _check_names(model: NativeCausalLM, stored: StoredTensors, found: set[str]) -> None:
+    wanted = set(stored.slots)
     missing = wanted - found
     if missing:
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {_shown(missing)}")
@@ -39,6 +40,7 @@ def _check_names(model: NativeCausalLM, wanted: set[str], found: set[str]) -> No
         for name in found - wanted
         if name not in model.tied_weights
         and not model.is_redundant_weight(name)
+        and name not in stored.unread
         and not is_kv_scale(name)
     }
     if unexpected:
@@ -50,10 +52,9 @@ def _check_names(model: NativeCausalLM, wanted: set[str], found: set[str]) -> No
 
 def _check_shapes(slots: Mapping[str, WeightSlot], tensors: Mapping[str, LazyTensor]) -> None:
     for name, slot in slots.items():
-        if tensors[name].shape != slot.shape:
-            raise ModelLoadError(
-                f"{name} has shape {tensors[name].shape}, the config says {slot.shape}"
-            )
+        obstacle = slot.obstacle(tensors[name].shape, tensors[name].dtype)
+        if obstacle:
+            raise ModelLoadError(f"{name} {obstacle}")
 
 
 def _check_tied(model: NativeCausalLM, checkpoint: SafetensorsCheckpoint) -> None:
@@ -69,6 +70,7 @@ def _check_tied(model: NativeCausalLM, checkpoint: SafetensorsCheckpoint) -> Non
 
 def load_checkpoint(
     model: NativeCausalLM,
+    stored: StoredTensors,
     checkpoint: SafetensorsCheckpoint,
     lanes: Sequence[WeightLane],
     on_progress: OnProgress,
@@ -79,8 +81,8 @@ def load_checkpoint(
     whole checkpoint tensors, also where a rank reads but a part of them; only the calling thread
     calls it.
     """
-    slots = weight_slots(model)
-    _check_names(model, set(slots), checkpoint.names)
+    slots = stored.slots
+    _check_names(model, stored, checkpoint.names)
     _check_tied(model, checkpoint)
     done = 0
     on_progress(done, checkpoint.total_bytes)
@@ -105,6 +107,7 @@ def _load_all(
     def load_one(name: str) -> int:
         with _taken(free_lanes) as lane:
             lane.load(slots[name], tensors[name])
+            slots[name].settle()
         return tensors[name].num_bytes
 
     # The largest first, lest one lane is left with the vocabulary when all others have ended.
@@ -127,27 +130,17 @@ def _taken(lanes: SimpleQueue[WeightLane]) -> Iterator[WeightLane]:
         lanes.put(lane)
 
 
-def _dummy_tensor(name: str, slot: WeightSlot, shard: ShardContext, seed: int) -> torch.Tensor:
-    """The whole tensor, the same on every rank: norms are ones, biases zeros, matrices noise."""
-    if name.endswith(".bias"):
-        return torch.zeros(slot.shape, dtype=shard.dtype, device=shard.device)
-    if len(slot.shape) == 1:
-        return torch.ones(slot.shape, dtype=shard.dtype, device=shard.device)
-    generator = torch.Generator(shard.device)
-    generator.manual_seed(seed ^ zlib.crc32(name.encode()))
-    tensor = torch.empty(slot.shape, dtype=shard.dtype, device=shard.device)
-    return tensor.normal_(0.0, _DUMMY_STD, generator=generator)
-
-
 def fill_with_noise(
-    model: NativeCausalLM, shard: ShardContext, seed: int, on_progress: OnProgress
+    stored: StoredTensors, shard: ShardContext, seed: int, on_progress: OnProgress
 ) -> None:
     """Dummy weights straight on the device. A seed makes one model, whatever the number of ranks.
 
     Peak memory: one whole tensor above the rank's own parameters.
     """
-    slots = weight_slots(model)
+    slots, generator = stored.slots, torch.Generator(shard.device)
     for done, (name, slot) in enumerate(slots.items()):
         on_progress(done, len(slots))
-        slot.load(_dummy_tensor(name, slot, shard, seed))
+        generator.manual_seed(seed ^ zlib.crc32(name.encode()))
+        slot.load(slot.dummy(name, generator, shard.dtype))
+        slot.settle()
     on_progress(len(slots), len(slots))

@@ -24,6 +24,7 @@ from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from workers.builtin import builtin_model_path
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
+from workers.layers.formats.layer import unquantised
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.loader import load_model
 from workers.loading.staging import PinnedLane, make_lanes
@@ -153,6 +154,12 @@ def test_weights_on_the_device_are_those_on_the_host(tmp_path, name, num_lanes, 
         parameter.fill_(torch.nan)
     lanes = make_lanes(dtype, CUDA, num_lanes)
     assert {type(lane) for lane in lanes} == {PinnedLane}
-    load_checkpoint(on_device, SafetensorsCheckpoint(folder), lanes, lambda done, total: None)
+    load_checkpoint(
+        on_device,
+        unquantised(on_device),
+        SafetensorsCheckpoint(folder),
+        lanes,
+        lambda done, total: None,
+    )
     for (key, ours), theirs in zip(on_device.named_parameters(), on_host.parameters(), strict=True):
         assert torch.equal(ours.cpu(), theirs), key

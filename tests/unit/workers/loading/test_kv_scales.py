@@ -114,9 +114,6 @@ def test_a_checkpoint_with_a_quantised_cache_alone_is_accepted(tmp_path, quantis
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, "only unquantised weights"),
-        ({"quant_algo": "FP8"}, "only unquantised weights"),
-        ({"kv_cache_scheme": None}, "only unquantised weights"),
         ({"kv_cache_scheme": STATIC_FP8 | {"type": "int"}}, "only static per-tensor FP8"),
         ({"kv_cache_scheme": STATIC_FP8 | {"dynamic": True}}, "only static per-tensor FP8"),
         ({"kv_cache_scheme": STATIC_FP8 | {"strategy": "attn_head"}}, "only static per-tensor"),

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from tests.fakes.tiny_models import NATIVE, save_tiny_model
 from workers.errors import ModelLoadError
 from workers.layers import sharding
+from workers.layers.formats.layer import unquantised
 from workers.layers.sharding import ShardContext, copy_slice, weight_slots
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.model_folder import read_hf_config
@@ -75,7 +76,7 @@ def loaded(folder, lanes, dtype=torch.float32, on_progress=lambda done, total: N
     model = empty_model(folder, dtype)
     for parameter in model.parameters():
         parameter.fill_(torch.nan)
-    load_checkpoint(model, SafetensorsCheckpoint(folder), lanes, on_progress)
+    load_checkpoint(model, unquantised(model), SafetensorsCheckpoint(folder), lanes, on_progress)
     return dict(model.named_parameters())
 
 
@@ -168,7 +169,9 @@ def test_a_wrong_shape_is_found_before_anything_is_written(folder) -> None:
     names = list(checkpoint._stored_names[last.name])
     save_file({name: torch.zeros(3, 5) for name in names}, last)
     with pytest.raises(ModelLoadError, match=r"has shape \(3, 5\), the config says"):
-        load_checkpoint(model, checkpoint, [HostLane()], lambda done, total: None)
+        load_checkpoint(
+            model, unquantised(model), checkpoint, [HostLane()], lambda done, total: None
+        )
     assert all((parameter == 7.0).all() for parameter in model.parameters())
 
 

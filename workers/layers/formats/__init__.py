@@ -1,0 +1,1 @@
+"""How weights are stored: which tensors a module has, how ranks cut them, what they stand for."""

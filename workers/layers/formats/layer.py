@@ -1,0 +1,156 @@
+"""A linear layer whose weight a checkpoint stores in a format, and a model of such layers.
+
+When all tensors of a layer have been read, its weight is made of them. Knows no file.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workers.layers.formats.format import Cut, Shape, WeightFormat
+from workers.layers.formats.plain import PLAIN
+from workers.layers.formats.recipe import WeightRecipe
+from workers.layers.formats.stored import Arrivals, StoredWeight
+from workers.layers.sharding import (
+    ShardContext,
+    ShardedLayer,
+    TensorSource,
+    WeightSlot,
+    weight_slots,
+)
+
+
+class LinearLayer(ShardedLayer):
+    """Has a weight (rows, columns) of one or more checkpoint modules, whose rows lie one after
+    another."""
+
+    weight: nn.Parameter
+
+    @abstractmethod
+    def weight_cuts(self) -> Mapping[str, Cut]:
+        """Checkpoint module, "" for the layer's own, -> what of it this rank holds."""
+
+
+class StoredLayer:
+    """The weight of one layer while it is being read."""
+
+    def __init__(
+        self, layer: LinearLayer, formats: Mapping[str, WeightFormat], shard: ShardContext
+    ) -> None:
+        self._layer = layer
+        self._dtype = shard.dtype
+        self.weights = {
+            module: StoredWeight(formats[module], cut, shard.device)
+            for module, cut in layer.weight_cuts().items()
+        }
+        self._arrivals = Arrivals(len(self.checkpoint_shapes()))
+
+    def checkpoint_shapes(self) -> dict[str, Shape]:
+        """Name part -> whole shape."""
+        return {
+            _joined(module, part): shape
+            for module, weight in self.weights.items()
+            for part, shape in weight.shapes().items()
+        }
+
+    def of(self, name_part: str) -> tuple[StoredWeight, str]:
+        """The module's weight and the part of it that a name part is."""
+        module, _, part = name_part.rpartition(".")
+        return self.weights[module], part
+
+    def settle(self) -> None:
+        """Called behind every part that is in place. The last one's caller makes the weight."""
+        if not self._arrivals.is_last():
+            return
+        whole = torch.cat(
+            [weight.dequantised().to(self._dtype) for weight in self.weights.values()]
+        )
+        self._layer.weight = nn.Parameter(whole, requires_grad=False)
+        for weight in self.weights.values():
+            weight.tensors.clear()
+        if whole.is_cuda:
+            # What was freed goes back to another stream's pool.
+            torch.cuda.current_stream(whole.device).synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSlot(WeightSlot):
+    """Where one of a format's tensors goes."""
+
+    stored: StoredLayer
+
+    def load(self, tensor: TensorSource) -> None:
+        weight, part = self.stored.of(self.name_part)
+        weight.load(part, tensor)
+
+    def map(self, tensor: TensorSource) -> bool:
+        return False
+
+    def settle(self) -> None:
+        self.stored.settle()
+
+    @property
+    def keeps_dtype(self) -> bool:
+        return True
+
+    def obstacle(self, shape: Shape, dtype: torch.dtype) -> str:
+        weight, part = self.stored.of(self.name_part)
+        if _without_ones(shape) != _without_ones(self.shape):
+            return f"has shape {shape}, {weight.format.title} says {self.shape}"
+        if dtype not in weight.dtypes(part):
+            return f"has dtype {dtype}, {weight.format.title} says {weight.dtypes(part)}"
+        return ""
+
+    def dummy(self, name: str, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+        weight, part = self.stored.of(self.name_part)
+        return weight.filled(part, generator)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """Of a model. slots: where a checkpoint's tensors go, by name. unread: names that are of no
+    use."""
+
+    slots: dict[str, WeightSlot]
+    unread: frozenset[str]
+
+
+def unquantised(model: nn.Module) -> StoredTensors:
+    """Every layer's weight is a tensor of the checkpoint."""
+    return StoredTensors(weight_slots(model), frozenset())
+
+
+def stored_by(recipe: WeightRecipe, model: nn.Module, shard: ShardContext) -> StoredTensors:
+    """Gives every linear layer of a model made with has_formats a weight, or what will become one.
+
+    Raises ConfigError where ranks cut a format's weights inside of what has a scale in common.
+    """
+    slots = weight_slots(model)
+    unread: set[str] = set()
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LinearLayer):
+            continue
+        prefix = layer.checkpoint_prefix(path)
+        modules = {part: (prefix + part).rstrip(".") for part in layer.weight_cuts()}
+        formats = {part: recipe.format_of(module) for part, module in modules.items()}
+        if all(one == PLAIN for one in formats.values()):
+            layer.weight = shard.empty_parameter(*layer.weight.shape)
+            continue
+        stored = StoredLayer(layer, formats, shard)
+        for module in modules.values():
+            del slots[f"{module}.weight"]
+        for part, shape in stored.checkpoint_shapes().items():
+            slots[prefix + part] = FormatSlot(layer, part, shape, stored)
+        unread |= {f"{modules[x]}.{part}" for x, one in formats.items() for part in one.unread}
+    return StoredTensors(slots, frozenset(unread))
+
+
+def _joined(module: str, part: str) -> str:
+    return f"{module}.{part}" if module else part
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)

@@ -1,0 +1,69 @@
+"""One checkpoint module's weight on one rank, while it is being read."""
+
+import threading
+from collections.abc import Mapping
+
+import torch
+
+from workers.layers.formats.format import Cut, Shape, WeightFormat
+from workers.layers.sharding import TensorSource, copy_slice
+
+
+class StoredWeight:
+    """The slices of a module's tensors that a rank holds. Memory is taken as they come.
+
+    Parts may be loaded by several threads, each part by one.
+    """
+
+    def __init__(self, weight_format: WeightFormat, cut: Cut, device: torch.device) -> None:
+        self.format = weight_format
+        self.cut = cut
+        self._device = device
+        self._stored = weight_format.tensors(cut.whole)
+        # A cut that falls inside of a block is refused before anything is read.
+        self._slices = {part: weight_format.slices(part, cut) for part in self._stored}
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def shapes(self) -> Mapping[str, Shape]:
+        """Of the whole tensors, by part."""
+        return {part: stored.shape for part, stored in self._stored.items()}
+
+    def dtypes(self, part: str) -> tuple[torch.dtype, ...]:
+        """That the part may have in a checkpoint."""
+        return self._stored[part].dtypes
+
+    def load(self, part: str, source: TensorSource) -> None:
+        """source: the whole tensor; axes of size 1 may be missing or more than are wanted."""
+        slices, dtype = self._slices[part], self._stored[part].dtypes[0]
+        shape = [index.stop - index.start for index in slices]
+        target = torch.empty(shape, dtype=dtype, device=self._device)
+        if len(source.shape) == len(slices):
+            copy_slice(target, source, *slices)
+        else:
+            whole = source[tuple(slice(0, size) for size in source.shape)]
+            target.copy_(whole.reshape(self._stored[part].shape)[slices])
+        self.tensors[part] = target
+
+    def filled(self, part: str, generator: torch.Generator) -> torch.Tensor:
+        """A dummy of the whole tensor, on the generator's device."""
+        stored = self._stored[part]
+        tensor = torch.empty(stored.shape, dtype=stored.dtypes[0], device=generator.device)
+        stored.fill(tensor, generator)
+        return tensor
+
+    def dequantised(self) -> torch.Tensor:
+        """(cut.num_rows, cut.num_columns) float32, when all parts are there."""
+        return self.format.dequantise(self.tensors, self.cut)
+
+
+class Arrivals:
+    """Counts what is awaited; whoever brings the last is told."""
+
+    def __init__(self, num_awaited: int) -> None:
+        self._left = num_awaited
+        self._lock = threading.Lock()
+
+    def is_last(self) -> bool:
+        with self._lock:
+            self._left -= 1
+            return self._left == 0

@@ -1,0 +1,1 @@
+"""How checkpoints say which of their weights are quantised: one file a way of saying it."""
