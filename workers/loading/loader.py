@@ -211,8 +211,10 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
     architecture = architecture_of(hf_config)
     if encoder_only_class(hf_config) is not None:
         raise ModelLoadError(f"{architecture} is an encoder alone and generates no text")
-    implementation = choose_implementation(hf_config, architecture, config, device_type)
     recipe = weight_recipe(resolve_model_folder(config.model), config.quantization)
+    implementation = choose_implementation(
+        hf_config, architecture, config, device_type, is_quantised=recipe is not None
+    )
     if recipe is not None and implementation != "native":
         raise ModelLoadError(
             f"{architecture} runs through transformers, and weights quantised by {recipe.name} are "

@@ -119,10 +119,16 @@ def supported_models() -> str:
 
 
 def choose_implementation(
-    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+    config: PreTrainedConfig,
+    architecture: str,
+    engine: EngineConfig,
+    device_type: str,
+    *,
+    is_quantised: bool = False,
 ) -> Literal["native", "transformers"]:
     """By engine.model_impl. auto: native if the architecture has a native class that fits the
-    config, and the engine's settings have what it needs, else transformers.
+    config, and the engine's settings have what it needs, else transformers, which runs nothing
+    quantised.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
     ConfigError when it can, but not on engine.tp_size ranks.
@@ -130,7 +136,9 @@ def choose_implementation(
     requested = engine.model_impl
     if requested != "transformers":
         obstacle = _native_obstacle(config, architecture, engine)
-        if obstacle is None and not _is_left_to_transformers(architecture, engine, device_type):
+        if obstacle is None and (
+            is_quantised or not _is_left_to_transformers(architecture, engine, device_type)
+        ):
             return "native"
         if requested == "native":
             raise ModelLoadError(obstacle)

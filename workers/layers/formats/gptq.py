@@ -15,6 +15,7 @@ from workers.layers.formats.grouped import (
     GroupedFormat,
     GroupedWeight,
     consecutive_groups,
+    stated_groups,
     unpack,
 )
 
@@ -84,6 +85,6 @@ class Gptq(GroupedFormat):
 
     def _group_of_columns(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         if self.has_act_order:
-            return tensors["g_idx"].long()
+            return stated_groups(tensors["g_idx"], tensors["scales"].shape[0])
         size = self.columns_per_group(cut.whole[1])
         return consecutive_groups(tensors["qweight"], cut, size)

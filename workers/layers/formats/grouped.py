@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.errors import ConfigError
+from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut, WeightFormat, check_on_border, in_blocks
 
 WORD_BITS = 32
@@ -90,6 +90,18 @@ def unpack(words: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
     behind = shifts.view(-1, 1) if axis == 0 else shifts
     values = torch.bitwise_right_shift(words.unsqueeze(axis + 1), behind)
     return torch.bitwise_and(values, (1 << bits) - 1).flatten(axis, axis + 1)
+
+
+def stated_groups(g_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """(columns,) int64: the groups that a checkpoint says. Raises ModelLoadError for others than it
+    has."""
+    groups = g_idx.long()
+    least, most = groups.aminmax()
+    if least < 0 or most >= num_groups:
+        raise ModelLoadError(
+            f"g_idx says groups {int(least)} to {int(most)}, the checkpoint has {num_groups}"
+        )
+    return groups
 
 
 def consecutive_groups(tensors: torch.Tensor, cut: Cut, size: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ When all tensors of a layer have been read, its weight is made of them. Knows no
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -32,6 +33,31 @@ class LinearLayer(ShardedLayer):
     @abstractmethod
     def weight_cuts(self) -> Mapping[str, Cut]:
         """Checkpoint module, "" for the layer's own, -> what of it this rank holds."""
+
+
+class FormattedLayer(ShardedLayer):
+    """Finds out by itself which of its checkpoint tensors are stored in formats."""
+
+    @abstractmethod
+    def store(
+        self,
+        prefix: str,
+        recipe: WeightRecipe,
+        slots: dict[str, WeightSlot],
+        device: torch.device,
+    ) -> set[str]:
+        """Put slots of formats in the place of the layer's own, where the recipe says so. prefix:
+        of its names in the checkpoint. Returns names that are of no use. Raises as stored_by."""
+
+
+class Stored(Protocol):
+    """What is being read for one weight."""
+
+    def of(self, name_part: str) -> tuple[StoredWeight, str]:
+        """The module's weight and the part of it that a name part is."""
+
+    def settle(self) -> None:
+        """Called behind every part that is in place."""
 
 
 class StoredLayer:
@@ -80,7 +106,7 @@ class StoredLayer:
 class FormatSlot(WeightSlot):
     """Where one of a format's tensors goes."""
 
-    stored: StoredLayer
+    stored: Stored
 
     def load(self, tensor: TensorSource) -> None:
         weight, part = self.stored.of(self.name_part)
@@ -131,6 +157,9 @@ def stored_by(recipe: WeightRecipe, model: nn.Module, shard: ShardContext) -> St
     slots = weight_slots(model)
     unread: set[str] = set()
     for path, layer in model.named_modules():
+        if isinstance(layer, FormattedLayer):
+            prefix = layer.checkpoint_prefix(path)
+            unread |= layer.store(prefix, recipe, slots, shard.device)
         if not isinstance(layer, LinearLayer):
             continue
         prefix = layer.checkpoint_prefix(path)

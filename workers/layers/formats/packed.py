@@ -13,6 +13,7 @@ from workers.layers.formats.grouped import (
     GroupedFormat,
     GroupedWeight,
     consecutive_groups,
+    stated_groups,
     unpack,
 )
 
@@ -68,7 +69,7 @@ class Packed(GroupedFormat):
         else:
             zeros = unpack(tensors["weight_zero_point"], self.bits, 0)
         if self.has_act_order:
-            groups = tensors["weight_g_idx"].long()
+            groups = stated_groups(tensors["weight_g_idx"], scales.shape[1])
         else:
             size = self.columns_per_group(cut.whole[1])
             groups = consecutive_groups(scales, cut, size)

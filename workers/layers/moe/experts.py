@@ -9,6 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from workers.layers.formats.format import Cut
+from workers.layers.formats.modules import ModulesLayer, store_modules
+from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.moe.products import experts_in_torch, products_for
 from workers.layers.moe.router import block_prefix
 from workers.layers.moe.routing import Choice
@@ -18,13 +21,14 @@ from workers.layers.moe.tensors import (
     GatedTargets,
     SeparateExperts,
     StackedExperts,
+    store_stacks,
 )
 from workers.layers.routed_experts import RoutedWeights
-from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource
+from workers.layers.sharding import ShardContext, TensorSource, WeightSlot
 from workers.parallel.expert_group import ExpertShare
 
 
-class Experts(ShardedLayer):
+class Experts(ModulesLayer):
     """(n, hidden_size) and Choice -> this rank's part of the sum (n, hidden_size).
 
     gate_up: (kept, 2 * columns, hidden_size), gate over up; down: (kept, hidden_size, columns);
@@ -70,13 +74,8 @@ class Experts(ShardedLayer):
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = dict(self._routed().shapes())
-        if self.spec.shared is not None:
-            columns, hidden = self.spec.num_pieces * self.spec.width, self._hidden_size
-            name = self.spec.shared.name
-            shapes[f"{name}.gate_proj.weight"] = (columns, hidden)
-            shapes[f"{name}.up_proj.weight"] = (columns, hidden)
-            shapes[f"{name}.down_proj.weight"] = (hidden, columns)
-        return shapes
+        shared = self._shared_modules().items()
+        return shapes | {f"{name}.weight": whole for name, whole in shared}
 
     def load_shard(self, name_part: str, tensor: TensorSource) -> None:
         if name_part.startswith("experts."):
@@ -84,10 +83,61 @@ class Experts(ShardedLayer):
         else:
             self._load_shared(name_part.split(".")[1].removesuffix("_proj"), tensor)
 
+    def store(
+        self,
+        prefix: str,
+        recipe: WeightRecipe,
+        slots: dict[str, WeightSlot],
+        device: torch.device,
+    ) -> set[str]:
+        routed = self._routed()
+        if isinstance(routed, StackedExperts):
+            store_stacks(self, routed, prefix, recipe, slots, device)
+            return set()
+        return store_modules(self, prefix, recipe, slots, device)
+
+    def module_cuts(self) -> Mapping[str, Cut]:
+        modules = self._separate().modules().items()
+        cuts = {name: cut for name, cut in modules if cut is not None}
+        for module, whole in self._shared_modules().items():
+            # Of pieces that do not lie together: all of it, and the rank's part when it is there.
+            cuts[module] = Cut(whole, slice(0, whole[0]), slice(0, whole[1]))
+        return cuts
+
+    def modules_elsewhere(self) -> Mapping[str, tuple[int, int]]:
+        width, hidden = self.spec.width, self._hidden_size
+        is_down = f".{self.spec.names.down}"
+        return {
+            name: (hidden, width) if name.endswith(is_down) else (width, hidden)
+            for name, cut in self._separate().modules().items()
+            if cut is None
+        }
+
+    def take(self, module: str, weight: torch.Tensor) -> None:
+        if module in self._shared_modules():
+            self._load_shared(module.split(".")[1].removesuffix("_proj"), weight)
+        else:
+            self._separate().take(module, weight)
+
+    def _separate(self) -> SeparateExperts:
+        return SeparateExperts(self.spec, self.share, self.weights, self._hidden_size)
+
+    def _shared_modules(self) -> dict[str, tuple[int, int]]:
+        """-> (out_features, in_features)."""
+        if self.spec.shared is None:
+            return {}
+        columns, hidden = self.spec.num_pieces * self.spec.width, self._hidden_size
+        name = self.spec.shared.name
+        return {
+            f"{name}.gate_proj": (columns, hidden),
+            f"{name}.up_proj": (columns, hidden),
+            f"{name}.down_proj": (hidden, columns),
+        }
+
     def _routed(self) -> ExpertTensors:
-        kind = StackedExperts if self.spec.names.is_stacked else SeparateExperts
-        tensors: ExpertTensors = kind(self.spec, self.share, self.weights, self._hidden_size)
-        return tensors
+        if not self.spec.names.is_stacked:
+            return self._separate()
+        return StackedExperts(self.spec, self.share, self.weights, self._hidden_size)
 
     def _load_shared(self, part: str, tensor: TensorSource) -> None:
         share = self.share

@@ -5,13 +5,18 @@ Every expert has tensors of its own, or one tensor holds all of them. Knows no p
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from workers.layers.formats.format import Cut
+from workers.layers.formats.plain import PLAIN
+from workers.layers.formats.recipe import WeightRecipe
+from workers.layers.formats.stacks import StackCut, StackSlot, StoredStack
 from workers.layers.moe.spec import MixtureSpec
 from workers.layers.routed_experts import RoutedWeights
-from workers.layers.sharding import TensorSource, copy_slice
+from workers.layers.sharding import ShardedLayer, TensorSource, WeightSlot, copy_slice
 from workers.parallel.expert_group import ExpertShare
 
 
@@ -64,6 +69,30 @@ class SeparateExperts:
             for name, part in self._parts().items()
         }
 
+    def modules(self) -> dict[str, Cut | None]:
+        """Of routed experts, without ".weight"; None for those of other ranks."""
+        first, hidden = self.share.first_column, self.hidden_size
+        columns, everything = slice(first, first + self.share.num_columns), slice(0, hidden)
+        up = Cut((self.spec.width, hidden), columns, everything)
+        down = Cut((hidden, self.spec.width), everything, columns)
+        return {
+            f"experts.{expert}.{name}": None
+            if self.share.place_of(expert) is None
+            else (down if part == "down" else up)
+            for expert in range(self.spec.num_experts)
+            for name, part in self._parts().items()
+        }
+
+    def take(self, module: str, weight: torch.Tensor) -> None:
+        """weight: this rank's part of it."""
+        _, expert, name = module.split(".")
+        place = self.share.place_of(int(expert))
+        if place is None:
+            raise ValueError(f"{module} lies on another rank")
+        columns = slice(0, self.share.num_columns)
+        targets = GatedTargets(self.weights, self.hidden_size, columns)
+        targets.load(place, self._parts()[name], weight)
+
     def load(self, name_part: str, tensor: TensorSource) -> None:
         _, expert, name, _ = name_part.split(".")
         place = self.share.place_of(int(expert))
@@ -104,6 +133,28 @@ class StackedExperts:
             expert = self.share.first_expert + place
             self._load_expert(name_part, tensor, place, slice(expert, expert + 1))
 
+    def stacks(self) -> dict[str, StackCut]:
+        """Of matrices (outputs, inputs), as quantised checkpoints have them."""
+        share, num, hidden = self.share, self.spec.num_experts, self.hidden_size
+        own = slice(share.first_expert, share.first_expert + share.num_own)
+        first, stop = share.first_column, share.first_column + share.num_columns
+        everything, width = slice(0, hidden), self.spec.width
+        return {
+            "experts.gate_up_proj": StackCut(
+                (num, 2 * width, hidden), own, slice(2 * first, 2 * stop), everything
+            ),
+            "experts.down_proj": StackCut(
+                (num, hidden, width), own, everything, slice(first, stop)
+            ),
+        }
+
+    def take(self, stack: str, place: int, matrix: torch.Tensor) -> None:
+        """matrix: (outputs, inputs) of one expert, this rank's part."""
+        if stack == "experts.gate_up_proj":
+            _take_turns(self.weights.gate_up[place], matrix)
+        else:
+            self.weights.down[place].copy_(matrix)
+
     def _load_expert(self, name_part: str, tensor: TensorSource, place: int, expert: slice) -> None:
         share, weights = self.share, self.weights
         first, stop = share.first_column, share.first_column + share.num_columns
@@ -120,6 +171,25 @@ class StackedExperts:
             _present(weights.down_bias)[place].copy_(tensor[expert, everything][0])
         else:
             _present(weights.down_bias)[place].zero_()
+
+
+def store_stacks(
+    layer: ShardedLayer,
+    experts: StackedExperts,
+    prefix: str,
+    recipe: WeightRecipe,
+    slots: dict[str, WeightSlot],
+    device: torch.device,
+) -> None:
+    """As FormattedLayer.store, of experts in stacks."""
+    for stack, cut in experts.stacks().items():
+        if recipe.format_of(prefix + stack) == PLAIN:
+            continue
+        del slots[prefix + stack]
+        stored = StoredStack(cut, partial(experts.take, stack), device)
+        for part in ("blocks", "scales"):
+            name = f"{stack}_{part}"
+            slots[prefix + name] = StackSlot(layer, name, cut.shape(part), stored)
 
 
 def _take_turns(gate_over_up: torch.Tensor, in_turns: torch.Tensor) -> None:

@@ -15,7 +15,14 @@ from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
 from workers.layers.formats.scaled import FP8, Scaled
 from workers.layers.formats.scaling import PerBlock, PerChannel, PerTensor, Scaling
 from workers.loading.quantization.patterns import by_name_or_expression
-from workers.loading.quantization.stated import group_size_of, mapping, one_of, refuse, strings
+from workers.loading.quantization.stated import (
+    block_of,
+    group_size_of,
+    mapping,
+    one_of,
+    refuse,
+    strings,
+)
 
 NAME = "compressed-tensors"
 SUPPORTED = (
@@ -76,21 +83,18 @@ def _scaling(weights: Mapping[str, Any], has_blocks: bool) -> Scaling:
     if strategy == "channel":
         return PerChannel()
     blocks = weights.get("block_structure")
-    if strategy == "block" and has_blocks and _is_pair(blocks):
-        return PerBlock(*blocks)  # type: ignore[misc]
+    block = block_of(blocks)
+    if strategy == "block" and has_blocks and block is not None:
+        return PerBlock(*block)
     raise refuse(NAME, f"strategy={strategy!r} and block_structure={blocks!r}", SUPPORTED)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) for n in value)
 
 
 def _packed(weights: Mapping[str, Any]) -> Packed:
     strategy = one_of(weights, "strategy", ("channel", "group"), NAME)
     actorder = one_of(weights, "actorder", (None, False, "weight", "static", "group"), NAME)
     return Packed(
-        bits=int(weights["num_bits"]),
+        bits=int(weights.get("num_bits", 8)),
         group_size=-1 if strategy == "channel" else group_size_of(weights, NAME),
-        is_symmetric=weights.get("symmetric", True),
+        is_symmetric=one_of(weights, "symmetric", (None, True, False), NAME) is not False,
         has_act_order=actorder == "group",
     )

@@ -8,7 +8,7 @@ from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
 from workers.layers.formats.scaled import FP8, Scaled
 from workers.layers.formats.scaling import PerBlock, PerTensor
 from workers.loading.quantization.patterns import by_component
-from workers.loading.quantization.stated import one_of, refuse, strings
+from workers.loading.quantization.stated import block_of, one_of, refuse, strings
 
 NAME = "fp8"
 SUPPORTED = "e4m3 with weight_block_size [rows, columns], or without one and a scale a tensor"
@@ -20,8 +20,8 @@ def recipe_of(stated: Mapping[str, Any]) -> WeightRecipe:
     blocks = stated.get("weight_block_size")
     if blocks is None:
         weight_format = Scaled(FP8, PerTensor())
-    elif isinstance(blocks, list) and len(blocks) == 2 and all(type(n) is int for n in blocks):
-        weight_format = Scaled(FP8, PerBlock(*blocks), "weight_scale_inv")
+    elif (block := block_of(blocks)) is not None:
+        weight_format = Scaled(FP8, PerBlock(*block), "weight_scale_inv")
     else:
         raise refuse(NAME, f"weight_block_size={blocks!r}", SUPPORTED)
     ignored = [

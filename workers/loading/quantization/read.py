@@ -11,13 +11,14 @@ from typing import Any
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
 from workers.layers.formats.scaled import RoundedToFp8
-from workers.loading.quantization import compressed_tensors, fp8, integers, modelopt
+from workers.loading.quantization import compressed_tensors, fp8, integers, modelopt, mxfp4
 
 _MODELOPT_FILE = "hf_quant_config.json"
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], WeightRecipe]] = {
     compressed_tensors.NAME: compressed_tensors.recipe_of,
     fp8.NAME: fp8.recipe_of,
     modelopt.NAME: modelopt.recipe_of,
+    mxfp4.NAME: mxfp4.recipe_of,
     integers.AWQ: integers.awq_recipe_of,
     integers.GPTQ: integers.gptq_recipe_of,
 }

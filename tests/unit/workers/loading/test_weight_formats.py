@@ -208,6 +208,9 @@ def test_a_tensor_of_another_dtype_than_the_recipe_says_is_refused(tmp_path: Pat
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv'"),
         ({"quant_method": "gptq", "bits": 3}, "bits=3; supported: 2, 4, 8"),
+        ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, r"quant_algo=\['FP8'\]"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size=\[0, 128\]"),
+        ({"quant_method": "gptq", "bits": 4.0}, "bits=4.0; supported"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:12],
 )
@@ -219,6 +222,18 @@ def test_an_unknown_recipe_is_refused_by_name(
     )
     with pytest.raises(ModelLoadError, match=why):
         read_hf_config(tmp_path)
+
+
+def test_groups_that_a_checkpoint_does_not_have_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(TINY, tmp_path)
+    case = CASES["gptq act-order"]
+    quantise_folder(folder, case.config, case.quantiser_of)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".g_idx"))
+    save_file(tensors | {name: tensors[name] - 1}, path)
+    with pytest.raises(ModelLoadError, match="g_idx says groups -1 to"):
+        logits(folder, SingleRank())
 
 
 def test_modelopts_own_file_is_read(tmp_path: Path) -> None:

@@ -176,11 +176,12 @@ def test_experts_that_cannot_be_chosen_so_are_no_native_model(
 def test_one_gpu_keeps_to_transformers_until_it_was_measured() -> None:
     config, name = architecture_of(MIXTURES["qwen3_moe"])
 
-    def chosen(device_type: str, **changes: Any) -> str:
+    def chosen(device_type: str, is_quantised: bool = False, **changes: Any) -> str:
         engine = EngineConfig(model="m", **changes)
-        return choose_implementation(config, name, engine, device_type)
+        return choose_implementation(config, name, engine, device_type, is_quantised=is_quantised)
 
     assert chosen("cuda") == "transformers"
     assert chosen("cuda", model_impl="native") == "native"
     assert chosen("cuda", tp_size=2) == "native"
+    assert chosen("cuda", is_quantised=True) == "native"
     assert chosen("cpu") == "native"
