@@ -263,6 +263,8 @@ def load_model(
         tp.size,
     )
     recipe = weight_recipe(facts.folder, config.quantization)
+    if recipe is not None:
+        logger.info("weights by %s: %s", recipe.name, ", ".join(recipe.titles))
     shard = ShardContext(
         tp, dtype, device, config.deterministic, config.ep_size, recipe is not None
     )

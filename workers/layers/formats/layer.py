@@ -64,12 +64,16 @@ class StoredLayer:
     """The weight of one layer while it is being read."""
 
     def __init__(
-        self, layer: LinearLayer, formats: Mapping[str, WeightFormat], shard: ShardContext
+        self,
+        layer: LinearLayer,
+        prefix: str,
+        formats: Mapping[str, WeightFormat],
+        shard: ShardContext,
     ) -> None:
         self._layer = layer
         self._dtype = shard.dtype
         self.weights = {
-            module: StoredWeight(formats[module], cut, shard.device)
+            module: StoredWeight(_module_name(prefix, module), formats[module], cut, shard.device)
             for module, cut in layer.weight_cuts().items()
         }
         self._arrivals = Arrivals(len(self.checkpoint_shapes()))
@@ -96,10 +100,7 @@ class StoredLayer:
         )
         self._layer.weight = nn.Parameter(whole, requires_grad=False)
         for weight in self.weights.values():
-            weight.tensors.clear()
-        if whole.is_cuda:
-            # What was freed goes back to another stream's pool.
-            torch.cuda.current_stream(whole.device).synchronize()
+            weight.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +164,23 @@ def stored_by(recipe: WeightRecipe, model: nn.Module, shard: ShardContext) -> St
         if not isinstance(layer, LinearLayer):
             continue
         prefix = layer.checkpoint_prefix(path)
-        modules = {part: (prefix + part).rstrip(".") for part in layer.weight_cuts()}
+        modules = {part: _module_name(prefix, part) for part in layer.weight_cuts()}
         formats = {part: recipe.format_of(module) for part, module in modules.items()}
         if all(one == PLAIN for one in formats.values()):
             layer.weight = shard.empty_parameter(*layer.weight.shape)
             continue
-        stored = StoredLayer(layer, formats, shard)
+        stored = StoredLayer(layer, prefix, formats, shard)
         for module in modules.values():
             del slots[f"{module}.weight"]
         for part, shape in stored.checkpoint_shapes().items():
             slots[prefix + part] = FormatSlot(layer, part, shape, stored)
         unread |= {f"{modules[x]}.{part}" for x, one in formats.items() for part in one.unread}
     return StoredTensors(slots, frozenset(unread))
+
+
+def _module_name(prefix: str, module: str) -> str:
+    """In the checkpoint. module: "" for the layer's own."""
+    return (prefix + module).rstrip(".")
 
 
 def _joined(module: str, part: str) -> str:

@@ -48,12 +48,8 @@ class StoredModule:
         """Called behind every part that is in place; hands the weight over behind the last."""
         if not self._arrivals.is_last():
             return
-        whole = self.weight.dequantised()
-        self._layer.take(self._module, whole)
-        self.weight.tensors.clear()
-        if whole.is_cuda:
-            # What was freed goes back to another stream's pool.
-            torch.cuda.current_stream(whole.device).synchronize()
+        self._layer.take(self._module, self.weight.dequantised())
+        self.weight.release()
 
 
 def store_modules(
@@ -70,9 +66,10 @@ def store_modules(
         unread |= {f"{prefix}{module}.{part}" for part in weight_format.unread}
         if weight_format == PLAIN:
             continue
-        stored = StoredModule(layer, module, StoredWeight(weight_format, cut, device))
+        weight = StoredWeight(prefix + module, weight_format, cut, device)
+        stored = StoredModule(layer, module, weight)
         del slots[f"{prefix}{module}.weight"]
-        for part, shape in stored.weight.shapes().items():
+        for part, shape in weight.shapes().items():
             name = f"{module}.{part}"
             slots[prefix + name] = FormatSlot(layer, name, shape, stored)
     for module, whole in layer.modules_elsewhere().items():

@@ -44,7 +44,7 @@ class WeightRecipe:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Formats that modules may have, for displays."""
+        """Formats that modules may have, for people."""
         quantised = [rule.format for rule in self.rules if rule.format != PLAIN]
         return tuple(dict.fromkeys(one.title for one in quantised))
 

@@ -12,7 +12,7 @@ import torch
 from workers.layers.formats.fills import bits, constant
 from workers.layers.formats.format import check_on_border, in_blocks
 from workers.layers.formats.mxfp4 import GROUP_SIZE, dequantise_mxfp4
-from workers.layers.formats.stored import Arrivals
+from workers.layers.formats.stored import Arrivals, check_finite
 from workers.layers.sharding import TensorSource, WeightSlot
 
 _DUMMY_EXPONENT = 120  # 2**-7: values of about 2.9 become noise of about 0.02
@@ -45,10 +45,11 @@ class StackCut:
 
 
 class StoredStack:
-    """A stack while it is being read. take: gets each matrix, (rows, columns) float32, by its place
-    in the cut."""
+    """A stack while it is being read. name: in the checkpoint, without a part's. take: gets each
+    matrix, (rows, columns) float32, by its place in the cut."""
 
-    def __init__(self, cut: StackCut, take: Take, device: torch.device) -> None:
+    def __init__(self, name: str, cut: StackCut, take: Take, device: torch.device) -> None:
+        self._name = name
         self._cut, self._take, self._device = cut, take, device
         self._tensors: dict[str, torch.Tensor] = {}
         self._arrivals = Arrivals(len(_FILLS))
@@ -67,11 +68,13 @@ class StoredStack:
             return
         blocks, scales = self._tensors["blocks"], self._tensors["scales"]
         for place in range(len(blocks)):
-            self._take(place, dequantise_mxfp4(blocks[place], scales[place]))
-        self._tensors.clear()
+            matrix = dequantise_mxfp4(blocks[place], scales[place])
+            check_finite(matrix, self._name)
+            self._take(place, matrix)
         if blocks.is_cuda:
-            # What was freed goes back to another stream's pool.
+            # Both lie in the pools of other streams, which may write there when they are released.
             torch.cuda.current_stream(blocks.device).synchronize()
+        self._tensors.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut, Shape, WeightFormat
 from workers.layers.sharding import TensorSource, copy_slice
 
@@ -12,16 +13,23 @@ from workers.layers.sharding import TensorSource, copy_slice
 class StoredWeight:
     """The slices of a module's tensors that a rank holds. Memory is taken as they come.
 
-    Parts may be loaded by several threads, each part by one.
+    module: its name in the checkpoint. Parts may be loaded by several threads, each part by one.
+    Raises ConfigError for a module of a shape, or a cut, that the format does not have.
     """
 
-    def __init__(self, weight_format: WeightFormat, cut: Cut, device: torch.device) -> None:
+    def __init__(
+        self, module: str, weight_format: WeightFormat, cut: Cut, device: torch.device
+    ) -> None:
         self.format = weight_format
         self.cut = cut
+        self._module = module
         self._device = device
-        self._stored = weight_format.tensors(cut.whole)
-        # A cut that falls inside of a block is refused before anything is read.
-        self._slices = {part: weight_format.slices(part, cut) for part in self._stored}
+        try:
+            self._stored = weight_format.tensors(cut.whole)
+            # A cut that falls inside of a block is refused before anything is read.
+            self._slices = {part: weight_format.slices(part, cut) for part in self._stored}
+        except ConfigError as error:
+            raise ConfigError(f"{module}, {weight_format.title}: {error}") from error
         self.tensors: dict[str, torch.Tensor] = {}
 
     def shapes(self) -> Mapping[str, Shape]:
@@ -37,7 +45,7 @@ class StoredWeight:
         slices, dtype = self._slices[part], self._stored[part].dtypes[0]
         shape = [index.stop - index.start for index in slices]
         target = torch.empty(shape, dtype=dtype, device=self._device)
-        if len(source.shape) == len(slices):
+        if source.shape == self._stored[part].shape:
             copy_slice(target, source, *slices)
         else:
             whole = source[tuple(slice(0, size) for size in source.shape)]
@@ -52,8 +60,30 @@ class StoredWeight:
         return tensor
 
     def dequantised(self) -> torch.Tensor:
-        """(cut.num_rows, cut.num_columns) float32, when all parts are there."""
-        return self.format.dequantise(self.tensors, self.cut)
+        """(cut.num_rows, cut.num_columns) float32, when all parts are there. Raises ModelLoadError
+        for tensors that stand for no matrix, or for one that is not finite."""
+        try:
+            weight = self.format.dequantise(self.tensors, self.cut)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self._module}, {self.format.title}: {error}") from error
+        check_finite(weight, self._module)
+        return weight
+
+    def release(self) -> None:
+        """Give back the memory of the tensors, of which something was made on this thread's stream.
+
+        Each lies in the pool of the stream that it was read on, which may write there at once: this
+        thread's must have read them by then.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self.tensors.clear()
+
+
+def check_finite(weight: torch.Tensor, name: str) -> None:
+    """Raise ModelLoadError for a scale or a value that is infinite or no number."""
+    if not torch.isfinite(weight).all():
+        raise ModelLoadError(f"{name} has scales or values that are not finite")
 
 
 class Arrivals:

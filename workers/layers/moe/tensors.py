@@ -186,7 +186,7 @@ def store_stacks(
         if recipe.format_of(prefix + stack) == PLAIN:
             continue
         del slots[prefix + stack]
-        stored = StoredStack(cut, partial(experts.take, stack), device)
+        stored = StoredStack(prefix + stack, cut, partial(experts.take, stack), device)
         for part in ("blocks", "scales"):
             name = f"{stack}_{part}"
             slots[prefix + name] = StackSlot(layer, name, cut.shape(part), stored)

@@ -7,7 +7,7 @@ from workers.layers.formats.awq import Awq
 from workers.layers.formats.gptq import Gptq
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
-from workers.loading.quantization.patterns import by_component, compiled
+from workers.loading.quantization.patterns import by_component, stated_expression
 from workers.loading.quantization.stated import group_size_of, mapping, one_of, refuse, strings
 
 AWQ, GPTQ = "awq", "gptq"
@@ -42,6 +42,6 @@ def gptq_recipe_of(stated: Mapping[str, Any]) -> WeightRecipe:
     for name in exceptions:
         if not name.startswith(_LEFT_OUT):
             raise refuse(GPTQ, f"dynamic settings of {name!r}", "modules left out ('-:')")
-    left_out = tuple(compiled(f"(?:{name.removeprefix(_LEFT_OUT)}).*") for name in exceptions)
+    left_out = tuple(stated_expression(name.removeprefix(_LEFT_OUT)) for name in exceptions)
     rules = FormatRule(left_out, PLAIN), FormatRule((EVERY_MODULE,), weight_format)
     return WeightRecipe(GPTQ, rules)

@@ -7,6 +7,16 @@ from collections.abc import Iterable
 from workers.errors import ModelLoadError
 
 _EXPRESSION = "re:"
+_MAX_CHARACTERS = 512
+_MAX_REPEATS = 4
+_MAX_GROUPS = 4
+# Escaped characters and sets, in which repeats and groups are letters like others.
+_LITERALS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_GROUP = re.compile(r"\((?:\?(?:[:=!]|<[=!]|P<\w+>))?")
+# Among them comments and a verbose mode, behind which a repeat is still of what is before them.
+_OTHER_EXTENSION = re.compile(r"\(\?(?![:=!]|<[=!]|P<\w)")
+_REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
 
 
 def compiled(expression: str) -> re.Pattern[str]:
@@ -17,6 +27,33 @@ def compiled(expression: str) -> re.Pattern[str]:
         raise ModelLoadError(
             f"the recipe's pattern {expression!r} cannot be used: {error}"
         ) from error
+
+
+def stated_expression(expression: str) -> re.Pattern[str]:
+    """A checkpoint's own expression, for beginnings of names.
+
+    Raises ModelLoadError for what is none, and for one that could hold a start: the time of a match
+    grows by a factor with every repeat and group, and exponentially with repeats of a group.
+    """
+    if not _is_bounded(expression):
+        raise ModelLoadError(
+            f"the recipe's pattern {expression[:_MAX_CHARACTERS]!r} is too complex: at most "
+            f"{_MAX_CHARACTERS} characters, {_MAX_REPEATS} repeats and {_MAX_GROUPS} groups are "
+            "matched, and neither repeats of a group nor flags"
+        )
+    return compiled(f"(?:{expression}).*")
+
+
+def _is_bounded(expression: str) -> bool:
+    if len(expression) > _MAX_CHARACTERS:
+        return False
+    bare = _LITERALS.sub("x", expression)
+    return not (
+        len(_GROUP.findall(bare)) > _MAX_GROUPS
+        or len(_REPEAT.findall(_GROUP.sub("", bare))) > _MAX_REPEATS
+        or _REPEATED_GROUP.search(bare)
+        or _OTHER_EXTENSION.search(bare)
+    )
 
 
 def by_component(names: Iterable[str]) -> tuple[re.Pattern[str], ...]:
@@ -33,7 +70,7 @@ def by_glob(names: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 def by_name_or_expression(names: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     """As compressed-tensors has them: whole names, or "re:" and an expression for beginnings."""
     return tuple(
-        compiled(f"(?:{name.removeprefix(_EXPRESSION)}).*")
+        stated_expression(name.removeprefix(_EXPRESSION))
         if name.startswith(_EXPRESSION)
         else compiled(re.escape(name))
         for name in names

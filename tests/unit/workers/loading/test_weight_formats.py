@@ -27,8 +27,13 @@ from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.layers.formats.format import Cut
+from workers.layers.formats.scaled import Scaled
+from workers.layers.formats.scaling import PerChannel
+from workers.layers.formats.stored import StoredWeight
 from workers.loading.loader import load_model
 from workers.loading.model_folder import read_hf_config
+from workers.loading.quantization.patterns import stated_expression
 from workers.parallel.group import SingleRank, TPGroup
 
 CPU = torch.device("cpu")
@@ -174,7 +179,7 @@ def test_a_cut_inside_of_a_block_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model(TINY, tmp_path)
     config = {"quant_method": "fp8", "weight_block_size": [32, 32]}
     quantise_folder(folder, config, of_all(by_scale(FP8, (32, 32), "weight_scale_inv")))
-    with pytest.raises(ConfigError, match=r"\[0, 16\) of 32, inside of blocks of rows of 32"):
+    with pytest.raises(ConfigError, match=r"[kv]_proj, fp8 .*\[0, 16\) of 32, inside of blocks"):
         on_two_ranks(folder)
 
 
@@ -224,16 +229,48 @@ def test_an_unknown_recipe_is_refused_by_name(
         read_hf_config(tmp_path)
 
 
-def test_groups_that_a_checkpoint_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_what_a_module_cannot_be_made_of_is_refused_with_its_name(tmp_path: Path) -> None:
     folder = save_tiny_model(TINY, tmp_path)
     case = CASES["gptq act-order"]
     quantise_folder(folder, case.config, case.quantiser_of)
-    path = folder / "model.safetensors"
+    path, module = folder / "model.safetensors", "model.layers.1.self_attn.k_proj"
     tensors = load_file(path)
-    name = next(name for name in tensors if name.endswith(".g_idx"))
-    save_file(tensors | {name: tensors[name] - 1}, path)
-    with pytest.raises(ModelLoadError, match="g_idx says groups -1 to"):
+    save_file(tensors | {f"{module}.g_idx": tensors[f"{module}.g_idx"] - 1}, path)
+    with pytest.raises(ModelLoadError, match=rf"{module}, gptq .*: g_idx says groups -1 to"):
         logits(folder, SingleRank())
+    scales = tensors[f"{module}.scales"].clone()
+    scales[0, 3] = torch.inf
+    save_file(tensors | {f"{module}.scales": scales}, path)
+    with pytest.raises(ModelLoadError, match=f"{module} has scales or values that are not finite"):
+        logits(folder, SingleRank())
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (1, 6), (6,)])
+def test_scales_lie_where_they_belong_in_any_shape(
+    shape: tuple[int, ...],
+) -> None:
+    cut = Cut((6, 4), slice(2, 5), slice(0, 4))
+    weight = StoredWeight("m", Scaled(torch.int8, PerChannel()), cut, CPU)
+    weight.load("weight", torch.ones(6, 4, dtype=torch.int8))
+    weight.load("weight_scale", torch.arange(1.0, 7.0).reshape(shape))
+    assert weight.dequantised().tolist() == [[row] * 4 for row in (3.0, 4.0, 5.0)]
+
+
+def test_expressions_that_could_hold_a_start_are_refused() -> None:
+    for hostile in (
+        "(.+)+x",
+        "(.|..){9}x",
+        "(?x:(.+) +)x",
+        "(.+)(?#)+x",
+        ".?" * 5 + "x",
+        "(.|..)" * 5 + "x",
+        "x" * 600,
+    ):
+        with pytest.raises(ModelLoadError, match="too complex"):
+            stated_expression(hostile)
+    usual = stated_expression(r"model\.layers\.(1[0-9]|2[0-3])\.(?!mlp)[a-z_+*?()]+\.(q|k|v)_proj$")
+    assert usual.fullmatch("model.layers.17.self_attn.k_proj")
+    assert not usual.fullmatch("model.layers.27.self_attn.k_proj")
 
 
 def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
