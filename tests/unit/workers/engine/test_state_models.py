@@ -176,11 +176,11 @@ def two_rows_at_most(monkeypatch) -> list[int]:
     monkeypatch.setattr(step_pieces, "MIN_PIECE_TOKENS", 2)
     sample, tried = SamplingState.sample, []
 
-    def limited(self: SamplingState, logits: torch.Tensor, slots: Any, positions: Any) -> Any:
+    def limited(self: SamplingState, logits: torch.Tensor, slots: Any, *others: Any) -> Any:
         tried.append(len(slots))
         if len(slots) > 2:
             raise torch.OutOfMemoryError("injected")
-        return sample(self, logits, slots, positions)
+        return sample(self, logits, slots, *others)
 
     monkeypatch.setattr(SamplingState, "sample", limited)
     return tried
