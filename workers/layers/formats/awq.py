@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.layers.formats.fills import INT4_SCALE, bits, constant
-from workers.layers.formats.format import Cut, StoredTensor, in_blocks
+from workers.layers.formats.format import FLOATS, Cut, StoredTensor, in_blocks
 from workers.layers.formats.grouped import (
     GroupedFormat,
     GroupedWeight,
@@ -39,11 +39,10 @@ class Awq(GroupedFormat):
         out_words, in_features = self.words(whole[0]), whole[1]
         groups = in_features // self.columns_per_group(in_features)
         zeros = constant(_DUMMY_ZEROS)
-        floats = (torch.float32, torch.float16, torch.bfloat16)
         return {
             "qweight": StoredTensor((in_features, out_words), (torch.int32,), bits),
             "qzeros": StoredTensor((groups, out_words), (torch.int32,), zeros),
-            "scales": StoredTensor((groups, whole[0]), floats, INT4_SCALE),
+            "scales": StoredTensor((groups, whole[0]), FLOATS, INT4_SCALE),
         }
 
     def slices(self, part: str, cut: Cut) -> tuple[slice, ...]:

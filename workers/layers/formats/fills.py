@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from workers.layers.sharding import DUMMY_STD
+
 Fill = Callable[[torch.Tensor, torch.Generator], None]
 
-DUMMY_STD = 0.02
 _FP8_STD = 64.0
 _INT8_STD = 74.0  # of integers spread evenly over [-128, 127]
 _INT4_STD = 4.6  # over [0, 15]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.layers.formats.fills import INT4_SCALE, bits, constant
-from workers.layers.formats.format import Cut, StoredTensor, in_blocks
+from workers.layers.formats.format import FLOATS, Cut, StoredTensor, in_blocks
 from workers.layers.formats.grouped import (
     GroupedFormat,
     GroupedWeight,
@@ -43,12 +43,11 @@ class Gptq(GroupedFormat):
         size = self.columns_per_group(in_features)
         groups = in_features // size
         zeros = (groups, self.words(out_features))
-        floats = (torch.float32, torch.float16, torch.bfloat16)
         packed = (self.words(in_features), out_features)
         stored = {
             "qweight": StoredTensor(packed, (torch.int32,), bits),
             "qzeros": StoredTensor(zeros, (torch.int32,), constant(self._dummy_zeros())),
-            "scales": StoredTensor((groups, out_features), floats, INT4_SCALE),
+            "scales": StoredTensor((groups, out_features), FLOATS, INT4_SCALE),
         }
         if self.has_act_order:
 

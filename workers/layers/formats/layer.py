@@ -14,7 +14,7 @@ from torch import nn
 from workers.layers.formats.format import Cut, Shape, WeightFormat
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
-from workers.layers.formats.stored import Arrivals, StoredWeight
+from workers.layers.formats.stored import Arrivals, Settling, StoredSlot, StoredWeight
 from workers.layers.sharding import (
     ShardContext,
     ShardedLayer,
@@ -50,14 +50,11 @@ class FormattedLayer(ShardedLayer):
         of its names in the checkpoint. Returns names that are of no use. Raises as stored_by."""
 
 
-class Stored(Protocol):
+class Stored(Settling, Protocol):
     """What is being read for one weight."""
 
     def of(self, name_part: str) -> tuple[StoredWeight, str]:
         """The module's weight and the part of it that a name part is."""
-
-    def settle(self) -> None:
-        """Called behind every part that is in place."""
 
 
 class StoredLayer:
@@ -104,7 +101,7 @@ class StoredLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class FormatSlot(WeightSlot):
+class FormatSlot(StoredSlot):
     """Where one of a format's tensors goes."""
 
     stored: Stored
@@ -112,16 +109,6 @@ class FormatSlot(WeightSlot):
     def load(self, tensor: TensorSource) -> None:
         weight, part = self.stored.of(self.name_part)
         weight.load(part, tensor)
-
-    def map(self, tensor: TensorSource) -> bool:
-        return False
-
-    def settle(self) -> None:
-        self.stored.settle()
-
-    @property
-    def keeps_dtype(self) -> bool:
-        return True
 
     def obstacle(self, shape: Shape, dtype: torch.dtype) -> str:
         weight, part = self.stored.of(self.name_part)

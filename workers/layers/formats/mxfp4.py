@@ -22,7 +22,8 @@ from workers.layers.formats.format import (
 GROUP_SIZE = 32
 _E8M0_BIAS = 127
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_DUMMY_EXPONENT = 120  # 2**-7: values of about 2.9 become noise of about 0.02
+DUMMY_SCALES = constant(120)
+"""Exponents of 2**-7: values of about 2.9 become noise of about 0.02."""
 
 
 def dequantise_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -52,10 +53,9 @@ class Mxfp4(WeightFormat):
         if columns % GROUP_SIZE:
             raise ConfigError(f"{columns} input features are no whole groups of {GROUP_SIZE}")
         scales = (rows, columns // GROUP_SIZE)
-        exponents = constant(_DUMMY_EXPONENT)
         return {
             "weight_packed": StoredTensor((rows, columns // 2), (torch.uint8,), bits),
-            "weight_scale": StoredTensor(scales, (torch.uint8,), exponents),
+            "weight_scale": StoredTensor(scales, (torch.uint8,), DUMMY_SCALES),
         }
 
     def slices(self, part: str, cut: Cut) -> tuple[slice, ...]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.layers.formats.fills import bits, constant
+from workers.layers.formats.fills import bits
 from workers.layers.formats.format import check_on_border, in_blocks
-from workers.layers.formats.mxfp4 import GROUP_SIZE, dequantise_mxfp4
-from workers.layers.formats.stored import Arrivals, check_finite
-from workers.layers.sharding import TensorSource, WeightSlot
+from workers.layers.formats.mxfp4 import DUMMY_SCALES, GROUP_SIZE, dequantise_mxfp4
+from workers.layers.formats.stored import Arrivals, StoredSlot, check_finite
+from workers.layers.sharding import TensorSource
 
-_DUMMY_EXPONENT = 120  # 2**-7: values of about 2.9 become noise of about 0.02
-_FILLS = {"blocks": bits, "scales": constant(_DUMMY_EXPONENT)}
+_FILLS = {"blocks": bits, "scales": DUMMY_SCALES}
 
 Take = Callable[[int, torch.Tensor], None]
 
@@ -78,7 +77,7 @@ class StoredStack:
 
 
 @dataclass(frozen=True, slots=True)
-class StackSlot(WeightSlot):
+class StackSlot(StoredSlot):
     """Where blocks or scales go."""
 
     stored: StoredStack
@@ -89,16 +88,6 @@ class StackSlot(WeightSlot):
 
     def load(self, tensor: TensorSource) -> None:
         self.stored.load(self.part, tensor)
-
-    def map(self, tensor: TensorSource) -> bool:
-        return False
-
-    def settle(self) -> None:
-        self.stored.settle()
-
-    @property
-    def keeps_dtype(self) -> bool:
-        return True
 
     def obstacle(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         if shape != self.shape:

@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut, Shape, WeightFormat
-from workers.layers.sharding import TensorSource, copy_slice
+from workers.layers.sharding import TensorSource, WeightSlot, copy_slice
 
 
 class StoredWeight:
@@ -97,3 +99,27 @@ class Arrivals:
         with self._lock:
             self._left -= 1
             return self._left == 0
+
+
+class Settling(Protocol):
+    """What is being read until the last of its parts has come."""
+
+    def settle(self) -> None:
+        """Called behind every part that is in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlot(WeightSlot):
+    """Where a tensor goes of which the weight is made later: bit by bit, and copied."""
+
+    stored: Settling
+
+    def map(self, tensor: TensorSource) -> bool:
+        return False
+
+    def settle(self) -> None:
+        self.stored.settle()
+
+    @property
+    def keeps_dtype(self) -> bool:
+        return True
