@@ -117,10 +117,10 @@ def report_host(engine: Engine, num_streams: int) -> None:
     report_calls(f"{num_streams} streams", HostClock(), parts, engine.step)
 
 
-def report_mixed(engine: Engine, has_functions: bool) -> None:
+def report_mixed(engine: Engine, num_streams: int, has_functions: bool) -> None:
     """Steps in which a new prompt comes beside the streams that decode."""
     for index in range(NUM_FREED):
-        engine.abort(f"{STREAMS[-1][0]}-{index}")
+        engine.abort(f"{num_streams}-{index}")
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     rng = random.Random(1)
     numbers = count()
@@ -198,12 +198,26 @@ def report_prefill(engine: Engine) -> None:
         engine.step()
 
 
+def streams_of(text: str) -> tuple[int, int]:
+    """256:1024 -> (256, 1024)."""
+    num_streams, prompt_tokens = text.split(":")
+    return int(num_streams), int(prompt_tokens)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="a Hugging Face config.json")
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
     parser.add_argument("--tp", type=int, default=1, help="rank 0 of so many")
     parser.add_argument("--prompts-only", action="store_true", help="no decode steps")
+    parser.add_argument(
+        "--streams",
+        nargs="+",
+        type=streams_of,
+        default=STREAMS,
+        metavar="N:TOKENS",
+        help="so many streams of prompts of so many tokens, one after the other",
+    )
     parser.add_argument("--functions", action="store_true", help="profile the host's functions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -226,14 +240,15 @@ def main() -> None:
     print(f"-- prepared in {num_turns} turns, {time.perf_counter() - start_s:.1f} s")
     for prompt_tokens in SINGLE_PROMPTS:
         report_first_token(engine, prompt_tokens, arguments.functions)
-    for num_streams, prompt_tokens in () if arguments.prompts_only else STREAMS:
+    streams = [] if arguments.prompts_only else arguments.streams
+    for num_streams, prompt_tokens in streams:
         start_streams(engine, num_streams, prompt_tokens)
         report_host(engine, num_streams)
         report(f"{num_streams} streams", NUM_STEPS, profile_calls(engine.step, NUM_STEPS))
         if arguments.functions:
             report_functions(engine.step)
-        if num_streams == STREAMS[-1][0]:
-            report_mixed(engine, arguments.functions)
+        if num_streams == streams[-1][0]:
+            report_mixed(engine, num_streams, arguments.functions)
         for index in range(num_streams):
             engine.abort(f"{num_streams}-{index}")
         while engine.has_work:
