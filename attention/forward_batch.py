@@ -17,7 +17,7 @@ import torch
 
 from attention.latent_inputs import LatentLayer, LatentTokens, UpProjections
 from attention.qkv_projection import QKVProjection
-from attention.visibility import CAUSAL, Visibility
+from attention.visibility import CAUSAL, Items, Visibility
 
 
 class ForwardMode(Enum):
@@ -146,6 +146,17 @@ class ForwardBatch:
     @property
     def locs_by_account(self) -> tuple[torch.Tensor, ...]:
         return (self.out_cache_loc, *self.bounded_cache_locs)
+
+    def decode_rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows whose only new token sees all that they have, longest first, and the rows with other
+        new tokens. Rows that pad a batch are neither."""
+        num_new, seq_lens = self.extend_seq_lens_cpu, self.seq_lens_cpu
+        # A token of an item does not see all that comes before it.
+        sees_all = not isinstance(self.visibility, Items)
+        has_keys = seq_lens > 0
+        decode = np.flatnonzero((num_new == 1) & has_keys & sees_all)
+        longer = np.flatnonzero((num_new > 1 if sees_all else num_new > 0) & has_keys)
+        return decode[np.argsort(-seq_lens[decode], kind="stable")], longer
 
     def cache_locs(self, account: int) -> torch.Tensor:
         """Where the new tokens' K and V go in the account, int64 (num_tokens,)."""

@@ -95,7 +95,8 @@ def _latent_step_cost(
 
 def _keys_read(total: Counts, new: Counts, retention: Retention) -> int:
     """Distinct keys that any new token sees, summed over rows that bring a new token."""
-    seen = total - retention.first_visible(total - new)
+    is_whole = isinstance(retention, EveryToken)
+    seen = total if is_whole else total - retention.first_visible(total - new)
     return int(seen[new > 0].sum())
 
 

@@ -15,7 +15,7 @@ import torch
 
 from attention.backends.base import LatentAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
-from attention.backends.torch_native_rows import decode_rows_of, seen_row
+from attention.backends.torch_native_rows import seen_row
 from attention.capability import AttentionBackendError, BackendCapability, BackendProbe
 from attention.config import AttentionConfig
 from attention.forward_batch import ForwardBatch
@@ -130,7 +130,7 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
         seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
         first_tokens = np.cumsum(num_new) - num_new
-        decode, longer = decode_rows_of(forward_batch)
+        decode, longer = forward_batch.decode_rows()
         rows = torch.from_numpy(decode).to(self.config.device)
         decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
         self._metadata = LatentMetadata(

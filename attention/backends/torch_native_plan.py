@@ -17,7 +17,6 @@ from attention.backends.torch_native_rows import (
     LayerPlan,
     StepRows,
     decode_planner,
-    decode_rows_of,
     seen_row,
 )
 from attention.config import AttentionConfig, LayerKind
@@ -81,7 +80,7 @@ class TorchNativePlanner:
         num_new = forward_batch.extend_seq_lens_cpu.astype(np.int64)
         seq_lens = forward_batch.seq_lens_cpu.astype(np.int64)
         first_tokens = np.cumsum(num_new) - num_new
-        decode, extend = decode_rows_of(forward_batch)
+        decode, extend = forward_batch.decode_rows()
         slots = forward_batch.req_pool_indices[torch.from_numpy(decode).to(self._device)]
         decode_tokens = first_tokens[decode]
         num_tokens = forward_batch.num_tokens

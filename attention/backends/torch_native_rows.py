@@ -13,7 +13,6 @@ from attention.forward_batch import ForwardBatch
 from attention.kernels.torch_decode import DecodeChunk, DecodePlanner
 from attention.kernels.torch_extend import BlockBias, QueryBlock
 from attention.kernels.torch_visible import SeenRow
-from attention.visibility import Items
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +65,6 @@ def decode_planner(
     return DecodePlanner(
         table, num_cache_slots, heads.tp_q_head_num, heads.tp_k_head_num, max_chunk_tokens
     )
-
-
-def decode_rows_of(
-    forward_batch: ForwardBatch,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows whose only new token sees all that they have, longest first, and the rows with other new
-    tokens. Rows that pad a batch are neither."""
-    num_new, seq_lens = forward_batch.extend_seq_lens_cpu, forward_batch.seq_lens_cpu
-    # A token of an item does not see all that comes before it.
-    sees_all = not isinstance(forward_batch.visibility, Items)
-    has_keys = seq_lens > 0
-    decode = np.flatnonzero((num_new == 1) & has_keys & sees_all)
-    longer = np.flatnonzero((num_new > 1 if sees_all else num_new > 0) & has_keys)
-    return decode[np.argsort(-seq_lens[decode], kind="stable")], longer
 
 
 def seen_row(forward_batch: ForwardBatch, row: int, first_token: int, first_key: int) -> SeenRow:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from attention.forward_batch import AttentionLayer
 from attention.kernels.torch_scores import capped_sink_softmax
-from attention.memory.layout import Retention
+from attention.memory.layout import EveryToken, Retention
 
 MAX_CHUNK_KEY_BYTES = 4 << 20
 MAX_CHUNK_PADDING_TOKENS = 1024
@@ -103,7 +103,9 @@ class DecodePlanner:
 
     def plan(self, rows: DecodeRows, retention: Retention) -> list[DecodeChunk]:
         """Chunks for layers whose queries see what the retention says."""
-        num_keys = rows.seq_lens - retention.first_visible(rows.seq_lens - 1)
+        num_keys = rows.seq_lens
+        if not isinstance(retention, EveryToken):
+            num_keys = num_keys - retention.first_visible(num_keys - 1)
         return [
             self._plan_chunk(rows, num_keys, start, stop)
             for start, stop in cut_into_chunks(num_keys, self._max_chunk_tokens)

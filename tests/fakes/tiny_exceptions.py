@@ -22,6 +22,18 @@ _SMALL_SWA = {
     **{"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16},
 }
 
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "gemma4_assistant": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 30,
+        }
+    }
+}
+"""Without which the config of a model_type is none: its class refuses its own defaults."""
+
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
         ["qwen2_vl_text", "qwen2_5_vl_text", "paddleocr_vl_text", "glm4v_text", "glm_ocr_text"],
@@ -77,6 +89,14 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
         ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"], {"vision_start_token_id": 120}
     ),
+    "gemma4_assistant": {
+        "text_config": {
+            **{"model_type": "gemma4_text", "layer_types": _SLIDING_AND_FULL, "vocab_size": 128},
+            **{"num_hidden_layers": 4, "num_kv_shared_layers": 4, "max_position_embeddings": 256},
+            **{"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4},
+            **dict.fromkeys(["hidden_size_per_layer_input", "vocab_size_per_layer_input"], 0),
+        }
+    },
     "radio": {"video_temporal_patch_size": 2},
     "step3p5": {"sliding_window": 9},
     "xmod": {"default_language": "en_XX"},

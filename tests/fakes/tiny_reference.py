@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from tests.fakes.tiny_configs import FIRST_SPECIAL_TOKEN, VOCAB_SIZE, tiny_config
+from tests.fakes.tiny_exceptions import NEEDED
 
 MAX_PARAMETERS = 20_000_000
 # Ends of sequences, padding, and what may stand for an image.
@@ -25,7 +26,8 @@ class NotBuiltError(Exception):
 def config_of(model_type: str, class_name: str, changes: Mapping[str, Any]) -> PreTrainedConfig:
     """Raises NotBuiltError."""
     try:
-        config = tiny_config(AutoConfig.for_model(model_type), changes)
+        full = AutoConfig.for_model(model_type, **NEEDED.get(model_type, {}))
+        config = tiny_config(full, changes)
     except Exception as error:
         raise NotBuiltError(f"config: {in_one_line(error)}") from error
     config.architectures = [class_name]

@@ -36,10 +36,12 @@ class Compiler(Protocol):
 
 
 class GrammarDesk(Protocol):
-    """Not thread-safe: who drives the engine calls it."""
+    """Not thread-safe: who drives the engine calls it.
 
-    @property
-    def num_waiting(self) -> int: ...
+    num_waiting: requests that hand_over has something for, now or once they are compiled.
+    """
+
+    num_waiting: int
 
     @property
     def num_waiting_tokens(self) -> int: ...
@@ -117,10 +119,8 @@ class CompilingDesk:
         self._pool = ThreadPoolExecutor(NUM_COMPILE_THREADS, thread_name_prefix="tessera-grammar")
         self._waiting: dict[str, tuple[GenerateRequest, Future[TokenMatcher]]] = {}
         self._last_words: list[StepOutput] = []
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._last_words)
+        # Asked in every step, of which few have anything here.
+        self.num_waiting = 0
 
     def prepare(self) -> Callable[[], None]:
         return self._pool.submit(self._compiler.prepare).result
@@ -139,6 +139,7 @@ class CompilingDesk:
             self._compiler.compile, request.grammar, request.resumed_token_ids
         )
         self._waiting[request.request_id] = request, future
+        self.num_waiting += 1
 
     def abort(self, request_id: str) -> bool:
         waiting = self._waiting.pop(request_id, None)
@@ -151,6 +152,7 @@ class CompilingDesk:
     def hand_over(self, accept: Accept) -> list[StepOutput]:
         outputs, self._last_words = self._last_words, []
         ready = [waiting for waiting in self._waiting.values() if waiting[1].done()]
+        self.num_waiting = len(self._waiting) - len(ready)
         for request, future in ready:
             del self._waiting[request.request_id]
             # Asked for, not raised: a panic of llguidance is no Exception.

@@ -1,9 +1,13 @@
 """From step outcomes to step records: durations, and the gaps in which the device waited."""
 
+from collections import deque
+
 from attention.timing import phase_of
 from workers.engine.observer import OnStep, StepRecord
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
+
+NUM_REMEMBERED_STEPS = 16
 
 
 class StepClock:
@@ -11,6 +15,7 @@ class StepClock:
 
     A gap counts as the host's only between steps that were back to back: the next one was
     launched while the engine still had the previous one to commit, or right after it.
+    decode_durations_s: of the last decode steps.
     """
 
     def __init__(self, on_step: OnStep, max_gap_s: float = 0.1) -> None:
@@ -18,17 +23,21 @@ class StepClock:
         self._max_gap_s = max_gap_s
         self._last_step_id = -1
         self._last_finished_s = 0.0
+        self.decode_durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
 
     def place(self, plan: StepPlan, outcome: StepOutcome) -> None:
         gap_s = outcome.started_s - self._last_finished_s
         is_back_to_back = plan.step_id == self._last_step_id + 1 and gap_s <= self._max_gap_s
         self._last_step_id = plan.step_id
         self._last_finished_s = outcome.finished_s
+        step_s = outcome.finished_s - outcome.started_s
+        if plan.is_decode:
+            self.decode_durations_s.append(step_s)
         num_decode = int(plan.num_new_tokens.sum(where=plan.decode_rows))
         self._on_step(
             StepRecord(
                 phase=phase_of(plan.shape.mode).value,
-                step_s=outcome.finished_s - outcome.started_s,
+                step_s=step_s,
                 host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
                 batch_size=plan.batch_size,
                 num_prefill_tokens=plan.num_tokens - num_decode,

@@ -69,10 +69,10 @@ class Engine:
         self._executor = executor
         self._grammars = grammars
         self._filler = MaskFiller(info.vocab_size, grammars.fill)
-        self._patience = MaskPatience()
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
         self._clock = StepClock(on_step)
+        self._patience = MaskPatience(self._clock.decode_durations_s)
         self._in_flight: deque[tuple[StepPlan, PendingStep]] = deque()
         self._masks_under_way: tuple[StepPlan, BegunMasks] | None = None
         self._has_failed = False
@@ -152,15 +152,19 @@ class Engine:
             raise
 
     def _step(self) -> list[StepOutput]:
+        had_masks = self._masks_under_way is not None
         self._provide_masks()
-        refused = self._grammars.hand_over(self._scheduler.submit_constrained)
+        refused: list[StepOutput] = []
+        if self._grammars.num_waiting:
+            refused = self._grammars.hand_over(self._scheduler.submit_constrained)
         num_before = len(self._in_flight)
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self._executor.launch(plan)))
-            self._patience.on_launch(plan)
+            if had_masks or plan.has_masks:
+                self._patience.on_launch(plan)
         outputs = self._commit_next() if num_before else self._scheduler.take_outputs()
-        if plan is not None and len(plan.masked_slots):
+        if plan is not None and plan.has_masks:
             self._begin_masks(plan)
         if not self._in_flight:
             self._grammars.wait(_COMPILE_WAIT_S)
@@ -310,7 +314,8 @@ class Engine:
         plan, pending = self._in_flight.popleft()
         outcome = pending.outcome()
         outputs = self._scheduler.commit(plan, outcome.result)
-        self._patience.on_finish(plan, outcome)
         self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
         self._clock.place(plan, outcome)
+        if plan.has_masks or any(behind.has_masks for behind, _ in self._in_flight):
+            self._patience.on_finish(outcome)
         return outputs

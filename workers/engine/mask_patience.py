@@ -8,10 +8,11 @@ ahead, hand the outputs over, schedule. What is left of the step costs nothing.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 
 from workers.constraints.mask_deadline import NEVER, MaskDeadline
+from workers.engine.clock import NUM_REMEMBERED_STEPS
 from workers.runner.executor import StepOutcome
 from workers.scheduler.plan import StepPlan
 
@@ -21,16 +22,20 @@ masks that are all late; and what the host needs is known of steps before only."
 UNMEASURED_SHARE = 0.5
 MIN_PATIENCE_S = 0.001
 """For devices so quick that the commit of the step before takes as long as a step."""
-NUM_REMEMBERED_STEPS = 16
 
 
 class MaskPatience:
-    """now: on the axis of steps' outcomes."""
+    """Is told of steps that wait for masks, and of those beside them alone.
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    durations_s: of the last decode steps, whoever keeps them. now: on the axis of steps' outcomes.
+    """
+
+    def __init__(
+        self, durations_s: Collection[float], now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._now = now
         # The shortest counts: a step that did wait for masks took longer by that.
-        self._durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
+        self._durations_s = durations_s
         # Half of them count: rows that run again make launches longer, and were patience cut by the
         # longest, more rows would run again.
         self._launches_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
@@ -49,12 +54,10 @@ class MaskPatience:
             self._launches_s.append(self._begun_s - self._masks_came_s)
         self._masks_came_s = None
 
-    def on_finish(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def on_finish(self, outcome: StepOutcome) -> None:
         """The step behind this one has begun, if it was launched before; else none is."""
         self._masks_came_s = None
         self._begun_s = max(self._begun_s, outcome.finished_s)
-        if plan.is_decode:
-            self._durations_s.append(outcome.finished_s - outcome.started_s)
 
     def deadline(self, plan: StepPlan) -> MaskDeadline:
         """Of the masks of the step under way, which is plan's."""

@@ -138,7 +138,8 @@ class VerifyGraphs:
         places = self._last_replay().places
         if sampling.is_plainly_greedy(*_sampled_places(plan)):
             return VerifiedStep(slot, slot.step, places)
-        return self.finish(plan, sampling, partial(sampling.sample, drafts=RunDrafts.of(plan)))
+        drafts = RunDrafts.of(plan) if plan.has_runs else None
+        return self.finish(plan, sampling, partial(sampling.sample, drafts=drafts))
 
     def replay(self, plan: StepPlan) -> StagingSlot:
         """As run, of a plan whose samples are drawn later, by finish."""

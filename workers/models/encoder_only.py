@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from workers.errors import ModelLoadError
 from workers.loading.encoder_only import is_classifier
 from workers.models.transformers_attention import alike
-from workers.models.transformers_class import missing_packages_named
+from workers.models.transformers_class import obstacles_named
 from workers.models.transformers_probing import probing
 
 _PROBE_LENS = (3, 11)
@@ -103,7 +103,7 @@ def load_encoder_only(
     Raises ModelLoadError when a tensor is missing or of another shape, or one of the encoder's is
     left over, or a package is missing.
     """
-    with missing_packages_named(model_class):
+    with obstacles_named(model_class):
         model, info = model_class.from_pretrained(
             folder,
             config=config,
@@ -132,7 +132,7 @@ def random_encoder_only(
     config: PreTrainedConfig, model_class: Any, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
     """With its family's own random initialisation, the same for the same seed, on the CPU."""
-    with torch.random.fork_rng(devices=[]), missing_packages_named(model_class):
+    with torch.random.fork_rng(devices=[]), obstacles_named(model_class):
         torch.manual_seed(seed)
         options = _build_options(model_class)
         built: PreTrainedModel = model_class._from_config(config, dtype=dtype, **options).eval()

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
-from workers.errors import ModelLoadError
+from workers.errors import ConfigError, ModelLoadError
 from workers.loading.model_folder import text_config_of
 from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_layer_types import PLAIN_LAYER_TYPES
@@ -102,10 +102,13 @@ def _check_layers(name: str, config: Any) -> None:
 
 
 @contextmanager
-def missing_packages_named(model_class: Any) -> Iterator[None]:
-    """transformers asks for packages, of images mostly, when it builds a model that uses them."""
+def obstacles_named(model_class: Any) -> Iterator[None]:
+    """What keeps transformers from building a model becomes a ModelLoadError: a package that it
+    misses, of images mostly, or a config that its own classes do not take."""
     try:
         yield
-    except ImportError as error:
+    except ConfigError:
+        raise
+    except (ImportError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelLoadError(f"{model_class.__name__} cannot be built here: {reason}") from error

@@ -36,7 +36,7 @@ from workers.models.transformers_attention import (
 from workers.models.transformers_body import FlatBody
 from workers.models.transformers_class import (
     may_keep_states,
-    missing_packages_named,
+    obstacles_named,
     part_for_class,
 )
 from workers.models.transformers_decode_states import DecodeStates
@@ -213,7 +213,7 @@ def load_transformers_model(
     part = part_of_rank(model_class, shard.tp)
     config = part_for_class(config, model_class)
     register_attention_interface()
-    with missing_packages_named(model_class):
+    with obstacles_named(model_class):
         model, info = with_attention(
             config,
             lambda attention: part.model_class.from_pretrained(
@@ -260,7 +260,7 @@ def random_transformers_model(
     with (
         torch.random.fork_rng(devices=cuda_devices),
         torch.device(device),
-        missing_packages_named(model_class),
+        obstacles_named(model_class),
     ):
         model = with_attention(config, build)
     part.join(model)

@@ -21,7 +21,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.model_folder import text_config_of
-from workers.models.transformers_class import missing_packages_named, part_for_class
+from workers.models.transformers_class import obstacles_named, part_for_class
 from workers.models.transformers_cuts import STYLES, Cut, Style
 from workers.parallel.group import TPGroup
 
@@ -42,7 +42,7 @@ class ModelShares:
 def check_tensor_parallel(model_class: Any, config: PreTrainedConfig, tp_size: int) -> None:
     """Raise ConfigError, naming what is in the way, where the model cannot be cut over tp_size
     ranks. Reads no weights."""
-    with torch.device("meta"), missing_packages_named(model_class):
+    with torch.device("meta"), obstacles_named(model_class):
         shares_of(model_class(copy.deepcopy(part_for_class(config, model_class))), tp_size)
 
 

@@ -139,7 +139,7 @@ class CudaModelRunner(ModelRunner):
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         is_graphed = self._graphs_of(plan) is not None
         start.record()
-        if len(plan.masked_slots):
+        if plan.has_masks:
             finish = self._begin_within_memory(plan)
             submitted_s = time.perf_counter() if is_graphed else NEVER_SUBMITTED_S
             return HalfLaunchedStep(lambda: self._end(plan, finish(), start, submitted_s))
@@ -167,7 +167,7 @@ class CudaModelRunner(ModelRunner):
 
     @torch.inference_mode()
     def _launch_any(self, plan: StepPlan) -> ReadableStep:
-        if len(plan.masked_slots):
+        if plan.has_masks:
             return self._begin_any(plan)()
         graphs = self._graphs_of(plan)
         if graphs is None:
@@ -215,8 +215,8 @@ class CudaModelRunner(ModelRunner):
         return self._within_replay(graphs, plan, lambda: graphs.finish(plan, self._sampling, draw))
 
     def _draw(self, plan: StepPlan) -> DrawSamples:
-        drafts = RunDrafts.of(plan)
-        if len(plan.masked_slots):
+        drafts = RunDrafts.of(plan) if plan.has_runs else None
+        if plan.has_masks:
             return partial(self._sample_masked, plan.step_id, plan.masked_slots, drafts)
         return partial(self._sampling.sample, drafts=drafts)
 

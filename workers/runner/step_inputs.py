@@ -143,7 +143,7 @@ class StepInputBuilder:
             plan.samples[plan.samples > 0],
             plan.step_id,
             plan.masked_slots,
-            RunDrafts.of(plan),
+            RunDrafts.of(plan) if plan.has_runs else None,
         )
 
     def _write_new_tokens(self, device: _Uploaded) -> None:

@@ -27,10 +27,8 @@ class RunDrafts:
     num_before: IntArray
 
     @classmethod
-    def of(cls, plan: StepPlan) -> "RunDrafts | None":
-        """None where no row has drafts. The plan names them."""
-        if not plan.has_runs:
-            return None
+    def of(cls, plan: StepPlan) -> "RunDrafts":
+        """Of a plan with runs. It names their drafts."""
         samples, stops = plan.samples, np.cumsum(plan.samples, dtype=np.int32)
         own = np.arange(stops[-1], dtype=np.int32)
         row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)

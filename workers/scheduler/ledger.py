@@ -44,16 +44,15 @@ class Counters:
 
 
 class Ledger:
-    """Every accepted request is here until its final output has been handed out, exactly once."""
+    """Every accepted request is here until its final output has been handed out, exactly once.
+
+    last_words: final outputs of aborted requests, by id, until take_outputs.
+    """
 
     def __init__(self) -> None:
         self.counters = Counters()
         self._live: dict[str, Request] = {}
-        self._last_words: dict[str, StepOutput] = {}
-
-    @property
-    def has_outputs(self) -> bool:
-        return bool(self._last_words)
+        self.last_words: dict[str, StepOutput] = {}
 
     @property
     def num_live(self) -> int:
@@ -66,7 +65,7 @@ class Ledger:
 
     def is_known(self, request_id: str) -> bool:
         """Whether a final output of this id is still to come."""
-        return request_id in self._live or request_id in self._last_words
+        return request_id in self._live or request_id in self.last_words
 
     def get(self, request_id: str) -> Request | None:
         return self._live.get(request_id)
@@ -84,9 +83,9 @@ class Ledger:
         """The final output waits for take_outputs()."""
         self.end(request)
         request_id = request.request_id
-        self._last_words[request_id] = StepOutput(request_id, [], FinishReason.ABORT)
+        self.last_words[request_id] = StepOutput(request_id, [], FinishReason.ABORT)
 
     def take_outputs(self) -> list[StepOutput]:
-        outputs = list(self._last_words.values())
-        self._last_words.clear()
+        outputs = list(self.last_words.values())
+        self.last_words.clear()
         return outputs

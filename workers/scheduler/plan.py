@@ -144,7 +144,12 @@ class StepPlan(msgspec.Struct, frozen=True):
         """Whether rows of one slot follow each other: of tokens that a grammar forces. Each sees
         the keys of those before it, which must be stored before any row attends."""
         slots = self.slots
-        return len(self.masked_slots) > 0 and bool((slots[1:] == slots[:-1]).any())
+        return self.has_masks and bool((slots[1:] == slots[:-1]).any())
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a row's sample waits for a mask."""
+        return len(self.masked_slots) > 0
 
     @property
     def has_runs(self) -> bool:

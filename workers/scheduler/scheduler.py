@@ -115,7 +115,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a request is alive, a plan uncommitted or an output not handed out."""
-        return bool(self._ledger.num_live or self._uncommitted or self._ledger.has_outputs)
+        return bool(self._ledger.num_live or self._uncommitted or self._ledger.last_words)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError; then nothing was kept of it."""
@@ -214,7 +214,7 @@ class Scheduler:
         for states in self._states:
             states.settle(plan.step_id)
         outputs = self._committer.commit(self._uncommitted.popleft(), result)
-        return self._ledger.take_outputs() + outputs
+        return [*self._ledger.take_outputs(), *outputs] if self._ledger.last_words else outputs
 
     def observe_duration(self, plan: StepPlan, seconds: float) -> None:
         """Learn how long a plan took, from its first launch to its last token, in order of plans.

@@ -1,14 +1,16 @@
 """A step waits for masks as long as its device goes on computing, by a clock that the test sets."""
 
+from collections import deque
+
 import msgspec
 import numpy as np
 import pytest
 
+from workers.engine.clock import NUM_REMEMBERED_STEPS
 from workers.engine.mask_patience import (
     MAX_SHARE,
     MIN_PATIENCE_S,
     MIN_SHARE,
-    NUM_REMEMBERED_STEPS,
     UNMEASURED_SHARE,
     MaskPatience,
 )
@@ -17,6 +19,7 @@ from workers.scheduler.plan import StepPlan, StepResult
 
 FORWARD_S = 0.0053
 NOTHING = np.empty(0, dtype=np.int32)
+NO_RESULT = StepResult(NOTHING)
 
 
 def plan(is_decode: bool = True) -> StepPlan:
@@ -41,7 +44,8 @@ class Device:
 
     def __init__(self, forward_s: float) -> None:
         self.now_s = 100.0
-        self.patience = MaskPatience(lambda: self.now_s)
+        self._durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
+        self.patience = MaskPatience(self._durations_s, lambda: self.now_s)
         self._forward_s = forward_s
         self._free_s = self._started_s = self.now_s
         self._is_launched = False
@@ -56,8 +60,7 @@ class Device:
         self.patience.on_launch(plan(is_decode))
         if self._is_launched:
             self.now_s = max(self.now_s, self._free_s)
-            outcome = StepOutcome(StepResult(NOTHING), self._started_s, self._free_s, ())
-            self.patience.on_finish(plan(), outcome)
+            self._finish()
         self._is_launched, self._started_s = True, started_s
         until_s = self.patience.deadline(plan()).until_s(0)
         waits = until_s < float("inf")
@@ -75,11 +78,14 @@ class Device:
 
     def pause(self, pause_s: float) -> None:
         """The last step is committed and nobody asks for anything."""
-        outcome = StepOutcome(StepResult(NOTHING), self._started_s, self._free_s, ())
-        self.patience.on_finish(plan(), outcome)
+        self._finish()
         self.now_s = self._free_s + pause_s
         self._free_s = self.now_s
         self._is_launched = False
+
+    def _finish(self) -> None:
+        self._durations_s.append(self._free_s - self._started_s)
+        self.patience.on_finish(StepOutcome(NO_RESULT, self._started_s, self._free_s, ()))
 
 
 @pytest.mark.parametrize("host_s", [0.0008, 0.002, 0.0035])
@@ -148,9 +154,8 @@ def test_shares_have_bounds(host_s: float, share: float) -> None:
 def test_steps_are_waited_for_before_anything_is_known() -> None:
     device = Device(FORWARD_S)
     assert device.step(0.001) == float("inf")
-    patience = MaskPatience(lambda: 50.0)
-    outcome = StepOutcome(StepResult(NOTHING), 49.0, 49.0 + FORWARD_S, ())
-    patience.on_finish(plan(), outcome)
+    patience = MaskPatience([FORWARD_S], lambda: 50.0)
+    patience.on_finish(StepOutcome(NO_RESULT, 49.0, 49.0 + FORWARD_S, ()))
     patience.on_launch(plan())
     assert patience.deadline(plan()).until_s(0) == pytest.approx(
         50.0 + UNMEASURED_SHARE * FORWARD_S

@@ -136,11 +136,12 @@ def test_a_model_without_a_longest_context_takes_what_is_set() -> None:
     assert resolve_max_context_len(AutoConfig.for_model("bloom", seq_length=512), None) == 512
 
 
-def test_a_package_that_transformers_misses_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [ImportError, ValueError])
+def test_what_keeps_transformers_from_building_a_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def build(*args: Any, **kwargs: Any) -> None:
-        raise ImportError("\nTimmWrapperModel requires\nthe timm library")
+        raise kind("\nTimmWrapperModel requires\nthe timm library")
 
     monkeypatch.setattr(transformers.LlavaForConditionalGeneration, "_from_config", build)
     folder = save_config(tmp_path, "llava", "LlavaForConditionalGeneration")
