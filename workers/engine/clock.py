@@ -33,14 +33,13 @@ class StepClock:
         step_s = outcome.finished_s - outcome.started_s
         if plan.is_decode:
             self.decode_durations_s.append(step_s)
-        num_decode = int(plan.num_new_tokens.sum(where=plan.decode_rows))
         self._on_step(
             StepRecord(
-                phase=phase_of(plan.shape.mode).value,
+                phase=phase_of(plan.mode).value,
                 step_s=step_s,
                 host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
                 batch_size=plan.batch_size,
-                num_prefill_tokens=plan.num_tokens - num_decode,
+                num_prefill_tokens=plan.num_tokens - plan.num_decode_tokens,
                 attention=outcome.attention,
                 draft_s=outcome.draft_s,
             )

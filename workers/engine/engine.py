@@ -316,6 +316,6 @@ class Engine:
         outputs = self._scheduler.commit(plan, outcome.result)
         self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
         self._clock.place(plan, outcome)
-        if plan.has_masks or any(behind.has_masks for behind, _ in self._in_flight):
+        if plan.has_masks or (self._in_flight and self._in_flight[-1][0].has_masks):
             self._patience.on_finish(outcome)
         return outputs

@@ -9,12 +9,12 @@ are used a lot get a second graph whose attention is timed, for every Nth replay
 the device (capturing, launching the step's ends) is handed in. Knows no scheduler.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from attention.backends.base import GraphAttentionBackend
@@ -35,7 +35,6 @@ from workers.sampling.state import SampledTokens, SamplingState
 from workers.scheduler.plan import IntArray, StepPlan, StepResult
 
 Replay = Callable[[], None]
-IntSizes = npt.NDArray[np.int64]
 RunStep = Callable[[], torch.Tensor]
 DrawSamples = Callable[[torch.Tensor, IntArray, IntArray], SampledTokens]
 """From logits (n, vocab_size) of slots and positions, int32 (n,) each on the host."""
@@ -81,7 +80,7 @@ class _DecodeGraph:
     logits: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ReplayedRows:
     """Of the last replay, until the next one. rows: static, padding included. plan: whose rows they
     are, in its order."""
@@ -146,8 +145,8 @@ class DecodeGraphs:
         self._kernels = kernels
         self._capturer = capturer
         self._staging = staging
-        self._sizes = np.array(sizes)
-        self._storing_sizes = np.array(_storing_sizes(backend, sizes), dtype=np.int64)
+        self._sizes = list(sizes)
+        self._storing_sizes = _storing_sizes(backend, sizes)
         self._padding_slot = padding_slot
         num_accounts = len(backend.req_to_token_pool.own_tables)
         self._rows = StepRows.allocate(max_rows, device, num_accounts)
@@ -329,19 +328,19 @@ class DecodeGraphs:
             and len(sizes) > 0
             and plan.batch_size <= sizes[-1]
             and not plan.prompt_logprobs
-            and bool(plan.samples.all())
+            and np.count_nonzero(plan.samples) == plan.batch_size
             # A state is read, so that there must be one.
             and (not self._model.state_entries or bool(plan.prefix_lens.all()))
         )
 
-    def _sizes_for(self, plan: StepPlan) -> IntSizes:
+    def _sizes_for(self, plan: StepPlan) -> list[int]:
         return self._storing_sizes if plan.has_repeats else self._sizes
 
     def _key_for(self, plan: StepPlan) -> GraphKey:
         """A step asks several times."""
         if self._last_key is None or self._last_key[0] is not plan:
             sizes = self._sizes_for(plan)
-            size = int(sizes[np.searchsorted(sizes, plan.batch_size)])
+            size = sizes[bisect_left(sizes, plan.batch_size)]
             seq_lens = plan.prefix_lens + plan.num_new_tokens
             self._last_key = plan, GraphKey(size, self._backend.graph_backend_of(size, seq_lens))
         return self._last_key[1]
@@ -365,8 +364,9 @@ class DecodeGraphs:
             rows[FIRST_CACHE_FIELD, :num_rows] = plan.out_cache_loc
             for account, locs in enumerate(plan.bounded_cache_locs, start=1):
                 rows[FIRST_CACHE_FIELD + account, :num_rows] = locs
-        rows[0, num_rows:size] = self._padding_slot
-        rows[1:, num_rows:size] = 0
+        if num_rows < size:
+            rows[0, num_rows:size] = self._padding_slot
+            rows[1:, num_rows:size] = 0
         return slot
 
     def _batch(self, size: int, rows: StepRows, attention: AttentionDispatch) -> ForwardBatch:

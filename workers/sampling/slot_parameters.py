@@ -99,7 +99,8 @@ class SlotParameters:
         """How the rows of one step are to be sampled; None if all are plainly greedy. void: rows
         that nothing is done for, whatever their slots ask."""
         uses = self._uses[slots]
-        uses[void] = 0
+        if len(void):
+            uses[void] = 0
         union = int(np.bitwise_or.reduce(uses))
         if union & _MIN_TOKENS_BIT:
             is_over = seq_lens >= self._min_seq_lens[slots]

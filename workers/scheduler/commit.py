@@ -3,7 +3,7 @@
 Knows nothing of how the step was put together; rows of requests that ended meanwhile are dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -54,7 +54,8 @@ class Committer:
         self._collect_prompt_logprobs(record, result)
         failed = (record.rows[row] for row in result.failed_rows)
         outputs = [self._fail(one, _OUT_OF_MEMORY) for one in failed if not one.is_ended]
-        _vouch_for_chunks(record, result, self._memory.lets_go_of_tokens)
+        if record.unfinished_prefills or result.chunk_has_nan:
+            _vouch_for_chunks(record, result, self._memory.lets_go_of_tokens)
         outputs += self._take_all(record, result)
         if record.pooled_rows:
             outputs += self._take_pooled(record, result)
@@ -65,7 +66,7 @@ class Committer:
             if not request.is_ended:
                 self._memory.share_prefix(request)
         self._ledger.counters.num_steps += 1
-        self._ledger.counters.num_output_tokens += sum(len(one.token_ids) for one in outputs)
+        self._ledger.counters.num_output_tokens += sum(map(len, [one.token_ids for one in outputs]))
         return outputs
 
     def _take(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> StepOutput:
@@ -74,7 +75,7 @@ class Committer:
         request.num_vouched_tokens = request.num_tokens
         request.append(token_id)
         output = StepOutput(request.request_id, [token_id])
-        if request.num_output_tokens == 1:
+        if request.num_tokens == request.num_prompt_tokens + 1:
             self._add_first_fields(request, output)
         if request.sampling.logprobs is not None:
             output.logprobs = [_required(logprobs, request)]
@@ -104,12 +105,14 @@ class Committer:
         token_ids, requests = result.token_ids.tolist(), record.sampling
         logprobs = _checked_logprobs(record, result)
         if not record.num_drafts:
+            rows = zip(requests, token_ids, logprobs, strict=True)
+            counted: Iterable[tuple[Request, int, TokenLogprobs | None]] = rows
+            if record.void_rows:
+                counted = (one for row, one in enumerate(rows) if row not in record.void_rows)
             outputs = [
                 self._take(request, token_id, entry)
-                for row, (request, token_id, entry) in enumerate(
-                    zip(requests, token_ids, logprobs, strict=True)
-                )
-                if not (request.is_ended or row in record.void_rows)
+                for request, token_id, entry in counted
+                if not request.is_ended
             ]
             return _joined_repeats(outputs) if record.has_repeats else outputs
         outputs, stop = [], 0

@@ -3,6 +3,7 @@
 import numpy as np
 
 from workers.kv_cache.page_pool import PagePool
+from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.forced_rows import ForcedRows
 from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
@@ -45,23 +46,24 @@ class DecodeBatcher:
             return True
         while True:
             slots = self._table.decode_slots()
-            if self._take_pages(slots):
+            prefix_lens = self._table.seq_lens[slots]
+            if self._take_pages(slots, prefix_lens):
                 break
             if not can_retract:
                 return False
             self._retractor.retract_one()
         if len(slots):
-            rows = self._advance(slots)
+            rows = self._advance(slots, prefix_lens)
             draft.set_decode_rows(rows)
             if self._table.num_constrained:
                 name_known(rows.input_ids, rows.requests, rows.prefix_lens)
                 draft.constrain(rows.requests, rows.prefix_lens + 1)
         return True
 
-    def _take_pages(self, slots: SlotArray) -> bool:
+    def _take_pages(self, slots: SlotArray, prefix_lens: IntArray) -> bool:
         """A page for every slot whose pages are full; for all of them or for none."""
         table = self._table
-        at_page_start = slots[table.seq_lens[slots] == table.num_pages[slots] * self._page_size]
+        at_page_start = slots[prefix_lens == table.num_pages[slots] * self._page_size]
         if not len(at_page_start):
             return True
         if table.bounded:
@@ -72,11 +74,11 @@ class DecodeBatcher:
         table.append_page_each(at_page_start, pages)
         return True
 
-    def _advance(self, slots: SlotArray) -> DecodeDraft:
+    def _advance(self, slots: SlotArray, prefix_lens: IntArray) -> DecodeDraft:
         table, page_size = self._table, self._page_size
-        prefix_lens = table.seq_lens[slots]
-        columns, offsets = prefix_lens // page_size, prefix_lens % page_size
-        table.seq_lens[slots] += 1
+        columns = prefix_lens // page_size
+        offsets = prefix_lens - columns * page_size
+        table.seq_lens[slots] = prefix_lens + np.int32(1)
         for states in self._memory.states:
             states.plan_decode(slots)
         return DecodeDraft.of_one_token_each(

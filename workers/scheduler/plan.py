@@ -140,6 +140,13 @@ class StepPlan(msgspec.Struct, frozen=True):
         return mask
 
     @property
+    def num_decode_tokens(self) -> int:
+        """New tokens of these rows."""
+        if self.is_decode:
+            return int(np.count_nonzero(self.decode_rows))
+        return int(self.num_new_tokens.sum(where=self.decode_rows))
+
+    @property
     def has_repeats(self) -> bool:
         """Whether rows of one slot follow each other: of tokens that a grammar forces. Each sees
         the keys of those before it, which must be stored before any row attends."""
@@ -155,6 +162,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     def has_runs(self) -> bool:
         """Whether a row yields more than one token."""
         return not self.is_decode and bool((self.samples > 1).any())
+
+    @property
+    def mode(self) -> ForwardMode:
+        """As shape says, which takes longer to find out."""
+        return ForwardMode.DECODE if self.is_decode else self.shape.mode
 
     @property
     def shape(self) -> StepShape:

@@ -22,7 +22,7 @@ from workers.scheduler.request import ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.step_budget import PromptAllowance, TokenAllowance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingCommit:
     """Who waits for the result of a plan that is not committed yet.
 
@@ -56,7 +56,7 @@ class PendingCommit:
         return len(self.rows) > 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeDraft:
     """Rows that go on from the token that their slot sampled last; slots, prefix_lens and
     num_new_tokens int32 (n,), input_ids and, by account, out_cache_locs int32 (num tokens,).

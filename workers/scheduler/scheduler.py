@@ -222,8 +222,9 @@ class Scheduler:
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set, and drafts
         are chosen by it.
         """
-        has_read = any(grant.source is not None for grant in plan.encoder.grants)
-        has_prompts = bool((~plan.decode_rows).any())
+        grants = plan.encoder.grants
+        has_read = bool(grants) and any(grant.source is not None for grant in grants)
+        has_prompts = not plan.is_decode and bool((~plan.decode_rows).any())
         if (has_read or has_prompts or plan.media.added) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
         elif self._config.max_draft_tokens and not has_prompts:
