@@ -2,10 +2,10 @@
 
     python3 -m benchmarks.h200.mask_trace FOLDER [--try NAME...] [--raw FILE] [--pretend-us N]
 
-FOLDER: of structured_model.py. Prints what the host is; then for each variation a warm-up and one
-run of none, half and all constrained: the line of structured.py, and where time went, in
-microseconds: mean, then median, 90th and 99th percentile, maximum. --raw: every step and batch, a
-line of JSON each. --pretend-us: no GPU, but the clock of mask_overlap.py.
+FOLDER: of structured_model.py. Prints what the host is; then for each variation one run of none,
+half and all constrained: the line of structured.py, and where time went, in microseconds: mean,
+then median, 90th and 99th percentile, maximum. --raw: every step and batch, a line of JSON each.
+--pretend-us: no GPU, but the clock of mask_overlap.py, which samples at --temperature 0 only.
 """
 
 import argparse
@@ -102,6 +102,14 @@ VARIATIONS: dict[str, tuple[Callable[[], Any], int]] = {
 """What is changed, and how many native threads there are."""
 
 
+DEFAULT = ["plain", "patient", "threads16", "switch", "templates", "memory"]
+COLD = ("plain", "templates")
+"""Those that have something to learn first."""
+WARM_UP_SEED = 1
+RUNS = ((1, "half"), (1, "all"), (2, "none"), (2, "half"), (2, "all"))
+NUM_WARM_UPS = 2
+
+
 class Trace:
     """grammar: of the constrained streams. raw: where lines go, if anywhere."""
 
@@ -117,9 +125,7 @@ class Trace:
         self._engine._grammars._compiler._executor = executor
         with ExitStack() as stack:
             stack.enter_context(change())
-            for seed, company in ((1, "half"), (1, "all"), (2, "none"), (2, "half"), (2, "all")):
-                if company == "none" and name != "plain":
-                    continue
+            for seed, company in RUNS if name in COLD else RUNS[NUM_WARM_UPS:]:
                 timeline = MaskTimeline(self._engine, threads)
                 self._measure(name, company, seed, timeline)
 
@@ -136,7 +142,7 @@ class Trace:
             row = describe(run(self._engine, requests), plain)
         row["cpu_s"] = round(time.process_time() - before_cpu_s, 3)
         row["stolen_s"] = round(stolen_s() - before_stolen_s, 3)
-        if seed == 1:
+        if seed == WARM_UP_SEED:
             return
         row |= summary(timeline)
         print(json.dumps({"try": name, "constrained": company, **row}), flush=True)
@@ -149,7 +155,7 @@ class Trace:
 def main() -> None:
     parser = argparse.ArgumentParser(description="where masks are late")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--try", nargs="+", dest="names", default=list(VARIATIONS))
+    parser.add_argument("--try", nargs="+", dest="names", default=DEFAULT)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--raw", type=Path)
     parser.add_argument("--pretend-us", type=float)
