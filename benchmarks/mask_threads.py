@@ -12,6 +12,7 @@ that go through their text for the first time. busy: beside a thread of Python's
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -143,7 +144,9 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = json.loads((arguments.folder / "config.json").read_text())
     start_s = time.perf_counter()
-    vocabulary = read_vocabulary(arguments.folder, facts["vocab_size"], [facts["eos_token_id"]])
+    named = facts["eos_token_id"]
+    eos = named if isinstance(named, list) else [named]
+    vocabulary = read_vocabulary(arguments.folder, facts["vocab_size"], eos)
     print(f"reading the tokenizer: {time.perf_counter() - start_s:.2f} s", flush=True)
     grammar = LLMatcher.grammar_from_json_schema(
         schema_of_20_fields(),
@@ -151,10 +154,13 @@ def main() -> None:
     )
     num_words = -(-facts["vocab_size"] // 32)
     case = Case(vocabulary, num_words, grammar, arguments.rows, arguments.steps)
+    most = 2 * len(os.sched_getaffinity(0))
+    counts = [count for count in arguments.threads if count <= most]
     # Before there are threads that a fork would miss.
-    for count in arguments.threads:
-        by_processes(case, count)
-    for count in arguments.threads:
+    for count in counts:
+        if count <= case.num_rows:
+            by_processes(case, count)
+    for count in counts:
         by_threads(case, count)
 
 

@@ -249,6 +249,25 @@ def test_mask_overlap_counts_every_token_of_every_company():
 
 def test_mask_threads_has_a_line_for_each_number_of_threads():
     lines = run("mask_threads", str(builtin_model_path()), "--rows", "4").splitlines()[1:]
-    assert all(re.match(r"\d+ threads: new mean", line) for line in lines)
-    assert all(numbers(line)[1] > 0 for line in lines)
+    kinds = [
+        re.match(r"\d+ (threads, (new|again|busy)|processes, new): mean", line) for line in lines
+    ]
     assert lines
+    assert all(kinds)
+    assert {kind[1] for kind in kinds if kind} == {
+        "processes, new",
+        "threads, new",
+        "threads, again",
+        "threads, busy",
+    }
+    assert all(min(numbers(line)[1:]) > 0 for line in lines)
+
+
+def test_mask_trace_accounts_for_every_mask_over_a_pretended_device():
+    options = ("--pretend-us", "20000", "--temperature", "0", "--try", "patient")
+    lines = run("h200.mask_trace", str(builtin_model_path()), *options).splitlines()
+    measured = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [one["constrained"] for one in measured] == ["none", "half", "all"]
+    assert [one.get("late") for one in measured] == [None, 0.0, 0.0]
+    assert all(one["mask_cpu_us"] > 0 for one in measured[1:])
+    assert sum("native, processor, busiest" in line for line in lines) == 2
