@@ -100,6 +100,18 @@ def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
+@torch.inference_mode()
+def logits_from_cache(model: Any, prompt: list[int], new: list[int]) -> torch.Tensor:
+    """(len(new), vocabulary), each before its token: as generate() has them, one token a step."""
+    output = model(input_ids=torch.tensor([prompt]), use_cache=True)
+    logits = [output.logits[0, -1].float()]
+    for token in new[:-1]:
+        ids, cache = torch.tensor([[token]]), output.past_key_values
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        logits.append(output.logits[0, -1].float())
+    return torch.stack(logits)
+
+
 def greedy_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     """transformers' own, from its own cache, none of them banned."""
     ids = torch.tensor([prompt])

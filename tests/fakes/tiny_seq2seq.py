@@ -80,11 +80,16 @@ def random_source(model_type: str, num_tokens: int, seed: int) -> EncoderInput:
 
 @dataclass(frozen=True)
 class Truth:
-    """token_ids: of transformers' greedy generate(). logprobs: float32 (n,), those of the tokens in
-    a pass over the whole text without a cache."""
+    """token_ids: of transformers' greedy generate(). logprobs: float32 (n, vocab_size), of a pass
+    over the whole text without a cache."""
 
     token_ids: list[int]
     logprobs: torch.Tensor
+
+    @property
+    def token_logprobs(self) -> torch.Tensor:
+        """float32 (n,), those of the tokens."""
+        return self.logprobs.gather(1, torch.tensor(self.token_ids)[:, None])[:, 0]
 
 
 class Reference:
@@ -120,9 +125,8 @@ class Reference:
             repetition_penalty=self._repetition_penalty,
         )[:, -len(prompt) - self._num_tokens :]
         logits = self._model(**{name: given}, decoder_input_ids=whole).logits[0].float()
-        token_ids = whole[0, len(prompt) :]
         predicted = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        return Truth(token_ids.tolist(), predicted.gather(1, token_ids[:, None])[:, 0])
+        return Truth(whole[0, len(prompt) :].tolist(), predicted)
 
 
 def _arguments(source: EncoderInput) -> tuple[str, torch.Tensor]:

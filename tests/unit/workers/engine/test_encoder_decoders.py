@@ -77,7 +77,8 @@ def check(engine, reference, prompts, sources, num_tokens=NUM_FIRST_TOKENS) -> N
         assert result.error is None
         assert result.token_ids == truth.token_ids[:num_tokens]
         found = torch.tensor([entry.logprob for entry in result.logprobs])
-        torch.testing.assert_close(found, truth.logprobs[:num_tokens], atol=1e-4, rtol=0.0)
+        wanted = truth.token_logprobs[:num_tokens]
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
     engine.check_integrity()
 
 
