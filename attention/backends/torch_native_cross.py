@@ -14,7 +14,7 @@ import torch
 
 from attention.backends.torch_native_rows import ExtendRow, LayerPlan, StepRows, decode_planner
 from attention.config import LayerKind
-from attention.kernels.torch_decode import DecodeRows
+from attention.kernels.torch_decode import SingleTokenRows
 from attention.kernels.torch_extend import all_key_blocks
 from attention.memory.layout import EveryToken
 
@@ -44,7 +44,7 @@ class CrossPlanner:
     ) -> dict[LayerKind, LayerPlan]:
         """encoder_lens: int32 (bs,), at least 1 each."""
         lens = encoder_lens.astype(np.int64)
-        decode = DecodeRows(rows.decode_slots, lens[rows.decode])
+        decode = SingleTokenRows(rows.decode_slots, lens[rows.decode])
         extend = [
             self._extend_row(rows, row, first_token, int(lens[row]))
             for row, first_token in rows.extend_starts.items()

@@ -24,7 +24,7 @@ from attention.kernels.torch_decode import (
     MAX_CHUNK_KEY_BYTES,
     DecodeChunk,
     DecodePlanner,
-    DecodeRows,
+    SingleTokenRows,
 )
 from attention.kernels.torch_extend import QueryBlock
 from attention.kernels.torch_latent import (
@@ -132,7 +132,7 @@ class TorchNativeLatentBackend(LatentAttentionBackend):
         first_tokens = np.cumsum(num_new) - num_new
         decode, longer = forward_batch.decode_rows()
         rows = torch.from_numpy(decode).to(self.config.device)
-        decode_rows = DecodeRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
+        decode_rows = SingleTokenRows(forward_batch.req_pool_indices[rows], seq_lens[decode])
         self._metadata = LatentMetadata(
             decode_tokens=torch.from_numpy(first_tokens[decode]).to(self.config.device),
             decode_chunks=self._planner.plan(decode_rows, EveryToken()),

@@ -21,7 +21,7 @@ from attention.backends.torch_native_rows import (
 )
 from attention.config import AttentionConfig, LayerKind
 from attention.forward_batch import ForwardBatch
-from attention.kernels.torch_decode import DecodeRows
+from attention.kernels.torch_decode import SingleTokenRows
 from attention.kernels.torch_extend import all_key_blocks, query_blocks
 from attention.kernels.torch_visible import VisibleBias
 from attention.memory.layout import FixedLength, Retention
@@ -86,7 +86,7 @@ class TorchNativePlanner:
         num_tokens = forward_batch.num_tokens
         starts = {row: int(first_tokens[row]) for row in extend.tolist()}
         rows = StepRows(forward_batch, decode, slots, starts)
-        plans = self._plan_layers(rows, DecodeRows(slots, seq_lens[decode]))
+        plans = self._plan_layers(rows, SingleTokenRows(slots, seq_lens[decode]))
         for cross in self._cross:
             plans |= cross.plan(rows, forward_batch.encoder_lens_cpu)
         return TorchNativeMetadata(
@@ -96,7 +96,9 @@ class TorchNativePlanner:
             plans=plans,
         )
 
-    def _plan_layers(self, rows: StepRows, decode_rows: DecodeRows) -> dict[LayerKind, LayerPlan]:
+    def _plan_layers(
+        self, rows: StepRows, decode_rows: SingleTokenRows
+    ) -> dict[LayerKind, LayerPlan]:
         """Of the layers that see the rows' own tokens."""
         extend_rows = {
             (retention, account): [

@@ -26,7 +26,7 @@ _INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
+class SingleTokenRows:
     """One-token rows of a step, longest first.
 
     slots: int64 (n,), row of req_to_token. seq_lens: int64 (n,), at least 1, on the host.
@@ -101,7 +101,7 @@ class DecodePlanner:
             kv_heads, dtype=self._index_dtype, device=req_to_token.device
         ).view(1, kv_heads, 1)
 
-    def plan(self, rows: DecodeRows, retention: Retention) -> list[DecodeChunk]:
+    def plan(self, rows: SingleTokenRows, retention: Retention) -> list[DecodeChunk]:
         """Chunks for layers whose queries see what the retention says."""
         num_keys = rows.seq_lens
         if not isinstance(retention, EveryToken):
@@ -112,7 +112,7 @@ class DecodePlanner:
         ]
 
     def _plan_chunk(
-        self, rows: DecodeRows, num_keys: npt.NDArray[np.int64], start: int, stop: int
+        self, rows: SingleTokenRows, num_keys: npt.NDArray[np.int64], start: int, stop: int
     ) -> DecodeChunk:
         max_keys = int(num_keys[start:stop].max())
         device = self._req_to_token.device

@@ -23,7 +23,7 @@ from workers.layers.formats.layer import unquantised
 from workers.layers.sharding import weight_slots
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.loader import load_model
-from workers.loading.staging import HostLane, WeightLane, make_lanes
+from workers.loading.weight_lanes import HostLane, WeightLane, make_lanes
 from workers.loading.weights import load_checkpoint
 from workers.models.base import NativeCausalLM
 from workers.parallel.group import SingleRank

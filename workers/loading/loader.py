@@ -30,7 +30,7 @@ from workers.loading.model_folder import (
     text_config_of,
 )
 from workers.loading.quantization.read import weight_recipe
-from workers.loading.staging import MAX_LANES, make_lanes, make_lanes_from_copy
+from workers.loading.weight_lanes import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.loading.weights_cache import WeightsCache, WeightsLease
 from workers.models.base import CausalLM

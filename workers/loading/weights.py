@@ -17,7 +17,7 @@ from workers.layers.formats.layer import StoredTensors
 from workers.layers.sharding import ShardContext, WeightSlot
 from workers.loading.checkpoint import LazyTensor, SafetensorsCheckpoint
 from workers.loading.kv_scales import is_kv_scale
-from workers.loading.staging import WeightLane
+from workers.loading.weight_lanes import WeightLane
 from workers.models.base import NativeCausalLM
 
 OnProgress = Callable[[int, int], None]

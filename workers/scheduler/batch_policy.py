@@ -4,7 +4,7 @@ from typing import Protocol
 
 from workers.scheduler.plan_draft import PlanDraft
 from workers.scheduler.prefill_batch import PrefillBatcher
-from workers.scheduler.run_batch import DecodeRows
+from workers.scheduler.run_batch import DecodeRowAdder
 from workers.scheduler.step_budget import StepTarget
 
 
@@ -17,7 +17,7 @@ class BatchPolicy(Protocol):
 class MixedBatches:
     """Decode rows first, so that no stream waits for a prompt; chunks take what is left."""
 
-    def __init__(self, decode: DecodeRows, prefill: PrefillBatcher, target: StepTarget) -> None:
+    def __init__(self, decode: DecodeRowAdder, prefill: PrefillBatcher, target: StepTarget) -> None:
         self._decode = decode
         self._prefill = prefill
         self._target = target
@@ -35,7 +35,7 @@ class AlternatingBatches:
     What decode rows wait for is then a step of each kind; the target is for both together.
     """
 
-    def __init__(self, decode: DecodeRows, prefill: PrefillBatcher, target: StepTarget) -> None:
+    def __init__(self, decode: DecodeRowAdder, prefill: PrefillBatcher, target: StepTarget) -> None:
         self._decode = decode
         self._prefill = prefill
         self._target = target

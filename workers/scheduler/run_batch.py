@@ -18,7 +18,7 @@ from workers.scheduler.running_table import RunningTable, SlotArray
 from workers.speculation.policy import DraftPolicy
 
 
-class DecodeRows(Protocol):
+class DecodeRowAdder(Protocol):
     """Adds rows of running requests that are past their prefill."""
 
     def num_rows_and_keys(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class RunBatcher:
 
     def __init__(
         self,
-        plain: DecodeRows,
+        plain: DecodeRowAdder,
         table: RunningTable,
         pool: PagePool,
         max_step_tokens: int,

@@ -40,7 +40,7 @@ from workers.scheduler.prefills_under_way import PrefillsUnderWay
 from workers.scheduler.request import NO_SLOT, ConstrainedRequest, PooledRequest, Request
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
-from workers.scheduler.run_batch import DecodeRows, RunBatcher
+from workers.scheduler.run_batch import DecodeRowAdder, RunBatcher
 from workers.scheduler.running_table import RunningTable
 from workers.scheduler.snapshot_memory import SnapshotMemory
 from workers.scheduler.step_budget import InterTokenTarget, NoTarget, StepTarget
@@ -318,7 +318,7 @@ class Scheduler:
         if config.can_repeat_slots:
             max_rows = min(config.max_slots, config.max_step_tokens)
             forced = ForcedRows(self._table, self._pool, max_rows)
-        decode: DecodeRows = DecodeBatcher(
+        decode: DecodeRowAdder = DecodeBatcher(
             self._table, self._memory, self._pool, self._retractor, forced
         )
         if config.max_draft_tokens:

@@ -27,7 +27,7 @@ from workers.engine.engine import Engine
 from workers.layers.formats.layer import unquantised
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.loader import load_model
-from workers.loading.staging import PinnedLane, make_lanes
+from workers.loading.weight_lanes import PinnedLane, make_lanes
 from workers.loading.weights import load_checkpoint
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner

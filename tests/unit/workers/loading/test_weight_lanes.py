@@ -15,7 +15,7 @@ from workers.layers.formats.layer import unquantised
 from workers.layers.sharding import ShardContext, copy_slice, weight_slots
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.model_folder import read_hf_config
-from workers.loading.staging import HostLane, StagedTensor, make_lanes
+from workers.loading.weight_lanes import HostLane, StagedTensor, make_lanes
 from workers.loading.weights import load_checkpoint
 from workers.models.llama import LlamaForCausalLM
 from workers.models.llama_family import llama_family_spec
