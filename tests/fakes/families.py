@@ -27,14 +27,7 @@ class FamilyModel:
     has_delta_rule: bool = False
 
     def build(self, folder: Path) -> Family:
-        return Family.of(
-            self.model_type,
-            self.class_name,
-            self.changes,
-            folder,
-            lengths=PROMPT_LENGTHS,
-            measure_spread=True,
-        )
+        return Family.of(self.model_type, self.class_name, self.changes, folder, PROMPT_LENGTHS)
 
     def build_served(self, folder: Path) -> Family:
         """With what a client of the service can ask."""

@@ -17,8 +17,7 @@ from tests.fakes.tiny_reference import (
     BANNED_TOKENS,
     build_reference,
     config_of,
-    greedy_tokens,
-    logits_from_cache,
+    greedy_output,
     random_prompt,
     reference_logits,
 )
@@ -52,8 +51,7 @@ class Family:
     every token at each of these places: (output tokens, vocab_size).
 
     sources: what the encoder of an encoder-decoder gets; none for other models. spread: how far
-    transformers' own log probabilities of one pass and of a step for each token are apart, where
-    that was measured.
+    transformers' own log probabilities of one pass and of a step for each token are apart.
     """
 
     folder: Path
@@ -72,23 +70,20 @@ class Family:
         changes: Mapping[str, Any],
         folder: Path,
         lengths: Sequence[int] = PROMPT_LENGTHS,
-        *,
-        measure_spread: bool = False,
     ) -> "Family":
         """changes: to the tiny config, of its own fields."""
         config = config_of(model_type, class_name, changes)
         reference = build_reference(config, class_name, folder)
         prompts = [random_prompt(length) for length in lengths]
-        tokens = [greedy_tokens(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
-        pairs = list(zip(prompts, tokens, strict=True))
+        outputs = [greedy_output(reference, prompt, NUM_OUTPUT_TOKENS) for prompt in prompts]
+        tokens = [new for new, _ in outputs]
         of_all = [
-            reference_logits(reference, prompt + new).log_softmax(-1) for prompt, new in pairs
+            reference_logits(reference, prompt + new).log_softmax(-1)
+            for prompt, new in zip(prompts, tokens, strict=True)
         ]
         logprobs = [one[-NUM_OUTPUT_TOKENS - 1 : -1] for one in of_all]
-        spread = 0.0
-        if measure_spread:
-            by_steps = (logits_from_cache(reference, *pair).log_softmax(-1) for pair in pairs)
-            spread = max(_distance(*both) for both in zip(logprobs, by_steps, strict=True))
+        by_steps = [logits.log_softmax(-1) for _, logits in outputs]
+        spread = max(_distance(*both) for both in zip(logprobs, by_steps, strict=True))
         sampling = SamplingParams(logit_bias=dict.fromkeys(BANNED_TOKENS, -100.0))
         return cls(folder, prompts, tokens, logprobs, sampling, spread=spread)
 

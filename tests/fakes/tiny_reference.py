@@ -100,20 +100,13 @@ def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-@torch.inference_mode()
-def logits_from_cache(model: Any, prompt: list[int], new: list[int]) -> torch.Tensor:
-    """(len(new), vocabulary), each before its token: as generate() has them, one token a step."""
-    output = model(input_ids=torch.tensor([prompt]), use_cache=True)
-    logits = [output.logits[0, -1].float()]
-    for token in new[:-1]:
-        ids, cache = torch.tensor([[token]]), output.past_key_values
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
-        logits.append(output.logits[0, -1].float())
-    return torch.stack(logits)
-
-
 def greedy_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     """transformers' own, from its own cache, none of them banned."""
+    return greedy_output(model, prompt, num_tokens)[0]
+
+
+def greedy_output(model: Any, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
+    """greedy_tokens, and the logits before each, (num_tokens, vocabulary): a step for each."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids,
@@ -124,9 +117,11 @@ def greedy_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
         suppress_tokens=BANNED_TOKENS,
         eos_token_id=2,
         pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
+    tokens: list[int] = output.sequences[0, len(prompt) :].tolist()
+    return tokens, torch.cat(output.logits).float()
 
 
 def in_one_line(error: BaseException) -> str:
