@@ -1,12 +1,14 @@
 """The table of architectures in docs/models.md, and that its sweep tells what it should."""
 
+import os
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 
-from tests.fakes.architecture_trial import Verdict, architectures
+from tests.fakes.architecture_trial import Outcome, Verdict, architectures
 from tests.nightly.architecture_table import Row, read_table, with_table
 from tests.nightly.architectures import try_one
 
@@ -34,11 +36,18 @@ def test_architectures_come_out_as_they_should(
     assert outcome.verdict == verdict, outcome.reason
 
 
+class _EndsItsProcess(str):
+    """Whatever process is told of it."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (7,)
+
+
 def test_a_process_that_dies_is_a_verdict() -> None:
-    """A name that transformers does not have ends the process with a traceback."""
-    outcome = try_one("llama", "NoSuchModel")
-    assert outcome.verdict == Verdict.CRASHED
-    assert outcome.reason == "its process ended with 1"
+    outcome = try_one("llama", _EndsItsProcess("LlamaForCausalLM"))
+    assert outcome == Outcome(Verdict.CRASHED, "its process ended with 7")
 
 
 def test_the_table_names_none_that_is_served_wrongly_or_crashes() -> None:
