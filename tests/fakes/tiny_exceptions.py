@@ -21,6 +21,8 @@ _SMALL_SWA = {
     **dict.fromkeys(["swa_q_lora_rank", "swa_kv_lora_rank"], 32),
     **{"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16},
 }
+_FEW_CHANNELS = {"base_channels": 32, "channel_multiplier": [1, 1]}
+_SMALL_QUANTISER = {**_FEW_CHANNELS, "latent_channels": 32, "num_embeddings": 16}
 
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gemma4_assistant": {
@@ -42,6 +44,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(["cosmos3_edge_text", "qwen2_5_omni_text"], _mrope(2, 3, 3)),
     "bamba": {"attn_layer_indices": [1, 3], **_SMALL_MAMBA},
     "chameleon": {"vocabulary_map": _VOCABULARY},
+    "chameleon_vqgan": _SMALL_QUANTISER,
     "cohere_compass_text": {"rope_parameters": _FULL_AND_SLIDING},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"] * 2},
@@ -50,7 +53,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "dots3_note_text": {"index_topk": 16, "shared_experts_intermediate_size": 32, **_SMALL_SWA},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
     "emu3": {"vocabulary_map": _VOCABULARY},
-    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 16},
+    "emu3_vqgan": {**_FEW_CHANNELS, "codebook_size": 16},
     "ernie4_5_vl_moe_text": _mrope(3, 3, 2),
     "gemma3n_text": {
         "layer_types": _SLIDING_AND_FULL,
@@ -80,6 +83,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"], {"index_topk": 16}),
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "llama4_text": {"attention_chunk_size": 9, "floor_scale": 8},
+    "janus_vqgan": {**_SMALL_QUANTISER, "image_token_embed_dim": 64},
     "lfm2": _CONV_AND_ATTENTION,
     "lfm2_moe": _CONV_AND_ATTENTION,
     "mamba2": {"num_heads": 8, "head_dim": 16},
