@@ -14,8 +14,7 @@ _MIN_STAGES = 2
 _ELEMENT_BYTES = 2
 _RESERVED_BYTES = 3 << 10  # of shared memory: the driver's own and a compiler's sums
 _FEW_ROWS = 16
-_MAX_JOINED_CHUNKS = 16
-_MAX_JOINED_ELEMENTS = 4096
+_MAX_JOINED_CHUNKS = 32
 _FUSED_HEAD_DIMS = (64, 128, 256)
 _MAX_FUSED_GROUP = 16
 
@@ -60,8 +59,10 @@ class DecodeTuning:
 
     block_keys: keys a program holds at once. chunks_per_multiprocessor: programs that a step is cut
     into, at most. min_chunk_tokens: never cut smaller. slack_eighths: how far a row may exceed a
-    whole number of even chunks before it gets one more. prefetch_keys, loads_early: as FrontShape.
-    fuses_projection: whether the fused front is faster than a rotation kernel before attention.
+    whole number of even chunks before it gets one more. joined_elements: float32 elements of
+    chunks' values that are joined at once; they are in registers. prefetch_keys, loads_early: as
+    FrontShape. fuses_projection: whether the fused front is faster than a rotation kernel before
+    attention.
     """
 
     block_keys: int = 64
@@ -70,6 +71,7 @@ class DecodeTuning:
     chunks_per_multiprocessor: int = 4
     min_chunk_tokens: int = 128
     slack_eighths: int = 4
+    joined_elements: int = 4096
     prefetch_keys: int = 128
     loads_early: bool = False
     fuses_projection: bool = False
@@ -95,13 +97,14 @@ class DecodeGeometry:
 
     def shape(
         self,
-        block_keys: int,
+        tuning: DecodeTuning,
         has_window: bool,
         has_cap: bool,
         has_sinks: bool,
         is_dependent: bool,
     ) -> DecodeShape:
         """The kernel for layers with or without a window, a logit cap and sinks."""
+        block_keys = tuning.block_keys
         tile_group = next_power_of_2(self.group)
         tile_dim = max(_MIN_TILE, next_power_of_2(self.head_dim))
         return DecodeShape(
@@ -118,7 +121,7 @@ class DecodeGeometry:
             tile_group=tile_group,
             tile_dim=tile_dim,
             block_chunks=max(
-                1, min(_MAX_JOINED_CHUNKS, _MAX_JOINED_ELEMENTS // (tile_group * tile_dim))
+                1, min(_MAX_JOINED_CHUNKS, tuning.joined_elements // (tile_group * tile_dim))
             ),
             partial_size=self.group * (self.head_dim + 2),
             is_dependent=is_dependent,
@@ -128,16 +131,18 @@ class DecodeGeometry:
 def measured_tuning(geometry: DecodeGeometry, num_rows: int) -> DecodeTuning:
     """The constants for a step of that many rows; benchmarks/h200/decode_sweep.py measures them.
 
-    Few rows: every program waits for its own keys, so it is small, and its first keys are loaded
-    while the projection is still computed. Many rows: the memory is busy anyway; a fused front
-    would only sum the projection's splits once more for every chunk.
+    Few rows: programs are as many as run at once, their first keys are loaded while the projection
+    is still computed, and whoever joins a row's chunks reads them all at one go. Many rows: the
+    memory is busy anyway; a fused front would only sum the projection's splits once more for every
+    chunk.
     """
     block_keys = 64 if geometry.head_dim <= _WIDE_HEAD_DIM else 32
     if num_rows <= _FEW_ROWS:
         return DecodeTuning(
             block_keys=block_keys,
-            num_warps=2,
-            chunks_per_multiprocessor=3,
+            chunks_per_multiprocessor=2,
+            min_chunk_tokens=64,
+            joined_elements=16384,
             loads_early=True,
             fuses_projection=True,
         )
@@ -164,7 +169,7 @@ def fitting_tuning(geometry: DecodeGeometry, num_rows: int, shared_bytes: int) -
 def decode_shared_bytes(geometry: DecodeGeometry, tuning: DecodeTuning) -> int:
     """At most what a compiled program takes: blocks of K and V on their way, its queries and a
     block's weights."""
-    shape = geometry.shape(tuning.block_keys, True, True, True, True)
+    shape = geometry.shape(tuning, True, True, True, True)
     # A block leaves its place when its own turn begins.
     num_blocks = max(1, tuning.num_stages - 1)
     blocks = num_blocks * tuning.block_keys * 2 * shape.tile_dim

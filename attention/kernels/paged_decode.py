@@ -202,7 +202,7 @@ class PagedDecode:
 
     def _shape(self, plan: DecodePlan, rule: ScoreRule) -> DecodeShape:
         return self._geometry.shape(
-            plan.tuning.block_keys,
+            plan.tuning,
             plan.window < _UNLIMITED,
             rule.logit_cap > 0.0,
             rule.sinks is not None,

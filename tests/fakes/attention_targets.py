@@ -63,7 +63,7 @@ def decode_variants(geometry, num_rows, capability):
     """The plan and a chunk's kernel as that GPU launches them, and the tuning."""
     is_dependent = capability >= (9, 0)
     tuning = fitting_tuning(geometry, num_rows, SHARED_BYTES[capability])
-    shape = geometry.shape(tuning.block_keys, True, True, True, is_dependent)
+    shape = geometry.shape(tuning, True, True, True, is_dependent)
     options = {"num_stages": tuning.num_stages, "num_warps": tuning.num_warps}
     chunk = Variant(triton_decode.attend_chunk_kernel, TYPES, {"shape": shape}, options)
     constants = {"block_keys": tuning.block_keys, "kv_heads": geometry.kv_heads}

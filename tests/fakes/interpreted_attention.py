@@ -130,6 +130,14 @@ def check_every_e4m3():
         assert torch.equal(twin.run(Fp8TritonBackend)[0, 0].float(), own)
 
 
+def check_many_chunks():
+    """A row of more chunks than are joined at once."""
+    limits = replace(AMPERE, num_multiprocessors=24)
+    paged_decode.gpu_limits = lambda device: limits
+    check(rows_of((2600, 1)), kv_heads=1)
+    paged_decode.gpu_limits = lambda device: AMPERE
+
+
 def check_latent(rows, make=None):
     case = build_latent_case(CaseSpec(rows, **HALF))
     if make is not None:
@@ -177,6 +185,7 @@ if __name__ == "__main__":
     check_graph(32, VERIFY)
     check_padding(EXTEND, 32)
     check_wanted_out()
+    check_many_chunks()
     check_e4m3(EXTEND)
     check_e4m3(SPLIT, layer=ALL)
     check_every_e4m3()

@@ -14,7 +14,7 @@ def test_tiles_hold_the_group_and_blocks_lie_in_pages_where_the_shape_says_so(
     geometry = DecodeGeometry(2, group, head_dim, page_size)
     tuning = measured_tuning(geometry, 1)
     shape = geometry.shape(
-        tuning.block_keys, has_window=True, has_cap=False, has_sinks=True, is_dependent=True
+        tuning, has_window=True, has_cap=False, has_sinks=True, is_dependent=True
     )
     assert shape.tile_rows >= max(16, shape.tile_group) >= shape.tile_group >= group
     assert shape.tile_dim >= head_dim
