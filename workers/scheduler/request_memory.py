@@ -121,12 +121,16 @@ class RequestMemory:
         return num_granted
 
     def share_prefix(self, request: Request) -> None:
-        """Offer the full pages of a finished prefill to the cache, so that others can use them."""
+        """Offer the full pages of a finished prefill to the cache, so that others can use them.
+        What no token to come can see goes back now: the request's next page may be long in coming,
+        and nobody is admitted into what it keeps until then."""
         for memory in self._encoders:
             memory.vouch(request)
         self._share(request, request.prefill_len // self._page_size)
         for states in self.states:
             states.share(request)
+        if self._bounded.num_accounts:
+            self._drop_unseen(request, request.num_vouched_tokens)
 
     def pass_chunk(self, request: Request, num_computed: int) -> None:
         """Chunks of an unfinished prefill have been computed, num_computed tokens: what its next

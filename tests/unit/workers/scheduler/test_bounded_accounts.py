@@ -54,6 +54,19 @@ def test_the_account_that_is_used_most_is_what_is_told():
     driver.finish()
 
 
+def test_what_a_prompt_leaves_behind_its_window_is_free_as_soon_as_it_is_computed():
+    """Not first at its next page: pages of 64 tokens would keep others out for as many steps."""
+    bounded = (BoundedAccount(LastTokens(4), 33),)
+    driver = Driver(make_config(num_pages=65, bounded=bounded, enable_prefix_cache=False), True)
+    driver.submit(make_request("r", list(range(2, 26)), max_tokens=20))
+    for _ in range(2):
+        driver.launch()
+    assert driver.scheduler.stats().accounts[1].num_used == 7, "24 tokens, and a first one"
+    driver.commit()
+    assert driver.scheduler.stats().accounts[1].num_used == 2
+    driver.finish()
+
+
 @pytest.mark.parametrize(
     ("num_pages", "bounded"),
     [
