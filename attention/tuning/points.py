@@ -30,6 +30,10 @@ _DECODE_PREFIXES = (256, 1024, 4096, 16384, 65536)
 _NEW_TOKENS = (8, 64, 256, 1024, 8192)
 _EXTEND_PREFIXES = (0, 1024, 4096, 32768)
 _VERIFY_TOKENS = (4, 8)
+# Beside one prompt, backends change places within a factor of two.
+_MIXED_ROWS = (16, 64, 128, 256)
+_MIXED_NEW_TOKENS = (8, 16, 64)
+_MIXED_PREFIXES = (256, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,8 +139,8 @@ def _extend_points(limits: StepLimits) -> list[StepPoint]:
     new_tokens = _up_to(_NEW_TOKENS, min(limits.max_step_tokens, limits.max_context_len))
     grid = itertools.product(rows, new_tokens, _EXTEND_PREFIXES)
     points = [StepPoint(AttentionPhase.EXTEND, *place) for place in grid]
-    mixed = [n for n in rows if n >= MIN_UNEVEN_ROWS]
-    places = itertools.product(mixed, (8, 64), (1024, 4096))
+    mixed = (n for n in _up_to(_MIXED_ROWS, limits.max_rows) if n >= MIN_UNEVEN_ROWS)
+    places = itertools.product(mixed, _MIXED_NEW_TOKENS, _MIXED_PREFIXES)
     return points + [StepPoint(AttentionPhase.EXTEND, *place, True) for place in places]
 
 

@@ -12,6 +12,8 @@ from attention.tuning.measure import Run
 
 _HOST_TURNS = 3
 _SECONDS_OF_TURNS = 0.02
+_LEAD_CYCLES = 200_000
+"""About 100 us of a GPU's clock: enough for the host to launch what is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class HostStopwatch:
 
 class CudaStopwatch:
     """On the current stream of a device. What its L2 cache holds is overwritten before each turn:
-    in a step, weights are read between two layers' attention. capture: records launches once and
+    in a step, weights are read between two layers' attention. The device waits before it starts, so
+    that its time is told and not the host's, which a step hides. capture: records launches once and
     returns what repeats them."""
 
     def __init__(
@@ -86,6 +89,7 @@ class CudaStopwatch:
                 start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 self._other_bytes.zero_()
+                torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
                 start.record()
                 runs[name]()
                 stop.record()

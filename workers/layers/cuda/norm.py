@@ -8,6 +8,7 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_p
 
 _ELEMENTS_PER_WARP = 512
 _MAX_WARPS = 16
+_MAX_INT32 = 2**31 - 1
 
 
 def _add_norm(  # noqa: PLR0913
@@ -20,10 +21,12 @@ def _add_norm(  # noqa: PLR0913
     eps: tl.tensor,
     NUM_SPLITS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
+    IS_WIDE: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """One row a program. NUM_SPLITS 0: a plain norm of residual, which stays as it is. A weight of
-    hidden's type scales what was rounded to it, as Llama's norms do; a wider one what was not."""
+    hidden's type scales what was rounded to it, as Llama's norms do; a wider one what was not.
+    IS_WIDE: as is_wide."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_real = columns < hidden_size
@@ -32,9 +35,9 @@ def _add_norm(  # noqa: PLR0913
     at = row * hidden_size + columns
     stream = tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
     if NUM_SPLITS > 0:
-        # All splits together may have more elements than 32 bits count. Places that are added up
-        # instead of multiplied have loads wait for each other: 0.9 us a launch on an H100.
-        stride = split_stride.to(tl.int64)
+        # Places that are added up instead of multiplied have loads wait for each other: 0.9 us a
+        # launch on an H100. Products of 64 bits take 0.46 us of 2.23, with 8 splits on an H200.
+        stride = split_stride.to(tl.int64) if IS_WIDE else split_stride
         for split in tl.static_range(NUM_SPLITS):
             part = tl.load(partials + split * stride + at, mask=is_real, other=0.0)
             stream += part.to(tl.float32)
@@ -49,6 +52,11 @@ def _add_norm(  # noqa: PLR0913
 
 
 _add_norm_kernel = triton.jit(_add_norm)
+
+
+def is_wide(num_splits: int, split_elements: int) -> bool:
+    """Whether all splits together have more elements than 32 bits count."""
+    return num_splits * split_elements > _MAX_INT32
 
 
 def _launch(
@@ -72,6 +80,7 @@ def _launch(
         eps,
         NUM_SPLITS=num_splits,
         BLOCK=block,
+        IS_WIDE=is_wide(num_splits, residual.numel()),
         IS_DEPENDENT=is_dependent,
         num_warps=min(_MAX_WARPS, max(1, block // _ELEMENTS_PER_WARP)),
         launch_pdl=is_dependent,

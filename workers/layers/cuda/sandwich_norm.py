@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
+from workers.layers.cuda.norm import is_wide
 
 _ELEMENTS_PER_WARP = 512
 _MAX_WARPS = 16
@@ -36,9 +37,11 @@ def _sandwich_norm(  # noqa: PLR0913
     before_eps: tl.tensor,
     NUM_SPLITS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
+    IS_WIDE: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One row a program. Rounded where separate kernels would have stored: the same values."""
+    """One row a program. Rounded where separate kernels would have stored: the same values.
+    IS_WIDE: as is_wide."""
     dtype: tl.constexpr = residual.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -48,8 +51,7 @@ def _sandwich_norm(  # noqa: PLR0913
     begin_dependent(IS_DEPENDENT)
     at = row * hidden_size + columns
     stream = tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
-    # All splits together may have more elements than 32 bits count.
-    stride = split_stride.to(tl.int64)
+    stride = split_stride.to(tl.int64) if IS_WIDE else split_stride
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for split in tl.static_range(NUM_SPLITS):
         part = tl.load(partials + split * stride + at, mask=is_real, other=0.0)
@@ -92,6 +94,7 @@ def add_sandwich_norm_(
         before.eps,
         NUM_SPLITS=partials.shape[0],
         BLOCK=block,
+        IS_WIDE=is_wide(partials.shape[0], residual.numel()),
         IS_DEPENDENT=is_dependent,
         num_warps=min(_MAX_WARPS, max(1, block // _ELEMENTS_PER_WARP)),
         launch_pdl=is_dependent,
