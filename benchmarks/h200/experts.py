@@ -21,7 +21,7 @@ import triton
 from transformers import AutoConfig
 
 from benchmarks.h200.attention_steps import graphed_seconds
-from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
+from workers.layers.cuda.expert_gemm import ExpertTiles
 from workers.layers.cuda.expert_routing import choose_by_softmax, group
 from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.moe.experts import Experts
@@ -90,12 +90,12 @@ def sweep(layer: Experts, x: torch.Tensor) -> None:
 
         weights = layer.weights
         activate = partial(
-            activate_experts,
-            *(x, weights.gate_up, grouped, width, tiles, weights.gate_up_bias, weights.gating),
+            tiles.activate,
+            *(x, weights.gate_up, grouped, width, weights.gate_up_bias, weights.gating),
         )
         project = partial(
-            project_experts,
-            *(activated, weights.down, chosen.weights, grouped, tiles, weights.down_bias),
+            tiles.project,
+            *(activated, weights.down, chosen.weights, grouped, weights.down_bias),
         )
         found["activate"].append((seconds(activate), tiles))
         found["project"].append((seconds(project), tiles))

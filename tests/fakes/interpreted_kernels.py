@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from workers.constraints.masks import StepMasks
-from workers.layers.cuda.expert_gemm import ExpertTiles, activate_experts, project_experts
+from workers.layers.cuda.expert_gemm import ExpertTiles
+from workers.layers.cuda.expert_maps import MappedTiles
 from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
 from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
@@ -25,6 +26,13 @@ from workers.sampling.token_masks import find_masks
 from workers.sampling.token_masks import rule_out as plain_rule_out
 
 TOLERANCE = 1e-4
+
+
+def tiles_of(block_rows):
+    """By pointers and by maps, of both orders; more blocks a group than there are, and fewer."""
+    yield ExpertTiles(block_rows, 16, 16, 2, 4)
+    yield MappedTiles(block_rows, 16, 16, 2, 4, 3, True)
+    yield MappedTiles(block_rows, 32, 16, 2, 4, 64, False)
 
 
 def plain_experts(x, gate_up, down, chosen):
@@ -59,15 +67,16 @@ def check_experts(num_tokens, num_routed, num_shared, num_chosen, hidden, width,
         weights, ids = SoftmaxRouting(num_chosen, is_normed, 1.5)(logits, None)
         assert torch.equal(chosen.ids[:, :num_chosen].long(), ids)
         assert torch.allclose(chosen.weights[:, :num_chosen], weights)
-    tiles = ExpertTiles(block_rows, 16, 16, 2, 4)
     again = counted(chosen.weights, chosen.ids, num_routed + num_shared)
     assert torch.equal(again.counts, chosen.counts)
     for one in (chosen, again):
         grouped = group(one, block_rows)
         check_blocks(one, grouped)
-        activated = activate_experts(x, gate_up, grouped, num_chosen + num_shared, tiles)
-        out = project_experts(activated, down, one.weights, grouped, tiles).sum(0)
-        assert torch.allclose(out, plain_experts(x, gate_up, down, one), atol=TOLERANCE)
+        wanted = plain_experts(x, gate_up, down, one)
+        for tiles in tiles_of(block_rows):
+            activated = tiles.activate(x, gate_up, grouped, num_chosen + num_shared)
+            out = tiles.project(activated, down, one.weights, grouped).sum(0)
+            assert torch.allclose(out, wanted, atol=TOLERANCE), tiles
 
 
 def check_routed(num_tokens, num_experts, num_chosen, hidden, width, gating, has_bias):
@@ -83,13 +92,26 @@ def check_routed(num_tokens, num_experts, num_chosen, hidden, width, gating, has
         torch.randn(num_experts, hidden) if has_bias else None,
     )
     grouped = group(counted(shares, ids.int(), num_experts), 16)
-    tiles = ExpertTiles(16, 16, 16, 2, 4)
-    activated = activate_experts(
-        x, weights.gate_up, grouped, num_chosen, tiles, weights.gate_up_bias, gating
-    )
-    parts = project_experts(activated, weights.down, shares, grouped, tiles, weights.down_bias)
     wanted = routed_in_torch(x, ids, shares, weights)
-    assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4)
+    for tiles in tiles_of(16):
+        activated = tiles.activate(
+            x, weights.gate_up, grouped, num_chosen, weights.gate_up_bias, gating
+        )
+        parts = tiles.project(activated, weights.down, shares, grouped, weights.down_bias)
+        assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4), tiles
+
+
+def check_rows_keep_to_themselves(hidden=40, width=24):
+    """What is no number stays in its row, though blocks and tiles reach beyond theirs."""
+    x, ids = torch.randn(5, hidden), torch.tensor([[0, 1], [1, 0], [0, 2], [2, 1], [1, 2]])
+    x[1] = torch.nan
+    gate_up, down = torch.randn(3, 2 * width, hidden), torch.randn(3, hidden, width)
+    shares = torch.rand(ids.shape)
+    grouped = group(counted(shares, ids.int(), 3), 16)
+    for tiles in tiles_of(16):
+        activated = tiles.activate(x, gate_up, grouped, 2)
+        parts = tiles.project(activated, down, shares, grouped)
+        assert torch.equal(parts.isnan().any(-1), (torch.arange(5) == 1).expand(2, 5)), tiles
 
 
 def check_experts_of_other_ranks(num_tokens, num_here, num_chosen, hidden, width):
@@ -102,14 +124,15 @@ def check_experts_of_other_ranks(num_tokens, num_here, num_chosen, hidden, width
         SILU,
     )
     chosen = counted(shares, ids.int(), num_here + 1)
-    grouped, tiles = group(chosen, 16, num_elsewhere=1), ExpertTiles(16, 16, 16, 2, 4)
+    grouped = group(chosen, 16, num_elsewhere=1)
     blocks = grouped.blocks[:, : int(grouped.num_blocks)]
     assert set(blocks[0].tolist()) <= set(range(num_here))
     assert int(blocks[2].sum()) == int((ids < num_here).sum())
-    activated = activate_experts(x, weights.gate_up, grouped, num_chosen, tiles)
-    parts = project_experts(activated, weights.down, shares, grouped, tiles, leaves_out=True)
     wanted = experts_in_torch(x, ids, shares, weights)
-    assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4)
+    for tiles in tiles_of(16):
+        activated = tiles.activate(x, weights.gate_up, grouped, num_chosen)
+        parts = tiles.project(activated, weights.down, shares, grouped, leaves_out=True)
+        assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4), tiles
 
 
 def check_latents(rotary_class, num_tokens=5, heads=3, nope=24, latent=40, rope=16, positions=64):
@@ -211,6 +234,7 @@ if __name__ == "__main__":
     check_experts_of_other_ranks(21, 3, 4, 40, 24)
     check_routed(5, 6, 2, 40, 24, SILU, has_bias=False)
     check_routed(19, 4, 3, 24, 40, Gating(1.702, 1.5), has_bias=True)
+    check_rows_keep_to_themselves()
     check_latents(RotaryEmbedding)
     check_latents(InterleavedRotaryEmbedding)
     check_parts_beyond_32_bits()

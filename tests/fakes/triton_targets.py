@@ -12,6 +12,7 @@ from workers.layers.cuda import (
     activation,
     embedding,
     expert_gemm,
+    expert_maps,
     expert_routing,
     expert_tiles,
     greedy,
@@ -123,21 +124,33 @@ _LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp
 
 
 def expert_variants(capability):
-    """Both products of every entry of the table, as a GPU of that kind launches them."""
+    """Both products of every entry of the tables, as a GPU of that kind launches them."""
     limits = DeviceLimits.within(capability, SHARED_BYTES[capability])
-    for most, _ in expert_tiles.BY_ROWS:
-        both = expert_tiles.tiles_for(64 * min(most, 1 << 16), 64, limits.shared_bytes)
-        for tiles, kernel, depth, width in (
-            (both[0], expert_gemm._activate_kernel, 2048, 1408),
-            (both[1], expert_gemm._project_kernel, 1408, 2048),
-        ):
-            constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8}
-            constants |= {"HAS_BIAS": False}
-            if kernel is expert_gemm._activate_kernel:
-                constants |= {"ALPHA": 1.0, "LIMIT": 0.0}
-            constants |= {"ROWS": tiles.block_rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
-            options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
-            yield Variant(kernel, _EXPERTS, constants, options)
+    tables = [expert_tiles.BY_POINTERS]
+    if limits.has_copy_engine:
+        tables.append(expert_tiles.BY_MAPS)
+    for table in tables:
+        for most, _ in table:
+            pairs = int(64 * min(most, 1 << 16))
+            activate, project = expert_tiles.tiles_for(table, pairs, 64, limits.shared_bytes)
+            yield expert_variant(activate, "activate", 2048, 1408)
+            yield expert_variant(project, "project", 1408, 2048)
+
+
+def expert_variant(tiles, product, depth, width, has_bias=False):
+    """Of tensors of bfloat16. product: "activate" or "project"."""
+    constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8, "HAS_BIAS": has_bias}
+    if product == "activate":
+        constants |= {"ALPHA": 1.0, "LIMIT": 7.0 if has_bias else 0.0}
+    constants |= {"ROWS": tiles.block_rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
+    options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
+    module, types = expert_gemm, _EXPERTS
+    if isinstance(tiles, expert_maps.MappedTiles):
+        constants |= {"GROUP": tiles.group, "IS_SWAPPED": tiles.is_swapped}
+        module, types = expert_maps, dict(_EXPERTS)
+        types["x_map"] = f"tensordesc<bf16[{tiles.block_rows}, {tiles.depth}]>"
+        types["weight_map"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
+    return Variant(getattr(module, f"_{product}_kernel"), types, constants, options)
 
 
 OTHERS = {

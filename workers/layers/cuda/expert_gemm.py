@@ -8,26 +8,16 @@ its output. Knows no routing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from workers.layers.cuda.expert_gating import add_bias, gated
 from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.routed_experts import SILU, Gating
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertTiles:
-    """block_rows: of a block of pairs. columns: of the output a program makes; depth: of the inner
-    dimension a turn; num_stages, num_warps: Triton's."""
-
-    block_rows: int
-    columns: int
-    depth: int
-    num_stages: int
-    num_warps: int
 
 
 def _activate(  # noqa: PLR0913
@@ -78,18 +68,12 @@ def _activate(  # noqa: PLR0913
             up_part = tl.load(gate_at + WIDTH * DEPTH_SIZE + start, mask=is_weight, other=0.0)
             gate = tl.dot(part, gate_part, gate)
             up = tl.dot(part, up_part, up)
-        dtype: tl.constexpr = out.dtype.element_ty
-        if HAS_BIAS:
-            bias_at = bias + expert * (2 * WIDTH) + column
-            gate += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(bias_at + WIDTH, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        if LIMIT > 0:
-            # Not minimum and maximum: what is no number has to stay none.
-            gate = tl.where(gate > LIMIT, LIMIT, gate)
-            up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
-        activated = (gate * tl.sigmoid(ALPHA * gate)).to(dtype).to(tl.float32) * up
+        bias_at = bias + expert * (2 * WIDTH) + column
+        gate = add_bias(gate, bias_at, is_column, HAS_BIAS)
+        up = add_bias(up, bias_at + WIDTH, is_column, HAS_BIAS)
+        activated = gated(gate, up, ALPHA, LIMIT, out.dtype.element_ty)
         target = out + (first + rows).to(tl.int64)[:, None] * WIDTH + column[None, :]
-        tl.store(target, activated.to(dtype), mask=is_real[:, None] & is_column[None, :])
+        tl.store(target, activated, mask=is_real[:, None] & is_column[None, :])
 
 
 def _project(  # noqa: PLR0913
@@ -139,9 +123,7 @@ def _project(  # noqa: PLR0913
             part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
             is_weight = is_column[None, :] & is_inner[:, None]
             product = tl.dot(part, tl.load(weight_at + start, mask=is_weight, other=0.0), product)
-        if HAS_BIAS:
-            bias_at = bias + expert * WIDTH + column
-            product += tl.load(bias_at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        product = add_bias(product, bias + expert * WIDTH + column, is_column, HAS_BIAS)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
         row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
         target = out + row[:, None] * WIDTH + column[None, :]
@@ -155,84 +137,94 @@ _activate_kernel = triton.jit(_activate, do_not_specialize=["max_blocks"])
 _project_kernel = triton.jit(_project, do_not_specialize=["max_blocks", "num_tokens"])
 
 
-def activate_experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    grouped: ExpertBlocks,
-    num_chosen: int,
-    to: ExpertTiles,
-    bias: torch.Tensor | None = None,
-    gating: Gating = SILU,
-) -> torch.Tensor:
-    """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size) and bias (experts, 2 * width),
-    gate over up -> (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
-    width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
-    out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
-    is_dependent = dependent_launch(x)
-    _activate_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
-        x,
-        gate_up,
-        gate_up if bias is None else bias,
-        grouped.pairs,
-        grouped.blocks,
-        grouped.num_blocks,
-        out,
-        grouped.max_blocks,
-        DEPTH_SIZE=depth,
-        WIDTH=width,
-        NUM_CHOSEN=num_chosen,
-        HAS_BIAS=bias is not None,
-        ALPHA=gating.alpha,
-        LIMIT=gating.limit,
-        ROWS=grouped.block_rows,
-        COLUMNS=to.columns,
-        DEPTH=to.depth,
-        IS_DEPENDENT=is_dependent,
-        num_stages=to.num_stages,
-        num_warps=to.num_warps,
-        launch_pdl=is_dependent,
-    )
-    return out
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """How one of the products is made, by pointers to weights: on every GPU, for every size.
 
+    block_rows: of a block of pairs. columns: of the output a program makes; depth: of the inner
+    dimension a turn; num_stages, num_warps: Triton's.
+    """
 
-def project_experts(
-    x: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    grouped: ExpertBlocks,
-    to: ExpertTiles,
-    bias: torch.Tensor | None = None,
-    leaves_out: bool = False,
-) -> torch.Tensor:
-    """x: of activate_experts; down (experts, hidden_size, width), bias (experts, hidden_size);
-    weights float32 (n, num_chosen) -> (num_chosen, n, hidden_size), whose sum over choices is the
-    layer's output. leaves_out: whether some pairs are in no block; they add nothing."""
-    num_tokens, num_chosen = weights.shape
-    _, width, depth = down.shape
-    make = torch.zeros if leaves_out else torch.empty
-    out = make((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
-    is_dependent = dependent_launch(x)
-    _project_kernel[(grouped.max_blocks * triton.cdiv(width, to.columns),)](
-        x,
-        down,
-        down if bias is None else bias,
-        weights,
-        grouped.pairs,
-        grouped.blocks,
-        grouped.num_blocks,
-        out,
-        grouped.max_blocks,
-        num_tokens,
-        DEPTH_SIZE=depth,
-        WIDTH=width,
-        NUM_CHOSEN=num_chosen,
-        HAS_BIAS=bias is not None,
-        ROWS=grouped.block_rows,
-        COLUMNS=to.columns,
-        DEPTH=to.depth,
-        IS_DEPENDENT=is_dependent,
-        num_stages=to.num_stages,
-        num_warps=to.num_warps,
-        launch_pdl=is_dependent,
-    )
-    return out
+    block_rows: int
+    columns: int
+    depth: int
+    num_stages: int
+    num_warps: int
+
+    def activate(
+        self,
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        grouped: ExpertBlocks,
+        num_chosen: int,
+        bias: torch.Tensor | None = None,
+        gating: Gating = SILU,
+    ) -> torch.Tensor:
+        """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size), bias (experts, 2 * width),
+        gate over up -> (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
+        width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
+        out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
+        _activate_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
+            x,
+            gate_up,
+            gate_up if bias is None else bias,
+            grouped.pairs,
+            grouped.blocks,
+            grouped.num_blocks,
+            out,
+            grouped.max_blocks,
+            NUM_CHOSEN=num_chosen,
+            HAS_BIAS=bias is not None,
+            ALPHA=gating.alpha,
+            LIMIT=gating.limit,
+            **self._launch(x, depth, width),
+        )
+        return out
+
+    def project(
+        self,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        weights: torch.Tensor,
+        grouped: ExpertBlocks,
+        bias: torch.Tensor | None = None,
+        leaves_out: bool = False,
+    ) -> torch.Tensor:
+        """x: of activate; down (experts, hidden_size, width), bias (experts, hidden_size); weights
+        float32 (n, num_chosen) -> (num_chosen, n, hidden_size), whose sum over choices is the
+        layer's output. leaves_out: whether some pairs are in no block; they add nothing."""
+        num_tokens, num_chosen = weights.shape
+        _, width, depth = down.shape
+        make = torch.zeros if leaves_out else torch.empty
+        out = make((num_chosen, num_tokens, width), dtype=x.dtype, device=x.device)
+        _project_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
+            x,
+            down,
+            down if bias is None else bias,
+            weights,
+            grouped.pairs,
+            grouped.blocks,
+            grouped.num_blocks,
+            out,
+            grouped.max_blocks,
+            num_tokens,
+            NUM_CHOSEN=num_chosen,
+            HAS_BIAS=bias is not None,
+            **self._launch(x, depth, width),
+        )
+        return out
+
+    def _launch(self, x: torch.Tensor, depth: int, width: int) -> dict[str, Any]:
+        """What both kernels take by name."""
+        is_dependent = dependent_launch(x)
+        return {
+            "DEPTH_SIZE": depth,
+            "WIDTH": width,
+            "ROWS": self.block_rows,
+            "COLUMNS": self.columns,
+            "DEPTH": self.depth,
+            "IS_DEPENDENT": is_dependent,
+            "num_stages": self.num_stages,
+            "num_warps": self.num_warps,
+            "launch_pdl": is_dependent,
+        }

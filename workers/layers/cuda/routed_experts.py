@@ -2,9 +2,8 @@
 
 import torch
 
-from workers.layers.cuda.expert_gemm import activate_experts, project_experts
 from workers.layers.cuda.expert_routing import Chosen, counted, group
-from workers.layers.cuda.expert_tiles import BY_ROWS, tiles_for
+from workers.layers.cuda.expert_tiles import Tiles, table_for, tiles_for
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.routed_experts import RoutedWeights
 
@@ -18,23 +17,26 @@ def partial_products(
     """hidden (n, hidden_size), contiguous -> (k, n, hidden_size), whose sum over the k choices is
     what the experts make. num_elsewhere: chosen counts so many beyond the experts, which other
     ranks have: their pairs are 0."""
-    num_experts = experts.gate_up.shape[0]
-    shared_bytes = DeviceLimits.of(hidden.device).shared_bytes
-    activate, project = tiles_for(chosen.ids.numel(), num_experts, shared_bytes)
+    activate, project = _tiles(chosen.ids.numel(), experts)
     grouped = group(chosen, activate.block_rows, num_elsewhere)
-    activated = activate_experts(
+    activated = activate.activate(
         hidden,
         experts.gate_up,
         grouped,
         chosen.ids.shape[1],
-        activate,
         experts.gate_up_bias,
         experts.gating,
     )
     leaves_out = num_elsewhere > 0
-    return project_experts(
-        activated, experts.down, chosen.weights, grouped, project, experts.down_bias, leaves_out
+    return project.project(
+        activated, experts.down, chosen.weights, grouped, experts.down_bias, leaves_out
     )
+
+
+def _tiles(num_pairs: int, experts: RoutedWeights) -> Tiles:
+    limits = DeviceLimits.of(experts.down.device)
+    table = table_for(experts, limits)
+    return tiles_for(table, num_pairs, experts.down.shape[0], limits.shared_bytes)
 
 
 def routed_products(
@@ -66,8 +68,8 @@ def _summed(
 def compile_ahead(experts: RoutedWeights, num_chosen: int) -> None:
     """Run the products once with each of the tiles, so that no step waits for a compiler."""
     num_experts, _, hidden_size = experts.gate_up.shape
-    for most_rows, _ in BY_ROWS:
-        num_tokens = max(1, min(most_rows, _MANY_ROWS) * num_experts // num_chosen)
+    for most_rows, _ in table_for(experts, DeviceLimits.of(experts.down.device)):
+        num_tokens = max(1, int(min(most_rows, _MANY_ROWS) * num_experts) // num_chosen)
         hidden = experts.gate_up.new_zeros((num_tokens, hidden_size))
         pairs = torch.arange(num_tokens * num_chosen, device=hidden.device)
         ids = (pairs % num_experts).view(num_tokens, num_chosen)
