@@ -175,6 +175,7 @@ def check_parts_beyond_32_bits(num_tokens=2, hidden=16, num_splits=3, stride=1_1
         hidden,
         1e-6,
         NUM_SPLITS=num_splits,
+        IS_WIDE=True,
         BLOCK=hidden,
         IS_DEPENDENT=False,
     )

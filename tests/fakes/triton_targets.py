@@ -180,7 +180,7 @@ OTHERS = {
     "add_norm": Variant(
         norm._add_norm_kernel,
         {**_STREAM, "partials": "*fp32"},
-        {"NUM_SPLITS": 4, "BLOCK": 8192},
+        {"NUM_SPLITS": 4, "IS_WIDE": True, "BLOCK": 8192},
         {"num_warps": 16},
     ),
     "gate_and_mul": Variant(
@@ -194,7 +194,7 @@ OTHERS = {
         {"partials": "*fp32", "residual": "*bf16", "hidden": "*bf16"}
         | dict.fromkeys(("after_scale", "before_scale"), "*fp32")
         | dict.fromkeys(("after_eps", "before_eps"), "fp32"),
-        {"NUM_SPLITS": 4, "BLOCK": 8192},
+        {"NUM_SPLITS": 4, "IS_WIDE": True, "BLOCK": 8192},
         {"num_warps": 16},
     ),
     "cap_logits": Variant(
