@@ -1,7 +1,7 @@
 """Tiles of the experts' products by how many rows an expert gets on average.
 
-Measured on an H200 with the sizes of DeepSeek-V2-Lite, gpt-oss-20b and Qwen3-30B-A3B:
-benchmarks/h200/experts.py, benchmarks/h200/expert_candidates.py.
+Those by pointers were measured on an H200 with DeepSeek-V2-Lite's sizes, those by maps as decision
+0121 says. benchmarks/h200/expert_candidates.py compares them.
 """
 
 import math
