@@ -37,6 +37,7 @@ from attention.kernels.extend_shape import ExtendGeometry
 from attention.kernels.gpu_limits import gpu_limits
 from attention.kernels.paged_extend import ExtendRows, PagedExtend, PagedKeys, SeenKeys
 from attention.kernels.providers import TRITON_INSTALL, load_triton_kernels, probe_triton
+from attention.kernels.warpgroup_extend import make_extend
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection
@@ -142,7 +143,7 @@ class TritonBackend(PhasedAttentionBackend, WindowedSteps):
 
     def _make_extend(self) -> PagedExtend:
         """Raises ValueError where no tiles fit the device."""
-        return PagedExtend(self._geometry(), self._limits)
+        return make_extend(self._geometry(), self.config.dtype, self._limits)
 
     def _make_decoder(self) -> TritonDecoder | None:
         """None where the extend kernel decodes too: the others know K and V heads of one size."""

@@ -28,6 +28,8 @@ FLASH_ATTENTION_4_INSTALL = (
 )
 FLASH_MLA_INSTALL = "pip install 'tessera[cuda]' (sglang-kernel 0.4.3 for torch 2.11)"
 TRITON_INSTALL = "pip install triton (part of CUDA builds of torch)"
+GLUON_TRITON = "3.6."
+"""Gluon is no stable language: the kernel is for the releases it was tested with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,15 @@ class ExtendKernels:
 
     attend_extend: Any
     join_splits: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GluonExtend:
+    """attend: the kernel of warpgroups, to be launched as kernel[grid](...). describe: K or V of a
+    layer, and how many tokens a copy brings, as it takes them."""
+
+    attend: Any
+    describe: Callable[[torch.Tensor, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +244,22 @@ def load_extend_kernels() -> ExtendKernels:
     return ExtendKernels(
         attend_extend=extend.attend_extend_kernel, join_splits=extend.join_splits_kernel
     )
+
+
+def probe_gluon() -> BackendProbe:
+    """Whether Triton is a release that the Gluon kernel is for. Needs Triton."""
+    version = str(_import("triton", TRITON_INSTALL).__version__)
+    if version.startswith(GLUON_TRITON):
+        return BackendProbe(is_available=True)
+    missing = f"the Gluon kernel is for Triton {GLUON_TRITON}x, this is {version}"
+    return BackendProbe(is_available=False, missing=missing)
+
+
+def load_gluon_extend() -> GluonExtend:
+    """Raises AttentionBackendError when Triton has no Gluon. Compiles nothing yet."""
+    _import("triton.experimental.gluon", TRITON_INSTALL)
+    extend = importlib.import_module("attention.kernels.gluon_extend")
+    return GluonExtend(attend=extend.attend_gluon_kernel, describe=extend.describe_pages)
 
 
 def probe_triton() -> BackendProbe:
