@@ -107,10 +107,6 @@ class PagePool:
         for allocator, of_account in zip(self._allocators, pages, strict=True):
             allocator.free(of_account)
 
-    def free_main(self, pages: IntArray) -> None:
-        """Take pages of account 0 back."""
-        self._main.free(pages)
-
     def free_bounded(self, pages: IntArray, account: int) -> None:
         self._allocators[account + 1].free(pages)
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from workers.kv_cache.bounded_pages import Retention, span_pages
 from workers.kv_cache.page_pool import PagePool
-from workers.kv_cache.prefix_cache import InsertResult, PrefixCache, PrefixMatch
-from workers.kv_cache.radix_node import EMPTY, IntArray, RadixNode
-from workers.scheduler.bounded_table import BoundedTable
+from workers.kv_cache.prefix_cache import PrefixCache, PrefixMatch
+from workers.kv_cache.radix_node import IntArray, RadixNode
 from workers.scheduler.plan import TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -31,6 +30,7 @@ class BoundedMemory:
         retentions: Sequence[Retention],
     ) -> None:
         self._table = table
+        self._pages = table.pages
         self._pool = pool
         self._cache = cache
         self._retentions = tuple(retentions)
@@ -56,25 +56,24 @@ class BoundedMemory:
     def open(self, slot: int, match: PrefixMatch) -> Iterator[TableWrite]:
         """The slot begins with a match that is held; yields what the next plan must write."""
         num_pages = len(match.pages)
-        for account, bounded in enumerate(self._table.bounded):
-            bounded.holds[slot] = True
+        for account in range(self.num_accounts):
             first = self.first_page_seen(account, num_pages * self._page_size)
             if first < num_pages:
                 yield _write(slot, account, first, match.bounded_pages[account][first:])
 
     def fits(self, request: Request, match: PrefixMatch) -> bool:
         """Whether what running requests and this one can hold at once is available."""
-        table, page_size = self._table, self._page_size
+        table, pages, page_size = self._table, self._pages, self._page_size
         if table.num_running == 0:
             return True
-        growth = -(-table.max_total_lens // page_size) - table.num_shared_pages
+        growth = -(-table.max_total_lens // page_size) - pages.num_shared
         own_growth = -(-request.max_total_len // page_size) - len(match.pages)
         for account, (bounded, retention) in enumerate(
-            zip(table.bounded, self._retentions, strict=True)
+            zip(pages.bounded, self._retentions, strict=True)
         ):
             most = span_pages(retention, page_size) + 1
-            starts = np.maximum(table.num_shared_pages, bounded.first_pages)
-            missing = np.minimum(growth, most) - (table.num_pages - starts)
+            starts = np.maximum(pages.num_shared, bounded.first_pages)
+            missing = np.minimum(growth, most) - (pages.num_pages - starts)
             num_wanted = int(np.maximum(missing, 0).sum()) + min(own_growth, most)
             if num_wanted > self._pool.num_available_bounded(account):
                 return False
@@ -87,92 +86,38 @@ class BoundedMemory:
         them, int32 (n,). A prompt whose states are no numbers is computed to its end all the same,
         and must not keep more than one whose are.
         """
-        table, slot = self._table, request.slot
-        seq_len, num_shared = int(table.seq_lens[slot]), int(table.num_shared_pages[slot])
-        for account, bounded in enumerate(table.bounded):
+        pages, slot = self._pages, request.slot
+        seq_len, num_shared = int(self._table.seq_lens[slot]), int(pages.num_shared[slot])
+        for account, bounded in enumerate(pages.bounded):
             seen = self.first_page_seen(account, seq_len)
             if bounded.holds[slot] and seen >= num_shared:
-                self._let_go(request, account)
-            start = self._own_start(bounded, slot)
+                self._cache.unhold(pages.node_of(slot), account)
+                bounded.holds[slot] = False
+            start = pages.own_start(slot, account + 1)
             stop = min(seen, num_computed // self._page_size)
             if stop > start:
                 first_in_doubt = max(request.num_vouched_tokens, start * self._page_size)
                 if first_in_doubt < stop * self._page_size:
                     end = stop * self._page_size
-                    yield account, self._indices(bounded, slot, first_in_doubt, end)
-                pages = bounded.page_table[slot, start:stop]
-                self._pool.free_bounded(pages.copy(), account)
-                pages[:] = 0
-                bounded.first_pages[slot] = stop
+                    yield account, pages.own_indices(slot, account + 1, first_in_doubt, end)
+                self._pool.free_bounded(pages.trim(slot, account + 1, stop), account)
 
-    def offered(self, slot: int, num_pages: int) -> tuple[IntArray, ...]:
-        """What the slot can offer the cache of its first num_pages pages of tokens, int32
-        (num_pages,) by account: its own pages, 0 elsewhere."""
-        offers = []
-        for bounded in self._table.bounded:
-            pages = bounded.page_table[slot, :num_pages].copy()
-            pages[: self._own_start(bounded, slot)] = 0
-            offers.append(pages)
-        return tuple(offers)
-
-    def share(
-        self, request: Request, result: InsertResult, offers: tuple[IntArray, ...]
-    ) -> Iterator[TableWrite]:
-        """The request's first pages are the cache's from here on, result's; yields what the next
-        plan must write where these are not the request's own. Before num_shared_pages grows."""
-        table, slot = self._table, request.slot
-        num_cached, seq_len = len(result.pages), int(table.seq_lens[slot])
-        for account, bounded in enumerate(table.bounded):
-            own, kept = offers[account][:num_cached], result.bounded_pages[account]
-            duplicates = np.flatnonzero((own != 0) & (own != kept))
-            self._pool.free_bounded(own[duplicates], account)
-            bounded.page_table[slot, :num_cached] = kept
-            if len(duplicates):
-                first, last = int(duplicates[0]), int(duplicates[-1])
-                yield _write(slot, account, first, kept[first : last + 1])
-            is_seen = self.first_page_seen(account, seq_len) < num_cached
+    def move_holds(self, slot: int, node: RadixNode) -> None:
+        """After give_to_cache, while both nodes are locked. node: the slot's until then."""
+        pages, seq_len = self._pages, int(self._table.seq_lens[slot])
+        for account, bounded in enumerate(pages.bounded):
+            is_seen = self.first_page_seen(account, seq_len) < pages.num_shared[slot]
             if is_seen:
-                self._cache.hold(result.node, account)
+                self._cache.hold(pages.node_of(slot), account)
             if bounded.holds[slot]:
-                self._let_go(request, account)
+                self._cache.unhold(node, account)
             bounded.holds[slot] = is_seen
 
-    def close(self, request: Request, result: InsertResult | None) -> None:
-        """Give all of the slot's own pages back but those that the cache took, as result says."""
-        table, slot = self._table, request.slot
-        num_pages = int(table.num_pages[slot])
-        for account, (bounded, own) in enumerate(
-            zip(table.bounded, self.offered(slot, num_pages), strict=True)
-        ):
-            kept = EMPTY if result is None else result.bounded_pages[account]
-            own[: len(kept)][own[: len(kept)] == kept] = 0
-            self._pool.free_bounded(own[own != 0], account)
+    def let_go(self, slot: int) -> None:
+        """The slot, which is about to be free, sees nothing any more."""
+        for account, bounded in enumerate(self._pages.bounded):
             if bounded.holds[slot]:
-                self._let_go(request, account)
-
-    def indices_from(self, slot: int, first_token: int, stop: int) -> tuple[IntArray, ...]:
-        """Where the slot's own pages keep tokens first_token .. stop - 1, by account."""
-        parts = []
-        for bounded in self._table.bounded:
-            start = max(first_token, self._own_start(bounded, slot) * self._page_size)
-            parts.append(self._indices(bounded, slot, start, stop))
-        return tuple(parts)
-
-    def _indices(self, bounded: BoundedTable, slot: int, start: int, stop: int) -> IntArray:
-        positions = np.arange(start, stop, dtype=np.int32)
-        pages = bounded.page_table[slot, positions // self._page_size]
-        indices: IntArray = pages * np.int32(self._page_size) + positions % np.int32(
-            self._page_size
-        )
-        return indices
-
-    def _own_start(self, bounded: BoundedTable, slot: int) -> int:
-        return max(int(self._table.num_shared_pages[slot]), int(bounded.first_pages[slot]))
-
-    def _let_go(self, request: Request, account: int) -> None:
-        if request.node is not None:
-            self._cache.unhold(request.node, account)
-        self._table.bounded[account].holds[request.slot] = False
+                self._cache.unhold(self._pages.node_of(slot), account)
 
 
 def _write(slot: int, account: int, first_page: int, pages: IntArray) -> TableWrite:

@@ -9,7 +9,8 @@ from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request_memory import RequestMemory
 from workers.scheduler.retraction import Retractor
-from workers.scheduler.running_table import RunningTable, SlotArray
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.slot_pages import SlotArray
 
 
 class DecodeBatcher:
@@ -63,15 +64,15 @@ class DecodeBatcher:
     def _take_pages(self, slots: SlotArray, prefix_lens: IntArray) -> bool:
         """A page for every slot whose pages are full; for all of them or for none."""
         table = self._table
-        at_page_start = slots[prefix_lens == table.num_pages[slots] * self._page_size]
+        at_page_start = slots[prefix_lens == table.pages.num_pages[slots] * self._page_size]
         if not len(at_page_start):
             return True
-        if table.bounded:
+        if table.pages.bounded:
             self._memory.drop_unseen(table.requests_at(at_page_start))
         pages = self._pool.allocate(len(at_page_start))
         if pages is None:
             return False
-        table.append_page_each(at_page_start, pages)
+        table.pages.grow_each(at_page_start, pages)
         return True
 
     def _advance(self, slots: SlotArray, prefix_lens: IntArray) -> DecodeDraft:
@@ -84,6 +85,6 @@ class DecodeBatcher:
         return DecodeDraft.of_one_token_each(
             slots.astype(np.int32),
             prefix_lens,
-            tuple([pages[slots, columns] * page_size + offsets for pages in table.page_tables()]),
+            tuple([pages[slots, columns] * page_size + offsets for pages in table.pages.tables]),
             table.requests_at(slots),
         )

@@ -15,7 +15,8 @@ from workers.scheduler.plan import LAST_SAMPLED_TOKEN
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
 from workers.scheduler.request import ConstrainedRequest, Request
 from workers.scheduler.run_batch import take_run_pages
-from workers.scheduler.running_table import RunningTable, SlotArray
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.slot_pages import SlotArray
 
 FLAT_ROWS = 64
 """Up to about so many rows a step takes as long as with one."""
@@ -80,7 +81,7 @@ class ForcedRows:
             prefix_lens,
             np.ones(len(rows), dtype=np.int32),
             input_ids,
-            tuple([pages[rows, columns] * page_size + offsets for pages in table.page_tables()]),
+            tuple([pages[rows, columns] * page_size + offsets for pages in table.pages.tables]),
             repeated,
             has_repeats=True,
         )

@@ -15,28 +15,15 @@ def check_pages(
 ) -> None:
     """Raise IntegrityError unless every page is free, or cached, or owned by one request, once.
 
-    Also: the shared part of every request is the cache's path that it locks, and there are no
-    other locks.
+    Also: the shared part of every slot is the cache's path that it locks, and there are no other
+    locks.
     """
     pool.check_integrity()
     table.check_integrity()
-    holders: list[RadixNode] = []
-    free, cached = pool.unowned_pages()
-    owned = [free, cached]
-    for request in table.requests():
-        slot = request.slot
-        num_shared, num_pages = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
-        owned.append(table.page_table[slot, num_shared:num_pages])
-        if request.node is None:
-            raise IntegrityError(f"request {request.request_id} runs without a prefix node")
-        holders.append(request.node)
-        path = request.node.path_pages()
-        if not np.array_equal(path, table.page_table[slot, :num_shared]):
-            raise IntegrityError(
-                f"request {request.request_id} shares {num_shared} pages, which are not the "
-                f"{len(path)} of the path that it locks"
-            )
+    slots = [request.slot for request in table.requests()]
+    owned = [*pool.unowned_pages(), *(table.pages.own_pages(slot, 0) for slot in slots)]
     _check_owners(owned, pool.num_usable_pages, "")
+    holders = [table.pages.node_of(slot) for slot in slots]
     bounded_holders = [
         _check_bounded(table, pool, bounded, account) for account in range(bounded.num_accounts)
     ]
@@ -50,20 +37,19 @@ def _check_bounded(
 
     A request that still sees cached tokens has the pages that the cache keeps of them.
     """
-    bounded = table.bounded[account]
+    pages, bounded = table.pages, table.pages.bounded[account]
     owned = [*pool.unowned_bounded(account)]
     holders: list[RadixNode] = []
     for request in table.requests():
         slot = request.slot
-        num_shared, num_pages = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
-        start = max(num_shared, int(bounded.first_pages[slot]))
-        owned.append(bounded.page_table[slot, start:num_pages])
-        if not bounded.holds[slot] or request.node is None:
+        owned.append(pages.own_pages(slot, account + 1))
+        if not bounded.holds[slot]:
             continue
-        holders.append(request.node)
+        node = pages.node_of(slot)
+        holders.append(node)
         first = memory.first_page_seen(account, int(table.seq_lens[slot]))
-        seen = request.node.path_bounded_pages(account)[first:]
-        own = bounded.page_table[slot, first:num_shared]
+        seen = node.path_bounded_pages(account)[first:]
+        own = bounded.page_table[slot, first : int(pages.num_shared[slot])]
         if not np.array_equal(seen, own) or not own.all():
             raise IntegrityError(
                 f"request {request.request_id} sees pages {own.tolist()} of account {account}, the "

@@ -106,7 +106,7 @@ class Admission:
         table, page_size = self._table, self._table.page_size
         num_prompt_pages = -(-request.num_tokens // page_size)
         prompt_pages = -(-table.num_prompt_tokens() // page_size)
-        num_missing = int(np.maximum(prompt_pages - table.num_pages, 0).sum())
+        num_missing = int(np.maximum(prompt_pages - table.pages.num_pages, 0).sum())
         num_new = num_prompt_pages - len(match.pages)
         num_free = self._pool.num_available_main - num_missing - num_new
         if table.num_running == 0:
@@ -114,7 +114,7 @@ class Admission:
         own = np.int32(request.max_total_len - request.num_tokens)
         new_tokens = self._forecast.new_tokens(np.append(table.max_new_tokens(), own))
         num_tokens = np.append(table.num_prompt_tokens(), np.int32(request.num_tokens))
-        given_back = np.append(prompt_pages - table.num_found_pages, np.int32(num_new))
+        given_back = np.append(prompt_pages - table.pages.num_found, np.int32(num_new))
         return num_free >= peak_growth_pages(num_tokens, new_tokens, given_back, page_size)
 
 
@@ -185,6 +185,5 @@ class PrefillBatcher:
             states.plan_chunk(request, start, stop)
         for media in self._memory.media:
             draft.add_media(media.take(request, start, stop))
-        own = table.cache_indices(slot, start, stop)
-        draft.add_chunk(request, start, (own, *table.bounded_indices(slot, start, stop)))
+        draft.add_chunk(request, start, table.pages.cache_indices(slot, start, stop))
         return is_last

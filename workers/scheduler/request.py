@@ -1,6 +1,6 @@
 """One request inside the scheduler: its tokens, its limits and where it stands.
 
-Knows nothing of pages but the node it locks; what a slot holds is the running table's.
+Knows nothing of pages: what a slot has is slot_pages.py.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from workers.constraints.matcher import TokenMatcher
 from workers.engine.logprobs import PackedLogprobs
 from workers.engine.media import MediaSpan
 from workers.engine.protocol import FinishReason
-from workers.kv_cache.radix_node import IntArray, RadixNode
+from workers.kv_cache.radix_node import IntArray
 from workers.pooling.params import Pooling, PoolingParams
 from workers.pooling.vectors import PooledParts
 from workers.sampling.params import SamplingParams
@@ -58,7 +58,6 @@ class Request:
     content: tuple[KeyRun, ...] = ()
     media: tuple[MediaSpan, ...] = ()
     slot: int = NO_SLOT
-    node: RadixNode | None = None
     prefill_len: int = 0
     num_vouched_tokens: int = 0
     has_nan: bool = False
@@ -135,7 +134,6 @@ class Request:
     def forget_progress(self) -> None:
         """Back to the queue: every known token will be brought into the pool again."""
         self.slot = NO_SLOT
-        self.node = None
         self.prefill_len = 0
         self.num_vouched_tokens = 0
         self.has_nan = False

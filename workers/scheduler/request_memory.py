@@ -7,13 +7,11 @@ chunk's last token, or what logits were made of. Those of a request that ends be
 shared, and are cleared before their pages serve anybody else: an attention kernel may load a page's
 unused tail and multiply it by zero, and NaN times zero is NaN.
 
-    page_table[slot]:  | shared: the cache's, locked by node | the request's own | unused |
-                       0                          num_shared_pages          num_pages
-
-That is the account that keeps every token; bounded_memory.py has the others, of the same tokens.
+Which pages a slot has is slot_pages.py; bounded_memory.py is for accounts that do not keep every
+token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from workers.kv_cache.radix_node import EMPTY
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.media_memory import MediaMemory
+from workers.scheduler.page_row import Replaced
 from workers.scheduler.plan import IntArray, TableWrite
 from workers.scheduler.request import Request
 from workers.scheduler.running_table import RunningTable
@@ -49,6 +48,7 @@ class RequestMemory:
         self.media = media
         self.lets_go_of_tokens = bounded.num_accounts > 0
         self._table = table
+        self._pages = table.pages
         self._pool = pool
         self._cache = cache
         self._bounded = bounded
@@ -91,10 +91,9 @@ class RequestMemory:
 
     def open(self, request: Request, match: PrefixMatch) -> None:
         """Give the request a slot that starts with the locked match."""
-        request.node = match.node
         request.prefill_len = request.num_tokens
         request.num_vouched_tokens = len(match.pages) * self._page_size
-        self._table.add(request, match.pages, match.bounded_pages)
+        self._table.add(request, match)
         for memory in self._encoders:
             memory.open(request)
         self._write_later(request.slot, self._bounded.open(request.slot, match))
@@ -109,14 +108,14 @@ class RequestMemory:
         seq_lens grows by as much.
         """
         table, page_size = self._table, self._page_size
-        seq_len, num_pages = int(table.seq_lens[slot]), int(table.num_pages[slot])
+        seq_len, num_pages = int(table.seq_lens[slot]), int(self._pages.num_pages[slot])
         max_len = (num_pages + self._pool.num_available_pages) * page_size
         num_granted = min(num_tokens, max_len - seq_len)
         num_new_pages = -(-(seq_len + num_granted) // page_size) - num_pages
         pages = self._pool.allocate(num_new_pages)
         if pages is None:
             return 0
-        table.append_pages(slot, pages)
+        self._pages.grow(slot, pages)
         table.seq_lens[slot] = seq_len + num_granted
         return num_granted
 
@@ -157,82 +156,62 @@ class RequestMemory:
         next plan. A step under way may still read the pages that are freed here: whoever gets them
         writes to them in a later step.
         """
-        table, slot, page_size = self._table, request.slot, self._page_size
-        num_shared = int(table.num_shared_pages[slot])
-        if num_full <= num_shared or request.node is None:
+        slot = request.slot
+        result = self._insert(request, num_full)
+        if result is None:
             return
-        keys = request.cache_keys(num_full * page_size)
-        pages = table.page_table[slot, :num_full]
-        offers = self._bounded.offered(slot, num_full)
-        result = self._cache.insert(keys, pages, request.cache_salt, offers)
-        num_cached = len(result.pages)
-        duplicates = np.flatnonzero(pages[:num_cached] != result.pages)
-        if len(duplicates):
-            self._pool.free_main(pages[duplicates])
-            table.page_table[slot, :num_cached] = result.pages
-            first, last = int(duplicates[0]), int(duplicates[-1])
-            moved = result.pages[first : last + 1]
-            move = TableWrite(np.array([slot], dtype=np.int32), first, moved)
-            self._write_later(slot, (move,))
         self._cache.lock(result.node)
-        self._write_later(slot, self._bounded.share(request, result, offers))
-        table.num_shared_pages[slot] = max(num_cached, num_shared)
-        self._cache.unlock(request.node)
-        request.node = result.node
+        node = self._pages.node_of(slot)
+        replaced = self._pages.give_to_cache(slot, result)
+        self._pool.free([one.pages for one in replaced])
+        self._write_later(slot, _moves(slot, replaced))
+        self._bounded.move_holds(slot, node)
+        self._cache.unlock(node)
+
+    def _insert(self, request: Request, num_full: int) -> InsertResult | None:
+        """What became of the offer of so many full pages; None where all are the cache's."""
+        slot = request.slot
+        if num_full <= self._pages.num_shared[slot]:
+            return None
+        keys = request.cache_keys(num_full * self._page_size)
+        pages, *bounded = self._pages.offer(slot, num_full)
+        return self._cache.insert(keys, pages, request.cache_salt, tuple(bounded))
 
     def release(self, request: Request) -> None:
         """Take the request's slot and pages; full pages of vouched tokens go to the cache."""
-        table, slot, page_size = self._table, request.slot, self._page_size
-        num_full = request.num_vouched_tokens // page_size
-        num_shared = int(table.num_shared_pages[slot])
-        pages = table.page_table[slot, : int(table.num_pages[slot])].copy()
-        num_cached, result = num_shared, None
-        if num_full > num_shared:
-            keys = request.cache_keys(num_full * page_size)
-            offers = self._bounded.offered(slot, num_full)
-            result = self._cache.insert(keys, pages[:num_full], request.cache_salt, offers)
-            num_cached = len(result.pages)
-            self._pool.free_main(pages[:num_cached][pages[:num_cached] != result.pages])
-        node = request.node if result is None else result.node
-        if node is not None:
-            for states in self.states:
-                states.leave(request, node)
-        self._clear_from(slot, request.num_vouched_tokens)
-        self._close(request, pages[num_cached:], result)
+        result = self._insert(request, request.num_vouched_tokens // self._page_size)
+        node = self._pages.node_of(request.slot) if result is None else result.node
+        for states in self.states:
+            states.leave(request, node)
+        self._clear_from(request.slot, request.num_vouched_tokens)
+        self._close(request, result)
 
     def discard(self, request: Request) -> None:
         """Take the slot and pages of a request whose keys and values nobody may read again."""
-        table, slot = self._table, request.slot
-        first, last = int(table.num_shared_pages[slot]), int(table.num_pages[slot])
-        self._clear_from(slot, first * self._page_size)
-        self._close(request, table.page_table[slot, first:last].copy(), None)
+        self._clear_from(request.slot, 0)
+        self._close(request, None)
 
     def _clear_from(self, slot: int, first_token: int) -> None:
-        """Steps under way may still write there; what is cleared is cleared after them."""
+        """Of the slot's own pages. Steps under way may still write there; what is cleared is
+        cleared after them."""
         stop = self._table.written_len(slot)
         if stop <= first_token:
             return
-        own = self._table.cache_indices(slot, first_token, stop)
-        of_bounded = self._bounded.indices_from(slot, first_token, stop)
-        for cleared, indices in zip(self._cleared, (own, *of_bounded), strict=True):
-            cleared.append(indices)
+        for account, cleared in enumerate(self._cleared):
+            cleared.append(self._pages.own_indices(slot, account, first_token, stop))
 
-    def _close(
-        self, request: Request, unwanted_pages: IntArray, result: InsertResult | None
-    ) -> None:
-        self._pool.free_main(unwanted_pages)
-        self._bounded.close(request, result)
+    def _close(self, request: Request, result: InsertResult | None) -> None:
+        slot, node = request.slot, self._pages.node_of(request.slot)
+        self._bounded.let_go(slot)
         for memory in self._encoders:
             memory.close(request)
-        if request.node is not None:
-            self._cache.unlock(request.node)
-            request.node = None
-        self._table_writes.pop(request.slot, None)
+        self._table_writes.pop(slot, None)
         for states in self.states:
             states.close(request)
         for media in self.media:
             media.close(request)
-        self._table.remove(request)
+        self._pool.free(self._table.remove(request, result))
+        self._cache.unlock(node)
 
     def _write_later(self, slot: int, writes: Iterable[TableWrite]) -> None:
         for write in writes:
@@ -256,3 +235,10 @@ class RequestMemory:
         for parts in self._cleared:
             parts.clear()
         return taken
+
+
+def _moves(slot: int, replaced: Sequence[Replaced]) -> Iterator[TableWrite]:
+    """Of the slot's rows, by account, to the pages that have taken the place of its own."""
+    for account, one in enumerate(replaced):
+        if len(one.pages):
+            yield TableWrite(np.array([slot], dtype=np.int32), one.first, one.entries, account)

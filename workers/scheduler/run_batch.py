@@ -14,7 +14,8 @@ from workers.kv_cache.radix_node import IntArray
 from workers.scheduler.known_tokens import name_known
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN
 from workers.scheduler.plan_draft import DecodeDraft, PlanDraft
-from workers.scheduler.running_table import RunningTable, SlotArray
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.slot_pages import SlotArray
 from workers.speculation.policy import DraftPolicy
 
 
@@ -94,7 +95,7 @@ class RunBatcher:
             prefix_lens,
             num_new,
             input_ids,
-            tuple([pages[rows, columns] * page_size + offsets for pages in table.page_tables()]),
+            tuple([pages[rows, columns] * page_size + offsets for pages in table.pages.tables]),
             requests,
             tuple(num_drafts.tolist()),
         )
@@ -105,7 +106,7 @@ def take_run_pages(
 ) -> bool:
     """What every slot lacks for num_new more tokens; for all of them or for none."""
     num_tokens = table.seq_lens[slots] + num_new
-    missing = -(-num_tokens // np.int32(table.page_size)) - table.num_pages[slots]
+    missing = -(-num_tokens // np.int32(table.page_size)) - table.pages.num_pages[slots]
     pages = pool.allocate(int(np.maximum(missing, 0).sum()))
     if pages is None:
         return False
@@ -113,6 +114,6 @@ def take_run_pages(
     for turn in range(int(missing.max())):
         takers = slots[missing > turn]
         stop = start + len(takers)
-        table.append_page_each(takers, [of_account[start:stop] for of_account in pages])
+        table.pages.grow_each(takers, [of_account[start:stop] for of_account in pages])
         start = stop
     return True

@@ -1,38 +1,29 @@
 """The running requests by slot, as a struct of arrays: a decode step touches no request object.
 
-A slot is the request's row of req_to_token on the device. Knows which page stands where, not where
-pages come from.
+A slot is the request's row of req_to_token on the device. Which pages it has is slot_pages.py.
 """
 
 from bisect import insort
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from workers.errors import IntegrityError
+from workers.kv_cache.prefix_cache import InsertResult, PrefixMatch
 from workers.kv_cache.radix_node import IntArray
-from workers.scheduler.bounded_table import BoundedTable
 from workers.scheduler.request import NO_SLOT, Request
-
-SlotArray = npt.NDArray[np.int64]
-
-_INITIAL_COLUMNS = 64
+from workers.scheduler.slot_pages import SlotArray, SlotPages
 
 
 class RunningTable:
     """Per-slot state; all zeros in a free slot.
 
     Every step under way counts as done, and every draft in one as right until settle says that it
-    was not. Invariant of a used slot: num_pages == ceil(seq_lens / page_size), but that pages which
+    was not. Invariant of a used slot: it has ceil(seq_lens / page_size) pages, but that pages which
     were taken for drafts, or for a token that is taken back, stay: of max_tokens_in_doubt at most.
 
     seq_lens: tokens in the pool. max_drafts: most drafts of a run. prefill_lens: tokens to compute
     before the slot decodes.
-    max_total_lens: most tokens of prompt and output. num_pages, num_shared_pages: filled entries
-    of page_table's row, and how many of them, from the left, belong to the prefix cache.
-    num_found_pages: how many of these were there before the request came. bounded: what slots hold
-    of each account beside the one that keeps every token.
+    max_total_lens: most tokens of prompt and output. pages: which pages each slot has.
     """
 
     def __init__(
@@ -45,20 +36,11 @@ class RunningTable:
     ) -> None:
         self.page_size = page_size
         self._max_tokens_in_doubt = max_tokens_in_doubt
-        self.bounded = tuple(BoundedTable(max_slots) for _ in range(num_bounded))
         self.seq_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.prefill_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.max_total_lens: IntArray = np.zeros(max_slots, dtype=np.int32)
         self.max_drafts: IntArray = np.zeros(max_slots, dtype=np.int32)
-        self.num_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
-        self.num_shared_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
-        self.num_found_pages: IntArray = np.zeros(max_slots, dtype=np.int32)
-        # Grows in width with the longest request: a long context costs nothing until it is used.
-        self._max_columns = max_pages_per_request
-        num_columns = min(_INITIAL_COLUMNS, max_pages_per_request)
-        self.page_table: IntArray = np.zeros((max_slots, num_columns), dtype=np.int32)
-        for bounded in self.bounded:
-            bounded.widen(num_columns)
+        self.pages = SlotPages(max_slots, max_pages_per_request, page_size, num_bounded)
         # Counted, so that steps without such requests need not look.
         self.num_constrained = 0
         self.prefilling: list[Request] = []
@@ -86,23 +68,12 @@ class RunningTable:
         requests = self._requests
         return [requests[slot] for slot in slots.tolist()]
 
-    def add(
-        self,
-        request: Request,
-        shared_pages: IntArray,
-        bounded_pages: Sequence[IntArray] = (),
-    ) -> None:
-        """Give the request a slot that begins with shared_pages, int32 (n,), of the prefix cache,
-        and with what it holds of each bounded account for the same tokens, int32 (n,)."""
+    def add(self, request: Request, prefix: PrefixMatch) -> None:
+        """Give the request a slot that begins with a match that is locked and held."""
         slot = self._free_slots.pop()
-        n = len(shared_pages)
-        self._widen(n)
         self._requests[slot] = request
-        self.page_table[slot, :n] = shared_pages
-        for bounded, pages in zip(self.bounded, bounded_pages, strict=True):
-            bounded.page_table[slot, :n] = pages
-        self.num_pages[slot] = self.num_shared_pages[slot] = self.num_found_pages[slot] = n
-        self.seq_lens[slot] = n * self.page_size
+        self.pages.begin_with_prefix(slot, prefix)
+        self.seq_lens[slot] = len(prefix.pages) * self.page_size
         self.prefill_lens[slot] = request.prefill_len
         self.max_total_lens[slot] = request.max_total_len
         self.max_drafts[slot] = request.max_draft_tokens
@@ -110,7 +81,9 @@ class RunningTable:
         request.slot = slot
         insort(self.prefilling, request, key=lambda other: other.sort_key)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, result: InsertResult | None) -> tuple[IntArray, ...]:
+        """Take the request's slot. Returns as SlotPages.release, result being what became of the
+        offer to the cache, if there was one."""
         slot = request.slot
         if slot == NO_SLOT or self._requests[slot] is not request:
             raise IntegrityError(f"request {request.request_id} does not hold slot {slot}")
@@ -120,10 +93,9 @@ class RunningTable:
         self.num_constrained -= request.is_constrained
         for array in self._per_slot():
             array[slot] = 0
-        for bounded in self.bounded:
-            bounded.clear(slot)
         self._free_slots.append(slot)
         request.slot = NO_SLOT
+        return self.pages.release(slot, result)
 
     def decode_slots(self) -> SlotArray:
         """Slots whose next token is wanted: prefilled, and not yet at their limit."""
@@ -142,23 +114,6 @@ class RunningTable:
         num_left: IntArray = self.max_total_lens - 1 - self.num_prompt_tokens()
         return np.maximum(num_left, 0)
 
-    def append_pages(self, slot: int, pages: Sequence[IntArray]) -> None:
-        """pages: of every account, int32 (n,) each."""
-        start = int(self.num_pages[slot])
-        stop = start + len(pages[0])
-        self._widen(stop)
-        for table, of_account in zip(self.page_tables(), pages, strict=True):
-            table[slot, start:stop] = of_account
-        self.num_pages[slot] = stop
-
-    def append_page_each(self, slots: SlotArray, pages: Sequence[IntArray]) -> None:
-        """One more page of every account, int32 (n,) each, for each of the slots (n,)."""
-        columns = self.num_pages[slots]
-        self._widen(int(columns.max()) + 1)
-        for table, of_account in zip(self.page_tables(), pages, strict=True):
-            table[slots, columns] = of_account
-        self.num_pages[slots] += 1
-
     def settle(self, slot: int, num_wrong: int) -> None:
         """So many drafts of the slot's oldest run under way were wrong."""
         self.seq_lens[slot] -= num_wrong
@@ -170,29 +125,7 @@ class RunningTable:
     def written_len(self, slot: int) -> int:
         """Tokens that the slot's pages may hold anything of, those of wrong drafts included."""
         most = int(self.seq_lens[slot]) + self._max_tokens_in_doubt
-        return min(most, int(self.num_pages[slot]) * self.page_size)
-
-    def page_tables(self) -> tuple[IntArray, ...]:
-        """Of every account, (max_slots, columns) each."""
-        if not self.bounded:
-            return (self.page_table,)
-        return self.page_table, *(bounded.page_table for bounded in self.bounded)
-
-    def cache_indices(self, slot: int, start: int, stop: int) -> IntArray:
-        """Where tokens start .. stop - 1 of the slot stand in the pool of account 0, int32
-        (stop - start,)."""
-        return self._indices(self.page_table, slot, start, stop)
-
-    def bounded_indices(self, slot: int, start: int, stop: int) -> tuple[IntArray, ...]:
-        """As cache_indices, of each bounded account, which must have all of them."""
-        tables = (bounded.page_table for bounded in self.bounded)
-        return tuple(self._indices(table, slot, start, stop) for table in tables)
-
-    def _indices(self, table: IntArray, slot: int, start: int, stop: int) -> IntArray:
-        positions = np.arange(start, stop, dtype=np.int32)
-        pages = table[slot, positions // self.page_size]
-        indices: IntArray = pages * np.int32(self.page_size) + positions % np.int32(self.page_size)
-        return indices
+        return min(most, int(self.pages.num_pages[slot]) * self.page_size)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, requests and lengths tell the same."""
@@ -200,9 +133,9 @@ class RunningTable:
         if sorted(used + self._free_slots) != list(range(len(self._requests))):
             raise IntegrityError(f"{len(used)} slots used, {len(self._free_slots)} free, no match")
         for slot in self._free_slots:
-            is_clear = all(bounded.is_clear(slot) for bounded in self.bounded)
-            if not is_clear or any(array[slot] for array in self._per_slot()):
+            if any(array[slot] for array in self._per_slot()):
                 raise IntegrityError(f"free slot {slot} has state left")
+        self.pages.check_integrity(used)
         num_constrained = sum(request.is_constrained for request in self.requests())
         if num_constrained != self.num_constrained:
             raise IntegrityError(
@@ -218,35 +151,15 @@ class RunningTable:
                 f"{len(half_prefilled)} requests are half prefilled, {len(self.prefilling)} listed"
             )
 
-    def _widen(self, num_columns: int) -> None:
-        old = self.page_table
-        if num_columns <= old.shape[1]:
-            return
-        if num_columns > self._max_columns:
-            raise IntegrityError(f"{num_columns} pages for one request of {self._max_columns}")
-        width = min(max(num_columns, 2 * old.shape[1]), self._max_columns)
-        self.page_table = np.zeros((old.shape[0], width), dtype=np.int32)
-        self.page_table[:, : old.shape[1]] = old
-        for bounded in self.bounded:
-            bounded.widen(width)
-
     def _check_request(self, request: Request) -> None:
         slot = request.slot
         if slot == NO_SLOT or self._requests[slot] is not request or request.is_ended:
             raise IntegrityError(f"request {request.request_id} is not at home in slot {slot}")
-        num_pages, seq_len = int(self.num_pages[slot]), int(self.seq_lens[slot])
+        num_pages, seq_len = int(self.pages.num_pages[slot]), int(self.seq_lens[slot])
         least = -(-seq_len // self.page_size)
         most = -(-(seq_len + self._max_tokens_in_doubt) // self.page_size)
         if not least <= num_pages <= most:
             raise IntegrityError(f"slot {slot} holds {num_pages} pages for {seq_len} tokens")
 
     def _per_slot(self) -> tuple[IntArray, ...]:
-        return (
-            self.seq_lens,
-            self.prefill_lens,
-            self.max_total_lens,
-            self.max_drafts,
-            self.num_pages,
-            self.num_shared_pages,
-            self.num_found_pages,
-        )
+        return self.seq_lens, self.prefill_lens, self.max_total_lens, self.max_drafts

@@ -24,7 +24,8 @@ from workers.kv_cache.radix_node import NO_SNAPSHOT, IntArray, RadixNode
 from workers.kv_cache.snapshot_cache import SnapshotRadixCache
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.request import Request
-from workers.scheduler.running_table import RunningTable, SlotArray
+from workers.scheduler.running_table import RunningTable
+from workers.scheduler.slot_pages import SlotArray
 from workers.scheduler.state_moves import StateRestores, StateSaves
 
 BORDER_TOKENS = 64
@@ -154,12 +155,10 @@ class SnapshotMemory:
             own.kept.append(save)
 
     def share(self, request: Request) -> None:
-        """The prompt's pages have gone to the cache, down to request.node."""
-        node, own = request.node, self._slots[request.slot]
-        if node is None:
-            return
+        """The prompt's pages have gone to the cache, down to the slot's node."""
+        own = self._slots[request.slot]
         lasting = [one for one in own.kept if one.is_lasting]
-        self._attach(own, lasting, node)
+        self._attach(own, lasting, self._table.pages.node_of(request.slot))
         highest = max(own.lasting, default=0)
         # What lies before the end of the prompt was kept in case it would not come to that.
         self._drop(own, [one for one in own.kept if one.position < highest])

@@ -136,11 +136,11 @@ def check_shared_pages(driver: Driver, requests: dict[str, GenerateRequest]) -> 
     for one in table.requests():
         spec, slot = requests[one.request_id], one.slot
         for index in range(
-            min(int(table.num_pages[slot]), len(spec.prompt_token_ids) // page_size)
+            min(int(table.pages.num_pages[slot]), len(spec.prompt_token_ids) // page_size)
         ):
             stop = (index + 1) * page_size
             own = one.buffer[:stop].tolist(), content_before(spec, stop)
-            page = int(table.page_table[slot, index])
+            page = int(table.pages.page_table[slot, index])
             assert owners.setdefault(page, own) == own
             num_shared += owners[page] is not own
     return num_shared
