@@ -75,6 +75,18 @@ def batch_lines(timeline: MaskTimeline) -> Iterator[str]:
         yield _line(what, [of(one) for one in own])
 
 
+def longest_lines(steps: Sequence[Step], num_longest: int = 8) -> Iterator[str]:
+    """Of the turns that took longest from one asking for masks to the next: what they did."""
+    periods_s = np.diff([one.begun_s for one in steps])
+    for index in np.argsort(periods_s)[::-1][:num_longest].tolist():
+        step = steps[index + 1]
+        parts = " ".join(f"{what} {step.wall_s.get(what, 0.0) * 1e6:.0f}" for what in WORK[1:])
+        yield (
+            f"  turn {index + 1}: {periods_s[index] * 1e6:.0f} = {parts}; {step.ran_rows} rows ran "
+            f"{step.ran_s * 1e6:.0f}, then {step.num_rows} rows; {step.num_late} late"
+        )
+
+
 def step_lines(steps: Sequence[Step]) -> Iterator[str]:
     num_asked = sum(one.num_asked for one in steps)
     num_late = sum(one.num_late for one in steps)
@@ -85,6 +97,9 @@ def step_lines(steps: Sequence[Step]) -> Iterator[str]:
     yield _line("asked to free until", [one.free_s for one in steps])
     yield _line("asked to given up", [one.patience_s for one in steps])
     yield _line("asked to needed", [one.needed_s for one in steps])
+    usual = min((one.ran_rows for one in steps if one.ran_rows), default=0)
+    yield _line("ran, fewest rows", [one.ran_s for one in steps if one.ran_rows == usual])
+    yield _line("ran, more rows", [one.ran_s for one in steps if one.ran_rows > usual])
     for what in WORK:
         wall = [one.wall_s.get(what, 0.0) for one in steps]
         cpu = [one.cpu_s.get(what, 0.0) for one in steps]
@@ -92,6 +107,7 @@ def step_lines(steps: Sequence[Step]) -> Iterator[str]:
         if what in ("turn", "commit", "consume", "forced"):
             idle = np.maximum(np.subtract(wall, cpu), 0.0).tolist()
             yield _line(f"engine: {what}, not on processor", idle)
+    yield from longest_lines(steps)
     consumed = sum(one.num_consumed for one in steps)
     if consumed:
         each_s = sum(one.wall_s.get("consume", 0.0) for one in steps) / consumed

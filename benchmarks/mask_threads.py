@@ -30,8 +30,8 @@ from llguidance.numpy import fill_next_token_bitmask_par
 from benchmarks.h200.structured_workload import schema_of_20_fields
 from benchmarks.thread_clocks import cpu_s, with_threads
 from service.tokenizer.grammars import JSON_DEFAULTS
-from workers.constraints.compiler import NUM_TEMPLATES
 from workers.constraints.limits import parser_limits
+from workers.constraints.templates import MAX_TEMPLATES
 from workers.constraints.vocabulary import read_vocabulary
 
 
@@ -48,7 +48,7 @@ class Case:
     def matchers(self, num_rows: int) -> list[LLMatcher]:
         templates = [
             LLMatcher(self.vocabulary, self.grammar, log_level=0, limits=parser_limits())
-            for _ in range(min(NUM_TEMPLATES, num_rows))
+            for _ in range(min(MAX_TEMPLATES, num_rows))
         ]
         return [templates[row * len(templates) // num_rows].deep_copy() for row in range(num_rows)]
 

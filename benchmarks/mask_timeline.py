@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.thread_clocks import cpu_s
 from workers.constraints import compiler
-from workers.constraints.compiler import GrammarMatcher
+from workers.constraints.grammar_matcher import GrammarMatcher
 from workers.engine.engine import Engine
 
 
@@ -35,7 +35,8 @@ class Batch:
 class Step:
     """Of one turn of an engine that had masks. wall_s, cpu_s: of the engine's thread, by what it
     did. free_s, patience_s: from the masks' being asked for until waiting for them costs something
-    and until the last is given up. needed_s: until the step had use for them."""
+    and until the last is given up. needed_s: until the step had use for them. num_rows: of the plan
+    that was launched. ran_rows, ran_s: of the step that was committed, and how long it ran."""
 
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -46,6 +47,9 @@ class Step:
     free_s: float = 0.0
     patience_s: float = 0.0
     needed_s: float = 0.0
+    num_rows: int = 0
+    ran_rows: int = 0
+    ran_s: float = 0.0
 
     def add(self, what: str, wall_s: float, cpu_s: float) -> None:
         self.wall_s[what] = self.wall_s.get(what, 0.0) + wall_s
@@ -158,7 +162,8 @@ class MaskTimeline:
         timed = self._timed("launch", call)
 
         def wrapped(plan: Any) -> Any:
-            return _Pending(timed(plan), self)
+            self._step.num_rows = len(plan.slots)
+            return _Pending(timed(plan), len(plan.slots), self)
 
         return wrapped
 
@@ -201,6 +206,12 @@ class MaskTimeline:
 class _Pending:
     """A step in flight, its wait timed."""
 
-    def __init__(self, step: Any, timeline: MaskTimeline) -> None:
-        self._step = step
-        self.outcome = timeline._timed("device", step.outcome)
+    def __init__(self, step: Any, num_rows: int, timeline: MaskTimeline) -> None:
+        self._num_rows = num_rows
+        self._timeline = timeline
+        self._outcome = timeline._timed("device", step.outcome)
+
+    def outcome(self) -> Any:
+        outcome, step = self._outcome(), self._timeline._step
+        step.ran_rows, step.ran_s = self._num_rows, outcome.finished_s - outcome.started_s
+        return outcome

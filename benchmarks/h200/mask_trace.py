@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,12 +32,14 @@ from benchmarks.mask_table import batch_lines, quantiles, step_lines, summary
 from benchmarks.mask_timeline import MaskTimeline
 from benchmarks.thread_clocks import InterpreterProbe, with_threads
 from service.tokenizer.grammars import JSON_DEFAULTS
-from workers.constraints import compiler
+from workers.constraints import templates
+from workers.constraints.compiler import num_mask_threads
 from workers.constraints.mask_deadline import NEVER
+from workers.constraints.templates import TemplateCache
 from workers.engine.engine import Engine
 from workers.engine.mask_patience import MaskPatience
+from workers.scheduler.request import ConstrainedRequest
 
-NUM_THREADS = 8
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -60,11 +63,20 @@ def kept_memory() -> Iterator[None]:
 
 
 @contextmanager
-def a_template_a_row() -> Iterator[None]:
-    before = compiler.NUM_TEMPLATES
-    compiler.NUM_TEMPLATES = 64
+def few_templates() -> Iterator[None]:
+    before = templates.MAX_TEMPLATES
+    templates.MAX_TEMPLATES = 8
     yield
-    compiler.NUM_TEMPLATES = before
+    templates.MAX_TEMPLATES = before
+
+
+@contextmanager
+def nothing_forced() -> Iterator[None]:
+    """A step for each token, whatever must follow."""
+    before = ConstrainedRequest.look_ahead
+    ConstrainedRequest.look_ahead = lambda self, token_id: None  # type: ignore[method-assign]
+    yield
+    ConstrainedRequest.look_ahead = before  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -88,22 +100,25 @@ def as_it_is() -> Iterator[None]:
     yield
 
 
+NUM_THREADS = num_mask_threads(len(os.sched_getaffinity(0)))
 VARIATIONS: dict[str, tuple[Callable[[], Any], int]] = {
     "plain": (as_it_is, NUM_THREADS),
     "threads1": (as_it_is, 1),
     "threads4": (as_it_is, 4),
-    "threads16": (as_it_is, 16),
+    "threads8": (as_it_is, 8),
+    "threads24": (as_it_is, 24),
     "switch": (short_switches, NUM_THREADS),
     "probe": (probed, NUM_THREADS),
     "patient": (never_late, NUM_THREADS),
-    "templates": (a_template_a_row, NUM_THREADS),
+    "templates8": (few_templates, NUM_THREADS),
+    "unforced": (nothing_forced, NUM_THREADS),
     "memory": (kept_memory, NUM_THREADS),
 }
 """What is changed, and how many native threads there are."""
 
 
-DEFAULT = ["plain", "patient", "threads16", "switch", "templates", "memory"]
-COLD = ("plain", "templates")
+DEFAULT = ["plain", "patient", "threads8", "templates8", "unforced", "memory"]
+COLD = ("plain", "templates8")
 """Those that have something to learn first."""
 WARM_UP_SEED = 1
 RUNS = ((1, "half"), (1, "all"), (2, "none"), (2, "half"), (2, "all"))
@@ -122,12 +137,16 @@ class Trace:
     def run(self, name: str) -> None:
         change, num_threads = VARIATIONS[name]
         executor, threads = with_threads(partial(LLExecutor, num_threads))
-        self._engine._grammars._compiler._executor = executor
+        compiler = self._engine._grammars._compiler
+        compiler._executor, before = executor, compiler._templates
+        if name in COLD[1:]:
+            compiler._templates = TemplateCache()
         with ExitStack() as stack:
             stack.enter_context(change())
             for seed, company in RUNS if name in COLD else RUNS[NUM_WARM_UPS:]:
                 timeline = MaskTimeline(self._engine, threads)
                 self._measure(name, company, seed, timeline)
+        compiler._templates = before
 
     def _measure(self, name: str, company: str, seed: int, timeline: MaskTimeline) -> None:
         size = self._engine.info.vocab_size

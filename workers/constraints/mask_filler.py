@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from workers.constraints.mask_buffers import MaskBuffer, MaskBuffers
 from workers.constraints.mask_deadline import NEVER, MaskDeadline
 from workers.constraints.masks import (
     WORD_BITS,
@@ -48,11 +49,12 @@ class FilledRows:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """Where one request's next mask appears: this row of bits, once future is done, which is of so
-    many and tells how many seconds they took. patience_s: for which they were waited at first."""
+    """Where one request's next mask appears: this row of the buffer, once future is done, which is
+    of so many and tells how many seconds they took. patience_s: for which they were waited at
+    first."""
 
     future: Future[float]
-    bits: MaskBits
+    buffer: MaskBuffer
     row: int
     batch_size: int
     patience_s: float
@@ -60,14 +62,14 @@ class _Filling:
 
 @dataclass(frozen=True, slots=True)
 class BegunMasks:
-    """Of a step's rows: bits of those that are there, or will be, from starts on, one of each row
-    and of each draft; asked: rows whose grammar says what may follow; patient: those of them that
-    cannot run again. deadline: of the others."""
+    """Of a step's rows: masks in the buffer that are there, or will be, from starts on, one of each
+    row and of each draft; asked: rows whose grammar says what may follow; patient: those of them
+    that cannot run again. deadline: of the others."""
 
     step_id: int
     rows: Sequence[MaskRow]
     starts: list[int]
-    bits: MaskBits
+    buffer: MaskBuffer
     asked: list[Asked]
     patient: list[Asked]
     deadline: MaskDeadline
@@ -89,7 +91,7 @@ class MaskFiller:
     def __init__(
         self, vocab_size: int, fill: FillMasks, now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._num_words = -(-vocab_size // WORD_BITS)
+        self._buffers = MaskBuffers(-(-vocab_size // WORD_BITS))
         self._fill = fill
         self._now = now
         self._together = ThreadPoolExecutor(1, thread_name_prefix="tessera-masks")
@@ -109,23 +111,18 @@ class MaskFiller:
 
     def begin(self, step_id: int, rows: Sequence[MaskRow], deadline: MaskDeadline) -> BegunMasks:
         """Have masks made by other threads; those of rows that cannot run again finish makes.
-        deadline: when rows that can are given up."""
-        starts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
-        bits = np.zeros((starts.pop(), self._num_words), dtype=np.int32)
-        asked = []
-        for index, row in zip(starts, rows, strict=True):
-            forced = row.request.forced_token(row.position)
-            if forced is None:
-                asked.append((row, index))
-            else:
-                bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
+        deadline: when rows that can are given up. Masks of steps before may be overwritten."""
         self._forget_ended()
+        self._buffers.begin_step({filling.buffer for filling in self._under_way.values()})
+        starts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
+        buffer = self._buffers.take(starts.pop())
+        asked = _with_forced(rows, starts, buffer.bits)
         new = [(row, index) for row, index in asked if row.request not in self._under_way]
-        self._start([(row, i) for row, i in new if row.can_run_again], bits, deadline)
+        self._start([(row, i) for row, i in new if row.can_run_again], buffer, deadline)
         # Of rows with drafts what is under way is of the first token only.
         patient = [(row, index) for row, index in new if not (row.can_run_again or row.drafts)]
         patient += [(row, index) for row, index in asked if row.drafts]
-        return BegunMasks(step_id, rows, starts, bits, asked, patient, deadline)
+        return BegunMasks(step_id, rows, starts, buffer, asked, patient, deadline)
 
     def finish(self, begun: BegunMasks) -> FilledRows:
         """Of requests that have not ended since. Before the next begin."""
@@ -137,7 +134,7 @@ class MaskFiller:
                 late_rows.append(row)
             elif not row.request.is_ended:
                 ready.append((row, start))
-        masks = _step_masks(begun.step_id, ready, begun.bits)
+        masks = self._step_masks(begun.step_id, ready, begun.buffer.bits)
         return FilledRows([row for row, _ in ready], masks, late_rows, slow)
 
     def close(self) -> None:
@@ -154,13 +151,12 @@ class MaskFiller:
             filling = self._under_way.pop(row.request, None)
             if filling is not None:
                 wait((filling.future,))
-        self._fill([_asked(row, index) for row, index in patient], begun.bits)
+        self._fill([_asked(row, index) for row, index in patient], begun.buffer.bits)
         is_slow = self._now() > begun.deadline.until_s(len(patient))
         return [row for row, _ in patient] if is_slow else []
 
     def _take_asked(self, begun: BegunMasks) -> set[int]:
         """Where masks of rows that are late would begin."""
-        bits = begun.bits
         asked = [(row, index) for row, index in begun.asked if not row.request.is_ended]
         self._wait([row for row, _ in asked], begun.deadline)
         late = set()
@@ -176,31 +172,31 @@ class MaskFiller:
                 # It was late because it waited for slower ones, and would again among them.
                 self._were_late.pop(row.request, None)
             del self._under_way[row.request]
-            if filling.bits is not bits:
-                bits[index] = filling.bits[filling.row]
+            if filling.buffer is not begun.buffer:
+                begun.buffer.bits[index] = filling.buffer.bits[filling.row]
         return late
 
-    def _start(self, new: Sequence[Asked], bits: MaskBits, deadline: MaskDeadline) -> None:
+    def _start(self, new: Sequence[Asked], buffer: MaskBuffer, deadline: MaskDeadline) -> None:
         together: list[Asked] = []
         apart: dict[int, list[Asked]] = {}
         for one in new:
             # Whoever is in time again is taken for an ordinary one.
             size = self._were_late.pop(one[0].request, 0)
             (apart.setdefault(size, []) if size else together).append(one)
-        self._submit_together(together, bits, deadline)
+        self._submit_together(together, buffer, deadline)
         for size, rows in apart.items():
             for start in range(0, len(rows), size):
-                self._submit(self._apart, rows[start : start + size], bits, deadline)
+                self._submit(self._apart, rows[start : start + size], buffer, deadline)
 
     def _submit_together(
-        self, batch: Sequence[Asked], bits: MaskBits, deadline: MaskDeadline
+        self, batch: Sequence[Asked], buffer: MaskBuffer, deadline: MaskDeadline
     ) -> None:
         """A batch that finds one of an earlier step still being made goes to the other threads: it
         waits only where all of those are busy, too."""
         if not batch:
             return
         is_free = self._last_together is None or self._last_together.done()
-        future = self._submit(self._together if is_free else self._apart, batch, bits, deadline)
+        future = self._submit(self._together if is_free else self._apart, batch, buffer, deadline)
         if is_free:
             self._last_together = future
 
@@ -208,13 +204,15 @@ class MaskFiller:
         self,
         pool: ThreadPoolExecutor,
         batch: Sequence[Asked],
-        bits: MaskBits,
+        buffer: MaskBuffer,
         deadline: MaskDeadline,
     ) -> Future[float]:
         patience_s = deadline.until_s(len(batch)) - self._now()
-        future = pool.submit(self._timed_fill, [_asked(row, index) for row, index in batch], bits)
+        asked = [_asked(row, index) for row, index in batch]
+        future = pool.submit(self._timed_fill, asked, buffer.bits)
+        buffer.add_writer(future)
         for row, index in batch:
-            self._under_way[row.request] = _Filling(future, bits, index, len(batch), patience_s)
+            self._under_way[row.request] = _Filling(future, buffer, index, len(batch), patience_s)
         return future
 
     def _timed_fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> float:
@@ -239,6 +237,23 @@ class MaskFiller:
             timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
             wait((future,), timeout_s)
 
+    def _step_masks(self, step_id: int, rows: Sequence[Asked], bits: MaskBits) -> StepMasks:
+        """Behind a draft that its grammar does not allow nothing is masked: nobody hears of it."""
+        indices, places = [], []
+        for row, start in rows:
+            indices.append(start)
+            places.append((row.slot, row.position))
+            for number in range(1, 1 + len(row.drafts)):
+                if not bits[start + number].any():
+                    break
+                indices.append(start + number)
+                places.append((row.slot, row.position + number))
+        slots, positions = np.array(places, dtype=np.int32).reshape(-1, 2).T
+        if len(indices) < len(bits):
+            whole, bits = bits, self._buffers.take(len(indices)).bits
+            np.take(whole, indices, axis=0, out=bits, mode="clip")
+        return StepMasks(step_id, slots.copy(), positions.copy(), bits.reshape(-1))
+
     def _forget_ended(self) -> None:
         for request in [one for one in self._under_way if one.is_ended]:
             del self._under_way[request]
@@ -250,17 +265,17 @@ def _asked(row: MaskRow, index: int) -> AskedMasks:
     return AskedMasks(row.request.matcher, index, row.drafts)
 
 
-def _step_masks(step_id: int, rows: Sequence[Asked], bits: MaskBits) -> StepMasks:
-    """Behind a draft that its grammar does not allow nothing is masked: nobody hears of that."""
-    indices, places = [], []
-    for row, start in rows:
-        indices.append(start)
-        places.append((row.slot, row.position))
-        for number in range(1, 1 + len(row.drafts)):
-            if not bits[start + number].any():
-                break
-            indices.append(start + number)
-            places.append((row.slot, row.position + number))
-    slots, positions = np.array(places, dtype=np.int32).reshape(-1, 2).T
-    own = bits if len(indices) == len(bits) else bits[indices]
-    return StepMasks(step_id, slots.copy(), positions.copy(), own.reshape(-1))
+def _with_forced(rows: Sequence[MaskRow], starts: Sequence[int], bits: MaskBits) -> list[Asked]:
+    """Write the masks that are known without asking, and nothing behind drafts: what was there is
+    of other steps. Returns the rows that are to be asked for."""
+    asked = []
+    for index, row in zip(starts, rows, strict=True):
+        forced = row.request.forced_token(row.position)
+        if forced is None:
+            asked.append((row, index))
+        else:
+            bits[index] = 0
+            bits[index, forced // WORD_BITS] = np.uint32(1 << forced % WORD_BITS).view(np.int32)
+        if row.drafts:
+            bits[index + 1 : index + 1 + len(row.drafts)] = 0
+    return asked

@@ -11,6 +11,7 @@ from workers.constraints.matcher import MaskBits, TokenMatcher
 from workers.kv_cache.radix_node import IntArray
 
 WORD_BITS = 32
+_GLANCE_WORDS = 64
 
 
 class AskedMasks(NamedTuple):
@@ -23,8 +24,9 @@ class AskedMasks(NamedTuple):
 
 
 FillMasks = Callable[[Sequence[AskedMasks], MaskBits], None]
-"""Write, for each matcher, which tokens may follow, into its row of the bits; into the rows behind
-it which may follow each of its drafts, up to one that may not. Matchers stay where they are."""
+"""Write, for each matcher, which tokens may follow, into all of its row of the bits; into the rows
+behind it which may follow each of its drafts, up to one that may not. Matchers stay where they
+are."""
 
 
 class Constrained(Protocol):
@@ -78,9 +80,15 @@ def look_ahead(rows: Sequence[MaskRow], masks: StepMasks) -> None:
     if not rows or any(row.drafts for row in rows):
         return
     bits = masks.rows
-    for index in np.flatnonzero(np.count_nonzero(bits, axis=1) == 1).tolist():
+    for index in _single_words(bits):
         row = rows[index]
         (word,) = np.flatnonzero(bits[index]).tolist()
         value = int(bits[index, word]) & 0xFFFFFFFF
         if value & (value - 1) == 0 and row.request.forced_token(row.position) is None:
             row.request.look_ahead(word * WORD_BITS + value.bit_length() - 1)
+
+
+def _single_words(bits: MaskBits) -> list[int]:
+    """Rows of which one word has any token. Most have many, in their first words already."""
+    few = np.count_nonzero(bits[:, :_GLANCE_WORDS], axis=1) < 2
+    return [i for i in np.flatnonzero(few).tolist() if np.count_nonzero(bits[i]) == 1]

@@ -177,7 +177,10 @@ class Engine:
         return outputs
 
     def _begin_masks(self, plan: StepPlan) -> None:
-        """Every plan before this one is committed, so that all tokens before its own are known."""
+        """Every plan before this one is committed, so that all tokens before its own are known, and
+        nobody reads masks of theirs any more."""
+        if len(self._in_flight) != 1:
+            raise RuntimeError(f"masks of step {plan.step_id} are begun before others' are read")
         as_it_runs = self._executor.named(plan) if plan.has_runs else plan
         rows = self._scheduler.constrained_rows(as_it_runs)
         if rows:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from workers.constraints.mask_deadline import MaskDeadline
@@ -151,3 +152,65 @@ def test_a_batch_is_waited_for_by_how_many_rows_it_keeps(masks: Masks) -> None:
     begun = filler.begin(1, rows, deadline)
     assert begun.last_until_s == 140.0
     assert set(words(filler.finish(begun))) >= {1, 2, 3}
+
+
+def test_masks_of_later_steps_are_written_where_nobody_reads(masks: Masks) -> None:
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(n) for n in range(4)])
+    first = filler.fill(0, rows[1:])
+    second = filler.fill(1, rows[1:])
+    assert words(second) == {1: 2, 2: 3, 3: 4}
+    # What the first has is read by now.
+    assert np.shares_memory(first.masks.bits, second.masks.bits)
+
+
+def test_a_late_mask_writes_over_nobodys(masks: Masks) -> None:
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(n) for n in range(3)])
+    late_step = filler.begin(0, rows[:1], NOW)
+    assert late(filler.finish(late_step)) == [0]
+    steps = [filler.fill(step, rows[1:]) for step in (1, 2, 3)]
+    assert [words(one) for one in steps] == [{1: 2, 2: 3}] * 3
+    assert not any(np.shares_memory(late_step.buffer.bits, one.masks.bits) for one in steps)
+    masks.release.set()
+    assert words(filler.fill(4, rows)) == {0: 1, 1: 2, 2: 3}
+
+
+def test_a_mask_of_who_has_ended_writes_over_nobodys(masks: Masks) -> None:
+    ended = Request(0)
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([ended, Request(1)])
+    late_step = filler.begin(0, rows[:1], NOW)
+    filler.finish(late_step)
+    ended.is_ended = True
+    during = filler.fill(1, rows[1:])
+    assert not np.shares_memory(late_step.buffer.bits, during.masks.bits)
+    masks.release.set()
+    filler._together.shutdown()
+    assert words(during) == {1: 2}
+
+
+def test_rows_that_are_there_move_together_where_others_are_late(masks: Masks) -> None:
+    """The late one's mask is still being written to where it was."""
+    filler, rows = MaskFiller(VOCAB_SIZE, masks), rows_of([Request(n) for n in range(3)])
+    filler.fill(0, rows[:1], NOW)
+    begun = filler.begin(1, rows, MaskDeadline(time.perf_counter() + 5.0))
+    filled = filler.finish(begun)
+    assert (late(filled), words(filled)) == ([0], {1: 2, 2: 3})
+    assert not np.shares_memory(begun.buffer.bits, filled.masks.bits)
+
+
+def test_nothing_of_steps_before_is_left_in_a_mask(masks: Masks) -> None:
+    """Neither beside a forced token, nor behind a draft that the grammar does not allow."""
+
+    def fill_all(rows: Sequence[AskedMasks], bits: Any) -> None:
+        bits[:] = -1
+
+    def fill_first(rows: Sequence[AskedMasks], bits: Any) -> None:
+        for _, row, _ in rows:
+            bits[row] = 1
+
+    filler = MaskFiller(VOCAB_SIZE, fill_all)
+    filler.fill(0, rows_of([Request(n) for n in range(4)]))
+    filler._fill = fill_first
+    forced, drafted = Request(0), Request(1)
+    forced.forced_token = lambda position: 33  # type: ignore[method-assign]
+    rows = [MaskRow(0, 5, forced), MaskRow(1, 5, drafted, drafts=(7, 8))]
+    assert filler.fill(1, rows).masks.rows.tolist() == [[0, 2], [1, 1]]

@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from collections import Counter
 from typing import Any
 
 import jsonschema
@@ -13,8 +12,9 @@ from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 from workers.builtin import builtin_model_path
-from workers.constraints import compiler as compiler_module
-from workers.constraints.compiler import GrammarCompiler, GrammarMatcher
+from workers.constraints import templates as templates_module
+from workers.constraints.compiler import GrammarCompiler, num_mask_threads
+from workers.constraints.grammar_matcher import GrammarMatcher
 from workers.constraints.mask_filler import MaskFiller
 from workers.constraints.masks import AskedMasks, MaskRow, look_ahead
 from workers.errors import ErrorCode, RequestRejectedError
@@ -142,27 +142,13 @@ def test_what_is_not_allowed_is_a_failure(compiler: GrammarCompiler):
     assert matcher.failure != ""
 
 
-def test_requests_of_one_grammar_do_not_share_where_they_stand(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-):
-    matchers = [
-        compiler.compile(YES_OR_NO, ids("yes")) for _ in range(compiler_module.NUM_TEMPLATES)
-    ]
-    # No further template: making one would be noticed.
-    monkeypatch.setattr(compiler_module, "LLMatcher", None)
-    second = compiler.compile(YES_OR_NO, [])
-    assert all(matcher.is_complete for matcher in matchers)
-    assert not second.is_complete
-
-
-def test_requests_of_one_grammar_are_spread_over_templates_that_share_no_lock():
-    """In copies of one template threads wait for each other."""
+def test_requests_of_one_grammar_do_not_share_where_they_stand(monkeypatch: pytest.MonkeyPatch):
     compiler = GrammarCompiler(builtin_model_path(), VOCAB_SIZE, [EOS])
-    num = compiler_module.NUM_TEMPLATES
-    turns = [compiler.compile(YES_OR_NO, []) for _ in range(3 * num)]
-    assert Counter(one.template for one in turns) == dict.fromkeys(range(num), 3)
-    (templates,) = compiler._compiled.values()
-    assert len(set(map(id, templates.matchers))) == num
+    monkeypatch.setattr(templates_module, "MAX_TEMPLATES", 1)
+    first, second = compiler.compile(YES_OR_NO, ids("yes")), compiler.compile(YES_OR_NO, [])
+    assert (first.template, second.template) == (0, 0)
+    assert first.is_complete
+    assert not second.is_complete
 
 
 def test_the_mask_of_a_row_is_its_own_whatever_the_order_of_templates():
@@ -179,13 +165,6 @@ def test_the_mask_of_a_row_is_its_own_whatever_the_order_of_templates():
         assert np.array_equal(together[row], alone[0]), texts[row]
 
 
-def test_old_grammars_are_forgotten(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiler_module, "MAX_CACHED_GRAMMARS", 2)
-    for index in range(4):
-        compiler.compile(LLMatcher.grammar_from_regex(f"a{index}"), [])
-    assert len(compiler._compiled) == 2
-
-
 @pytest.mark.parametrize(
     ("grammar", "so_far", "reason"),
     [
@@ -197,8 +176,9 @@ def test_old_grammars_are_forgotten(compiler: GrammarCompiler, monkeypatch: pyte
 def test_a_grammar_that_cannot_be_used_is_refused_with_its_reason(
     compiler: GrammarCompiler, grammar: str, so_far: list[int], reason: str
 ):
-    with pytest.raises(RequestRejectedError, match=reason) as refused:
-        compiler.compile(grammar, so_far)
+    for _ in range(2):
+        with pytest.raises(RequestRejectedError, match=reason) as refused:
+            compiler.compile(grammar, so_far)
     assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_REQUEST, "grammar")
 
 
@@ -219,3 +199,7 @@ def test_an_ambiguous_grammar_fails_before_its_masks_take_long(compiler: Grammar
             break
     assert "items" in matcher.failure
     assert time.process_time() - started_s < 10
+
+
+def test_no_more_threads_than_there_are_processors():
+    assert [num_mask_threads(num) for num in (1, 2, 3, 4, 16, 18, 32)] == [1, 2, 2, 2, 14, 16, 16]
