@@ -7,7 +7,7 @@ slow grammar keeps no other row waiting for long.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import accumulate
@@ -47,16 +47,14 @@ class FilledRows:
     slow: list[MaskRow]
 
 
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """Where one request's next mask appears: this row of the buffer, once future is done, which is
-    of so many and tells how many seconds they took. patience_s: for which they were waited at
-    first."""
+@dataclass(slots=True, eq=False)
+class MaskBatch:
+    """Masks that are made together: so many, into the buffer. future tells how many seconds they
+    took. patience_s: for which they were waited at first."""
 
     future: Future[float]
     buffer: MaskBuffer
-    row: int
-    batch_size: int
+    num_masks: int
     patience_s: float
 
 
@@ -98,7 +96,8 @@ class MaskFiller:
         self._apart = ThreadPoolExecutor(
             NUM_SMALL_BATCH_THREADS, thread_name_prefix="tessera-late-masks"
         )
-        self._under_way: dict[Constrained, _Filling] = {}
+        # Each with its row of the batch's buffer.
+        self._under_way: dict[Constrained, tuple[MaskBatch, int]] = {}
         self._last_together: Future[float] | None = None
         # In batches of how many they are asked for next time.
         self._were_late: dict[Constrained, int] = {}
@@ -113,7 +112,7 @@ class MaskFiller:
         """Have masks made by other threads; those of rows that cannot run again finish makes.
         deadline: when rows that can are given up. Masks of steps before may be overwritten."""
         self._forget_ended()
-        self._buffers.begin_step({filling.buffer for filling in self._under_way.values()})
+        self._buffers.begin_step({batch.buffer for batch, _ in self._under_way.values()})
         starts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
         buffer = self._buffers.take(starts.pop())
         asked = _with_forced(rows, starts, buffer.bits)
@@ -148,32 +147,37 @@ class MaskFiller:
         if not patient:
             return []
         for row, _ in patient:
-            filling = self._under_way.pop(row.request, None)
-            if filling is not None:
-                wait((filling.future,))
+            under_way = self._under_way.pop(row.request, None)
+            if under_way is not None:
+                wait((under_way[0].future,))
         self._fill([_asked(row, index) for row, index in patient], begun.buffer.bits)
         is_slow = self._now() > begun.deadline.until_s(len(patient))
         return [row for row, _ in patient] if is_slow else []
 
     def _take_asked(self, begun: BegunMasks) -> set[int]:
         """Where masks of rows that are late would begin."""
-        asked = [(row, index) for row, index in begun.asked if not row.request.is_ended]
-        self._wait([row for row, _ in asked], begun.deadline)
+        waiting = [
+            (row, index, *self._under_way[row.request])
+            for row, index in begun.asked
+            if row.request in self._under_way and not row.request.is_ended
+        ]
+        needed = {batch for row, _, batch, _ in waiting if not row.can_run_again}
+        num_waiting = Counter([batch for _, _, batch, _ in waiting])
+        self._wait(needed, num_waiting, begun.deadline)
+        # Looked at once: a batch is there for all of its rows, or for none.
+        took_s = {one: one.future.result() for one in num_waiting if one.future.done()}
         late = set()
-        for row, index in asked:
-            filling = self._under_way.get(row.request)
-            if filling is None:
-                continue
-            if not filling.future.done():
-                self._were_late[row.request] = max(filling.batch_size // BATCH_SHRINKAGE, 1)
+        for row, index, batch, place in waiting:
+            if batch not in took_s:
+                self._were_late[row.request] = max(batch.num_masks // BATCH_SHRINKAGE, 1)
                 late.add(index)
                 continue
-            if filling.future.result() <= filling.patience_s:
+            if took_s[batch] <= batch.patience_s:
                 # It was late because it waited for slower ones, and would again among them.
                 self._were_late.pop(row.request, None)
             del self._under_way[row.request]
-            if filling.buffer is not begun.buffer:
-                begun.buffer.bits[index] = filling.buffer.bits[filling.row]
+            if batch.buffer is not begun.buffer:
+                begun.buffer.bits[index] = batch.buffer.bits[place]
         return late
 
     def _start(self, new: Sequence[Asked], buffer: MaskBuffer, deadline: MaskDeadline) -> None:
@@ -211,8 +215,9 @@ class MaskFiller:
         asked = [_asked(row, index) for row, index in batch]
         future = pool.submit(self._timed_fill, asked, buffer.bits)
         buffer.add_writer(future)
+        made = MaskBatch(future, buffer, len(batch), patience_s)
         for row, index in batch:
-            self._under_way[row.request] = _Filling(future, buffer, index, len(batch), patience_s)
+            self._under_way[row.request] = made, index
         return future
 
     def _timed_fill(self, rows: Sequence[AskedMasks], bits: MaskBits) -> float:
@@ -220,39 +225,39 @@ class MaskFiller:
         self._fill(rows, bits)
         return self._now() - start_s
 
-    def _wait(self, rows: Sequence[MaskRow], deadline: MaskDeadline) -> None:
-        """For the masks of rows, each batch until its own deadline."""
-        num_waiting: Counter[Future[float]] = Counter()
-        needed = set()
-        for row in rows:
-            filling = self._under_way.get(row.request)
-            if filling is not None:
-                num_waiting[filling.future] += 1
-                if not row.can_run_again:
-                    needed.add(filling.future)
-        wait(needed)
+    def _wait(
+        self,
+        needed: Iterable[MaskBatch],
+        num_waiting: Mapping[MaskBatch, int],
+        deadline: MaskDeadline,
+    ) -> None:
+        """For needed ones, then for each batch of so many rows until its own deadline."""
+        for batch in needed:
+            wait((batch.future,))
         # Whoever is waited for longest last: the others have had their time by then.
-        for future, num_rows in sorted(num_waiting.items(), key=lambda one: one[1]):
-            until_s = deadline.until_s(num_rows)
-            timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
-            wait((future,), timeout_s)
+        for batch, num_rows in sorted(num_waiting.items(), key=lambda one: one[1]):
+            if not batch.future.done():
+                until_s = deadline.until_s(num_rows)
+                timeout_s = None if until_s == float("inf") else max(until_s - self._now(), 0.0)
+                wait((batch.future,), timeout_s)
 
     def _step_masks(self, step_id: int, rows: Sequence[Asked], bits: MaskBits) -> StepMasks:
         """Behind a draft that its grammar does not allow nothing is masked: nobody hears of it."""
-        indices, places = [], []
+        indices: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
         for row, start in rows:
-            indices.append(start)
-            places.append((row.slot, row.position))
-            for number in range(1, 1 + len(row.drafts)):
-                if not bits[start + number].any():
+            for number in range(1 + len(row.drafts)):
+                if number and not bits[start + number].any():
                     break
                 indices.append(start + number)
-                places.append((row.slot, row.position + number))
-        slots, positions = np.array(places, dtype=np.int32).reshape(-1, 2).T
+                slots.append(row.slot)
+                positions.append(row.position + number)
         if len(indices) < len(bits):
             whole, bits = bits, self._buffers.take(len(indices)).bits
             np.take(whole, indices, axis=0, out=bits, mode="clip")
-        return StepMasks(step_id, slots.copy(), positions.copy(), bits.reshape(-1))
+        places = np.array([slots, positions], dtype=np.int32)
+        return StepMasks(step_id, places[0], places[1], bits.reshape(-1))
 
     def _forget_ended(self) -> None:
         for request in [one for one in self._under_way if one.is_ended]:

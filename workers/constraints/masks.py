@@ -1,7 +1,6 @@
 """Masks of one step: which tokens may be sampled in the rows that a grammar constrains."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -47,8 +46,7 @@ class Constrained(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class MaskRow:
+class MaskRow(NamedTuple):
     """A token that is to be sampled under a mask: at this position of this slot. can_run_again:
     whether the row may be left out of this step's samples where its mask is late. drafts: which are
     verified in the row, each of which stands before a token under a mask of its own."""
