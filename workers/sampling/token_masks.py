@@ -11,6 +11,8 @@ from workers.constraints.masks import WORD_BITS, StepMasks
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 
+_NONE = np.empty(0, dtype=np.int64)
+
 
 class FoundMasks(NamedTuple):
     """rows: which rows of a step have a mask, and own: which one, int64 (m,) both. void: rows that
@@ -26,12 +28,16 @@ def find_masks(
 ) -> FoundMasks:
     """slots, positions: of the rows, host int32 (n,), no two alike. masked_slots: those that wait
     for masks. A half of a step has masks and masked slots of the other half, too."""
-    _, rows, own = np.intersect1d(
-        _places(slots, positions), _places(masks.slots, masks.positions), return_indices=True
-    )
-    is_void = np.isin(slots, masked_slots)
+    is_void = _are_among(slots, masked_slots)
+    if not len(masks.slots):
+        return FoundMasks(_NONE, _NONE, np.flatnonzero(is_void))
+    wanted, there = _places(slots, positions), _places(masks.slots, masks.positions)
+    order = np.argsort(there)
+    behind = np.searchsorted(there, wanted, sorter=order)
+    nearest = order[np.minimum(behind, len(there) - 1)]
+    rows = np.flatnonzero(there[nearest] == wanted)
     is_void[rows] = False
-    return FoundMasks(rows, own, np.flatnonzero(is_void))
+    return FoundMasks(rows, nearest[rows], np.flatnonzero(is_void))
 
 
 def rule_out(logits: Tensor, found: FoundMasks, masks: StepMasks) -> Tensor:
@@ -50,3 +56,10 @@ def rule_out(logits: Tensor, found: FoundMasks, masks: StepMasks) -> Tensor:
 
 def _places(slots: IntArray, positions: IntArray) -> npt.NDArray[np.int64]:
     return (slots.astype(np.int64) << 32) + positions
+
+
+def _are_among(slots: IntArray, others: IntArray) -> npt.NDArray[np.bool_]:
+    """Slots are few: a table of all takes less than sorting some."""
+    table = np.zeros(1 + max(slots.max(initial=-1), others.max(initial=-1)), dtype=np.bool_)
+    table[others] = True
+    return table[slots]

@@ -49,13 +49,16 @@ class ForcedRows:
     def _num_forced(self, slots: SlotArray, requests: list[Request]) -> IntArray:
         """How many forced tokens each slot brings beside the one sampled last. A request's last
         token never enters the pool."""
+        if not any(isinstance(one, ConstrainedRequest) and one.forced for one in requests):
+            return np.zeros(len(requests), dtype=np.int32)
         seq_lens = self._table.seq_lens[slots]
         most = self._table.max_total_lens[slots] - 2 - seq_lens
         known = np.array([_num_known(request) for request in requests], dtype=np.int32)
-        wanted = np.clip(known - 1 - seq_lens, 0, np.maximum(most, 0))
+        wanted = np.maximum(np.minimum(known - 1 - seq_lens, most), 0)
         # First come, first served: who gets none now is nearer to the front in no time.
         granted = np.minimum(np.cumsum(wanted), self._num_spare(len(slots)))
-        num_forced: IntArray = np.diff(granted, prepend=0).astype(np.int32)
+        num_forced: IntArray = granted.astype(np.int32)
+        num_forced[1:] -= num_forced[:-1].copy()
         return num_forced
 
     def _num_spare(self, num_rows: int) -> int:

@@ -151,7 +151,7 @@ class Stuck:
         self.asked, self.release = threading.Event(), threading.Event()
         self._stuck: list[TokenMatcher] = []
         # What is under way may not have begun.
-        wait([filling.future for filling in engine._filler._under_way.values()])
+        wait([batch.future for batch, _ in engine._filler._under_way.values()])
         self._fill = engine._filler._fill
         engine._filler._fill = self
 
