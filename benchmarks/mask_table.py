@@ -1,5 +1,6 @@
 """What a MaskTimeline saw, in lines: a quantity each, in microseconds."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -97,8 +98,8 @@ def step_lines(steps: Sequence[Step]) -> Iterator[str]:
     yield _line("asked to free until", [one.free_s for one in steps])
     yield _line("asked to given up", [one.patience_s for one in steps])
     yield _line("asked to needed", [one.needed_s for one in steps])
-    usual = min((one.ran_rows for one in steps if one.ran_rows), default=0)
-    yield _line("ran, fewest rows", [one.ran_s for one in steps if one.ran_rows == usual])
+    ((usual, _),) = Counter(one.ran_rows for one in steps).most_common(1)
+    yield _line(f"ran, up to {usual} rows", [one.ran_s for one in steps if one.ran_rows <= usual])
     yield _line("ran, more rows", [one.ran_s for one in steps if one.ran_rows > usual])
     for what in WORK:
         wall = [one.wall_s.get(what, 0.0) for one in steps]
