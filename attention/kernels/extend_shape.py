@@ -79,10 +79,6 @@ CANDIDATES = (
     ExtendTiles(16, 16, 1),
 )
 """The first that fits is taken; benchmarks/h200/attention.py times what they give."""
-HOPPER_TILES: ExtendTiles | None = None
-"""Taken before CANDIDATES on sm90, of heads that fill their results: two programs of four warps a
-multiprocessor instead of one of eight. benchmarks/h200/extend_variants.py measures the choice."""
-_HOPPER = (9, 0)
 _MAX_ACCUMULATED = 128 * 128
 """float32 elements of a tile's result: eight warps' registers hold no more beside its scores."""
 
@@ -108,26 +104,19 @@ class ExtendGeometry:
     def tiles(self, max_new_tokens: int, limits: GpuLimits, is_tree: bool = False) -> ExtendTiles:
         """For a step whose rows have at most so many new tokens. ValueError where none fits."""
         pairs = max(_MIN_TILE, next_power_of_2(max_new_tokens * self.group))
-        for tiles in (*self._hopper_tiles(limits), *CANDIDATES):
+        for tiles in CANDIDATES:
             is_wide = self.accumulated(tiles) > _MAX_ACCUMULATED
             fits = self.shared_bytes(tiles, limits, is_tree) <= limits.shared_bytes
             if tiles.tile_rows <= pairs and fits and not is_wide:
                 return tiles
         raise ValueError(f"no tiles of heads of {self.head_dim} fit {limits.shared_bytes} bytes")
 
-    def _hopper_tiles(self, limits: GpuLimits) -> tuple[ExtendTiles, ...]:
-        tiles, is_common = HOPPER_TILES, not (self.is_e4m3 or self.rope_dim)
-        if tiles is None or limits.compute_capability != _HOPPER or not is_common:
-            return ()
-        return (tiles,) if self.accumulated(tiles) == _MAX_ACCUMULATED else ()
-
     def accumulated(self, tiles: ExtendTiles) -> int:
         """float32 elements of a tile's result."""
         return tiles.tile_rows * _tile(self.v_head_dim)
 
     def num_warps(self, tiles: ExtendTiles) -> int:
-        is_large = self.accumulated(tiles) == _MAX_ACCUMULATED
-        return 8 if is_large and tiles != HOPPER_TILES else 4
+        return 8 if self.accumulated(tiles) == _MAX_ACCUMULATED else 4
 
     def shared_bytes(self, tiles: ExtendTiles, limits: GpuLimits, is_tree: bool = False) -> int:
         """At most what a compiled program takes: blocks of K and V on their way, the queries, and a

@@ -163,9 +163,8 @@ def _consume(  # noqa: PLR0913
     )
     num_masked = gl.maximum(num_blocks - seen_by_all // shape.block_keys, 1)
     values = attend_rows(
-        slot, stores, barriers, places, num_masked, num_blocks, seq_len, to_log2, part,
-        shape,
-    )  # fmt: skip
+        slot, stores, barriers, places, num_masked, num_blocks, seq_len, to_log2, shape
+    )
     store_rows(out, values.to(slot.dtype), first_token, own, head, slot, shape)
 
 
@@ -188,10 +187,7 @@ def _make_room(pages: gl.tensor, shape: gl.constexpr) -> gl.tensor:
         gl.allocate_shared_memory(gl.int64, [shape.num_stages, 1], kind),
         gl.allocate_shared_memory(gl.int64, [shape.num_stages, 1], kind),
         gl.allocate_shared_memory(gl.int64, [shape.num_stages, 1], kind),
-        gl.allocate_shared_memory(gl.int64, [2, 1], kind),
     )
-    mbarrier.init(barriers[4].index(0), count=1)
-    mbarrier.init(barriers[4].index(1), count=1)
     num_stages: gl.constexpr = shape.num_stages
     for stage in gl.static_range(num_stages):
         mbarrier.init(barriers[0].index(stage), count=1)

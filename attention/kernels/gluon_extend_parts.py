@@ -9,9 +9,8 @@ hand, of shared memory and its barriers:
 
 - queries: two slots of (64, head_dim), a warpgroup's each, which take its output at the end.
 - stores: K and V, each (num_stages, block_keys, head_dim).
-- barriers: of K that it has come and that both warpgroups are done with it, then of V the same,
-  each (num_stages, 1); last, (2, 1), of each warpgroup that it is its turn to multiply. What waits
-  for a stage's n-th use, or its own n-th turn, waits for phase n % 2.
+- barriers: of K that it has come and that both warpgroups are done with it, then of V the same;
+  each (num_stages, 1). What waits for a stage's n-th use waits for phase n % 2.
 """
 
 from __future__ import annotations
@@ -169,24 +168,6 @@ def _let_go(barrier: gl.shared_memory_descriptor, turn: gl.tensor, shape: gl.con
 let_go = gluon.jit(_let_go)
 
 
-def _await_turn(
-    barriers: gl.tensor, turn: gl.tensor, part: gl.constexpr, shape: gl.constexpr
-) -> None:
-    """Turns, from 1 on, are begun by the warpgroups in order: one's softmax is beside the other's
-    products, not beside its softmax. Part 0 begins the first one without a word from part 1."""
-    if shape.takes_turns:
-        mbarrier.wait(barriers[4].index(part), (turn + part) & 1)
-
-
-def _pass_turn(barriers: gl.tensor, part: gl.constexpr, shape: gl.constexpr) -> None:
-    if shape.takes_turns:
-        mbarrier.arrive(barriers[4].index(1 - part), count=1)
-
-
-await_turn = gluon.jit(_await_turn)
-pass_turn = gluon.jit(_pass_turn)
-
-
 def _weigh(
     scores: gl.tensor,
     maxima: gl.tensor,
@@ -238,7 +219,6 @@ def _take_turns(  # noqa: PLR0913
     stop: gl.tensor,
     to_log2: gl.tensor,
     is_masked: gl.constexpr,
-    part: gl.constexpr,
     shape: gl.constexpr,
 ) -> gl.tensor:
     """state, weights of the turn before, maxima, sums and values, after turns start .. stop - 1."""
@@ -246,10 +226,8 @@ def _take_turns(  # noqa: PLR0913
     dtype: gl.constexpr = slot.dtype
     row: gl.constexpr = gl.SliceLayout(1, score_layout(shape.head_dim))
     for turn in range(start, stop):
-        await_turn(barriers, turn, part, shape)
         scores_to_come = start_scores(slot, stores, barriers, turn, shape)
         values_to_come = start_values(weights, values, stores, barriers, turn - 1, shape)
-        pass_turn(barriers, part, shape)
         scores = warpgroup_mma_wait(1, deps=[scores_to_come])
         let_go(barriers[1], turn, shape)
         first_key = (last_block - turn) * shape.block_keys
@@ -274,7 +252,6 @@ def _attend_rows(  # noqa: PLR0913
     num_blocks: gl.tensor,
     seq_len: gl.tensor,
     to_log2: gl.tensor,
-    part: gl.constexpr,
     shape: gl.constexpr,
 ) -> gl.tensor:
     """A warpgroup's normalised results, float32 (64, head_dim). places: as weigh. num_masked: the
@@ -296,12 +273,11 @@ def _attend_rows(  # noqa: PLR0913
         clear_tail(stores[1], 0, seq_len - first_key, shape)
     state = (weights, maxima, sums, values)
     state = take_turns(
-        state, slot, stores, barriers, places, last_block, 1, num_masked, to_log2, True, part,
-        shape,
-    )  # fmt: skip
+        state, slot, stores, barriers, places, last_block, 1, num_masked, to_log2, True, shape
+    )
     state = take_turns(
         state, slot, stores, barriers, places, last_block, num_masked, num_blocks, to_log2, False,
-        part, shape,
+        shape,
     )  # fmt: skip
     weights, maxima, sums, values = state
     to_come = start_values(weights, values, stores, barriers, last_block, shape)

@@ -22,8 +22,7 @@ _RESERVED_BYTES = 3 << 10
 
 class GluonShape(NamedTuple):
     """group: query heads a KV head. block_keys: keys that are multiplied at once. box_keys: those
-    that one copy brings, all of one page. num_stages: blocks of K, and of V, on their way.
-    takes_turns: the two warpgroups begin their products in order."""
+    that one copy brings, all of one page. num_stages: blocks of K, and of V, on their way."""
 
     kv_heads: int
     group: int
@@ -32,7 +31,6 @@ class GluonShape(NamedTuple):
     block_keys: int
     box_keys: int
     num_stages: int
-    takes_turns: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,9 @@ class GluonTuning:
 
     block_keys: int = 128
     num_stages: int = 2
-    takes_turns: bool = True
 
 
-TUNING: GluonTuning | None = None
+TUNING: GluonTuning | None = GluonTuning()
 """What is served with; None has the plain kernel everywhere."""
 
 
@@ -72,7 +69,6 @@ def gluon_shape(geometry: ExtendGeometry, tuning: GluonTuning) -> GluonShape:
         block_keys=tuning.block_keys,
         box_keys=min(geometry.page_size, tuning.block_keys),
         num_stages=tuning.num_stages,
-        takes_turns=tuning.takes_turns,
     )
 
 

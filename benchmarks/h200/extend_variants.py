@@ -1,6 +1,6 @@
 """Ways to attend prompts beside FlashAttention-3: what gluon_shape.TUNING is decided by.
 
-    python -m benchmarks.h200.extend_variants [--variants turns128 plain ...] [--limit-s 60]
+    python -m benchmarks.h200.extend_variants [--variants gluon128 plain] [--heads 32,8,64]
 
 Each variant is a process of its own, so that one that does not compile, faults or never ends costs
 its own lines only. Error is beside fa3's output of the same step, relative.
@@ -19,13 +19,14 @@ from dataclasses import replace
 import torch
 
 from attention.backends.triton_paged import TritonBackend
-from attention.kernels.extend_shape import ExtendGeometry, ExtendTiles
+from attention.kernels.extend_shape import ExtendGeometry
 from attention.kernels.gluon_shape import GluonTuning
 from attention.kernels.gpu_limits import GpuLimits
 from attention.kernels.paged_extend import PagedExtend
 from attention.kernels.warpgroup_extend import WarpgroupExtend
 from benchmarks.h200.attention import FA3
 from benchmarks.h200.attention_steps import (
+    Heads,
     Setup,
     Step,
     Work,
@@ -46,23 +47,8 @@ CASES = (
 """Each with its page size."""
 
 
-class NarrowGeometry(ExtendGeometry):
-    """128 pairs, 32 keys, four warps."""
-
-    def tiles(self, max_new_tokens: int, limits: GpuLimits, is_tree: bool = False) -> ExtendTiles:
-        return ExtendTiles(128, 32, 3)
-
-    def num_warps(self, tiles: ExtendTiles) -> int:
-        return 4
-
-
 def _plain(geometry: ExtendGeometry, limits: GpuLimits) -> PagedExtend:
     return PagedExtend(geometry, limits)
-
-
-def _narrow(geometry: ExtendGeometry, limits: GpuLimits) -> PagedExtend:
-    values = (getattr(geometry, name) for name in ExtendGeometry.__slots__)
-    return PagedExtend(NarrowGeometry(*values), limits)
 
 
 def _gluon(tuning: GluonTuning) -> Callable[[ExtendGeometry, GpuLimits], PagedExtend]:
@@ -70,12 +56,9 @@ def _gluon(tuning: GluonTuning) -> Callable[[ExtendGeometry, GpuLimits], PagedEx
 
 
 VARIANTS = {
-    "turns128": _gluon(GluonTuning(128, 2, True)),
-    "free128": _gluon(GluonTuning(128, 2, False)),
-    "turns64": _gluon(GluonTuning(64, 4, True)),
-    "free64": _gluon(GluonTuning(64, 4, False)),
+    "gluon128": _gluon(GluonTuning(128, 2)),
+    "gluon64": _gluon(GluonTuning(64, 4)),
     "plain": _plain,
-    "narrow": _narrow,
 }
 
 
@@ -93,9 +76,9 @@ def outputs(step: Step) -> torch.Tensor:
     return step.backend.forward(step.q, step.k, step.v, layer, step.batch, save_kv_cache=False)
 
 
-def beside_fa3(variant: str, work: Work, page_size: int) -> dict[str, object]:
+def beside_fa3(variant: str, heads: Heads, work: Work, page_size: int) -> dict[str, object]:
     """Seconds of both over the same pools, and the largest and the relative difference."""
-    theirs = build_step(Setup(FA3, page_size=page_size), work)
+    theirs = build_step(Setup(FA3, heads, page_size), work)
     pools = (theirs.backend.req_to_token_pool, theirs.backend.token_to_kv_pool)
     backend = backend_of(variant)(theirs.backend.config, *pools)
     batch = replace(theirs.batch, attn_backend=backend)
@@ -112,11 +95,11 @@ def beside_fa3(variant: str, work: Work, page_size: int) -> dict[str, object]:
     }
 
 
-def measure(variant: str) -> None:
+def measure(variant: str, heads: Heads) -> None:
     """A line of JSON for each case."""
     for work, page_size in CASES:
         torch.manual_seed(0)
-        print(json.dumps(beside_fa3(variant, work, page_size)), flush=True)
+        print(json.dumps(beside_fa3(variant, heads, work, page_size)), flush=True)
         torch.cuda.empty_cache()
 
 
@@ -131,9 +114,10 @@ def report(variant: str, line: str) -> None:
     )
 
 
-def measure_apart(variant: str, limit_s: float) -> None:
+def measure_apart(variant: str, heads: str, limit_s: float) -> None:
     """In a process of its own that ends after limit_s at the latest."""
     command = [sys.executable, "-m", "benchmarks.h200.extend_variants", "--measure", variant]
+    command += ["--heads", heads]
     begin = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -153,12 +137,14 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--limit-s", type=float, default=60.0, help="of each variant")
     parser.add_argument("--measure", choices=list(VARIANTS), help="this one, in this process")
+    parser.add_argument("--heads", default="32,8,128", help="query heads, KV heads, elements")
     arguments = parser.parse_args()
     if arguments.measure:
-        measure(arguments.measure)
+        measure(arguments.measure, Heads(*map(int, arguments.heads.split(","))))
         return
+    print(f"{torch.cuda.get_device_name()}, heads {arguments.heads}", flush=True)
     for variant in arguments.variants:
-        measure_apart(variant, arguments.limit_s)
+        measure_apart(variant, arguments.heads, arguments.limit_s)
 
 
 if __name__ == "__main__":

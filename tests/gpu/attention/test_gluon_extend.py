@@ -20,10 +20,8 @@ NEEDS_GLUON = pytest.mark.skipif(
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER, NEEDS_GLUON]
 
 TUNINGS = {
-    "turns128": GluonTuning(128, 2, True),
-    "free128": GluonTuning(128, 2, False),
-    "turns64": GluonTuning(64, 4, True),
-    "free64": GluonTuning(64, 4, False),
+    "128": GluonTuning(128, 2),
+    "64": GluonTuning(64, 4),
 }
 EVEN = rows_of((0, 256), (128, 128), (512, 384))
 ODD = rows_of((0, 5), (7, 130), (0, 257), (128, 2), (33, 16), (0, 1), (1000, 1), (63, 65))
@@ -46,7 +44,7 @@ def backend_of(tuning):
     return Backend
 
 
-def launched_error(spec, tuning=TUNINGS["turns128"]):
+def launched_error(spec, tuning=TUNINGS["128"]):
     before = AlwaysWarpgroups.num_launches
     error = error_of(build_case(spec), backend_of(tuning))
     assert AlwaysWarpgroups.num_launches > before
@@ -85,14 +83,14 @@ def test_rows_without_keys_give_zeros():
     lengths = case.batch.seq_lens_cpu.copy()
     lengths[0] = 0
     batch = replace(case.batch, seq_lens_cpu=lengths, seq_lens=torch.from_numpy(lengths).cuda())
-    out = replace(case, batch=batch).run(backend_of(TUNINGS["turns128"]))
+    out = replace(case, batch=batch).run(backend_of(TUNINGS["128"]))
     assert not out[:40].any()
     assert relative_error(out[40:], oracle(case)[40:]) < BF16_TOLERANCE
 
 
 def test_the_same_bits_every_time():
     case = build_case(device_spec(LONG, page_size=16))
-    first, *others = (case.run(backend_of(TUNINGS["turns128"])) for _ in range(5))
+    first, *others = (case.run(backend_of(TUNINGS["128"])) for _ in range(5))
     for other in others:
         assert torch.equal(first, other)
 
@@ -104,15 +102,13 @@ def test_the_same_bits_every_time():
 )
 def test_other_layers_take_the_plain_kernel(layer):
     spec = device_spec(ODD, page_size=64, layer=layer)
-    assert error_of(build_case(spec), backend_of(TUNINGS["turns128"])) < BF16_TOLERANCE
+    assert error_of(build_case(spec), backend_of(TUNINGS["128"])) < BF16_TOLERANCE
 
 
 def test_a_captured_launch_follows_its_inputs():
     """As in the segments of a captured prompt step."""
     case = build_case(device_spec(EVEN, page_size=64))
-    backend = backend_of(TUNINGS["turns128"])(
-        case.config, case.req_to_token_pool, case.token_to_kv_pool
-    )
+    backend = backend_of(TUNINGS["128"])(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     wanted = case.run(lambda *_: backend)
     q = torch.zeros_like(case.q)
     backend.init_forward_metadata(case.batch)

@@ -86,10 +86,10 @@ def launch(monkeypatch, step, tuning, keys):
     ("lengths", "heads", "tuning"),
     [
         (ODD, (1, 4, 128, 128, 16), GluonTuning()),
-        (ODD, (2, 4, 128, 128, 64), GluonTuning(128, 2, False)),
-        (ODD, (1, 7, 64, 64, 256), GluonTuning(64, 4, True)),
+        (ODD, (2, 4, 128, 128, 64), GluonTuning(128, 2)),
+        (ODD, (1, 7, 64, 64, 256), GluonTuning(64, 4)),
         (EVEN, (1, 8, 64, 64, 64), GluonTuning()),
-        (((2049, 333),), (1, 1, 64, 64, 32), GluonTuning(64, 3, False)),
+        (((2049, 333),), (1, 1, 64, 64, 32), GluonTuning(64, 3)),
     ],
 )
 def test_every_pair_sees_what_it_should(monkeypatch, lengths, heads, tuning) -> None:

@@ -63,7 +63,7 @@ def test_other_heads_pages_and_gpus_keep_the_plain_kernel(geometry, dtype, limit
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 256])
-@pytest.mark.parametrize("tuning", [TUNING, GluonTuning(64, 4, False)])
+@pytest.mark.parametrize("tuning", [TUNING, GluonTuning(64, 4)])
 def test_a_copy_has_one_page_and_a_program_fits(page_size, tuning) -> None:
     geometry = ExtendGeometry(8, 4, 128, 128, page_size)
     assert covers(geometry, torch.bfloat16, HOPPER)
