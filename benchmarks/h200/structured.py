@@ -33,6 +33,7 @@ from service.tokenizer.grammars import JSON_DEFAULTS
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
+from workers.long_lived import settle
 from workers.parallel.local_engine import build_local_engine
 from workers.sampling.params import SamplingParams
 
@@ -149,6 +150,8 @@ def build(folder: Path) -> Engine:
     engine = build_local_engine(config, lambda done, total: None)
     while engine.prepare_while_idle():
         pass
+    # As a replica does when it has started.
+    settle()
     return engine
 
 
