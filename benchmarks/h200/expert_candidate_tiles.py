@@ -8,7 +8,7 @@ from workers.layers.cuda.expert_gemm import ExpertTiles
 from workers.layers.cuda.expert_maps import MappedTiles
 from workers.layers.cuda.expert_tiles import BY_POINTERS, Tiles
 
-SWAPPED, PLAIN = True, False
+SWAPPED, PLAIN, JOINED = True, False, True
 
 # As MappedTiles, by the average rows of an expert that they are tried below.
 MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
@@ -38,6 +38,7 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
                 MappedTiles(64, 64, 64, 5, 4, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 5, 8, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 3, 8, 12, PLAIN),
+                MappedTiles(64, 128, 64, 3, 4, 12, PLAIN, JOINED),
             ),
             "project": (
                 MappedTiles(32, 128, 64, 5, 4, 12, SWAPPED),
@@ -54,7 +55,9 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
             "activate": (
                 MappedTiles(64, 128, 64, 5, 8, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 3, 8, 12, PLAIN),
+                MappedTiles(64, 128, 64, 3, 4, 12, PLAIN, JOINED),
                 MappedTiles(128, 128, 64, 4, 8, 12, PLAIN),
+                MappedTiles(128, 128, 64, 4, 8, 12, PLAIN, JOINED),
                 MappedTiles(128, 64, 64, 4, 8, 12, PLAIN),
             ),
             "project": (
@@ -70,6 +73,8 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
         {
             "activate": (
                 MappedTiles(128, 128, 64, 4, 8, 12, PLAIN),
+                MappedTiles(128, 128, 64, 4, 8, 12, PLAIN, JOINED),
+                MappedTiles(128, 128, 64, 3, 8, 12, PLAIN, JOINED),
                 MappedTiles(128, 128, 64, 4, 8, 24, PLAIN),
                 MappedTiles(128, 128, 64, 3, 8, 12, PLAIN),
             ),

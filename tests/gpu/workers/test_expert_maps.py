@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
 from workers.layers.cuda.expert_maps import MappedTiles
+from workers.layers.cuda.expert_routing import counted, group
 from workers.layers.cuda.expert_tiles import (
     BY_MAPS,
     BY_POINTERS,
@@ -79,6 +80,27 @@ def test_products(hidden, width, gating, num_tokens) -> None:
     assert all(takes_maps(num_tokens, weights))
     ours = routed_products(x, ids, shares, weights)
     assert error(ours, wanted(x, ids, shares, weights)) < MAX_ERROR
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        MappedTiles(16, 64, 64, 6, 4, 12, True),
+        MappedTiles(32, 64, 128, 3, 4, 2, True),
+        MappedTiles(64, 128, 64, 3, 4, 12, False, True),
+        MappedTiles(128, 128, 64, 4, 8, 12, False, True),
+    ],
+    ids=str,
+)
+def test_products_of_tiles_that_the_table_may_get(tiles) -> None:
+    weights, x = weights_of(200, 144, GPT_OSS), randn(200, 200)
+    shares, ids = choice(200)
+    grouped = group(counted(shares.float(), ids.int(), NUM_EXPERTS), tiles.block_rows)
+    activated = tiles.activate(
+        x, weights.gate_up, grouped, NUM_CHOSEN, weights.gate_up_bias, GPT_OSS
+    )
+    ours = tiles.project(activated, weights.down, shares.float(), grouped, weights.down_bias)
+    assert error(ours.float().sum(0), wanted(x, ids, shares, weights)) < MAX_ERROR
 
 
 def test_limits_cut_what_they_should() -> None:

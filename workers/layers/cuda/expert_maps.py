@@ -16,6 +16,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from workers.layers.cuda.expert_dots import (
+    joined_products,
+    multiplied,
+    no_total,
+    two_products,
+)
 from workers.layers.cuda.expert_gating import add_bias, gated, place
 from workers.layers.cuda.expert_gemm import ExpertTiles
 from workers.layers.cuda.expert_routing import ExpertBlocks
@@ -24,36 +30,6 @@ from workers.layers.routed_experts import SILU, Gating
 
 _ALIGNED_ITEMS = 8
 """Of 16 bits: the copy engine's rows begin at multiples of 16 bytes."""
-
-
-def _run_multiplied(
-    rows: tl.tensor,
-    weight: tl.tensor,
-    total: tl.tensor,
-    IS_SWAPPED: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """total + rows (ROWS, DEPTH) @ weight (COLUMNS, DEPTH).T, or that transposed."""
-    if IS_SWAPPED:
-        return tl.dot(weight, rows.T, total)
-    else:  # noqa: RET505
-        return tl.dot(rows, weight.T, total)
-
-
-_multiplied = triton.jit(_run_multiplied)
-
-
-def _run_zeros(
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-    IS_SWAPPED: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    if IS_SWAPPED:
-        return tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
-    else:  # noqa: RET505
-        return tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-
-
-_zeros = triton.jit(_run_zeros)
 
 
 def _activate(  # noqa: PLR0913
@@ -76,6 +52,7 @@ def _activate(  # noqa: PLR0913
     DEPTH: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     IS_SWAPPED: tl.constexpr,  # noqa: N803
+    IS_JOINED: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     begin_dependent(IS_DEPENDENT)
@@ -87,19 +64,15 @@ def _activate(  # noqa: PLR0913
         is_real = rows < tl.load(blocks + 2 * max_blocks + block)
         # Rows that are none are computed from row 0 and not stored.
         token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
-        depth = tl.arange(0, DEPTH)
-        x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
-        gate_row = expert * (2 * WIDTH) + tile * COLUMNS
-        gate = _zeros(ROWS, COLUMNS, IS_SWAPPED)
-        up = _zeros(ROWS, COLUMNS, IS_SWAPPED)
-        for start in range(0, DEPTH_SIZE, DEPTH):
-            # Zeros beyond a row's end too: what is no number there would be none times zero.
-            is_inner = depth < (DEPTH_SIZE - start if DEPTH_SIZE % DEPTH else DEPTH)
-            part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
-            gate = _multiplied(part, weight_map.load([gate_row, start]), gate, IS_SWAPPED)
-            up = _multiplied(part, weight_map.load([gate_row + WIDTH, start]), up, IS_SWAPPED)
-        if IS_SWAPPED:
-            gate, up = tl.trans(gate), tl.trans(up)
+        x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + tl.arange(0, DEPTH)[None, :]
+        if IS_JOINED:
+            gate, up = joined_products(
+                x_at, weight_map, expert, tile, DEPTH_SIZE, ROWS, COLUMNS, DEPTH
+            )
+        else:
+            gate, up = two_products(
+                x_at, weight_map, expert, tile, DEPTH_SIZE, WIDTH, ROWS, COLUMNS, DEPTH, IS_SWAPPED
+            )
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
         is_column = column < WIDTH
         bias_at = bias + expert.to(tl.int64) * (2 * WIDTH) + column
@@ -140,10 +113,10 @@ def _project(  # noqa: PLR0913
         expert = tl.load(blocks + block)
         first = tl.load(blocks + max_blocks + block)
         row = expert * WIDTH + tile * COLUMNS
-        product = _zeros(ROWS, COLUMNS, IS_SWAPPED)
+        product = no_total(ROWS, COLUMNS, IS_SWAPPED)
         for start in range(0, DEPTH_SIZE, DEPTH):
             part = x_map.load([first, start])
-            product = _multiplied(part, weight_map.load([row, start]), product, IS_SWAPPED)
+            product = multiplied(part, weight_map.load([row, start]), product, IS_SWAPPED)
         if IS_SWAPPED:
             product = tl.trans(product)
         rows = tl.arange(0, ROWS)
@@ -177,11 +150,13 @@ class MappedTiles(ExpertTiles):
 
     group: blocks that take a tile of weights one after the other, so that both stay in L2.
     is_swapped: columns stand for the rows of the tensor cores' instruction, 64 at least, and a
-    block's rows for its columns, 16 at least: for blocks of few rows.
+    block's rows for its columns, 16 at least: for blocks of few rows. is_joined: where not
+    swapped, gate and up are one product of twice the columns.
     """
 
     group: int
     is_swapped: bool
+    is_joined: bool = False
 
     def activate(
         self,
@@ -196,7 +171,7 @@ class MappedTiles(ExpertTiles):
         out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
         _activate_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
             x,
-            self._map(gate_up, self.columns),
+            self._joined_map(gate_up) if self.is_joined else self._map(gate_up, self.columns),
             gate_up if bias is None else bias,
             grouped.pairs,
             grouped.blocks,
@@ -207,6 +182,7 @@ class MappedTiles(ExpertTiles):
             HAS_BIAS=bias is not None,
             ALPHA=gating.alpha,
             LIMIT=gating.limit,
+            IS_JOINED=self.is_joined,
             **self._launch(x, depth, width),
         )
         return out
@@ -245,6 +221,12 @@ class MappedTiles(ExpertTiles):
         """Of (..., depth) as one matrix, num_rows at a time."""
         matrix = matrices.view(-1, matrices.shape[-1])
         return TensorDescriptor.from_tensor(matrix, [num_rows, self.depth])
+
+    def _joined_map(self, gate_up: torch.Tensor) -> TensorDescriptor:
+        """Of gates and ups in turns, each a matrix, one of each at a time."""
+        _, height, depth = gate_up.shape
+        matrices = gate_up.view(-1, height // 2, depth)
+        return TensorDescriptor.from_tensor(matrices, [2, self.columns, self.depth])
 
     def _launch(self, x: torch.Tensor, depth: int, width: int) -> dict[str, Any]:
         # Not super(): a dataclass with slots is another class than the one of this body.
