@@ -67,7 +67,7 @@ def error(ours, theirs):
     return float((ours.float() - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("num_tokens", [48, 80, 400])
+@pytest.mark.parametrize("num_tokens", [16, 48, 80, 400])
 @pytest.mark.parametrize(
     ("hidden", "width", "gating"),
     [(2880, 2880, GPT_OSS), (2048, 1408, SILU), (2048, 768, SILU), (72, 96, GPT_OSS)],
@@ -110,7 +110,7 @@ def test_limits_cut_what_they_should() -> None:
     assert error(ours, wanted(x, ids, shares, weights)) < MAX_ERROR
 
 
-@pytest.mark.parametrize("num_tokens", [48, 80, 400])
+@pytest.mark.parametrize("num_tokens", [16, 48, 80, 400])
 def test_pairs_of_other_ranks_add_nothing(num_tokens) -> None:
     weights, x = weights_of(256, 96), randn(num_tokens, 256)
     shares, ids = choice(num_tokens, 2 * NUM_EXPERTS)
@@ -119,7 +119,7 @@ def test_pairs_of_other_ranks_add_nothing(num_tokens) -> None:
     assert error(ours, wanted(x, ids, shares, weights)) < MAX_ERROR
 
 
-@pytest.mark.parametrize("num_tokens", [48, 80, 400])
+@pytest.mark.parametrize("num_tokens", [16, 48, 80, 400])
 def test_a_row_has_the_same_bits_beside_what_is_no_number(num_tokens) -> None:
     weights, x = weights_of(200, 136), randn(num_tokens, 200)
     shares, ids = choice(num_tokens)

@@ -1,7 +1,7 @@
 """Tiles of the experts' products by how many rows an expert gets on average.
 
-Those by pointers were measured on an H200 with DeepSeek-V2-Lite's sizes, those by maps as decision
-0121 says. benchmarks/h200/expert_candidates.py compares them.
+Measured on an H200, those by maps with three models' sizes and 64 to 8,192 tokens (decision 0121):
+benchmarks/h200/expert_candidates.py.
 """
 
 import math
@@ -22,13 +22,14 @@ Tiles = tuple[ExpertTiles, ExpertTiles]
 TileTable = tuple[tuple[float, Tiles], ...]
 """By the most rows, on average, that each is for."""
 
-_FEW_ROWS: TileTable = (
-    (1, (ExpertTiles(16, 64, 128, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
-    (16, (ExpertTiles(16, 32, 256, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
+_SINGLE_ROWS: tuple[float, Tiles] = (
+    1,
+    (ExpertTiles(16, 64, 128, 3, 4), ExpertTiles(16, 64, 128, 5, 4)),
 )
 
 BY_POINTERS: TileTable = (
-    *_FEW_ROWS,
+    _SINGLE_ROWS,
+    (16, (ExpertTiles(16, 32, 256, 3, 4), ExpertTiles(16, 64, 128, 5, 4))),
     (32, (ExpertTiles(32, 64, 64, 4, 4), ExpertTiles(32, 128, 64, 4, 4))),
     (64, (ExpertTiles(64, 64, 64, 4, 4), ExpertTiles(64, 128, 64, 4, 4))),
     (math.inf, (ExpertTiles(128, 128, 64, 4, 8), ExpertTiles(128, 256, 64, 4, 8))),
@@ -44,8 +45,8 @@ def _mapped(
 # Where the average is a block's size, every other expert needs a second block: a larger one is
 # faster there (gpt-oss with 256 tokens).
 BY_MAPS: TileTable = (
-    _FEW_ROWS[0],
-    (15.75, _FEW_ROWS[1][1]),
+    _SINGLE_ROWS,
+    (15.75, (_mapped(16, 64, 128, 3, 4, True), _mapped(16, 64, 128, 5, 4, True))),
     (31.75, (_mapped(32, 64, 64, 5, 4, True), _mapped(32, 128, 64, 5, 4, True))),
     (64, (_mapped(64, 128, 64, 5, 8, True), _mapped(64, 128, 64, 4, 4, True))),
     (math.inf, (_mapped(128, 128, 64, 4, 8, False), _mapped(128, 256, 64, 3, 8, False))),
