@@ -15,7 +15,8 @@ from workers.layers.cuda.sandwich_norm import NormScale, add_sandwich_norm_
 from workers.layers.embedding import VocabParallelEmbedding
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.norm import RMSNorm
-from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
+from workers.models.cuda_decoder import DecoderWays, LayerJoins
+from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.gemma import GemmaDecoderLayer, GemmaForCausalLM
 from workers.models.gemma_family import GemmaSpec
 from workers.parallel.group import TPGroup

@@ -17,7 +17,8 @@ from workers.layers.cuda.residual_stream import (
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.norm import RMSNorm
-from workers.models.cuda_stream import DecoderWays, FusedStreamCausalLM, LayerJoins
+from workers.models.cuda_decoder import DecoderWays, LayerJoins
+from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from workers.models.llama_family import LlamaFamilySpec
 

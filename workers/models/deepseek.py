@@ -17,20 +17,20 @@ from attention import (
     LayerAttentionConfig,
     UpProjections,
 )
-from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
+from workers.layers.embedding import VocabParallelEmbedding
 from workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
 from workers.layers.replicated import ReplicatedLinear
 from workers.layers.rotary import InterleavedRotaryEmbedding, RotaryEmbedding
 from workers.layers.sharding import ShardContext, divide
-from workers.models.base import AttentionGeometry, NativeCausalLM
+from workers.models.base import AttentionGeometry
 from workers.models.deepseek_family import DeepseekSpec
-from workers.models.feed_forward import experts_obstacle, feed_forward
-from workers.models.token_inputs import ModelOutput, TokenInputs
+from workers.models.feed_forward import feed_forward
+from workers.models.stream_decoder import StreamCausalLM
 
 
 class DeepseekAttention(nn.Module, ABC):
-    """Multi-head latent attention but for the queries. (n, hidden_size) -> (n, hidden_size)."""
+    """Multi-head latent attention of one layer but for the queries and for norms around it."""
 
     def __init__(
         self, spec: DeepseekSpec, layer_id: int, rotary: RotaryEmbedding, shard: ShardContext
@@ -56,16 +56,17 @@ class DeepseekAttention(nn.Module, ABC):
     def project_queries(self, hidden: torch.Tensor) -> torch.Tensor:
         """(n, hidden_size) -> (n, this rank's heads * qk_head_dim)."""
 
-    def forward(
-        self, positions: torch.Tensor, hidden: torch.Tensor, forward_batch: ForwardBatch
+    def attended(
+        self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
+        """As StreamAttention.attended."""
         q = self.project_queries(hidden).view(-1, self._num_heads, self._qk_head_dim)
         q_nope, q_rope = q.tensor_split((self._nope_dim,), dim=-1)
         compressed = self.kv_a_proj_with_mqa(hidden)
         latent, k_rope = compressed.tensor_split((self.attn.entry.latent_dim,), dim=-1)
         q_rope, k_rope = self.rotary(positions, q_rope, k_rope.unsqueeze(1))
         tokens = LatentTokens(q_nope, q_rope, self.kv_a_layernorm(latent), k_rope.squeeze(1))
-        out: torch.Tensor = self.o_proj(self.attn(tokens, self.up_projections(), forward_batch))
+        out: torch.Tensor = self.attn(tokens, self.up_projections(), forward_batch)
         return out
 
     def up_projections(self) -> UpProjections:
@@ -143,13 +144,13 @@ class DeepseekDecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
 
-    def forward(
-        self, positions: torch.Tensor, stream: torch.Tensor, forward_batch: ForwardBatch
+    def finish(
+        self, attended: torch.Tensor, residual: torch.Tensor, next_norm: RMSNorm
     ) -> torch.Tensor:
-        """The residual stream (n, hidden_size) before the layer -> after it."""
-        stream = stream + self.self_attn(positions, self.input_layernorm(stream), forward_batch)
-        added: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
-        return added
+        """As StreamLayer.finish."""
+        delta = self.self_attn.o_proj(attended)
+        hidden = self.post_attention_layernorm.add_and_norm_(delta, residual)
+        return next_norm.add_and_norm_(self.mlp(hidden), residual)
 
 
 class DeepseekModel(nn.Module):
@@ -160,46 +161,27 @@ class DeepseekModel(nn.Module):
         rotary_class = InterleavedRotaryEmbedding if spec.is_interleaved else RotaryEmbedding
         rotary = rotary_class(spec.rope, num_positions, shard.device)
         self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, shard)
-        self.layers = nn.ModuleList(
+        layers = [
             DeepseekDecoderLayer(spec, layer_id, rotary, shard)
             for layer_id in range(spec.num_layers)
-        )
+        ]
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, shard)
-
-    @property
-    def decoder_layers(self) -> list[DeepseekDecoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, DeepseekDecoderLayer)]
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
-    ) -> torch.Tensor:
-        stream = self.embed_tokens(input_ids)
-        for layer in self.layers:
-            stream = layer(positions, stream, forward_batch)
-        normed: torch.Tensor = self.norm(stream)
-        return normed
+        # Once more in plain tuples: registering them again would give the modules second names.
+        self.decoder_layers = tuple(layers)
+        # norms[i] precedes layer i, the last one follows the last layer.
+        self.norms = (*(layer.input_layernorm for layer in layers), self.norm)
 
 
-class DeepseekForCausalLM(NativeCausalLM):
+class DeepseekForCausalLM(StreamCausalLM):
     """Any member of the family, with its language-model head.
 
     num_positions: longest context the rotary table covers, in tokens.
     """
 
     def __init__(self, spec: DeepseekSpec, num_positions: int, shard: ShardContext) -> None:
-        super().__init__()
-        self.vocab_size = spec.vocab_size
-        self.model = DeepseekModel(spec, num_positions, shard)
-        self.lm_head: nn.Module = (
-            TiedLMHead(self.model.embed_tokens)
-            if spec.has_tied_embeddings
-            else ParallelLMHead(spec.vocab_size, spec.hidden_size, shard)
-        )
-        self.tied_weights = (
-            {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
-        )
         num_heads = divide(spec.num_heads, shard.tp.size, "num_attention_heads")
-        self.geometry = AttentionGeometry(
+        geometry = AttentionGeometry(
             tp_q_head_num=num_heads,
             tp_k_head_num=num_heads,
             head_dim=spec.qk_head_dim,
@@ -207,20 +189,11 @@ class DeepseekForCausalLM(NativeCausalLM):
             layers=(LayerAttentionConfig(),) * spec.num_layers,
             latent=spec.entry,
         )
+        super().__init__(DeepseekModel(spec, num_positions, shard), spec, shard, geometry)
         self._extra_layers = tuple(
             f"model.layers.{spec.num_layers + index}." for index in range(spec.num_extra_layers)
         )
 
-    def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
-        return ModelOutput(self.model(tokens.ids, tokens.positions, forward_batch))
-
-    def capture_obstacle(self, max_context_len: int) -> str:
-        return experts_obstacle(self)
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits
-
     def is_redundant_weight(self, name: str) -> bool:
         """Layers for multi-token prediction take no part in plain decoding."""
-        return name.endswith("rotary_emb.inv_freq") or name.startswith(self._extra_layers)
+        return name.startswith(self._extra_layers) or super().is_redundant_weight(name)

@@ -14,7 +14,7 @@ from workers.layers.norm import RMSNorm, UnitOffsetRMSNorm
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import ShardContext
 from workers.models.gemma_family import GemmaSpec
-from workers.models.grouped_attention import GroupedQueryAttention, QKNormAttention
+from workers.models.grouped_attention import GroupedQueryAttention, QKNormAttention, geometry_of
 from workers.models.stream_decoder import StreamCausalLM
 
 
@@ -84,7 +84,8 @@ class GemmaForCausalLM(StreamCausalLM):
     """
 
     def __init__(self, spec: GemmaSpec, num_positions: int, shard: ShardContext) -> None:
-        super().__init__(GemmaModel(spec, num_positions, shard), spec, shard)
+        body = GemmaModel(spec, num_positions, shard)
+        super().__init__(body, spec, shard, geometry_of(spec, shard))
         self._logit_cap = spec.logit_cap
         self._unread_prefixes = spec.unread_prefixes
 

@@ -9,18 +9,20 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from attention import LayerAttentionConfig, RadixAttention
+from attention import ForwardBatch, LayerAttentionConfig, RadixAttention
 from attention.qkv_projection import HeadNorm
 from workers.layers.linear import QKVParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import (
     FusedLayer,
+    KVHeadShard,
     ShardContext,
     TensorSource,
     copy_slice,
     divide,
 )
+from workers.models.base import AttentionGeometry
 
 
 class AttentionSpec(Protocol):
@@ -42,6 +44,20 @@ class AttentionSpec(Protocol):
     def has_o_bias(self) -> bool: ...
     @property
     def scaling(self) -> float: ...
+    @property
+    def layers(self) -> tuple[LayerAttentionConfig, ...]: ...
+
+
+def geometry_of(spec: AttentionSpec, shard: ShardContext) -> AttentionGeometry:
+    """This rank's heads."""
+    tp = shard.tp
+    return AttentionGeometry(
+        tp_q_head_num=divide(spec.num_q_heads, tp.size, "num_attention_heads"),
+        tp_k_head_num=KVHeadShard.of_rank(spec.num_kv_heads, tp.rank, tp.size).num_heads,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.head_dim,
+        layers=spec.layers,
+    )
 
 
 class GroupedQueryAttention(nn.Module):
@@ -98,6 +114,13 @@ class GroupedQueryAttention(nn.Module):
             q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
         )
         return *self.rotary(positions, q, k), v
+
+    def attended(
+        self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """As StreamAttention.attended."""
+        out: torch.Tensor = self.attn(*self.inputs(positions, hidden), forward_batch)
+        return out
 
 
 class HeadSinks(FusedLayer):

@@ -18,6 +18,7 @@ from workers.models.grouped_attention import (
     GroupedQueryAttention,
     QKNormAttention,
     SinkAttention,
+    geometry_of,
 )
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.stream_decoder import StreamCausalLM
@@ -83,7 +84,8 @@ class LlamaForCausalLM(StreamCausalLM):
     """
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
-        super().__init__(LlamaModel(spec, num_positions, shard), spec, shard)
+        body = LlamaModel(spec, num_positions, shard)
+        super().__init__(body, spec, shard, geometry_of(spec, shard))
         last = len(spec.layers)
         self._extra_layers = tuple(
             f"model.layers.{last + index}." for index in range(spec.num_extra_layers)

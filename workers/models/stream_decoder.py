@@ -1,7 +1,7 @@
-"""A decoder around one residual stream: what Llama, Gemma and their kin have in common.
+"""A decoder around one residual stream: what Llama, Gemma, DeepSeek and their kin have in common.
 
 A step is begin, then for each layer attended and finish. Members bring a body of layers, which say
-what they do with the stream. Knows no KV memory: attention goes through RadixAttention.
+what they do with the stream. Knows neither a kind of attention nor KV memory.
 """
 
 from collections.abc import Sequence
@@ -10,34 +10,43 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from attention import ForwardBatch, LayerAttentionConfig
+from attention import ForwardBatch
 from workers.layers.embedding import ParallelLMHead, TiedLMHead, VocabParallelEmbedding
 from workers.layers.mlp import Mlp
 from workers.layers.norm import RMSNorm
-from workers.layers.sharding import KVHeadShard, ShardContext, divide
+from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry, NativeCausalLM
 from workers.models.feed_forward import experts_obstacle
-from workers.models.grouped_attention import AttentionSpec, GroupedQueryAttention
 from workers.models.segmented import TokenPlaces
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
-class StreamSpec(AttentionSpec, Protocol):
+class StreamSpec(Protocol):
     """What a family's spec says of the model."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
-    def has_tied_embeddings(self) -> bool: ...
+    def hidden_size(self) -> int: ...
     @property
-    def layers(self) -> tuple[LayerAttentionConfig, ...]: ...
+    def has_tied_embeddings(self) -> bool: ...
+
+
+class StreamAttention(Protocol):
+    """One layer's attention."""
+
+    def attended(
+        self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """hidden: normalised input (n, hidden_size) -> what the output projection takes,
+        (n, heads * v_head_dim). positions: int64 (n,)."""
 
 
 class StreamLayer(Protocol):
     """One decoder layer."""
 
     @property
-    def self_attn(self) -> GroupedQueryAttention: ...
+    def self_attn(self) -> StreamAttention: ...
     @property
     def mlp(self) -> Mlp: ...
 
@@ -46,7 +55,7 @@ class StreamLayer(Protocol):
     ) -> torch.Tensor:
         """What follows the layer's attention -> next_norm of the stream after the layer.
 
-        attended: (n, heads * head_dim). residual: the stream (n, hidden_size), in place.
+        attended: (n, heads * v_head_dim). residual: the stream (n, hidden_size), in place.
         """
 
 
@@ -67,11 +76,18 @@ class StreamBody(Protocol):
 class StreamCausalLM(NativeCausalLM):
     """A body with its language-model head."""
 
-    def __init__(self, body: StreamBody, spec: StreamSpec, shard: ShardContext) -> None:
+    def __init__(
+        self,
+        body: StreamBody,
+        spec: StreamSpec,
+        shard: ShardContext,
+        geometry: AttentionGeometry,
+    ) -> None:
         super().__init__()
         self.vocab_size = spec.vocab_size
         self.model = body
-        self._last = len(spec.layers) - 1
+        self.geometry = geometry
+        self._last = len(body.decoder_layers) - 1
         self._tapped_layers: frozenset[int] = frozenset()
         self._decoder_layers, self._norms = body.decoder_layers, body.norms
         self.lm_head: nn.Module = (
@@ -82,15 +98,6 @@ class StreamCausalLM(NativeCausalLM):
         self.tied_weights = (
             {"lm_head.weight": "model.embed_tokens.weight"} if spec.has_tied_embeddings else {}
         )
-        self.geometry = AttentionGeometry(
-            tp_q_head_num=divide(spec.num_q_heads, shard.tp.size, "num_attention_heads"),
-            tp_k_head_num=KVHeadShard.of_rank(
-                spec.num_kv_heads, shard.tp.rank, shard.tp.size
-            ).num_heads,
-            head_dim=spec.head_dim,
-            v_head_dim=spec.head_dim,
-            layers=spec.layers,
-        )
 
     def forward(self, tokens: TokenInputs, forward_batch: ForwardBatch) -> ModelOutput:
         taps: list[torch.Tensor] = []
@@ -100,7 +107,7 @@ class StreamCausalLM(NativeCausalLM):
     def forward_rows(
         self, tokens: TokenInputs, forward_batch: ForwardBatch, rows: torch.Tensor
     ) -> ModelOutput:
-        """The last layer's keys and values are for everybody, the rest of it is for rows only."""
+        """What the last layer keeps of tokens is for everybody, the rest of it is for rows only."""
         taps: list[torch.Tensor] = []
         attended, residual = self._up_to_last(tokens, forward_batch, taps)
         return ModelOutput(self.finish_rows(attended, residual, rows), tuple(taps))
@@ -134,10 +141,9 @@ class StreamCausalLM(NativeCausalLM):
     def attended(
         self, layer: int, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
     ) -> torch.Tensor:
-        """hidden: a layer's normalised input -> its attention's output (n, heads * head_dim)."""
+        """hidden: a layer's normalised input -> its attention's output (n, heads * v_head_dim)."""
         attention = self._decoder_layers[layer].self_attn
-        out: torch.Tensor = attention.attn(*attention.inputs(places.positions, hidden), batch)
-        return out
+        return attention.attended(hidden, places.positions, batch)
 
     def finish(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The rest of a layer -> the next one's normalised input, or the final states.
