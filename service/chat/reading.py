@@ -21,11 +21,6 @@ class NotACallError(Exception):
     """The last character does not belong to a call: what was read is text."""
 
 
-def next_char() -> Reading[str]:
-    char: str = yield
-    return char
-
-
 def skip_space(char: str = " ") -> Reading[str]:
     """The first character that is no space. char: the one before."""
     while char in SPACE:

@@ -123,10 +123,6 @@ class VerifyGraphs:
         self._replayed: _Replayed | None = None
         self._last_shape: tuple[StepPlan, StepShape | None] | None = None
 
-    @property
-    def captured_shapes(self) -> list[StepShape]:
-        return list(self._graphs)
-
     def covers(self, plan: StepPlan) -> bool:
         """Whether a captured graph can run the plan."""
         return self._shape_for(plan) in self._graphs

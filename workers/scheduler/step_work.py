@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from workers.scheduler.plan import StepPlan
 
-NUM_FEATURES = 5
-
 Features = npt.NDArray[np.float64]
 
 
@@ -39,7 +37,7 @@ class StepWork:
 
     @property
     def features(self) -> Features:
-        """float64 (NUM_FEATURES,): a constant, prompt tokens and keys, decode rows and keys."""
+        """float64 (5,): a constant, prompt tokens and keys, decode rows and keys."""
         return np.array(
             (
                 1.0,

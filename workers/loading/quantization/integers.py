@@ -12,7 +12,6 @@ from workers.loading.quantization.stated import group_size_of, mapping, one_of, 
 
 AWQ, GPTQ = "awq", "gptq"
 AWQ_SUPPORTED = "4 bits, version gemm, with zeros"
-GPTQ_SUPPORTED = "2, 4 or 8 bits, with or without desc_act"
 _LEFT_OUT = "-:"
 
 
