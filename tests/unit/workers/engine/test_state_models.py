@@ -26,6 +26,9 @@ from workers.sampling.state import SamplingState
 from workers.scheduler.plan import StepPlan
 
 MAX_LOGPROB_ERROR = 1e-4
+# Transformers' own two ways to compute the delta rule are farther apart than that: up to 5e-3, see
+# tests/nightly/test_families.py. How far depends on the processor.
+MAX_DELTA_RULE_ERROR = 5e-4
 # What differs between ways to run shows within these: several chunks of every model.
 NUM_FIRST_TOKENS = 24
 LONGEST = 41 + NUM_FIRST_TOKENS
@@ -85,7 +88,9 @@ def check(model: TinyStateModel, results: list[GenerateResult]) -> None:
         entries = [*(result.prompt_logprobs or ())[1:], *result.logprobs]
         got = [entry.logprob for entry in entries if entry is not None]
         want = model.logprobs(prompt + result.token_ids)
-        assert got == pytest.approx(want, abs=MAX_LOGPROB_ERROR)
+        has_delta_rule = model.reference.config.model_type == "qwen3_next"
+        bound = MAX_DELTA_RULE_ERROR if has_delta_rule else MAX_LOGPROB_ERROR
+        assert got == pytest.approx(want, abs=bound)
 
 
 @pytest.mark.parametrize(
