@@ -16,8 +16,6 @@ _COMPUTE_CAPABILITY = (9, 0)
 _HEAD_DIMS = (64, 128)
 _DTYPES = (torch.bfloat16, torch.float16)
 _MIN_PAGE_SIZE = 16
-_ELEMENT_BYTES = 2
-_RESERVED_BYTES = 3 << 10
 
 
 class GluonShape(NamedTuple):
@@ -70,9 +68,3 @@ def gluon_shape(geometry: ExtendGeometry, tuning: GluonTuning) -> GluonShape:
         box_keys=min(geometry.page_size, tuning.block_keys),
         num_stages=tuning.num_stages,
     )
-
-
-def gluon_shared_bytes(shape: GluonShape) -> int:
-    """At most what a compiled program takes: its queries and the blocks on their way."""
-    rows = TILE_ROWS + 2 * shape.num_stages * shape.block_keys
-    return rows * shape.head_dim * _ELEMENT_BYTES + _RESERVED_BYTES

@@ -8,7 +8,7 @@ from workers.layers.cuda.expert_gemm import ExpertTiles
 from workers.layers.cuda.expert_maps import MappedTiles
 from workers.layers.cuda.expert_tiles import BY_POINTERS, Tiles
 
-SWAPPED, PLAIN, JOINED = True, False, True
+SWAPPED, PLAIN = True, False
 
 # As MappedTiles, by the average rows of an expert that they are tried below.
 MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
@@ -38,7 +38,6 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
                 MappedTiles(64, 64, 64, 5, 4, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 5, 8, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 3, 8, 12, PLAIN),
-                MappedTiles(64, 128, 64, 3, 4, 12, PLAIN, JOINED),
             ),
             "project": (
                 MappedTiles(32, 128, 64, 5, 4, 12, SWAPPED),
@@ -55,9 +54,7 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
             "activate": (
                 MappedTiles(64, 128, 64, 5, 8, 12, SWAPPED),
                 MappedTiles(64, 128, 64, 3, 8, 12, PLAIN),
-                MappedTiles(64, 128, 64, 3, 4, 12, PLAIN, JOINED),
                 MappedTiles(128, 128, 64, 4, 8, 12, PLAIN),
-                MappedTiles(128, 128, 64, 4, 8, 12, PLAIN, JOINED),
                 MappedTiles(128, 64, 64, 4, 8, 12, PLAIN),
             ),
             "project": (
@@ -73,8 +70,6 @@ MAPPED: tuple[tuple[float, dict[Product, tuple[MappedTiles, ...]]], ...] = (
         {
             "activate": (
                 MappedTiles(128, 128, 64, 4, 8, 12, PLAIN),
-                MappedTiles(128, 128, 64, 4, 8, 12, PLAIN, JOINED),
-                MappedTiles(128, 128, 64, 3, 8, 12, PLAIN, JOINED),
                 MappedTiles(128, 128, 64, 4, 8, 24, PLAIN),
                 MappedTiles(128, 128, 64, 3, 8, 12, PLAIN),
             ),

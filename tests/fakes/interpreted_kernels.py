@@ -29,12 +29,11 @@ TOLERANCE = 1e-4
 
 
 def tiles_of(block_rows):
-    """By pointers and by maps, in both orders and joined; groups of more blocks than there are, and
-    of fewer."""
+    """By pointers and by maps, in both orders; groups of more and fewer blocks than there are."""
     yield ExpertTiles(block_rows, 16, 16, 2, 4)
     yield MappedTiles(block_rows, 16, 16, 2, 4, 3, True)
     yield MappedTiles(block_rows, 32, 16, 2, 4, 64, False)
-    yield MappedTiles(block_rows, 16, 32, 2, 4, 64, False, True)
+    yield MappedTiles(block_rows, 16, 32, 2, 4, 64, False)
 
 
 def plain_experts(x, gate_up, down, chosen):

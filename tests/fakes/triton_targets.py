@@ -149,11 +149,7 @@ def expert_variant(tiles, product, depth, width, has_bias=False):
         constants |= {"GROUP": tiles.group, "IS_SWAPPED": tiles.is_swapped}
         module, types = expert_maps, dict(_EXPERTS)
         types["x_map"] = f"tensordesc<bf16[{tiles.block_rows}, {tiles.depth}]>"
-        matrix = f"{tiles.columns}, {tiles.depth}"
-        if product == "activate":
-            constants["IS_JOINED"] = tiles.is_joined
-            matrix = f"2, {matrix}" if tiles.is_joined else matrix
-        types["weight_map"] = f"tensordesc<bf16[{matrix}]>"
+        types["weight_map"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
     return Variant(getattr(module, f"_{product}_kernel"), types, constants, options)
 
 

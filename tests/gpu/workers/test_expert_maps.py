@@ -87,8 +87,8 @@ def test_products(hidden, width, gating, num_tokens) -> None:
     [
         MappedTiles(16, 64, 64, 6, 4, 12, True),
         MappedTiles(32, 64, 128, 3, 4, 2, True),
-        MappedTiles(64, 128, 64, 3, 4, 12, False, True),
-        MappedTiles(128, 128, 64, 4, 8, 12, False, True),
+        MappedTiles(64, 128, 64, 3, 4, 12, False),
+        MappedTiles(128, 128, 64, 4, 8, 12, False),
     ],
     ids=str,
 )

@@ -79,25 +79,3 @@ def _run_two_products(  # noqa: PLR0913
 
 
 two_products = triton.jit(_run_two_products)
-
-
-def _run_joined_products(
-    x_at: tl.tensor,
-    weight_map: tl.tensor,
-    expert: tl.tensor,
-    tile: tl.tensor,
-    DEPTH_SIZE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-    DEPTH: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """The same by one product. weight_map: of matrices, each expert's gate and then its up."""
-    both = tl.zeros((ROWS, 2 * COLUMNS), dtype=tl.float32)
-    for start in range(0, DEPTH_SIZE, DEPTH):
-        part = inner(x_at, start, DEPTH_SIZE, DEPTH)
-        weight = weight_map.load([2 * expert, tile * COLUMNS, start])
-        both = tl.dot(part, weight.reshape(2 * COLUMNS, DEPTH).T, both)
-    return tl.split(tl.permute(both.reshape(ROWS, 2, COLUMNS), (0, 2, 1)))
-
-
-joined_products = triton.jit(_run_joined_products)

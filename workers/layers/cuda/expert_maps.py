@@ -17,7 +17,6 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from workers.layers.cuda.expert_dots import (
-    joined_products,
     multiplied,
     no_total,
     two_products,
@@ -52,7 +51,6 @@ def _activate(  # noqa: PLR0913
     DEPTH: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     IS_SWAPPED: tl.constexpr,  # noqa: N803
-    IS_JOINED: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     begin_dependent(IS_DEPENDENT)
@@ -65,14 +63,9 @@ def _activate(  # noqa: PLR0913
         # Rows that are none are computed from row 0 and not stored.
         token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
         x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + tl.arange(0, DEPTH)[None, :]
-        if IS_JOINED:
-            gate, up = joined_products(
-                x_at, weight_map, expert, tile, DEPTH_SIZE, ROWS, COLUMNS, DEPTH
-            )
-        else:
-            gate, up = two_products(
-                x_at, weight_map, expert, tile, DEPTH_SIZE, WIDTH, ROWS, COLUMNS, DEPTH, IS_SWAPPED
-            )
+        gate, up = two_products(
+            x_at, weight_map, expert, tile, DEPTH_SIZE, WIDTH, ROWS, COLUMNS, DEPTH, IS_SWAPPED
+        )
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
         is_column = column < WIDTH
         bias_at = bias + expert.to(tl.int64) * (2 * WIDTH) + column
@@ -150,13 +143,11 @@ class MappedTiles(ExpertTiles):
 
     group: blocks that take a tile of weights one after the other, so that both stay in L2.
     is_swapped: columns stand for the rows of the tensor cores' instruction, 64 at least, and a
-    block's rows for its columns, 16 at least: for blocks of few rows. is_joined: where not
-    swapped, gate and up are one product of twice the columns.
+    block's rows for its columns, 16 at least: for blocks of few rows.
     """
 
     group: int
     is_swapped: bool
-    is_joined: bool = False
 
     def activate(
         self,
@@ -171,7 +162,7 @@ class MappedTiles(ExpertTiles):
         out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
         _activate_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
             x,
-            self._joined_map(gate_up) if self.is_joined else self._map(gate_up, self.columns),
+            self._map(gate_up, self.columns),
             gate_up if bias is None else bias,
             grouped.pairs,
             grouped.blocks,
@@ -182,7 +173,6 @@ class MappedTiles(ExpertTiles):
             HAS_BIAS=bias is not None,
             ALPHA=gating.alpha,
             LIMIT=gating.limit,
-            IS_JOINED=self.is_joined,
             **self._launch(x, depth, width),
         )
         return out
@@ -221,12 +211,6 @@ class MappedTiles(ExpertTiles):
         """Of (..., depth) as one matrix, num_rows at a time."""
         matrix = matrices.view(-1, matrices.shape[-1])
         return TensorDescriptor.from_tensor(matrix, [num_rows, self.depth])
-
-    def _joined_map(self, gate_up: torch.Tensor) -> TensorDescriptor:
-        """Of gates and ups in turns, each a matrix, one of each at a time."""
-        _, height, depth = gate_up.shape
-        matrices = gate_up.view(-1, height // 2, depth)
-        return TensorDescriptor.from_tensor(matrices, [2, self.columns, self.depth])
 
     def _launch(self, x: torch.Tensor, depth: int, width: int) -> dict[str, Any]:
         # Not super(): a dataclass with slots is another class than the one of this body.
