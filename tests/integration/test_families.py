@@ -44,7 +44,7 @@ def service(ray_session, families: Mapping[str, Family]) -> Iterator[RunningServ
         name: {"engine": {**ENGINE, "model": str(family.folder)}}
         for name, family in families.items()
     }
-    with running_service("families", 18400, models=models) as running:
+    with running_service("families", 18460, models=models) as running:
         yield running
 
 
