@@ -29,8 +29,8 @@ from workers.parallel.group import SingleRank, TPGroup, connect_tp_group
 CPU = torch.device("cpu")
 TINY = {**NATIVE, **LATENT, **MIXTURES}
 MODELS = ("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "gemma3")
-MODELS += ("deepseek_v2_lite", "deepseek_v3", "qwen2_moe")
-DIVIDED = ("deepseek_v3", "qwen2_moe")
+MODELS += ("deepseek_v2_lite", "deepseek_v3", "qwen2_moe", "llama4")
+DIVIDED = ("deepseek_v3", "qwen2_moe", "llama4")
 """Two parts of the ranks have experts of their own; else all ranks cut the width of each."""
 # By the plans of transformers: windows and caps, experts, layers that differ and share K and V.
 PLANNED = ("gemma2", "mixtral", "gemma4")

@@ -114,6 +114,20 @@ LATENT: dict[str, TinyModel] = {
     "youtu": TinyModel("youtu", {**_LATENT, "tie_word_embeddings": True}),
 }
 
+LLAMA4: dict[str, Any] = {
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "moe_layers": [0, 2],
+    "no_rope_layer_interval": 3,
+    "attention_chunk_size": 9,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
+}
+"""Layers without rotation, with a temperature and all of the context: the last one."""
+
 MIXTURES: dict[str, TinyModel] = {
     "mixtral": TinyModel(
         "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
@@ -158,6 +172,7 @@ MIXTURES: dict[str, TinyModel] = {
             "attention_bias": True,
         },
     ),
+    "llama4": TinyModel("llama4_text", LLAMA4),
 }
 
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0}

@@ -8,6 +8,12 @@ from torch import nn
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 
 
+def unit_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) over the last dimension, the mean in float32, rounded to x's dtype."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
 class RMSNorm(ShardedLayer):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich, 2019).
 
@@ -37,9 +43,7 @@ class RMSNorm(ShardedLayer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., hidden_size) -> the same shape and dtype."""
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        return self.weight * unit_rms(x, self.eps)
 
     def add_and_norm_(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x, in place; returns the norm of the sum."""

@@ -93,6 +93,7 @@ class GroupedQueryAttention(nn.Module):
             logit_cap=layer.logit_cap,
             sliding_window_size=layer.sliding_window_size,
         )
+        self.attn.chunk_size = layer.chunk_size
 
     @property
     def head_norm(self) -> HeadNorm | None:

@@ -10,6 +10,7 @@ from workers.layers.moe.routing import (
     GroupedSigmoidRouting,
     GroupedSoftmaxRouting,
     Routing,
+    SigmoidRouting,
     SoftmaxRouting,
 )
 from workers.layers.moe.spec import ExpertNames, MixtureSpec, SharedExperts, num_pieces_of
@@ -54,6 +55,17 @@ def gpt_oss_mixture(config: Any) -> MixtureSpec:
         gating=Gating(getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)),
         has_bias=True,
         has_router_bias=True,
+    )
+
+
+def llama4_mixture(config: Any) -> MixtureSpec:
+    return MixtureSpec(
+        num_experts=config.num_local_experts,
+        width=config.intermediate_size,
+        routing=SigmoidRouting(config.num_experts_per_tok),
+        names=ExpertNames(block="feed_forward", router="router", is_stacked=True, in_turns=False),
+        shared=SharedExperts(1, "shared_expert"),
+        weighs_inputs=True,
     )
 
 

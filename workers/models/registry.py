@@ -18,6 +18,8 @@ from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
 from workers.models.gemma import GemmaForCausalLM
 from workers.models.gemma_family import gemma_obstacle, gemma_spec
 from workers.models.llama import LlamaForCausalLM
+from workers.models.llama4 import Llama4ForCausalLM
+from workers.models.llama4_family import llama4_obstacle, llama4_spec
 from workers.models.llama_family import llama_family_spec, native_obstacle
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,12 @@ def _build_deepseek_family(
     return DeepseekForCausalLM(spec, max_context_len, shard)
 
 
+def _build_llama4(
+    config: PreTrainedConfig, max_context_len: int, shard: ShardContext
+) -> NativeCausalLM:
+    return Llama4ForCausalLM(llama4_spec(config), max_context_len, shard)
+
+
 @dataclass(frozen=True, slots=True)
 class NativeFamily:
     """Models of one native class.
@@ -88,6 +96,7 @@ _LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
 )
+_LLAMA4 = NativeFamily(_build_llama4, llama4_obstacle, has_experts=True, is_measured=False)
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "LlamaForCausalLM": _LLAMA,
@@ -99,6 +108,8 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
     "GptOssForCausalLM": replace(_LLAMA_MIXTURE, is_measured=True),
     "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
     "Gemma2ForCausalLM": _GEMMA,
     "Gemma3ForCausalLM": _GEMMA,
     "Gemma3ForConditionalGeneration": _GEMMA,

@@ -18,8 +18,8 @@ from transformers import AttentionInterface
 
 from attention import AttentionHeads, ForwardBatch, LayerAttentionConfig, RadixAttention
 from workers.errors import ModelLoadError
+from workers.layers.temperature import PositionTemperature
 from workers.models.base import AttentionGeometry
-from workers.models.transformers_temperature import PositionTemperature
 
 ATTENTION_NAME = "tessera"
 OWN_ATTENTION_NAME = "eager"

@@ -15,11 +15,13 @@ pytestmark = [*NEEDS_GPU, NEEDS_FA3]
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 256}
 FUSED = ("qwen2_moe", "qwen3_moe", "gpt_oss")
+CHUNKS = {"llama4": {"attention_chunk_size": 64}}
+"""Of whole pages."""
 
 
 def config_of(name, folder, **changes):
     tiny = MIXTURES[name]
-    changed = {**tiny.changes, **HEADS}
+    changed = {**tiny.changes, **HEADS, **CHUNKS.get(name, {})}
     if "max_step_tokens" not in changes:
         changes["max_step_tokens"] = 128
     return EngineConfig(
@@ -32,7 +34,7 @@ def config_of(name, folder, **changes):
     )
 
 
-@pytest.mark.parametrize("name", [*FUSED, "glm4_moe"])
+@pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4"])
 def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     """In chunks, together, with a prefix hit (the second round), with graphs; as without them."""
     prompts = prompts_of(8, VOCAB_SIZE, longest=150)

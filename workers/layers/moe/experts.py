@@ -12,7 +12,7 @@ from torch import nn
 from workers.layers.formats.format import Cut
 from workers.layers.formats.modules import ModulesLayer, store_modules
 from workers.layers.formats.recipe import WeightRecipe
-from workers.layers.moe.products import experts_in_torch, products_for
+from workers.layers.moe.products import experts_in_torch, products_for, weighing_inputs
 from workers.layers.moe.router import block_prefix
 from workers.layers.moe.routing import Choice
 from workers.layers.moe.spec import MixtureSpec
@@ -49,7 +49,9 @@ class Experts(ModulesLayer):
         if spec.has_bias:
             self.gate_up_bias = shard.empty_parameter(kept, 2 * columns)
             self.down_bias = shard.empty_parameter(kept, hidden_size)
-        self._products = products_for(shard.dtype, shard.device, self.num_elsewhere == 0)
+        products = products_for(shard.dtype, shard.device, self.num_elsewhere == 0)
+        self._asks_host = products is experts_in_torch
+        self._products = weighing_inputs(products) if spec.weighs_inputs else products
         self.places = nn.Buffer(_places(spec, share).to(shard.device), persistent=False)
 
     @property
@@ -60,7 +62,7 @@ class Experts(ModulesLayer):
     @property
     def asks_host(self) -> bool:
         """Whether forward waits for the device."""
-        return self._products is experts_in_torch
+        return self._asks_host
 
     @property
     def weights(self) -> RoutedWeights:

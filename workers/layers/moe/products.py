@@ -35,6 +35,21 @@ def experts_in_torch(
     return out.to(hidden.dtype)
 
 
+def weighing_inputs(products: RoutedProducts) -> RoutedProducts:
+    """A RoutedProducts whose weights multiply what experts are given, rounded to its dtype, in
+    place of what they make: a choice is a token of its own, of weight 1."""
+
+    def of_weighed(
+        hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+    ) -> torch.Tensor:
+        given = hidden.unsqueeze(1) * weights.to(hidden.dtype).unsqueeze(-1)
+        ones = torch.ones_like(weights).view(-1, 1)
+        made = products(given.flatten(0, 1), ids.reshape(-1, 1), ones, experts)
+        return made.view(given.shape).sum(dim=1)
+
+    return of_weighed
+
+
 def _one_expert(rows: torch.Tensor, expert: int, experts: RoutedWeights) -> torch.Tensor:
     first_bias, last_bias = experts.gate_up_bias, experts.down_bias
     gate_up = functional.linear(

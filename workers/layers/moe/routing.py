@@ -58,6 +58,21 @@ class SoftmaxRouting:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidRouting:
+    """The likeliest, each weighed by the sigmoid of its own logit (Llama 4)."""
+
+    num_chosen: int
+    has_correction = False
+
+    def check(self, num_experts: int) -> None:
+        _check_chosen(self.num_chosen, num_experts)
+
+    def __call__(self, logits: torch.Tensor, correction: torch.Tensor | None) -> Choice:
+        chosen, ids = logits.topk(self.num_chosen, dim=-1)
+        return Choice(torch.sigmoid(chosen), ids)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupedSoftmaxRouting:
     """The likeliest within the groups whose best expert is likeliest (DeepSeek-V2)."""
 

@@ -11,8 +11,9 @@ from workers.layers.routed_experts import SILU, Gating
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """In the checkpoint. block: what a layer calls its mixture; router: within the block; gate, up,
-    down: within an expert. is_stacked: one tensor holds all experts, inputs before outputs, gate
-    and up in turns (gpt-oss), else every expert has three of its own."""
+    down: within an expert. is_stacked: one tensor holds all experts, inputs before outputs, else
+    every expert has three of its own. in_turns: of a stack, its columns are of gate and up by turns
+    (gpt-oss), else all of gate come first (Llama 4)."""
 
     block: str = "mlp"
     router: str = "gate"
@@ -20,6 +21,7 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     is_stacked: bool = False
+    in_turns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class SharedExperts:
 @dataclass(frozen=True, slots=True)
 class MixtureSpec:
     """num_experts routed experts of width columns each. has_bias: of the experts' products.
+    weighs_inputs: a choice's weight multiplies what its expert is given, not what it makes.
 
     Raises ModelLoadError where they cannot be chosen as routing says.
     """
@@ -47,6 +50,7 @@ class MixtureSpec:
     gating: Gating = SILU
     has_bias: bool = False
     has_router_bias: bool = False
+    weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
         _check_width(self.width)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from workers.errors import ModelLoadError
 from workers.layers.formats.format import Cut
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
@@ -106,8 +107,8 @@ class SeparateExperts:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """experts.gate_up_proj (experts, hidden_size, 2 * width), gate and up in turns, down_proj
-    (experts, width, hidden_size) and both biases, as gpt-oss has them.
+    """experts.gate_up_proj (experts, hidden_size, 2 * width), gate and up in turns or one behind
+    the other, down_proj (experts, width, hidden_size) and both biases, where there are any.
 
     The bias of down is one of the sum over ranks: the first rank of each part has it.
     """
@@ -160,8 +161,7 @@ class StackedExperts:
         first, stop = share.first_column, share.first_column + share.num_columns
         everything = slice(0, self.hidden_size)
         if name_part == "experts.gate_up_proj":
-            piece = tensor[expert, everything, slice(2 * first, 2 * stop)][0]
-            _take_turns(weights.gate_up[place], piece.t())
+            self._load_gate_up(weights.gate_up[place], tensor, expert)
         elif name_part == "experts.down_proj":
             weights.down[place].copy_(tensor[expert, slice(first, stop), everything][0].t())
         elif name_part == "experts.gate_up_proj_bias":
@@ -171,6 +171,16 @@ class StackedExperts:
             _present(weights.down_bias)[place].copy_(tensor[expert, everything][0])
         else:
             _present(weights.down_bias)[place].zero_()
+
+    def _load_gate_up(self, target: torch.Tensor, tensor: TensorSource, expert: slice) -> None:
+        everything, width = slice(0, self.hidden_size), self.spec.width
+        first, stop = self.share.first_column, self.share.first_column + self.share.num_columns
+        if self.spec.names.in_turns:
+            piece = tensor[expert, everything, slice(2 * first, 2 * stop)][0]
+            _take_turns(target, piece.t())
+            return
+        for half, start in zip(target.chunk(2), (0, width), strict=True):
+            half.copy_(tensor[expert, everything, slice(start + first, start + stop)][0].t())
 
 
 def store_stacks(
@@ -185,6 +195,8 @@ def store_stacks(
     for stack, cut in experts.stacks().items():
         if recipe.format_of(prefix + stack) == PLAIN:
             continue
+        if not experts.spec.names.in_turns:
+            raise ModelLoadError(f"{prefix}{stack} is quantised, and gate and up are not in turns")
         del slots[prefix + stack]
         stored = StoredStack(prefix + stack, cut, partial(experts.take, stack), device)
         for part in ("blocks", "scales"):

@@ -28,7 +28,7 @@ from workers.parallel.group import SingleRank, TPGroup
 CPU = torch.device("cpu")
 MAX_LOGIT_ERROR = 1e-4
 MAX_DIFFERENCE_OF_RANKS = 2e-5
-CUT = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+CUT = ("mixtral", "qwen2_moe", "gpt_oss", "llama4", "deepseek_v2", "deepseek_v3")
 """Of each kind of routing, shared experts and checkpoint one."""
 PROMPT = random_prompt(40)
 NUM_TOKENS = 64

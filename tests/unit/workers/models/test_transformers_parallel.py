@@ -164,7 +164,7 @@ def test_a_style_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "llama4"
     config_of("llama4_text", "Llama4ForCausalLM", {}).save_pretrained(folder)
     with pytest.raises(ConfigError, match=r"plan asks for packed_rowwise; set tp_size=1"):
-        check_servable(EngineConfig(model=str(folder), tp_size=2))
+        check_servable(EngineConfig(model=str(folder), tp_size=2, model_impl="transformers"))
 
 
 def test_features_that_are_compared_with_each_other_cannot_be_cut(tmp_path: Path) -> None:

@@ -13,16 +13,15 @@ from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_reference import build_reference, config_of, random_prompt, reference_logits
 from workers.config import EngineConfig
 from workers.errors import ModelLoadError
+from workers.layers.temperature import PositionTemperature
 from workers.loading.loader import LoadedModel, load_model
 from workers.models.base import AttentionGeometry
-from workers.models.transformers_temperature import PositionTemperature
 from workers.parallel.group import SingleRank
 
 
 def load(folder: Path) -> LoadedModel:
-    return load_model(
-        EngineConfig(model=str(folder)), SingleRank(), torch.device("cpu"), torch.float32
-    )
+    config = EngineConfig(model=str(folder), model_impl="transformers")
+    return load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
 
 
 def geometry_of(
