@@ -92,7 +92,10 @@ class DecodePlanner:
         max_chunk_tokens: int,
     ) -> None:
         self._max_chunk_tokens = max_chunk_tokens
-        self._req_to_token = req_to_token
+        # Flat; the table may be some columns of another one.
+        num_rows, self._row_stride = req_to_token.shape[0], req_to_token.stride(0)
+        num_places = (num_rows - 1) * self._row_stride + req_to_token.shape[1]
+        self._req_to_token = req_to_token.as_strided((num_places,), (1,))
         self._q_heads = q_heads
         self._kv_heads = kv_heads
         fits_int32 = num_cache_slots * kv_heads <= _INT32_MAX
@@ -120,8 +123,8 @@ class DecodePlanner:
         seq_lens, counts = torch.from_numpy(lengths).to(device)
         columns = torch.arange(max_keys, device=device).view(1, -1)
         positions = torch.minimum(seq_lens - counts + columns, seq_lens - 1)
-        flat = rows.slots[start:stop].view(-1, 1) * self._req_to_token.shape[1] + positions
-        tokens = self._req_to_token.view(-1).index_select(0, flat.view(-1)).to(self._index_dtype)
+        flat = rows.slots[start:stop].view(-1, 1) * self._row_stride + positions
+        tokens = self._req_to_token.index_select(0, flat.view(-1)).to(self._index_dtype)
         keys = tokens.view(-1, 1, max_keys) * self._kv_heads + self._kv_head_ids
         group = self._q_heads // self._kv_heads
         values = keys.unsqueeze(2).expand(-1, -1, group, -1).reshape(-1)

@@ -4,6 +4,9 @@ Knows neither who owns a slot nor which pages are free: the scheduler's accounti
 model runner writes, attention backends read.
 """
 
+from copy import copy
+from typing import Self
+
 import torch
 
 
@@ -41,6 +44,16 @@ class ReqToTokenPool:
         self.tables = tuple(torch.zeros(one, dtype=torch.int32, device=device) for one in shapes)
         self.own_tables = self.tables[:num_accounts]
         self.req_to_token = self.tables[0]
+
+    def without_first(self, num_positions: int) -> Self:
+        """A pool that reads and writes the same memory and counts positions from num_positions on:
+        of requests whose first tokens somebody has nothing to keep of."""
+        view = copy(self)
+        view.max_context_len = self.max_context_len - num_positions
+        view.own_tables = tuple(table[:, num_positions:] for table in self.own_tables)
+        view.tables = view.own_tables + self.tables[len(self.own_tables) :]
+        view.req_to_token = view.tables[0]
+        return view
 
     @property
     def num_bytes(self) -> int:

@@ -53,7 +53,9 @@ KVCache = Annotated[
 ]
 Drafts = Annotated[
     str | None,
-    typer.Option("--speculative", help="Who proposes drafts: ngram, suffix or draft:MODEL."),
+    typer.Option(
+        "--speculative", help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER."
+    ),
 ]
 Deterministic = Annotated[
     bool | None,

@@ -68,12 +68,18 @@ class SafetensorsCheckpoint:
     its body alone, as sentence-transformers saves it, lacks their prefix, and one of a model for
     images and text has the causal model within. Opening it reads headers only.
 
-    Raises ModelLoadError when there are none, when they are pickled, or when a file is damaged.
+    keeps_names: of what is no causal model; tensors have the names that they are stored by. Raises
+    ModelLoadError when there are none, when they are pickled, or when a file is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps_names: bool = False) -> None:
         self._folder = folder
-        self._stored_names = _names_within_files(_names_by_file(folder))
+        names_of = _names_by_file(folder)
+        self._stored_names = (
+            {file: {name: name for name in names} for file, names in names_of.items()}
+            if keeps_names
+            else _names_within_files(names_of)
+        )
         self.total_bytes = sum((folder / file).stat().st_size for file in self._stored_names)
 
     @property

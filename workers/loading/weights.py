@@ -24,7 +24,8 @@ OnProgress = Callable[[int, int], None]
 _MAX_NAMES_SHOWN = 5
 
 
-def _shown(names: Collection[str]) -> str:
+def shown(names: Collection[str]) -> str:
+    """The first few of them, in words."""
     first = sorted(names)[:_MAX_NAMES_SHOWN]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
@@ -34,7 +35,7 @@ def _check_names(model: NativeCausalLM, stored: StoredTensors, found: set[str]) 
     wanted = set(stored.slots)
     missing = wanted - found
     if missing:
-        raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {_shown(missing)}")
+        raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {shown(missing)}")
     unexpected = {
         name
         for name in found - wanted
@@ -46,11 +47,12 @@ def _check_names(model: NativeCausalLM, stored: StoredTensors, found: set[str]) 
     if unexpected:
         raise ModelLoadError(
             f"the checkpoint has {len(unexpected)} tensors that the model has no use for: "
-            f"{_shown(unexpected)}"
+            f"{shown(unexpected)}"
         )
 
 
-def _check_shapes(slots: Mapping[str, WeightSlot], tensors: Mapping[str, LazyTensor]) -> None:
+def check_shapes(slots: Mapping[str, WeightSlot], tensors: Mapping[str, LazyTensor]) -> None:
+    """Raises ModelLoadError for the first tensor that does not go where its name says."""
     for name, slot in slots.items():
         obstacle = slot.obstacle(tensors[name].shape, tensors[name].dtype)
         if obstacle:
@@ -87,7 +89,7 @@ def load_checkpoint(
     done = 0
     on_progress(done, checkpoint.total_bytes)
     with checkpoint.opened(slots) as tensors:
-        _check_shapes(slots, tensors)
+        check_shapes(slots, tensors)
         for num_bytes in _load_all(slots, tensors, lanes):
             done += num_bytes
             on_progress(done, checkpoint.total_bytes)

@@ -135,6 +135,13 @@ class CausalLM(nn.Module, ABC):
         """
         raise ConfigError(f"{type(self).__name__} hands over no states of its layers")
 
+    def input_embedding(self) -> nn.Parameter:
+        """This rank's rows of the embedding, (num_rows, hidden_size), for a drafter without one.
+
+        Raises ConfigError where the model hands over none.
+        """
+        raise ConfigError(f"{type(self).__name__} hands over no embedding")
+
     def capture_obstacle(self, max_context_len: int) -> str:
         """What a decode step does that a CUDA graph would not repeat; "" where a graph repeats all.
 

@@ -4,7 +4,7 @@ Knows no KV memory: attention goes through RadixAttention.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -61,7 +61,10 @@ def geometry_of(spec: AttentionSpec, shard: ShardContext) -> AttentionGeometry:
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention of one layer but for its norms."""
+    """Attention of one layer but for its norms. num_input_states: of hidden_size, which a token
+    brings side by side."""
+
+    num_input_states: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class GroupedQueryAttention(nn.Module):
         self.head_dim = spec.head_dim
         self.rotary = rotary
         self.qkv_proj = QKVParallelLinear(
-            spec.hidden_size,
+            self.num_input_states * spec.hidden_size,
             spec.num_q_heads,
             spec.num_kv_heads,
             spec.head_dim,

@@ -133,6 +133,9 @@ class StreamCausalLM(NativeCausalLM):
             raise ValueError(f"layers {unknown} are not in [0, {self._last})")
         self._tapped_layers = frozenset(layer_ids)
 
+    def input_embedding(self) -> nn.Parameter:
+        return self.model.embed_tokens.weight
+
     def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream and the first layer's normalised input, both (n, hidden_size)."""
         residual = self.model.embed_tokens(input_ids)

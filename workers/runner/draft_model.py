@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import torch
 
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
@@ -21,17 +22,31 @@ from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.speculation.draft import DraftModelProposer
+from workers.speculation.history import TokenHistory
+from workers.speculation.proposer import Proposer
+from workers.speculation.taps import StepTaps
 
 _ANY_PAGE_SIZE = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """A model whose backend reads and writes a pool of its own at the target's cache indices."""
+    """A model whose backend reads and writes a pool of its own at the target's cache indices.
+    table: int32 (num_slots, max_context_len), req_to_token."""
 
     model: CausalLM
     backend: AttentionBackend
     pool: TokenToKVPool
+    table: torch.Tensor
+
+    def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
+        """As PlacedDrafter.proposer: it reads tokens only."""
+        return DraftModelProposer(history, self.model, self.backend, self.table)
+
+    def clear_tokens(self, cache_indices: torch.Tensor) -> None:
+        """As PlacedDrafter.clear_tokens."""
+        self.pool.clear_tokens(cache_indices)
 
 
 class DraftModel:
@@ -60,12 +75,12 @@ class DraftModel:
         except ConfigError as error:
             raise ConfigError(f"the draft model {model}: {error}") from error
         self._tp = tp
-        _check_geometry(self._loaded, "be a draft model")
-        _check_geometry(target, "have a draft model")
+        check_geometry(self._loaded, "be a draft model")
+        check_geometry(target, "have a draft model")
         _check_tokens(self._loaded.facts, target.facts)
 
     def num_bytes_a_token(self) -> int:
-        """Of keys and values, on this rank."""
+        """As PagedDrafter.num_bytes_a_token: of keys and values."""
         return kv_bytes_a_token(self._config, self._loaded)
 
     def place(
@@ -79,7 +94,8 @@ class DraftModel:
         pool = create_kv_pool(own, (num_pages,), self._loaded.kv_scales)
         backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(req_to_token_pool, pool)
         self._loaded.model.prepare(req_to_token_pool, pool)
-        return PlacedModel(self._loaded.model, backend, pool)
+        table = req_to_token_pool.req_to_token
+        return PlacedModel(self._loaded.model, backend, pool, table)
 
 
 def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:
@@ -88,8 +104,9 @@ def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:
     return loaded.attention_config(_ANY_PAGE_SIZE, kv_dtype).kv_bytes_of_account(0)
 
 
-def _check_geometry(loaded: LoadedModel, role: str) -> None:
-    """One account, whose pages two models can share, of nothing but K and V."""
+def check_geometry(loaded: LoadedModel, role: str) -> None:
+    """Raises ConfigError but for one account, whose pages two models can share, of nothing but K
+    and V."""
     model = loaded.model
     has_more = model.encoder is not None or model.media is not None or model.state_entries
     lets_go = any(

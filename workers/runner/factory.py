@@ -7,8 +7,8 @@ from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
-from workers.runner.draft_model_runner import DraftModelRunner
 from workers.runner.model_runner import ModelRunner
+from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.token_by_token_runner import TokenByTokenRunner
 
@@ -22,16 +22,16 @@ def make_model_runner(
 
 def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
     speculation = config.speculation
-    has_draft_model = speculation is not None and speculation.model is not None
+    has_drafter = speculation is not None and speculation.model is not None
     if device.type == "cuda":
-        if has_draft_model:
+        if has_drafter:
             raise ConfigError(
-                f"speculative={config.speculative!r}: draft models run on CPU only so far, on "
-                "GPUs ngram and suffix do"
+                f"speculative={config.speculative!r}: draft models and heads run on CPU only so "
+                "far, on GPUs ngram and suffix do"
             )
         return CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner
     if speculation is None:
         return ModelRunner
-    return DraftModelRunner if has_draft_model else SpeculativeModelRunner
+    return PagedDrafterRunner if has_drafter else SpeculativeModelRunner

@@ -339,6 +339,9 @@ class ModelRunner:
             self._timer.end_step()
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        return self._model_output(inputs, wants_all).hidden
+
+    def _model_output(self, inputs: StepInputs, wants_all: bool) -> ModelOutput:
         batch = inputs.batch
         tokens = TokenInputs(batch.input_ids, inputs.positions, inputs.embeddings)
         output: ModelOutput = (
@@ -346,7 +349,7 @@ class ModelRunner:
             if wants_all
             else self._model.forward_rows(tokens, batch, inputs.state_indices)
         )
-        return output.hidden
+        return output
 
     def _sample(self, begun: BegunStep) -> SampledTokens:
         inputs, logits = begun.inputs, begun.logits

@@ -5,6 +5,7 @@ Knows flags, devices and a loaded model's geometry; allocates nothing.
 
 import gc
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,7 @@ from workers.config import EngineConfig
 from workers.engine.protocol import AttentionMeasurementRecord
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel
+from workers.models.base import AttentionGeometry
 from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import SingleRank, TPGroup
 from workers.runner.attention_report import measurement_records
@@ -33,6 +35,26 @@ from workers.runner.deterministic import check_routes
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.runner.page_counts import pages_by_account
 from workers.runner.state_sizing import bytes_per_slot, num_snapshots_of, state_bytes_of
+
+
+class HasGeometry(Protocol):
+    """A module that attends."""
+
+    geometry: AttentionGeometry
+
+
+class Attending(Protocol):
+    """What attention is chosen for: a LoadedModel, or what has one layer beside it."""
+
+    @property
+    def model(self) -> HasGeometry: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
+        """As LoadedModel.attention_config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +138,7 @@ def plan_attention(
     return AttentionPlan(chosen.routes, attention_config, pages, num_snapshots)
 
 
-def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds:
+def attention_needs(config: EngineConfig, loaded: Attending) -> AttentionNeeds:
     """What all layers of the model have in common."""
     geometry = loaded.model.geometry
     layers = geometry.layers
@@ -135,7 +157,7 @@ def attention_needs(config: EngineConfig, loaded: LoadedModel) -> AttentionNeeds
     )
 
 
-def choose_attention(config: EngineConfig, loaded: LoadedModel, tp: TPGroup) -> AttentionChoice:
+def choose_attention(config: EngineConfig, loaded: Attending, tp: TPGroup) -> AttentionChoice:
     """By the order of preferences, or by measurement where that was asked for."""
     needs, layers = attention_needs(config, loaded), loaded.model.geometry.layers
     asked = AskedBackends(config.prefill_backend, config.decode_backend)
@@ -162,7 +184,7 @@ def choose_attention(config: EngineConfig, loaded: LoadedModel, tp: TPGroup) -> 
     return AttentionChoice(tuned, candidates.page_size, candidates.has_bounded_accounts)
 
 
-def decode_front(loaded: LoadedModel, needs: AttentionNeeds) -> DecodeFront | None:
+def decode_front(loaded: Attending, needs: AttentionNeeds) -> DecodeFront | None:
     """None where the model hands over rotated queries, keys and values."""
     hands_over_projections = isinstance(loaded.model, SegmentedCausalLM)
     if loaded.device.type != "cuda" or needs.needs_mla or needs.kv_dtype != needs.dtype:

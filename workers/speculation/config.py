@@ -8,13 +8,14 @@ from typing import Literal, Self, get_args
 
 from workers.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "draft"]
+Method = Literal["ngram", "suffix", "draft", "eagle3"]
 DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
-METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft"})
-"""What needs a MODEL behind a colon, as EngineConfig.model is given; others take none."""
+METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft", "eagle3"})
+"""What needs a MODEL behind a colon, as EngineConfig.model is given, or for eagle3 the folder of a
+head; others take none."""
 
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 

@@ -9,14 +9,13 @@ overwritten before it is read.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
-from attention.forward_batch import ForwardBatch, ForwardMode
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.scheduler.plan import AdmittedRequest, IntArray
+from workers.speculation.draft_pass import DraftPasses, int64
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, Drafts, ObservedStep
 from workers.speculation.runs import ranges
@@ -38,8 +37,7 @@ class DraftModelProposer:
     ) -> None:
         self._history = history
         self._model = model
-        self._backend = backend
-        self._table = table
+        self._passes = DraftPasses(backend, table)
         # Of the step under way, by slot: tokens behind its prefix that propose has read.
         self._num_read: IntArray = np.zeros(len(table), dtype=np.int32)
 
@@ -49,14 +47,16 @@ class DraftModelProposer:
     @torch.inference_mode()
     def propose(self, rows: DraftRows) -> Drafts:
         """A row reads as many tokens as it drafts: it has no place for more."""
-        ids = self._history.token_ids[_int64(rows.slots), _int64(rows.lens - 1)].long()
+        ids = self._history.token_ids[int64(rows.slots), int64(rows.lens - 1)].long()
         drafts = torch.zeros(len(rows.slots), rows.width, dtype=torch.int64)
         for column in range(rows.width):
             wanting = np.flatnonzero(rows.max_drafts > column)
             index = torch.from_numpy(wanting)
             before = ids[index] if column == 0 else drafts[index, column - 1]
             slots, positions = rows.slots[wanting], rows.lens[wanting] - 1 + np.int32(column)
-            batch = self._batch(slots, positions, np.ones(len(wanting), dtype=np.int32), before)
+            batch = self._passes.prepare(
+                slots, positions, np.ones(len(wanting), dtype=np.int32), before
+            )
             hidden = self._model(TokenInputs(batch.input_ids, batch.positions), batch).hidden
             drafts[index, column] = self._model.compute_logits(hidden).argmax(dim=-1)
         self._num_read[rows.slots] = rows.max_drafts
@@ -72,40 +72,8 @@ class DraftModelProposer:
             return
         slots, num_new = step.slots[unread], (num_held - num_read)[unread]
         starts = (step.prefix_lens + num_read)[unread]
-        places = _int64(np.repeat(slots, num_new)), torch.from_numpy(ranges(starts, num_new))
-        batch = self._batch(slots, starts, num_new, self._history.token_ids[places].long())
+        places = int64(np.repeat(slots, num_new)), torch.from_numpy(ranges(starts, num_new))
+        batch = self._passes.prepare(slots, starts, num_new, self._history.token_ids[places].long())
         # Nobody asks what follows.
         nothing = torch.empty(0, dtype=torch.int64)
         self._model.forward_rows(TokenInputs(batch.input_ids, batch.positions), batch, nothing)
-
-    def _batch(
-        self, slots: IntArray, prefix_lens: IntArray, num_new: IntArray, input_ids: torch.Tensor
-    ) -> ForwardBatch:
-        """Of rows that bring num_new tokens behind prefix_lens ones, int32 (n,); input_ids: int64
-        (num tokens,)."""
-        positions = torch.from_numpy(ranges(prefix_lens, num_new))
-        of_tokens = _int64(np.repeat(slots, num_new))
-        seq_lens = prefix_lens + num_new
-        is_decode = bool((num_new == 1).all())
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.EXTEND,
-            batch_size=len(slots),
-            num_tokens=len(input_ids),
-            input_ids=input_ids,
-            positions=positions,
-            req_pool_indices=_int64(slots),
-            seq_lens=torch.from_numpy(seq_lens),
-            extend_seq_lens=torch.from_numpy(num_new),
-            extend_prefix_lens=torch.from_numpy(prefix_lens),
-            out_cache_loc=self._table[of_tokens, positions].long(),
-            seq_lens_cpu=seq_lens,
-            extend_seq_lens_cpu=num_new,
-            extend_prefix_lens_cpu=prefix_lens,
-            attn_backend=self._backend,
-        )
-        self._backend.init_forward_metadata(batch)
-        return batch
-
-
-def _int64(values: npt.NDArray[np.int32]) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64))

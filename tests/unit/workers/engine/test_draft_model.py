@@ -16,9 +16,9 @@ from workers.config import EngineConfig
 from workers.engine.results import GenerateResult
 from workers.errors import ConfigError, ModelLoadError
 from workers.parallel.group import SingleRank
-from workers.runner.draft_model_runner import DraftModelRunner
 from workers.runner.factory import make_model_runner
 from workers.runner.model_runner import ModelRunner
+from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.sampling.params import SamplingParams
 
 DRAFT = {"speculative": "draft:builtin-draft"}
@@ -89,7 +89,7 @@ def test_both_models_keys_and_values_are_within_the_bytes_for_them() -> None:
     kv_cache_bytes = 8 << 20
     alone = made(kv_cache_bytes=kv_cache_bytes)
     runner = made(kv_cache_bytes=kv_cache_bytes, **DRAFT)
-    assert isinstance(runner, DraftModelRunner)
+    assert isinstance(runner, PagedDrafterRunner)
     assert runner.num_pages < alone.num_pages
     layers = json.loads((builtin_draft_path() / "config.json").read_text())["num_hidden_layers"]
     own_layers = json.loads((builtin_model_path() / "config.json").read_text())["num_hidden_layers"]
@@ -131,7 +131,7 @@ def test_a_draft_model_that_keeps_states_or_does_not_reach_as_far_is_refused(
 
 def test_a_draft_model_is_refused_on_a_gpu_and_where_there_is_none() -> None:
     config = EngineConfig(**DRAFT)
-    with pytest.raises(ConfigError, match="draft models run on CPU only"):
+    with pytest.raises(ConfigError, match="draft models and heads run on CPU only"):
         make_model_runner(config, SingleRank(), torch.device("cuda"), lambda done, total: None)
     with pytest.raises(ModelLoadError, match="nowhere"):
         made(speculative="draft:nowhere")

@@ -1,0 +1,118 @@
+"""The head of EAGLE-3 (Li et al., 2025): one decoder layer over tokens and a target's states.
+
+Module names are those of its checkpoints, as EAGLE's own repository and SpecForge write them. Knows
+no file, no step and no target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from attention import ForwardBatch
+from workers.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from workers.layers.gated_mlp import GatedMLP
+from workers.layers.norm import RMSNorm
+from workers.layers.replicated import ReplicatedLinear
+from workers.layers.rotary import RotaryEmbedding
+from workers.layers.sharding import ShardContext
+from workers.models.grouped_attention import GroupedQueryAttention, geometry_of
+from workers.models.llama_family import LlamaFamilySpec
+
+NUM_TAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EagleSpec:
+    """layer: of the head, of one layer; its vocabulary is the target's. target_hidden_size: of the
+    states that are fused. draft_vocab_size: how many tokens the head can propose."""
+
+    layer: LlamaFamilySpec
+    target_hidden_size: int
+    draft_vocab_size: int
+
+
+class PairAttention(GroupedQueryAttention):
+    """Over a token's embedding and a state, side by side."""
+
+    num_input_states = 2
+
+
+class EagleLayer(nn.Module):
+    """What checkpoints call `midlayer`. The residual stream is the state's."""
+
+    def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
+        super().__init__()
+        size, eps = spec.hidden_size, spec.rms_norm_eps
+        rotary = RotaryEmbedding(spec.rope, num_positions, shard.device)
+        self.self_attn = PairAttention(spec, spec.layers[0], 0, rotary, shard)
+        self.mlp = GatedMLP(size, spec.intermediate_size, spec.has_mlp_bias, shard)
+        self.input_layernorm = RMSNorm(size, eps, shard)
+        self.hidden_norm = RMSNorm(size, eps, shard)
+        self.post_attention_layernorm = RMSNorm(size, eps, shard)
+
+    def inputs(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """embedded, states (n, hidden_size) -> what attention takes, (n, 2 * hidden_size)."""
+        return torch.cat((self.input_layernorm(embedded), self.hidden_norm(states)), dim=-1)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """embedded, states (n, hidden_size) -> the stream behind the layer, alike."""
+        inputs = self.inputs(embedded, states)
+        attended = self.self_attn.attended(inputs, positions, forward_batch)
+        stream = states + self.self_attn.o_proj(attended)
+        out: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return out
+
+
+class EagleHead(nn.Module):
+    """target_ids: int64 (draft_vocab_size,), the target's id of each token that may be proposed."""
+
+    def __init__(self, spec: EagleSpec, num_positions: int, shard: ShardContext) -> None:
+        """num_positions: longest context the rotary table covers, in tokens."""
+        super().__init__()
+        size = spec.layer.hidden_size
+        self.geometry = geometry_of(spec.layer, shard)
+        self.embed_tokens = VocabParallelEmbedding(spec.layer.vocab_size, size, shard)
+        self.fc = ReplicatedLinear(NUM_TAPS * spec.target_hidden_size, size, False, shard)
+        self.midlayer = EagleLayer(spec.layer, num_positions, shard)
+        self.norm = RMSNorm(size, spec.layer.rms_norm_eps, shard)
+        self.lm_head = ParallelLMHead(spec.draft_vocab_size, size, shard)
+        ids = torch.arange(spec.draft_vocab_size, device=shard.device)
+        self.target_ids = nn.Buffer(ids, persistent=False)
+
+    def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """NUM_TAPS states of the target, each (n, target_hidden_size) -> (n, hidden_size)."""
+        fused: torch.Tensor = self.fc(torch.cat(list(taps), dim=-1))
+        return fused
+
+    def keys_and_values(
+        self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As forward would keep them: (n, heads, head_dim) both."""
+        attention = self.midlayer.self_attn
+        inputs = self.midlayer.inputs(self.embed_tokens(ids), states)
+        _, k, v = attention.inputs(positions, inputs)
+        return k, v.view(k.shape)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """Pairs of a token, int64 (n,), and the state before it, (n, hidden_size) -> the head's own
+        states, alike, in place of what the target would make of these tokens."""
+        made: torch.Tensor = self.midlayer(self.embed_tokens(ids), states, positions, forward_batch)
+        return made
+
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """The head's states (n, hidden_size) -> target ids of the next tokens, int64 (n,)."""
+        return self.target_ids[self.lm_head(self.norm(states)).argmax(dim=-1)]
