@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "service.command.generate:generate",
     "bench": "service.bench.cli:bench",
     "backends": "service.command.backends:backends",
+    "models": "service.command.models:models",
 }
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 FP8 = torch.float8_e4m3fn
+_LINEAR = ("_proj", ".w1", ".w2", ".w3", "_proj_with_mqa")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def quantise_folder(
     stored, reference = {}, dict(plain)
     for name, tensor in plain.items():
         module = name.removesuffix(".weight")
-        quantise = quantiser_of(module) if module.endswith("_proj") else None
+        quantise = quantiser_of(module) if module.endswith(_LINEAR) else None
         if quantise is None:
             stored[name] = tensor
             continue

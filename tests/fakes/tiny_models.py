@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCAB_SIZE = 131  # no multiple of 2 or 4: tensor parallelism has to pad it
 MAX_POSITIONS = 256
@@ -212,6 +213,25 @@ THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
     "gpt2": TinyModel("gpt2", {"n_positions": MAX_POSITIONS, "n_inner": 96}),
 }
 
+_WITH_IMAGES = TinyModel("gemma3")
+TINY_MODELS: dict[str, TinyModel] = {
+    **NATIVE,
+    **LATENT,
+    **MIXTURES,
+    "gemma3_with_images": _WITH_IMAGES,
+}
+"""Of architectures that have a native class."""
+
+
+def architecture_of(name: str) -> str:
+    """Of one of TINY_MODELS, as its config.json names it."""
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TINY_MODELS[name].model_type])
+
+
+def one_of_each() -> dict[str, str]:
+    """Architecture -> the first of TINY_MODELS that is of it."""
+    return {architecture_of(name): name for name in reversed(TINY_MODELS)}
+
 
 def _randomise(model: PreTrainedModel) -> None:
     """Give biases, norms and sinks values too: initialised ones are zeros and ones, which hide."""
@@ -226,6 +246,8 @@ def _randomise(model: PreTrainedModel) -> None:
 
 def tiny_config(tiny: TinyModel) -> Any:
     """The transformers config, freshly made."""
+    if tiny == _WITH_IMAGES:
+        return gemma3_with_images()
     return AutoConfig.for_model(tiny.model_type, **{**_SHARED, **tiny.changes})
 
 

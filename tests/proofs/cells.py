@@ -19,6 +19,8 @@ from tests.unit.attention.cases import RowSpec
 from tests.unit.attention.visibility_cases import KINDS
 
 MARKER = "proves"
+MODELS_MARKER = "serves"
+"""Of tests/proofs/served.py."""
 PAGE_SIZE = "page size"
 MAX_DRAFTS = 16
 _VISIBILITIES = {
@@ -32,7 +34,8 @@ _CAUSAL_STEPS = {
 
 
 class Cell(NamedTuple):
-    """what: a Feature's name, or as "page size 16"."""
+    """what: a Feature's name, or as "page size 16". Of the table of models: backend is a model's
+    architecture or kind, what a ModelFeature's name."""
 
     backend: str
     what: str

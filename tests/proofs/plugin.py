@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.proofs.cells import MARKER, Cell, cells_of
+from tests.proofs.cells import MARKER, MODELS_MARKER, Cell, cells_of
 from tests.proofs.results import (
     GpuResults,
     RunProofs,
@@ -26,7 +26,19 @@ from tests.proofs.results import (
 )
 
 COMMITTED = Path(__file__).parents[1] / "gpu" / "attention" / "results"
-_PROOFS = pytest.StashKey[RunProofs]()
+_PROOFS = pytest.StashKey[dict[str, RunProofs]]()
+
+
+def _served_cells_of(item: pytest.Item) -> frozenset[Cell]:
+    if item.get_closest_marker(MODELS_MARKER) is None:
+        return frozenset()
+    # Transformers: seconds that tests of attention do without.
+    from tests.proofs.served import served_cells_of
+
+    return served_cells_of(item)
+
+
+_CELLS_OF = {MARKER: cells_of, MODELS_MARKER: _served_cells_of}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,21 +48,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_PROOFS] = RunProofs()
+    config.stash[_PROOFS] = {marker: RunProofs() for marker in _CELLS_OF}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before a run's report is made, whose properties go from process to process."""
     for item in items:
-        cells = sorted(cells_of(item))
-        if cells:
-            item.user_properties.append((MARKER, [list(cell) for cell in cells]))
+        for marker, of_item in _CELLS_OF.items():
+            cells = sorted(of_item(item))
+            if cells:
+                item.user_properties.append((marker, [list(cell) for cell in cells]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     path: Path | None = session.config.getoption("proofs_collected")
     if path is not None:
-        collected = {item.nodeid: _cells(item.user_properties) for item in session.items}
+        collected = {item.nodeid: _all_cells(item.user_properties) for item in session.items}
         proving = {name: sorted(cells) for name, cells in collected.items() if cells}
         path.write_text(json.dumps(proving), encoding="utf-8")
 
@@ -58,13 +71,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 class _Recorder:
     """In the one process that hears of every test."""
 
-    def __init__(self, proofs: RunProofs) -> None:
+    def __init__(self, proofs: Mapping[str, RunProofs]) -> None:
         self._proofs = proofs
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        cells = _cells(report.user_properties)
-        if cells and (report.failed or (report.when == "call" and report.passed)):
-            self._proofs.count(cells, has_passed=report.passed)
+        if not (report.failed or (report.when == "call" and report.passed)):
+            return
+        for marker, proofs in self._proofs.items():
+            cells = _cells(report.user_properties, marker)
+            if cells:
+                proofs.count(cells, has_passed=report.passed)
 
 
 @pytest.hookimpl(trylast=True)
@@ -80,14 +96,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     major, minor = torch.cuda.get_device_capability(0)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    backends = session.config.stash[_PROOFS].by_backend(today, installed_packages())
-    run = GpuResults(torch.cuda.get_device_name(0), f"sm{major}{minor}", backends)
+    backends, models = (
+        session.config.stash[_PROOFS][marker].by_backend(today, installed_packages())
+        for marker in (MARKER, MODELS_MARKER)
+    )
+    run = GpuResults(torch.cuda.get_device_name(0), f"sm{major}{minor}", backends, models)
     older = {results.gpu: results for results in read_results(COMMITTED)}
     path = write_results(folder, merge_results(older.get(run.gpu), run))
-    print(f"\n{sum(len(r.passed) for r in backends.values())} cells passed: {path}")
+    passed = [*backends.values(), *models.values()]
+    print(f"\n{sum(len(results.passed) for results in passed)} cells passed: {path}")
 
 
-def _cells(properties: Iterable[tuple[str, object]]) -> frozenset[Cell]:
+def _all_cells(properties: Iterable[tuple[str, object]]) -> frozenset[Cell]:
+    return frozenset().union(*(_cells(properties, marker) for marker in _CELLS_OF))
+
+
+def _cells(properties: Iterable[tuple[str, object]], marker: str) -> frozenset[Cell]:
     """As pytest_collection_modifyitems left them, in this process or in another."""
-    lists = [value for name, value in properties if name == MARKER]
+    lists = [value for name, value in properties if name == marker]
     return frozenset(Cell(*cell) for cells in lists for cell in cells)  # type: ignore[attr-defined]

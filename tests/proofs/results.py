@@ -1,8 +1,9 @@
 """What runs of the tests on a GPU proved, in a file by GPU. Knows no test and no pytest.
 
-A file holds, by backend, the latest run that ran any of its tests: cells with the number of tests
-that passed and of those that failed, and the packages they ran with. A run replaces the backends
-that it ran and leaves the others, as they need packages that not every run has.
+A file holds, by backend and by model, the latest run that ran any of its tests: cells with the
+number of tests that passed and of those that failed, and the packages they ran with. A run replaces
+those that it ran and leaves the others, as they need packages, or numbers of GPUs, that not every
+run has.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ class BackendResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """gpu: as its driver calls it. compute_capability: as "sm90"."""
+    """gpu: as its driver calls it. compute_capability: as "sm90". models: by architecture, or kind
+    of models."""
 
     gpu: str
     compute_capability: str
     backends: dict[str, BackendResults]
+    models: dict[str, BackendResults] = {}
 
 
 class RunProofs:
-    """Counts the tests of one run."""
+    """Counts the tests of one run, of backends or of models."""
 
     def __init__(self) -> None:
         self._passed: dict[str, Counter[str]] = {}
@@ -97,11 +100,13 @@ def read_results(folder: Path) -> tuple[GpuResults, ...]:
 
 
 def merge_results(older: GpuResults | None, run: GpuResults) -> GpuResults:
-    """The run's backends, and those that it did not run as the older results have them."""
+    """The run's backends and models, and those that it did not run as the older results have
+    them."""
     if older is None:
         return run
     backends = dict(sorted({**older.backends, **run.backends}.items()))
-    return GpuResults(run.gpu, run.compute_capability, backends)
+    models = dict(sorted({**older.models, **run.models}.items()))
+    return GpuResults(run.gpu, run.compute_capability, backends, models)
 
 
 def write_results(folder: Path, results: GpuResults) -> Path:

@@ -79,19 +79,21 @@ class NativeFamily:
 
     obstacle: why a config that names one of its architectures is not for it, or None.
     keeps_latents: whether it needs multi-head latent attention of the backend. has_experts: whether
-    layers may be mixtures of experts. is_measured: whether it was found to be faster on one GPU
-    than transformers' code around this repository's kernels.
+    layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
+    go. is_measured: whether it was found to be faster on one GPU than transformers' code around
+    this repository's kernels.
     """
 
     build: BuildNative
     obstacle: Callable[[Any], str | None]
     keeps_latents: bool = False
     has_experts: bool = False
+    has_windows: bool = False
     is_measured: bool = True
 
 
 _LLAMA = NativeFamily(_build_llama_family, native_obstacle)
-_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle)
+_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle, has_windows=True)
 _LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
@@ -106,7 +108,7 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "MixtralForCausalLM": _LLAMA_MIXTURE,
     "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
-    "GptOssForCausalLM": replace(_LLAMA_MIXTURE, is_measured=True),
+    "GptOssForCausalLM": replace(_LLAMA_MIXTURE, is_measured=True, has_windows=True),
     "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
@@ -116,7 +118,7 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Glm4MoeLiteForCausalLM": _DEEPSEEK,
-    "YoutuForCausalLM": _DEEPSEEK,
+    "YoutuForCausalLM": replace(_DEEPSEEK, has_experts=False),
 }
 
 
@@ -161,6 +163,23 @@ def choose_implementation(
     if engine.tp_size > 1:
         _check_ranks(config, architecture, engine.tp_size, device_type)
     return "transformers"
+
+
+def why_not_native(
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+) -> str:
+    """Why choose_implementation leaves an unquantised model to transformers; "" where it does not.
+    Raises ConfigError for ep_size without experts."""
+    if engine.model_impl == "transformers":
+        return "model_impl='transformers' was asked for"
+    if architecture not in NATIVE_ARCHITECTURES:
+        return f"{architecture} has no native class"
+    obstacle = _native_obstacle(config, architecture, engine)
+    if obstacle is not None:
+        return obstacle
+    if _is_left_to_transformers(architecture, engine, device_type):
+        return "natively it was not measured on one GPU; model_impl='native' asks for it"
+    return ""
 
 
 def _native_obstacle(

@@ -11,10 +11,12 @@ from tests.fakes.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModel, save_
 from tests.gpu.engines import CUDA, NEAR_TIE, NUM_TOKENS, prompts_of
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.graphs.graph_set import CudaGraphCapturer
 from workers.models import transformers_bridge
+from workers.models.features import FLAT, ModelFeature
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
@@ -143,6 +145,7 @@ def test_graphs_give_the_tokens_of_eager_steps(name, tmp_path) -> None:
 
 @NEEDS_FA3
 @pytest.mark.parametrize("name", ["gemma3", "olmo2", "deepseek_v2"])
+@serves(FLAT.subject, ModelFeature.GPU, ModelFeature.GRAPHS)
 def test_padded_graphs_give_the_tokens_of_eager_steps_but_for_near_ties(name, tmp_path) -> None:
     """Six rows in a graph of eight, with the attention that the device gets by default."""
     config = config_of(name, tmp_path)

@@ -12,6 +12,7 @@ from tests.fakes.tiny_models import (
 )
 from tests.gpu.engines import CUDA, GREEDY, NUM_TOKENS, generate, prompts_of, share_equal
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.moe.mixture import MixtureOfExperts
@@ -19,6 +20,7 @@ from workers.layers.moe.routing import SoftmaxRouting
 from workers.layers.moe.spec import MixtureSpec, SharedExperts
 from workers.layers.sharding import ShardContext
 from workers.models.cuda_deepseek import CudaDeepseekForCausalLM
+from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 
@@ -113,6 +115,7 @@ def rounded_gaps(folder, prompts, outputs):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@serves(ModelFeature.GPU, ModelFeature.GRAPHS)
 def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     """Alone and together, chunked, with a prefix hit (the second round), with graphs."""
     folder = model_of(name, tmp_path)

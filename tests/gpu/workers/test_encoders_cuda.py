@@ -8,8 +8,10 @@ from tests.fakes import tiny_seq2seq
 from tests.gpu.beside_transformers import GpuEngine, compare
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.engine.encoder_input import SourceFeatures
+from workers.models.features import SEQ2SEQ, ModelFeature
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU
@@ -93,6 +95,7 @@ def test_float32_requests_that_were_retracted_go_on(family, folder, sources):
 
 
 @NEEDS_FA3
+@serves(SEQ2SEQ.subject, ModelFeature.GPU)
 def test_bfloat16_tokens_are_near_ties_apart(family, folder, sources):
     """Self-attention through FlashAttention-3, cross-attention through torch, over one pool."""
     of_tokens = logits_of(family, sources, torch.bfloat16)

@@ -15,8 +15,10 @@ from tests.fakes.tiny_models import (
 )
 from tests.gpu.engines import CUDA, GREEDY, NUM_TOKENS, generate, prompts_of, share_equal
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.models.cuda_gemma import CudaGemmaForCausalLM
+from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 
@@ -83,6 +85,7 @@ def gaps(folder, prompts, outputs):
 
 
 @pytest.mark.parametrize(("num_prompts", "max_step_tokens"), [(1, 2048), (6, 64), (24, 2048)])
+@serves(ModelFeature.GPU)
 def test_text_is_transformers_own_but_for_near_ties(folder, num_prompts, max_step_tokens) -> None:
     """Alone, in chunks, and so many together that the rotation is a kernel of its own; with a
     prefix hit (the second round) and graphs."""
@@ -93,6 +96,7 @@ def test_text_is_transformers_own_but_for_near_ties(folder, num_prompts, max_ste
     assert (gaps(folder, prompts, outputs) > NEAR_TIE).float().mean() < MAX_SHARE
 
 
+@serves(ModelFeature.GRAPHS)
 def test_graphs_give_the_text_of_eager_steps(folder) -> None:
     prompts = prompts_of(12, VOCAB_SIZE, longest=150)
     graphed, eager = (

@@ -6,8 +6,10 @@ from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_m
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of, share_equal
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps, rounded_gaps
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.models.cuda_llama import CudaLlamaForCausalLM
+from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 
@@ -34,7 +36,12 @@ def config_of(name, folder, **changes):
     )
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4"])
+=======
+@pytest.mark.parametrize("name", [*FUSED, "glm4_moe"])
+@serves(ModelFeature.GPU, ModelFeature.GRAPHS)
+>>>>>>> 1aa770b (tessera models: what would run a folder, how, and what it takes; the table of models, in which tests prove every yes)
 def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     """In chunks, together, with a prefix hit (the second round), with graphs; as without them."""
     prompts = prompts_of(8, VOCAB_SIZE, longest=150)

@@ -8,7 +8,9 @@ from tests.fakes.tiny_reference import config_of, random_prompt, save_random_mod
 from tests.gpu.beside_transformers import GpuEngine, compare
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.served import serves
 from workers.config import EngineConfig
+from workers.models.features import ROW_BY_ROW, ModelFeature
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU
@@ -89,6 +91,7 @@ def test_float32_requests_that_were_retracted_go_on(name, folder):
 
 
 @NEEDS_FA3
+@serves(ROW_BY_ROW.subject, ModelFeature.GPU)
 def test_bfloat16_tokens_are_near_ties_apart(name, folder):
     engine = start(folder, dtype="bfloat16")
     results = engine.generate(PROMPTS, TOLD)

@@ -14,7 +14,9 @@ from tests.fakes.tiny_state_models import MAX_CONTEXT_LEN, STATE_MODELS
 from tests.gpu.beside_transformers import GpuEngine, compare, largest_differences
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
+from tests.proofs.served import serves
 from workers.config import EngineConfig
+from workers.models.features import STATEFUL, ModelFeature
 from workers.sampling.params import SamplingParams
 
 pytestmark = NEEDS_GPU
@@ -122,6 +124,7 @@ def test_float32_requests_that_were_retracted_go_on(model):
 
 
 @NEEDS_FA3
+@serves(STATEFUL.subject, ModelFeature.GPU, ModelFeature.GRAPHS)
 def test_bfloat16_tokens_are_near_ties_apart_in_graphs(model):
     """The second time behind cached prefixes. No launch of a decode step waits for the device."""
     for page_size in (1, 16, 64):

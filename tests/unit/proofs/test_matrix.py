@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,13 +14,17 @@ import torch
 from attention.backends.torch_native import TorchNativeBackend
 from attention.features import Feature
 from attention.registry import registered_backends
-from tests.proofs.cells import MARKER
+from tests.proofs.cells import MARKER, MODELS_MARKER
 from tests.proofs.matrix import failed, features_of, main, render_matrix, unproven
+from tests.proofs.model_table import failed_models, render_models, unserved, with_models
 from tests.proofs.plugin import COMMITTED
 from tests.proofs.results import BackendResults, GpuResults, read_results
+from workers.models.features import ModelCapability, ModelFeature, all_capabilities
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "docs" / "attention-backends.md"
+MODELS = ROOT / "docs" / "models.md"
+_USE = re.compile(rf"\b({MARKER}|{MODELS_MARKER})\(")
 
 
 def test_committed_table_is_current():
@@ -31,13 +36,13 @@ def test_committed_table_is_current():
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """What the tests of attention prove, by node id: those of GPUs are collected everywhere."""
+    """What tests prove, by node id: those of GPUs are collected everywhere."""
     path = tmp_path_factory.mktemp("proofs") / "collected.json"
     options = ("-q", "--collect-only", "--assert=plain", "-p", "no:cacheprovider")
     options += ("-p", "tests.proofs.plugin", "--proofs-collected", str(path))
-    folders = (ROOT / "tests" / kind / "attention" for kind in ("unit", "gpu"))
+    folders = (ROOT / "tests" / kind for kind in ("unit/attention", "unit/workers", "gpu"))
     files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
-    files = [file for file in files if MARKER in file.read_text(encoding="utf-8")]
+    files = [file for file in files if _USE.search(file.read_text(encoding="utf-8"))]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *map(str, files)],
         cwd=ROOT,
@@ -55,8 +60,21 @@ def test_every_yes_has_a_test(collected):
     assert unproven(registered_backends(), collected) == []
 
 
+def test_every_yes_of_a_model_has_a_test(collected):
+    assert unserved(all_capabilities(), collected) == []
+
+
+def test_committed_table_of_models_is_current():
+    text = MODELS.read_text(encoding="utf-8")
+    table = render_models(all_capabilities(), read_results(COMMITTED))
+    assert text == with_models(text, table), (
+        "run: python -m tests.proofs.model_table docs/models.md"
+    )
+
+
 def test_no_run_on_a_gpu_shows_a_yes_to_be_wrong():
     assert failed(read_results(COMMITTED)) == []
+    assert failed_models(read_results(COMMITTED)) == []
 
 
 def test_every_no_has_a_reason():
@@ -121,6 +139,24 @@ def test_a_test_elsewhere_than_where_a_backend_runs_proves_nothing():
     assert ("special", "decode") in left
     assert ("special", "page size 64") in left
     assert ("special", "attention sinks") not in left
+
+
+def test_cells_of_models_say_what_was_run_and_why_not():
+    features = set(ModelFeature) - {ModelFeature.LORA}
+    model = ModelCapability("SomeForCausalLM", "native", {ModelFeature.LORA: "nobody built it"})
+    run = BackendResults("2026-11-27", {}, 3, 1, {"runs on a GPU": 2}, {"decode graphs": 1})
+    results = [GpuResults("NVIDIA H200", "sm90", {}, {"SomeForCausalLM": run})]
+    line = render_models([model], results).splitlines()[2]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:2] == ["`SomeForCausalLM`", "native"]
+    assert cells[2:8] == ["yes", "yes", "yes", "yes", "yes", "no (1)"]
+    assert cells[8:] == ["yes", "fails on NVIDIA H200", "not run", "not run"]
+    assert failed_models(results) == ["NVIDIA H200: SomeForCausalLM: decode graphs"]
+    on_cpu = [["SomeForCausalLM", feature.value] for feature in features]
+    left = unserved([model], {"tests/unit/test_it.py::test": on_cpu})
+    assert {what for _, what in left} == {one.value for one in features if one.is_proved_on_gpu}
+    with pytest.raises(ValueError, match="the document has no"):
+        with_models("nothing", "table")
 
 
 def test_fp8_is_what_a_kv_cache_may_be_kept_in():

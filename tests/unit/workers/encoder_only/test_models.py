@@ -13,6 +13,7 @@ from tests.fakes.tiny_encoders import (
     one_by_one,
     save_tiny_encoder,
 )
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.encoder_only.engine import EncoderOnlyEngine
 from workers.engine.protocol import FinishReason, GenerateRequest
@@ -20,6 +21,7 @@ from workers.engine.single_rank import build_engine
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import check_servable, model_facts
 from workers.loading.sentence_modules import PROMPTS_FILE
+from workers.models.features import ENCODER, ModelFeature
 from workers.pooling.params import Activation, EmbeddingInfo, Pooling, PoolingParams
 from workers.pooling.vectors import unpack_vector
 from workers.sampling.params import SamplingParams
@@ -81,6 +83,7 @@ def state_pooling(folder, mode):
 
 
 @pytest.mark.parametrize("model_type", FAMILIES + OTHERS)
+@serves(ENCODER.subject, ModelFeature.CPU)
 def test_vectors_and_scores_are_those_of_transformers(tmp_path, model_type):
     longest = MAX_POSITIONS - 2 * (model_type in ("roberta", "xlm-roberta", "mpnet"))
     texts = random_texts((*LENS, longest))

@@ -5,11 +5,13 @@ import torch
 from msgspec.structs import replace
 
 from tests.fakes import tiny_seq2seq
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.engine.encoder_input import SourceTokens
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason
 from workers.errors import ConfigError, RequestRejectedError
+from workers.models.features import SEQ2SEQ, ModelFeature
 from workers.models.transformers_seq2seq import _SourceReader
 from workers.parallel.group import SingleRank
 from workers.runner import step_pieces
@@ -98,6 +100,7 @@ def check(engine, reference, prompts, sources, num_tokens=NUM_FIRST_TOKENS) -> N
     ],
     ids=str,
 )
+@serves(SEQ2SEQ.subject, ModelFeature.CPU)
 def test_texts_are_those_of_transformers(folder, reference, sources, changes) -> None:
     """Alone, then together, when one prefix and one input are known."""
     engine, _ = build(folder, **changes)

@@ -12,10 +12,12 @@ import torch
 
 from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_reference import BANNED_TOKENS, build_reference, config_of, random_prompt
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.results import GenerateResult
 from workers.models import transformers_model
+from workers.models.features import FLAT, ROW_BY_ROW, STATEFUL, ModelFeature
 from workers.parallel.group import SingleRank
 from workers.runner.executor import PendingStep, StepExecutor
 from workers.runner.factory import make_model_runner
@@ -117,6 +119,7 @@ def logprobs_of(result: GenerateResult) -> torch.Tensor:
 # tests/distributed has real ranks and fewer families in every run.
 @pytest.mark.nightly
 @pytest.mark.parametrize("model_type", FAMILIES)
+@serves(FLAT.subject, ROW_BY_ROW.subject, STATEFUL.subject, ModelFeature.TENSOR_PARALLEL)
 def test_two_ranks_give_what_one_gives(model_type: str, tmp_path: Path) -> None:
     class_name = FAMILIES[model_type]
     build_reference(config_of(model_type, class_name, {}), class_name, tmp_path)

@@ -14,6 +14,8 @@ from tests.fakes.reference_family import (
     check_retracted,
     run,
 )
+from tests.proofs.served import serves
+from workers.models.features import ROW_BY_ROW, ModelFeature
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # ALiBi, from the attention mask.
@@ -56,6 +58,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ],
     ids=["alone", "page_1_chunked", "page_16", "page_64_chunked"],
 )
+@serves(ROW_BY_ROW.subject, ModelFeature.CPU)
 def test_tokens_and_log_probabilities_are_those_of_transformers(
     family: Family, settings: Mapping[str, Any]
 ) -> None:
@@ -73,6 +76,7 @@ def test_a_cached_prefix_changes_nothing(family: Family, page_size: int) -> None
     check_cached_prefix(family, page_size)
 
 
+@serves(ROW_BY_ROW.subject, ModelFeature.SPECULATION)
 def test_drafts_change_nothing(family: Family) -> None:
     results, _ = run(family, num_pages=512, speculative="ngram")
     check(family, results)

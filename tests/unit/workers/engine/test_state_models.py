@@ -15,11 +15,13 @@ from tests.fakes.tiny_state_models import (
     greedy,
     tiny_state_model,
 )
+from tests.proofs.served import serves
 from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.engine.results import GenerateResult
 from workers.errors import ConfigError
+from workers.models.features import STATEFUL, ModelFeature
 from workers.runner import step_pieces
 from workers.runner.model_runner import ModelRunner
 from workers.sampling.state import SamplingState
@@ -102,6 +104,7 @@ def check(model: TinyStateModel, results: list[GenerateResult]) -> None:
     ],
     ids=["batched", "chunked", "alone_in_one_slot"],
 )
+@serves(STATEFUL.subject, ModelFeature.CPU)
 def test_tokens_and_log_probabilities_are_those_of_transformers(model, change) -> None:
     check(model, run(model, model.prompts, **change)[0])
 

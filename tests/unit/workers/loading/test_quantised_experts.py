@@ -12,9 +12,11 @@ from tests.fakes.model_rows import ModelRows
 from tests.fakes.quantised_checkpoints import FP8, by_scale, mxfp4, quantise_folder
 from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_models import MIXTURES, TinyModel, random_prompt, save_tiny_model
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
+from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank, TPGroup
 
 CPU = torch.device("cpu")
@@ -71,6 +73,7 @@ def pair_of(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss"])
+@serves(ModelFeature.QUANTISED, ModelFeature.TENSOR_PARALLEL, ModelFeature.EXPERT_PARALLEL)
 def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
     quantised, plain = pair_of(name, tmp_path)
     want = logits_of(plain)

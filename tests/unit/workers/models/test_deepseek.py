@@ -17,6 +17,7 @@ from tests.fakes.tiny_models import (
     save_tiny_model,
     tiny_config,
 )
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.moe.router import ExpertRouter
@@ -24,6 +25,7 @@ from workers.layers.rope_frequencies import RopeSpec
 from workers.loading.loader import LoadedModel, check_servable, load_model
 from workers.models.deepseek import DeepseekForCausalLM
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec, softmax_scaling
+from workers.models.features import ModelFeature
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
 from workers.parallel.group import SingleRank
 
@@ -50,6 +52,7 @@ def v3(tmp_path: Path) -> Path:
     return save_tiny_model(LATENT["deepseek_v3"], tmp_path)
 
 
+@serves(ModelFeature.CPU)
 def test_logits_in_chunks_and_beside_neighbours_are_those_of_transformers(folder: Path) -> None:
     loaded = load(folder)
     assert loaded.implementation == "native"

@@ -22,9 +22,11 @@ from tests.fakes.tiny_models import (
     save_tiny_model,
     tiny_config,
 )
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ModelLoadError
 from workers.loading.loader import LoadedModel, check_servable, load_model
+from workers.models.features import ModelFeature
 from workers.models.gemma import GemmaForCausalLM
 from workers.models.gemma_family import gemma_spec
 from workers.models.registry import choose_implementation
@@ -133,6 +135,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("style", NAMES)
+@serves("Gemma3ForConditionalGeneration", ModelFeature.CPU)
 def test_text_is_read_out_of_a_model_for_images(style: str, tmp_path: Path) -> None:
     folder = save_random_model(gemma3_with_images(), tmp_path)
     prompt = random_prompt(30)

@@ -18,9 +18,11 @@ from tests.fakes.tiny_models import (
     save_tiny_model,
     tiny_config,
 )
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
+from workers.models.features import ModelFeature
 from workers.models.llama_family import native_obstacle
 from workers.models.registry import choose_implementation
 from workers.parallel.group import SingleRank, TPGroup
@@ -61,6 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
+@serves(ModelFeature.CPU)
 def test_logits_and_greedy_tokens_are_those_of_transformers(
     name: str, folders: dict[str, Path]
 ) -> None:

@@ -17,8 +17,10 @@ from tests.fakes.tiny_models import (
     random_prompt,
     save_tiny_model,
 )
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.loading.loader import LoadedModel, load_model
+from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank
 
 MAX_LOGIT_ERROR = 1e-4
@@ -59,6 +61,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_tiny_model(ALL[request.param], tmp_path_factory.mktemp(request.param))
 
 
+@serves(ModelFeature.CPU)
 def test_logits_of_every_position_are_those_of_transformers(folder: Path) -> None:
     prompt, loaded = random_prompt(40), load(folder)
     want = reference_logits(folder, prompt)

@@ -1,0 +1,124 @@
+"""A survey says of a folder what a start does with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from service.cli import app
+from tests.fakes.quantised_checkpoints import FP8, by_scale, quantise_folder
+from tests.fakes.tiny_models import (
+    THROUGH_TRANSFORMERS,
+    TINY_MODELS,
+    TinyModel,
+    save_tiny_model,
+    tiny_config,
+)
+from workers.config import EngineConfig
+from workers.errors import ConfigError, ModelLoadError
+from workers.loading.loader import load_model
+from workers.parallel.group import SingleRank
+from workers.survey.survey import ModelSurvey, survey_model
+
+MODELS = {**TINY_MODELS, **THROUGH_TRANSFORMERS}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 32], "fmt": "e4m3"}
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save_tiny_model(MODELS[request.param], tmp_path)
+
+
+def survey(folder: Path, gib: float | None = None, **changes: Any) -> ModelSurvey:
+    settings: dict[str, Any] = {"device": "cpu", **changes}
+    return survey_model(EngineConfig(model=str(folder), **settings), gib, 64)
+
+
+@pytest.mark.parametrize(
+    "folder", ["gpt_oss", "deepseek_v3", "phi3_windowed", "olmo2"], indirect=True
+)
+def test_shapes_are_those_of_what_is_loaded(folder: Path) -> None:
+    config = EngineConfig(model=str(folder))
+    loaded = load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
+    found = survey(folder)
+    tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+    own_bytes = sum(tensor.nbytes for tensor in tensors)
+    assert found.runs == loaded.implementation
+    assert found.memory.weight_bytes == pytest.approx(own_bytes, rel=0.02)
+    attention = loaded.attention_config(64, torch.float32)
+    assert found.memory.kv_bytes_a_token_in_view == attention.kv_bytes_per_token
+    layouts = [len(group.layer_ids) for group in attention.kv_layout.groups]
+    assert [group.num_layers for group in found.memory.groups] == layouts
+    assert found.checkpoint_bytes == (folder / "model.safetensors").stat().st_size
+    assert found.stored_as == ("float32",)
+
+
+@pytest.mark.parametrize("folder", ["qwen3_moe"], indirect=True)
+def test_devices_ranks_and_memory_differ(folder: Path) -> None:
+    on_cpu, on_gpu = survey(folder), survey(folder, 1.0, device="cuda", dtype="bfloat16")
+    assert (on_cpu.runs, on_cpu.reason) == ("native", "")
+    assert on_gpu.runs == "transformers"
+    assert "not measured on one GPU" in on_gpu.reason
+    # Of two ranks on, it runs natively; eight experts, two of them chosen.
+    assert on_gpu.ranks == {1: (1,), **{n: on_cpu.ranks[n] for n in on_cpu.ranks if n > 1}}
+    assert on_cpu.ranks[4] == (1, 2, 4)
+    assert on_cpu.drafts == {"ngram": "", "suffix": "", "draft": ""}
+    assert "on CPU only" in on_gpu.drafts["draft"]
+    halved = survey(folder, 1.0, device="cuda", dtype="bfloat16", tp_size=2, ep_size=2)
+    assert halved.memory.weight_bytes < on_gpu.memory.weight_bytes * 0.7
+    assert halved.memory.kv_bytes_a_token == on_gpu.memory.kv_bytes_a_token // 2
+    fit = halved.memory.fit
+    assert fit is not None
+    assert fit.num_tokens == 256 * 256  # every slot has a whole context
+    assert (fit.num_requests, fit.num_longest) == (256, 256)
+    tight = survey(folder, 0.002, device="cuda", dtype="bfloat16", tp_size=2).memory.fit
+    assert tight is not None
+    assert 0 < tight.num_longest < tight.num_requests < 256
+    with pytest.raises(ConfigError, match="hold no page"):
+        survey(folder, 0.0001, device="cuda")
+
+
+@pytest.mark.parametrize("folder", ["llama3"], indirect=True)
+def test_quantised_weights_have_a_format_and_a_reason_where_they_are_refused(folder: Path) -> None:
+    plain = survey(folder).memory.weight_bytes
+    quantise_folder(folder, BLOCKS, lambda module: by_scale(FP8, (16, 32), "weight_scale_inv"))
+    found = survey(folder)
+    assert found.stored_as == ("fp8 (16x32 blocks)",)
+    assert found.memory.weight_bytes == plain
+    assert 8 not in found.ranks  # cuts inside of blocks
+    with pytest.raises(ModelLoadError, match="are served natively only"):
+        survey(folder, model_impl="transformers")
+
+
+def test_windows_are_seen_and_weights_may_be_missing(tmp_path: Path) -> None:
+    config = tiny_config(TinyModel("mistral", {"sliding_window": 128, "head_dim": 16}))
+    config.max_position_embeddings = 4096
+    config.architectures = ["MistralForCausalLM"]
+    config.save_pretrained(tmp_path)
+    found = survey(tmp_path, 0.05, device="cuda", dtype="bfloat16")
+    assert found.checkpoint_bytes is None
+    assert [group.seen for group in found.memory.groups] == ["the last 128"]
+    assert found.memory.kv_bytes_a_token == 0
+    assert found.drafts["ngram"] == "layers with windows or chunks take no drafts yet"
+    assert found.memory.fit is not None
+    assert found.memory.fit.num_longest > 1
+
+
+def test_the_command_tells_people_and_programs() -> None:
+    run = CliRunner().invoke(app, ["models", "builtin", "--gpu-memory-gib", "1", "--tp", "2"])
+    assert run.exit_code == 0, run.output
+    assert "builtin (LlamaForCausalLM)" in run.output
+    assert "A rank of TP 2, EP 1 on cuda:" in run.output
+    assert "requests of 2,048" in run.output
+    told = CliRunner().invoke(app, ["models", "builtin", "--json", "--device", "cpu"])
+    fields = json.loads(told.output)
+    assert (fields["runs"], fields["memory"]["fit"]) == ("native", None)
+    refused = CliRunner().invoke(app, ["models", "builtin", "--json", "--ep", "2", "--tp", "2"])
+    assert refused.exit_code == 1
+    assert json.loads(refused.output)["runs"] == "refused"
+    assert "has no experts" in json.loads(refused.output)["reason"]
+    for wrong in (["--device", "tpu"], ["--dtype", "int3"]):
+        assert CliRunner().invoke(app, ["models", "builtin", *wrong]).exit_code == 2

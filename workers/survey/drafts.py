@@ -1,0 +1,45 @@
+"""Which methods of speculation a model takes. Knows no drafter."""
+
+from attention.memory.slot_states import StateEntry
+from workers.models.base import AttentionGeometry
+from workers.models.features import ModelCapability, ModelFeature
+from workers.speculation.config import METHODS, METHODS_WITH_MODEL
+
+
+def draft_methods(
+    capability: ModelCapability,
+    geometry: AttentionGeometry | None,
+    state_entries: tuple[StateEntry, ...],
+    device_type: str,
+) -> dict[str, str]:
+    """Method -> why not, "" where it takes it."""
+    general = _general_obstacle(capability, geometry, state_entries)
+    return {
+        method: general
+        or (_draft_model_obstacle(geometry, device_type) if method in METHODS_WITH_MODEL else "")
+        for method in METHODS
+    }
+
+
+def _general_obstacle(
+    capability: ModelCapability,
+    geometry: AttentionGeometry | None,
+    state_entries: tuple[StateEntry, ...],
+) -> str:
+    stated = capability.why_not.get(ModelFeature.SPECULATION, "")
+    if stated:
+        return stated
+    if state_entries:
+        return "a recurrent state cannot forget a wrong draft"
+    layers = () if geometry is None else geometry.layers
+    if any(layer.sliding_window_size > 0 or layer.chunk_size > 0 for layer in layers):
+        return "layers with windows or chunks take no drafts yet"
+    return ""
+
+
+def _draft_model_obstacle(geometry: AttentionGeometry | None, device_type: str) -> str:
+    if device_type != "cpu":
+        return "draft models run on CPU only so far"
+    if geometry is not None and geometry.latent is not None:
+        return "a draft model shares the pages of keys and values, not of latents"
+    return ""

@@ -1,0 +1,76 @@
+"""A rank's share of a model without memory: its shapes are those of what would be loaded."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from attention.memory.slot_states import StateEntry
+from workers.config import EngineConfig
+from workers.layers.formats.layer import stored_by
+from workers.layers.formats.recipe import WeightRecipe
+from workers.layers.sharding import ShardContext
+from workers.loading.model_folder import ModelFacts
+from workers.models.base import AttentionGeometry
+from workers.models.registry import NATIVE_ARCHITECTURES
+from workers.parallel.group import SingleRank
+from workers.survey.stated_geometry import stated_geometry
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class MetaModel:
+    """Of rank 0. weight_bytes: parameters and buffers, as they lie in memory. geometry: None where
+    only a run shows it. state_entries: as CausalLM; not known of models of transformers."""
+
+    weight_bytes: int
+    geometry: AttentionGeometry | None
+    state_entries: tuple[StateEntry, ...] = ()
+
+
+class _FirstRank(SingleRank):
+    """Of size ranks, that never meet."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def native_on_meta(
+    config: EngineConfig,
+    facts: ModelFacts,
+    hf_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    recipe: WeightRecipe | None,
+) -> MetaModel:
+    """Raises ConfigError where config.tp_size and ep_size cannot cut it, as load_model does."""
+    shard = _shard(config, dtype, recipe is not None)
+    family = NATIVE_ARCHITECTURES[facts.architecture]
+    model = family.build(hf_config, facts.max_context_len, shard)
+    if recipe is not None:
+        stored_by(recipe, model, shard)
+    return MetaModel(_num_bytes(model), model.geometry, model.state_entries)
+
+
+def bridged_on_meta(
+    config: EngineConfig, facts: ModelFacts, hf_config: PreTrainedConfig, dtype: torch.dtype
+) -> MetaModel:
+    """Raises ModelLoadError and ConfigError as load_model does before it reads weights."""
+    # Seconds of imports that native models do without.
+    from workers.models.transformers_model import random_transformers_model
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = random_transformers_model(hf_config, _shard(config, dtype, False), seed=0)
+    return MetaModel(_num_bytes(model), stated_geometry(hf_config, config.tp_size))
+
+
+def _shard(config: EngineConfig, dtype: torch.dtype, has_formats: bool) -> ShardContext:
+    group = _FirstRank(config.tp_size)
+    return ShardContext(group, dtype, _META, config.deterministic, config.ep_size, has_formats)
+
+
+def _num_bytes(model: nn.Module) -> int:
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
