@@ -74,7 +74,7 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     assert fit is not None
     assert fit.num_tokens == 256 * 256  # every slot has a whole context
     assert (fit.num_requests, fit.num_longest) == (256, 256)
-    tight = survey(folder, 0.002, device="cuda", dtype="bfloat16", tp_size=2).memory.fit
+    tight = survey(folder, 0.0012, device="cuda", dtype="bfloat16", tp_size=2).memory.fit
     assert tight is not None
     assert 0 < tight.num_longest < tight.num_requests < 256
     with pytest.raises(ConfigError, match="hold no page"):
