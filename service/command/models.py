@@ -50,7 +50,11 @@ def models(  # noqa: PLR0913  one parameter a flag
     """Show what would run a model, how, and what it takes. Reads no weights, needs no GPU."""
     if device not in ("cuda", "cpu"):
         raise typer.BadParameter(f"{device!r} is neither cuda nor cpu")
-    settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "model_impl": model_impl}
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "model_impl": model_impl,
+    }
     settings |= {"quantization": quantization, "max_context_len": max_context_len}
     # Transformers: seconds that the other commands do without.
     from service.command.survey_display import survey_lines

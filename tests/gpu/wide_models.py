@@ -23,7 +23,10 @@ _GEMMA = {
     "sliding_window": WINDOW,
     "initializer_range": 0.06,
 }
-_GEMMA2 = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_OWN = {
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "llama4": {"attention_chunk_size": WINDOW},
+}
 
 
 def save_wide_model(name: str, folder: Path) -> Path:
@@ -39,5 +42,5 @@ def _config(name: str) -> Any:
         return config
     tiny = TINY_MODELS[name]
     wide = _LATENT if name in LATENT else _GEMMA if name in GEMMA else _HEADS
-    own = _GEMMA2 if name == "gemma2" else {}
+    own = _OWN.get(name, {})
     return tiny_config(TinyModel(tiny.model_type, {**tiny.changes, **wide, **own}))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.tiny_models import THROUGH_TRANSFORMERS, TINY_MODELS, architecture_of
 from tests.proofs.cells import MODELS_MARKER, Cell
-from workers.models.features import FLAT, ModelFeature
+from workers.models.features import FLAT, TEXT_OF, ModelFeature
 
 
 def serves(*subjects_and_features: str | ModelFeature) -> pytest.MarkDecorator:
@@ -42,6 +42,7 @@ def _named(item: pytest.Item) -> Iterator[str]:
             if not isinstance(name, str):
                 continue
             if name in TINY_MODELS:
-                yield architecture_of(name)
+                architecture = architecture_of(name)
+                yield TEXT_OF.get(architecture, architecture)
             elif name in THROUGH_TRANSFORMERS:
                 yield FLAT.subject

@@ -104,11 +104,26 @@ ENCODER = ModelCapability("encoders alone", "transformers", _ENCODER)
 BRIDGED = (FLAT, ROW_BY_ROW, STATEFUL, SEQ2SEQ, ENCODER)
 
 
+TEXT_OF: dict[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+}
+"""Models for images and text, of which the text is served by another one's class."""
+
+_OF_ARCHITECTURE: dict[str, dict[ModelFeature, str]] = {
+    "Llama4ForCausalLM": {
+        ModelFeature.QUANTISED: "of stacked experts only gpt-oss's are read in a format"
+    },
+}
+
+
 def native_capability(architecture: str) -> ModelCapability:
-    """Of one of NATIVE_ARCHITECTURES."""
+    """Of one of NATIVE_ARCHITECTURES; subject is that of its text."""
     family = NATIVE_ARCHITECTURES[architecture]
+    subject = TEXT_OF.get(architecture, architecture)
     code = "native" if family.is_measured else "native; on one GPU with `model_impl: native`"
-    return ModelCapability(architecture, code, _native_obstacles(family))
+    why_not = _native_obstacles(family) | _OF_ARCHITECTURE.get(subject, {})
+    return ModelCapability(subject, code, why_not)
 
 
 def _native_obstacles(family: NativeFamily) -> dict[ModelFeature, str]:
@@ -122,4 +137,5 @@ def _native_obstacles(family: NativeFamily) -> dict[ModelFeature, str]:
 
 def all_capabilities() -> tuple[ModelCapability, ...]:
     """Native architectures in the order of the registry, then what transformers' code runs."""
-    return (*map(native_capability, NATIVE_ARCHITECTURES), *BRIDGED)
+    of_text = (name for name in NATIVE_ARCHITECTURES if name not in TEXT_OF)
+    return (*map(native_capability, of_text), *BRIDGED)

@@ -98,7 +98,9 @@ _LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
 )
-_LLAMA4 = NativeFamily(_build_llama4, llama4_obstacle, has_experts=True, is_measured=False)
+_LLAMA4 = NativeFamily(
+    _build_llama4, llama4_obstacle, has_experts=True, has_windows=True, is_measured=False
+)
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "LlamaForCausalLM": _LLAMA,

@@ -1,9 +1,11 @@
 """Which methods of speculation a model takes. Knows no drafter."""
 
+from collections.abc import Callable
+
 from attention.memory.slot_states import StateEntry
 from workers.models.base import AttentionGeometry
-from workers.models.features import ModelCapability, ModelFeature
-from workers.speculation.config import METHODS, METHODS_WITH_MODEL
+from workers.models.features import BRIDGED, ModelCapability, ModelFeature
+from workers.speculation.config import METHODS
 
 
 def draft_methods(
@@ -16,7 +18,7 @@ def draft_methods(
     general = _general_obstacle(capability, geometry, state_entries)
     return {
         method: general
-        or (_draft_model_obstacle(geometry, device_type) if method in METHODS_WITH_MODEL else "")
+        or (_OBSTACLES[method](capability, geometry, device_type) if method in _OBSTACLES else "")
         for method in METHODS
     }
 
@@ -37,9 +39,30 @@ def _general_obstacle(
     return ""
 
 
-def _draft_model_obstacle(geometry: AttentionGeometry | None, device_type: str) -> str:
+_ON_CPU_ONLY = "draft models and heads run on CPU only so far"
+
+
+def _draft_model_obstacle(
+    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
+) -> str:
     if device_type != "cpu":
-        return "draft models run on CPU only so far"
+        return _ON_CPU_ONLY
     if geometry is not None and geometry.latent is not None:
         return "a draft model shares the pages of keys and values, not of latents"
     return ""
+
+
+def _head_obstacle(
+    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
+) -> str:
+    if device_type != "cpu":
+        return _ON_CPU_ONLY
+    if capability in BRIDGED:
+        return "transformers' code hands over no states of its layers"
+    return ""
+
+
+_OBSTACLES: dict[str, Callable[[ModelCapability, AttentionGeometry | None, str], str]] = {
+    "draft": _draft_model_obstacle,
+    "eagle3": _head_obstacle,
+}

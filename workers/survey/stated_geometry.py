@@ -19,13 +19,14 @@ def stated_geometry(config: PreTrainedConfig, tp_size: int) -> AttentionGeometry
     """None where the config does not say. Keys and values of every head, also of models whose
     native code would keep latents."""
     text = text_config_of(config)
-    num_layers = getattr(text, "num_hidden_layers", None)
-    num_heads = getattr(text, "num_attention_heads", None)
-    hidden_size = getattr(text, "hidden_size", None)
-    if config.is_encoder_decoder or not all(
-        isinstance(one, int) for one in (num_layers, num_heads, hidden_size)
-    ):
+    sizes = [
+        getattr(text, name, None)
+        for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    ]
+    stated = [size for size in sizes if isinstance(size, int)]
+    if config.is_encoder_decoder or len(stated) < len(sizes):
         return None
+    num_layers, num_heads, hidden_size = stated
     head_dim = _head_dim(text, hidden_size // num_heads)
     num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
     layers = _layers(text, num_layers)

@@ -12,15 +12,14 @@ from tests.gpu.wide_models import save_wide_model
 from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps, rounded_gaps
 from tests.proofs.served import serves
 from workers.models.features import ModelFeature, native_capability
-from workers.models.registry import NATIVE_ARCHITECTURES
 
 pytestmark = [*NEEDS_GPU, NEEDS_TWO_GPUS, NEEDS_FA3]
 
 
 def having(feature):
     return [
-        one_of_each()[architecture]
-        for architecture in NATIVE_ARCHITECTURES
+        name
+        for architecture, name in one_of_each().items()
         if feature in native_capability(architecture).features
     ]
 

@@ -36,12 +36,8 @@ def config_of(name, folder, **changes):
     )
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4"])
-=======
-@pytest.mark.parametrize("name", [*FUSED, "glm4_moe"])
 @serves(ModelFeature.GPU, ModelFeature.GRAPHS)
->>>>>>> 1aa770b (tessera models: what would run a folder, how, and what it takes; the table of models, in which tests prove every yes)
+@pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4"])
 def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     """In chunks, together, with a prefix hit (the second round), with graphs; as without them."""
     prompts = prompts_of(8, VOCAB_SIZE, longest=150)

@@ -135,7 +135,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("style", NAMES)
-@serves("Gemma3ForConditionalGeneration", ModelFeature.CPU)
+@serves("Gemma3ForCausalLM", ModelFeature.CPU)
 def test_text_is_read_out_of_a_model_for_images(style: str, tmp_path: Path) -> None:
     folder = save_random_model(gemma3_with_images(), tmp_path)
     prompt = random_prompt(30)
