@@ -93,7 +93,11 @@ class HeadOracle:
 
     def __init__(self, folder: Path, target: Any) -> None:
         self._config = json.loads((folder / "config.json").read_text())
-        self._tensors = load_file(folder / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
+        self._tensors = {
+            name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in stored.items()
+        }
         self._target = target
 
     @torch.inference_mode()

@@ -30,7 +30,7 @@ _LONG_WINDOW_ONE_IN = 4
 _DOCUMENT_START_SHARE = 0.25
 _WARMUP_FRACTION = 0.04
 _FINAL_LR_FRACTION = 0.02
-_GRADIENT_CLIP = 1.0
+GRADIENT_CLIP = 1.0
 CHOICE_TOLERANCE = 1.02
 
 # Without cuDNN's, whose backward pass is not promised to repeat bit for bit.
@@ -203,7 +203,7 @@ def fit(
     torch.manual_seed(recipe.seed)
     started = time.monotonic()
     handles = _add_dropout(model, recipe.dropout)
-    optimizer = _optimizer(model, recipe)
+    optimizer = optimizer_of(model, recipe)
     curve: list[CurvePoint] = []
     weights_at: dict[int, dict[str, Tensor]] = {}
     batches = sampler.batches(recipe.batch_tokens)
@@ -213,7 +213,7 @@ def fit(
             train_loss = _update(model, optimizer, next(batches), recipe, progress, loss_of)
         step += 1
         elapsed_s = time.monotonic() - started
-        progress = _progress(step / recipe.steps, elapsed_s / recipe.budget_s)
+        progress = progress_of(step / recipe.steps, elapsed_s / recipe.budget_s)
         if step % recipe.eval_every_steps == 0 or progress >= 1.0:
             point = CurvePoint(step, elapsed_s, train_loss.item(), held_out_loss(model, held_out))
             curve.append(point)
@@ -238,7 +238,7 @@ def held_out_loss(model: nn.Module, windows: Tensor) -> float:
     model.eval()
     total = 0.0
     for window in torch.split(windows, 8):
-        with _autocast(windows.device):
+        with autocast(windows.device):
             logits = _logits(model, window[:, :-1])
         total += next_token_loss(window, logits, window[:, 1:]).item() * len(window)
     return total / len(windows)
@@ -263,7 +263,7 @@ def agreement(target: nn.Module, draft: nn.Module, windows: Tensor) -> Agreement
     draft.eval()
     greedy, sampled = 0.0, 0.0
     for window in torch.split(windows, 8):
-        with _autocast(windows.device):
+        with autocast(windows.device):
             p = _logits(target, window[:, :-1]).float().softmax(-1)
             q = _logits(draft, window[:, :-1]).float().softmax(-1)
         greedy += (p.argmax(-1) == q.argmax(-1)).float().mean().item() * len(window)
@@ -281,24 +281,24 @@ def _update(
 ) -> Tensor:
     model.train()
     for group in optimizer.param_groups:
-        group["lr"] = recipe.learning_rate * _lr_fraction(progress)
+        group["lr"] = recipe.learning_rate * lr_fraction(progress)
     inputs, labels = batch
-    with _autocast(inputs.device):
+    with autocast(inputs.device):
         logits = _logits(model, inputs)
         loss = loss_of(inputs, logits, labels)
     torch.autograd.backward(loss)
-    nn.utils.clip_grad_norm_(model.parameters(), _GRADIENT_CLIP)
+    nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
 
 
-def _progress(steps_done: float, time_used: float) -> float:
+def progress_of(steps_done: float, time_used: float) -> float:
     """Follows the steps alone, so that runs repeat exactly, unless past half time they lag."""
     return max(steps_done, time_used) if time_used > 0.5 else steps_done
 
 
-def _lr_fraction(progress: float) -> float:
+def lr_fraction(progress: float) -> float:
     """Linear warm-up, then a cosine down to a small remainder, over progress in [0, 1]."""
     if progress < _WARMUP_FRACTION:
         return max(progress, 1e-3) / _WARMUP_FRACTION
@@ -306,9 +306,11 @@ def _lr_fraction(progress: float) -> float:
     return _FINAL_LR_FRACTION + (1 - _FINAL_LR_FRACTION) * 0.5 * (1 + math.cos(math.pi * phase))
 
 
-def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    gains = [p for p in model.parameters() if p.ndim < 2]
+def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """Of what is trained of the model; norms' gains do not decay."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    gains = [p for p in trained if p.ndim < 2]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": recipe.weight_decay},
@@ -342,5 +344,6 @@ def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
     return logits
 
 
-def _autocast(device: torch.device) -> torch.autocast:
+def autocast(device: torch.device) -> torch.autocast:
+    """bf16 products on a GPU."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")

@@ -101,13 +101,13 @@ def test_a_run_that_lags_ends_annealed_within_its_budget() -> None:
 
 
 def test_steps_alone_drive_the_schedule_until_half_time() -> None:
-    assert fit._progress(0.1, 0.49) == 0.1
-    assert fit._progress(0.1, 0.6) == 0.6
-    assert fit._progress(0.7, 0.6) == 0.7
+    assert fit.progress_of(0.1, 0.49) == 0.1
+    assert fit.progress_of(0.1, 0.6) == 0.6
+    assert fit.progress_of(0.7, 0.6) == 0.7
 
 
 def test_learning_rate_warms_up_and_is_annealed() -> None:
-    fractions = [fit._lr_fraction(i / 100) for i in range(101)]
+    fractions = [fit.lr_fraction(i / 100) for i in range(101)]
     assert fractions[0] < 0.1
     assert max(fractions) == pytest.approx(1.0)
     assert fractions[-1] == pytest.approx(0.02)

@@ -1,0 +1,79 @@
+"""How many tokens does a step bring with each proposer, in text that the model makes up?
+
+    python -m benchmarks.draft_acceptance [--prompts 24] [--max-draft-tokens 4] [--methods ...]
+
+The built-in model, greedy, on CPU, one request at a time behind the beginnings of held-out
+documents. Texts are those without drafts. Prints, by proposer, the acceptance length (tokens of a
+step of a row that had drafts), how often drafts of each place were right, those before them too,
+and tokens a second, prompts included.
+"""
+
+import argparse
+import sysconfig
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from workers import Engine
+from workers.builtin import builtin_model_path
+from workers.builtin.corpus import collect_corpus, is_held_out
+from workers.config import EngineConfig
+from workers.sampling.params import SamplingParams
+
+METHODS = ("none", "ngram", "suffix", "draft:builtin-draft", "eagle3")
+PROMPT_TOKENS = 64
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+
+
+def held_out_prompts(num_prompts: int) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(builtin_model_path() / "tokenizer.json"))
+    documents = collect_corpus(Path(sysconfig.get_path("stdlib")))
+    texts = [one.text for one in documents if is_held_out(one.group) and len(one.text) > 1000]
+    encoded = tokenizer.encode_batch(texts[:num_prompts], add_special_tokens=False)
+    return [one.ids[:PROMPT_TOKENS] for one in encoded]
+
+
+def row_of(method: str, prompts: list[list[int]], max_draft_tokens: int) -> str:
+    engine = Engine.from_config(
+        EngineConfig(
+            device="cpu",
+            num_cpu_threads=1,
+            enable_prefix_cache=False,
+            speculative=None if method == "none" else method,
+            draft_policy="fixed",
+            max_draft_tokens=max_draft_tokens,
+        )
+    )
+    try:
+        started_s = time.perf_counter()
+        num_tokens = sum(
+            len(engine.generate([prompt], SAMPLING)[0].token_ids) for prompt in prompts
+        )
+        rate = num_tokens / (time.perf_counter() - started_s)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    if not stats.num_drafted_runs:
+        return f"| {method} | | | {rate:.0f} |"
+    length = 1 + stats.num_accepted_draft_tokens / stats.num_drafted_runs
+    shares = " ".join(f"{one / stats.num_drafted_runs:.0%}" for one in stats.accepted_by_position)
+    return f"| {method} | {length:.2f} | {shares} | {rate:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--max-draft-tokens", type=int, default=4)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    arguments = parser.parse_args()
+    prompts = held_out_prompts(arguments.prompts)
+    print(f"{len(prompts)} prompts, {arguments.max_draft_tokens} drafts a step")
+    print("| proposer | acceptance length | right, by place | tokens/s |")
+    print("|---|---|---|---|")
+    for method in arguments.methods:
+        print(row_of(method, prompts, arguments.max_draft_tokens), flush=True)
+
+
+if __name__ == "__main__":
+    main()
