@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     started = time.monotonic()
     folder = options.target or builtin_model_path()
-    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    target.requires_grad_(False).to(options.device)
+    target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    target.eval().requires_grad_(False).to(options.device)
     prompts = _prompts(options, Tokenizer.from_file(str(folder / "tokenizer.json")))
     ends = _end_ids(target)
     texts, held_out = (
