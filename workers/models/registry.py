@@ -21,6 +21,8 @@ from workers.models.llama import LlamaForCausalLM
 from workers.models.llama4 import Llama4ForCausalLM
 from workers.models.llama4_family import llama4_obstacle, llama4_spec
 from workers.models.llama_family import llama_family_spec, native_obstacle
+from workers.models.qwen3_next import Qwen3NextForCausalLM
+from workers.models.qwen3_next_family import qwen3_next_obstacle, qwen3_next_spec
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,12 @@ def _build_llama4(
     return Llama4ForCausalLM(llama4_spec(config), max_context_len, shard)
 
 
+def _build_qwen3_next(
+    config: PreTrainedConfig, max_context_len: int, shard: ShardContext
+) -> NativeCausalLM:
+    return Qwen3NextForCausalLM(qwen3_next_spec(config), max_context_len, shard)
+
+
 @dataclass(frozen=True, slots=True)
 class NativeFamily:
     """Models of one native class.
@@ -101,6 +109,9 @@ _DEEPSEEK = NativeFamily(
 _LLAMA4 = NativeFamily(
     _build_llama4, llama4_obstacle, has_experts=True, has_windows=True, is_measured=False
 )
+_QWEN3_NEXT = NativeFamily(
+    _build_qwen3_next, qwen3_next_obstacle, has_experts=True, has_states=True, is_measured=False
+)
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "LlamaForCausalLM": _LLAMA,
@@ -114,6 +125,7 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "Gemma2ForCausalLM": _GEMMA,
     "Gemma3ForCausalLM": _GEMMA,
     "Gemma3ForConditionalGeneration": _GEMMA,

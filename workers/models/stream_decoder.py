@@ -116,7 +116,7 @@ class StreamCausalLM(NativeCausalLM):
         self, tokens: TokenInputs, forward_batch: ForwardBatch, taps: list[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The last layer's attention output and the stream that it joins. taps: filled."""
-        places = TokenPlaces(tokens.positions, forward_batch.locs_by_account)
+        places = self.places(tokens, forward_batch)
         residual, hidden = self.begin(tokens.ids)
         for layer in range(self._last):
             # In one expression: no name keeps the attention's output while the next one runs.
@@ -126,6 +126,10 @@ class StreamCausalLM(NativeCausalLM):
             if layer in self._tapped_layers:
                 taps.append(residual.clone())
         return self.attended(self._last, hidden, places, forward_batch), residual
+
+    def places(self, tokens: TokenInputs, batch: ForwardBatch) -> TokenPlaces:
+        """Of a step's tokens."""
+        return TokenPlaces(tokens.positions, batch.locs_by_account)
 
     def tap_layers(self, layer_ids: Sequence[int]) -> None:
         unknown = sorted(set(layer_ids) - set(range(self._last)))

@@ -7,10 +7,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tests.fakes.tiny_reference import build_reference
+from tests.fakes.tiny_reference import config_of as tiny_config_of
 from tests.fakes.tiny_state_models import MAX_CONTEXT_LEN, STATE_MODELS, save_state_model
 from tests.unit.workers.graphs.test_decode_graphs import CPU, MAX_ROWS, GraphedCpuRunner
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
+from workers.models.qwen3_next import Qwen3NextForCausalLM
 from workers.parallel.group import SingleRank
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.executor import StepOutcome
@@ -70,6 +73,8 @@ def delta_rule(tmp_path_factory):
 
 def config_of(folder, **changes):
     settings = {"page_size": 4, "max_context_len": MAX_CONTEXT_LEN, "max_step_tokens": 48}
+    # Experts of native models look on the host on a CPU.
+    settings |= {"model_impl": "transformers"}
     return EngineConfig(model=folder, max_running_requests=MAX_ROWS, **{**settings, **changes})
 
 
@@ -110,6 +115,20 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(folder) -> None:
     runner = graphed_runner(config)
     assert generate(config, runner, rounds, [GREEDY, RANDOM, GREEDY]) == wanted
     assert runner.capturer.num_replays > 2 * NUM_TOKENS
+
+
+def test_native_layers_replay_too(tmp_path) -> None:
+    """Without experts."""
+    class_name, changes = STATE_MODELS["qwen3_next"]
+    dense = {**changes, "mlp_only_layers": [0, 1, 2, 3]}
+    build_reference(tiny_config_of("qwen3_next", class_name, dense), class_name, tmp_path)
+    config, prompts = config_of(str(tmp_path), model_impl="native"), prompts_of(3)
+    rounds = [prompts, [prompt + [5, 6] for prompt in prompts]]
+    wanted = eager(config, rounds, FEW)
+    runner = graphed_runner(config)
+    assert isinstance(runner._model, Qwen3NextForCausalLM)
+    assert generate(config, runner, rounds, FEW) == wanted
+    assert runner.capturer.num_replays > NUM_FEW_TOKENS
 
 
 def test_one_token_prompts_begin_from_no_state(delta_rule) -> None:

@@ -173,7 +173,7 @@ def test_a_cache_is_filled_as_transformers_fills_it() -> None:
 )
 def test_how_modules_continue_is_found_out(tmp_path, caplog, model_type, are_slow) -> None:
     save_state_model(model_type, tmp_path)
-    config = EngineConfig(model=str(tmp_path), max_context_len=64)
+    config = EngineConfig(model=str(tmp_path), max_context_len=64, model_impl="transformers")
     loaded = load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
     assert len(loaded.model.state_entries) == 2
     assert {"computed token by token" in caplog.text} == are_slow

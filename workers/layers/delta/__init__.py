@@ -1,0 +1,1 @@
+"""The gated delta rule: linear attention whose state forgets and corrects itself."""
