@@ -65,11 +65,12 @@ class GatedDeltaNet(nn.Module):
         mixed, g, beta = tokens
         inputs_before, state_before = (None, None) if state is None else state
         mixed, inputs_after = causal_convolution(mixed, self.conv1d.weight, inputs_before)
-        q, k, v = mixed.split((own.keys, own.keys, own.values), dim=-1)
+        q, k, v = torch.split(mixed, [own.keys, own.keys, own.values], dim=-1)
+        rows = mixed.shape[:2]
         given = DeltaInputs(
-            q.unflatten(-1, (own.key_heads, own.key_dim)),
-            k.unflatten(-1, (own.key_heads, own.key_dim)),
-            v.unflatten(-1, (own.value_heads, own.value_dim)),
+            q.reshape(*rows, own.key_heads, own.key_dim),
+            k.reshape(*rows, own.key_heads, own.key_dim),
+            v.reshape(*rows, own.value_heads, own.value_dim),
             g,
             beta,
         )
@@ -78,5 +79,5 @@ class GatedDeltaNet(nn.Module):
 
     def gated(self, made: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """made, gate (n, value_heads, value_dim) -> what out_proj takes, (n, values)."""
-        out = self.norm(made) * functional.silu(gate.float())
+        out: torch.Tensor = self.norm(made) * functional.silu(gate.float())
         return out.to(made.dtype).flatten(1)

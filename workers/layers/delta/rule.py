@@ -106,4 +106,4 @@ def _chunked(x: torch.Tensor) -> torch.Tensor:
     size = min(CHUNK, length)
     missing = -length % size
     padding = (0, 0) * (x.dim() - 3) + (0, missing)
-    return functional.pad(x, padding).unflatten(2, (-1, size))
+    return functional.pad(x, padding).view(*x.shape[:2], -1, size, *x.shape[3:])
