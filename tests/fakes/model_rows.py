@@ -10,6 +10,7 @@ from attention import ForwardBatch, ForwardMode
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import AttentionDispatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.slot_states import SlotStates
 from attention.registry import create_attention_backend
 from workers.loading.loader import LoadedModel
 from workers.models.token_inputs import TokenInputs
@@ -72,6 +73,8 @@ class ModelRows:
         self.model = loaded.model
         self.attention = attention
         self.lengths: dict[int, int] = {}
+        self._states = SlotStates(loaded.model.state_entries, MAX_ROWS, loaded.device)
+        loaded.model.keep_states(self._states)
 
     @torch.inference_mode()
     def step(self, new_tokens: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
@@ -80,7 +83,9 @@ class ModelRows:
         batch = make_batch(new_tokens, prefix_lens, self.attention)
         self.attention.init_forward_metadata(batch)
         tokens = TokenInputs(batch.input_ids, batch.positions)
+        self._states.begin_step()
         logits = self.model.compute_logits(self.model(tokens, batch).hidden)
+        self._states.commit()
         for row, tokens in new_tokens.items():
             self.lengths[row] = prefix_lens[row] + len(tokens)
         sizes = [len(tokens) for tokens in new_tokens.values()]

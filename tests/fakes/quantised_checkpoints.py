@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 FP8 = torch.float8_e4m3fn
-_LINEAR = ("_proj", ".w1", ".w2", ".w3", "_proj_with_mqa")
+_LINEAR = ("_proj", ".w1", ".w2", ".w3", "_proj_with_mqa", "_proj_qkvz", "_proj_ba")
 
 
 @dataclass(frozen=True)

@@ -213,11 +213,30 @@ THROUGH_TRANSFORMERS: dict[str, TinyModel] = {
     "gpt2": TinyModel("gpt2", {"n_positions": MAX_POSITIONS, "n_inner": 96}),
 }
 
+STATEFUL: dict[str, TinyModel] = {
+    "qwen3_next": TinyModel(
+        "qwen3_next",
+        {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+}
+
 _WITH_IMAGES = TinyModel("gemma3")
 TINY_MODELS: dict[str, TinyModel] = {
     **NATIVE,
     **LATENT,
     **MIXTURES,
+    **STATEFUL,
     "gemma3_with_images": _WITH_IMAGES,
 }
 """Of architectures that have a native class."""

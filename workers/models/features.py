@@ -55,6 +55,7 @@ class ModelCapability:
 _NO_LORA = {ModelFeature.LORA: "adapters are not built yet"}
 _NO_EXPERTS = "its layers are no mixtures of experts"
 _WINDOWS_AND_DRAFTS = "layers with windows or chunks take no drafts yet"
+_STATES_AND_DRAFTS = "a recurrent state cannot forget a wrong draft"
 _WHOLE_EXPERTS = "transformers' plans cut experts by their width"
 _ONE_RANK = "it runs on one rank"
 
@@ -81,7 +82,7 @@ _ROW_BY_ROW: dict[ModelFeature, str] = {
 }
 _STATEFUL: dict[ModelFeature, str] = {
     **_BY_BRIDGE,
-    ModelFeature.SPECULATION: "a recurrent state cannot forget a wrong draft",
+    ModelFeature.SPECULATION: _STATES_AND_DRAFTS,
 }
 _SEQ2SEQ: dict[ModelFeature, str] = {
     **_BY_BRIDGE,
@@ -132,6 +133,8 @@ def _native_obstacles(family: NativeFamily) -> dict[ModelFeature, str]:
         why_not |= _experts(_NO_EXPERTS)
     if family.has_windows:
         why_not[ModelFeature.SPECULATION] = _WINDOWS_AND_DRAFTS
+    if family.has_states:
+        why_not[ModelFeature.SPECULATION] = _STATES_AND_DRAFTS
     return why_not
 
 

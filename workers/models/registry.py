@@ -88,8 +88,8 @@ class NativeFamily:
     obstacle: why a config that names one of its architectures is not for it, or None.
     keeps_latents: whether it needs multi-head latent attention of the backend. has_experts: whether
     layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
-    go. is_measured: whether it was found to be faster on one GPU than transformers' code around
-    this repository's kernels.
+    go. has_states: whether layers keep a state. is_measured: whether it was found to be faster on
+    one GPU than transformers' code around this repository's kernels.
     """
 
     build: BuildNative
@@ -97,6 +97,7 @@ class NativeFamily:
     keeps_latents: bool = False
     has_experts: bool = False
     has_windows: bool = False
+    has_states: bool = False
     is_measured: bool = True
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_model
+from tests.fakes.tiny_models import MIXTURES, STATEFUL, VOCAB_SIZE, TinyModel, save_tiny_model
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of, share_equal
 from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps, rounded_gaps
@@ -22,7 +22,7 @@ CHUNKS = {"llama4": {"attention_chunk_size": 64}}
 
 
 def config_of(name, folder, **changes):
-    tiny = MIXTURES[name]
+    tiny = {**MIXTURES, **STATEFUL}[name]
     changed = {**tiny.changes, **HEADS, **CHUNKS.get(name, {})}
     if "max_step_tokens" not in changes:
         changes["max_step_tokens"] = 128
@@ -37,7 +37,7 @@ def config_of(name, folder, **changes):
 
 
 @serves(ModelFeature.GPU, ModelFeature.GRAPHS)
-@pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4"])
+@pytest.mark.parametrize("name", [*FUSED, "glm4_moe", "llama4", "qwen3_next"])
 def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     """In chunks, together, with a prefix hit (the second round), with graphs; as without them."""
     prompts = prompts_of(8, VOCAB_SIZE, longest=150)

@@ -35,12 +35,9 @@ DELTA = {
 }
 # Every token to every expert: which ones a token gets, is no matter of a rounding.
 ALL_EXPERTS = {"num_experts_per_tok": 4}
-NATIVE = "qwen3_next, natively"
-"""The same model in this repository's code."""
 MODELS = {
     **STATE_MODELS,
     "qwen3_next": ("Qwen3NextForCausalLM", {**DELTA, **ALL_EXPERTS}),
-    NATIVE: ("Qwen3NextForCausalLM", {**DELTA, **ALL_EXPERTS}),
     "bamba": ("BambaForCausalLM", {**MAMBA, "mamba_chunk_size": 8}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", DELTA),
 }
@@ -55,9 +52,7 @@ class StateModel:
     def __init__(self, name, folder):
         self.class_name, changes = MODELS[name]
         self.folder = str(folder)
-        self.model_impl = "native" if name == NATIVE else "transformers"
-        config = config_of(name.partition(",")[0], self.class_name, changes)
-        save_random_model(config, self.class_name, folder)
+        save_random_model(config_of(name, self.class_name, changes), self.class_name, folder)
 
     @cache  # noqa: B019 - a model is its module's
     def logits_of(self, dtype):
@@ -75,14 +70,13 @@ class StateModel:
 
     def engine(self, **changes):
         settings = {"dtype": "bfloat16", "max_running_requests": 8, "num_pages": 1024, **changes}
-        settings["model_impl"] = self.model_impl
         config = EngineConfig(model=self.folder, max_context_len=MAX_CONTEXT_LEN, **settings)
         return GpuEngine(config)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
-    return StateModel(request.param, tmp_path_factory.mktemp("model"))
+    return StateModel(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def assert_equal(comparison):

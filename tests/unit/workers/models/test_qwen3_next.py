@@ -9,16 +9,17 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from attention.memory.slot_states import SlotStates
-from tests.fakes.model_rows import MAX_ROWS, ModelRows, torch_native_backend
+from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_reference import config_of, random_prompt, reference_logits
 from tests.fakes.tiny_state_models import STATE_MODELS, save_state_model
+from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.layers.delta import choice
 from workers.layers.delta.rule import DeltaInputs, DeltaOutputs, delta_rule_in_torch
 from workers.loading.loader import load_model
+from workers.models.features import ModelFeature
 from workers.models.qwen3_next import Qwen3NextForCausalLM
 from workers.models.qwen3_next_family import qwen3_next_obstacle, qwen3_next_spec
 from workers.models.registry import choose_implementation
@@ -124,16 +125,11 @@ def logits_of(folder: Path, pieces: Sequence[int], tp: TPGroup, **changes: Any) 
     with torch.inference_mode(mode=False):
         loaded = load_model(config, tp, CPU, torch.float32)
     assert type(loaded.model) is Qwen3NextForCausalLM
-    states = SlotStates(loaded.model.state_entries, MAX_ROWS, CPU)
-    loaded.model.keep_states(states)
-    rows, outputs = ModelRows(loaded, torch_native_backend(loaded)), []
-    for tokens in torch.tensor(PROMPT).split(list(pieces)):
-        states.begin_step()
-        outputs.append(rows.step({0: tokens.tolist()})[0])
-        states.commit()
-    return torch.cat(outputs)
+    rows, steps = ModelRows(loaded, torch_native_backend(loaded)), torch.tensor(PROMPT)
+    return torch.cat([rows.step({0: one.tolist()})[0] for one in steps.split(list(pieces))])
 
 
+@serves(NAME, ModelFeature.CPU)
 def test_logits_are_those_of_transformers(folder: Path, reference: PreTrainedModel) -> None:
     got = logits_of(folder, [len(PROMPT)], SingleRank())
     torch.testing.assert_close(got, reference_logits(reference, PROMPT), rtol=0, atol=1e-4)
