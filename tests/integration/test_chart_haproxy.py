@@ -13,6 +13,7 @@ from tests.integration.contained import contained
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_clients_are_served_through_the_charts_haproxy():
     done = subprocess.run(

@@ -34,7 +34,10 @@ def environment(hub, tmp_path):
     return {**os.environ, **ray, **own}
 
 
+# Each half is tested where it is cheap: what is fetched in tests/unit/service/hub, what is served and
+# what ends a start in test_serve_command.py.
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_of_the_hub_is_served_under_its_id(hub, environment):
     with subprocess.Popen(
         [*SERVE, ID],
@@ -63,8 +66,6 @@ def test_a_model_of_the_hub_is_served_under_its_id(hub, environment):
     assert "model.safetensors" in hub.fetched()
 
 
-# Each half is tested where it is cheap: what costs no weights in tests/unit/service/hub, what ends
-# a start in test_serve_command.py.
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_an_unsupported_model_ends_the_start_before_its_weights(hub, environment):

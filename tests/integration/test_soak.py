@@ -163,7 +163,7 @@ def slope_per_sample(values: list[int]) -> float:
     return numerator / sum((i - middle) ** 2 for i in range(n))
 
 
-@pytest.mark.parametrize("num_requests", [600, pytest.param(2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_requests", [300, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_every_request_ends_and_nothing_leaks(service, num_requests) -> None:
     pids = {process.pid for process in replica_processes("soak")}
     tally = Tally()
