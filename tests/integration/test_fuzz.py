@@ -42,7 +42,7 @@ def service(ray_session):
         yield running
 
 
-# How many requests fit into the time is up to the machine: the short run asks for one that was served.
+# How many requests fit into the time is up to the machine: one that was served is enough.
 @pytest.mark.parametrize(
     ("fuzz_s", "min_served"), [(8, 1), pytest.param(30, 8, marks=pytest.mark.nightly)]
 )

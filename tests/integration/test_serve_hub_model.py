@@ -34,8 +34,8 @@ def environment(hub, tmp_path):
     return {**os.environ, **ray, **own}
 
 
-# Each half is tested where it is cheap: what is fetched in tests/unit/service/hub, what is served and
-# what ends a start in test_serve_command.py.
+# Each half is tested where it is cheap: what is fetched in tests/unit/service/hub, what is served
+# and what ends a start in test_serve_command.py.
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_model_of_the_hub_is_served_under_its_id(hub, environment):
