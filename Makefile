@@ -52,7 +52,7 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 UNIT_TESTS := tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly"
-BEHIND := tests/unit/service/api
+BEHIND := tests/unit/service/api tests/unit/service/tokenizer tests/unit/benchmarks
 
 unit: unit-gpu tools
 	$(UNIT_TESTS) tests/architecture tests/unit tests/helm tests/distributed
@@ -62,7 +62,7 @@ unit-gpu: $(VENV)/.dev-installed
 	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 
 unit-beside: $(VENV)/.dev-installed tools
-	$(UNIT_TESTS) tests/architecture tests/unit --ignore=$(BEHIND)
+	$(UNIT_TESTS) tests/architecture tests/unit $(BEHIND:%=--ignore=%)
 
 unit-behind: $(VENV)/.dev-installed tools
 	$(UNIT_TESTS) --no-loadscope-reorder tests/distributed $(BEHIND) tests/helm
