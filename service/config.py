@@ -43,6 +43,7 @@ from workers.config import (
     LoadFormat,
     ModelImpl,
     Quantization,
+    QuantizedProducts,
 )
 from workers.errors import ConfigError
 from workers.speculation.config import DraftPolicyName, SpeculativeConfig
@@ -84,6 +85,7 @@ class EngineSettings(_Settings):
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
     quantization: Quantization | None = None
+    quantized_products: QuantizedProducts = "native"
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1

@@ -10,6 +10,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
 Quantization = Literal["fp8"]
+QuantizedProducts = Literal["native", "dequantize"]
 ModelImpl = Literal["auto", "native", "transformers"]
 
 
@@ -28,6 +29,9 @@ class EngineConfig:
     checkpoint's scales, or 1 where it has none.
     quantization: None serves weights as the checkpoint stores them; "fp8" rounds linear layers of
     an unquantised one while it is read, with a scale a row.
+    quantized_products: "native": on CUDA from sm90 on, quantised weights stay as they are in memory
+    where products take their format, and their model's dtype is bfloat16; "dequantize": they become
+    matrices of the model's dtype while they are read, as they do everywhere else.
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
     the weights and from which all processes here read them; None reads the model folder itself.
     weights_cache_bytes: of all models in there together.
@@ -77,6 +81,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDType = "auto"
     load_format: LoadFormat = "safetensors"
     quantization: Quantization | None = None
+    quantized_products: QuantizedProducts = "native"
     weights_cache_dir: str | None = None
     weights_cache_bytes: int = 200 << 30
     tp_size: int = 1

@@ -49,6 +49,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_FIRST_WITH_PRODUCTS = (9, 0)
+"""Compute capability from which on there are products with quantised weights."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -114,7 +116,8 @@ def _load_native(request: _LoadRequest) -> _Weights:
     if request.recipe is None:
         stored = unquantised(model)
     else:
-        stored = stored_by(request.recipe, model, request.shard)
+        keeping = model.layers_as_stored() if _keeps_formats(config, request.shard) else ()
+        stored = stored_by(request.recipe, model, request.shard, keeping)
     if config.load_format == "dummy":
         fill_with_noise(stored, request.shard, config.dummy_weights_seed, request.on_progress)
         return _Weights(model)
@@ -124,6 +127,16 @@ def _load_native(request: _LoadRequest) -> _Weights:
     lanes = make(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
     load_checkpoint(model, stored, checkpoint, lanes, request.on_progress)
     return _Weights(model, kv_scales)
+
+
+def _keeps_formats(config: EngineConfig, shard: ShardContext) -> bool:
+    """Whether products are made with weights as they are stored: by kernels that give no row the
+    same bits whatever their number."""
+    if config.quantized_products == "dequantize" or config.deterministic:
+        return False
+    if shard.device.type != "cuda" or shard.dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(shard.device) >= _FIRST_WITH_PRODUCTS
 
 
 def _num_lanes(shard: ShardContext) -> int:

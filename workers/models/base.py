@@ -175,6 +175,11 @@ class NativeCausalLM(CausalLM):
 
     tied_weights: dict[str, str]
 
+    def layers_as_stored(self) -> frozenset[nn.Module]:
+        """Layers whose products are made with weights as a checkpoint stores them, where that is a
+        form that products take."""
+        return frozenset()
+
     def capture_obstacle(self, max_context_len: int) -> str:
         return ""
 

@@ -12,15 +12,15 @@ import torch
 from workers.layers.cuda.experts import GroupedMixture
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
-from workers.layers.gemm.matrix import (
-    GatedGemm,
-    PartialGemm,
-    PartialProducts,
-    gated_gemms,
-    partial_gemms,
-)
+from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.mlp import Mlp
 from workers.layers.moe.mixture import MixtureOfExperts
+from workers.layers.quantised.products import (
+    GatedProducts,
+    LinearProducts,
+    gated_products,
+    linear_products,
+)
 
 
 class FusedMlp(Protocol):
@@ -35,8 +35,8 @@ class FusedMlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    gate_up: GatedGemm
-    last: PartialGemm
+    gate_up: GatedProducts
+    last: LinearProducts
 
     def inner(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.gate_up(hidden)
@@ -59,7 +59,7 @@ def fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> lis
         if isinstance(mlp, MixtureOfExperts)
     }
     if dense:
-        gate_up = gated_gemms(chooser, [x.gate_up_proj.weight for x in dense], dense[0].gate)
-        down = partial_gemms(chooser, [x.down_proj.weight for x in dense], is_alone)
+        gate_up = gated_products(chooser, [x.gate_up_proj for x in dense], dense[0].gate)
+        down = linear_products(chooser, [x.down_proj for x in dense], is_alone)
         fused |= zip(dense, map(DenseMlp, gate_up, down), strict=True)
     return [fused[mlp] for mlp in mlps]

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
 from workers.layers.gemm.matrix import (
     BiasedProducts,
-    GatedGemm,
     PartialGemm,
     PartialProducts,
     partial_gemms,
@@ -26,6 +27,8 @@ from workers.layers.gemm.matrix import (
 from workers.layers.gemm.step_products import chain_seconds
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.product import KeptProduct
+from workers.layers.quantised.products import GatedProducts, LinearProducts, linear_products
 from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.cuda_attention import LayerAttention, layer_attention
@@ -40,13 +43,13 @@ from workers.models.stream_decoder import StreamBody, StreamSpec
 class _GroupedLayer(FusedLayer):
     """qkv: the joined projection."""
 
-    qkv: PartialGemm
+    qkv: LinearProducts
     attention: LayerAttention
 
     @property
-    def products(self) -> tuple[PartialGemm | GatedGemm, ...]:
+    def products(self) -> tuple[LinearProducts | GatedProducts, ...]:
         """In the order that a step runs them in; none where they are not all GEMMs."""
-        if not (isinstance(self.mlp, DenseMlp) and isinstance(self.o, PartialGemm)):
+        if not (isinstance(self.mlp, DenseMlp) and isinstance(self.o, PartialGemm | KeptProduct)):
             return ()
         return (self.qkv, self.o, self.mlp.gate_up, self.mlp.last)
 
@@ -83,19 +86,21 @@ class FusedStreamCausalLM(FusedCausalLM):
         is_dense = not any(isinstance(x.mlp, MixtureOfExperts) for x in body.decoder_layers)
         self.has_invariant_products = is_dense
 
+    def layers_as_stored(self) -> frozenset[nn.Module]:
+        attentions = self._attentions()
+        mlps = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
+        layers = [layer for x in attentions for layer in (x.qkv_proj, x.o_proj)]
+        return frozenset(layers + [layer for x in mlps for layer in (x.gate_up_proj, x.down_proj)])
+
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         choosers = InvariantGemmChooser if self._shard.is_deterministic else GemmChooser
         self._chooser = chooser = choosers.for_device(self._shard.device)
         # A rank's partial products are summed up before other ranks' are added.
         is_alone = self._shard.tp.size == 1
         self._ways = ways = self.decoder_ways()
-        attentions = [
-            x.self_attn
-            for x in self._decoder_layers
-            if isinstance(x.self_attn, GroupedQueryAttention)
-        ]
-        qkv = partial_gemms(chooser, [x.qkv_proj.weight for x in attentions], True)
-        o = partial_gemms(chooser, [x.o_proj.weight for x in attentions], is_alone)
+        attentions = self._attentions()
+        qkv = linear_products(chooser, [x.qkv_proj for x in attentions], True)
+        o = linear_products(chooser, [x.o_proj for x in attentions], is_alone)
         mlps = fused_mlps(chooser, [x.mlp for x in self._decoder_layers], is_alone)
         self._layers = [
             _GroupedLayer(
@@ -109,7 +114,11 @@ class FusedStreamCausalLM(FusedCausalLM):
         ]
         (self._head,) = partial_gemms(chooser, [self._head_weight()], False)
 
-    def _with_bias(self, gemm: PartialGemm, bias: torch.Tensor | None) -> PartialProducts:
+    def _attentions(self) -> list[GroupedQueryAttention]:
+        attentions = [x.self_attn for x in self._decoder_layers]
+        return [one for one in attentions if isinstance(one, GroupedQueryAttention)]
+
+    def _with_bias(self, gemm: LinearProducts, bias: torch.Tensor | None) -> PartialProducts:
         """A bias is one of the sum over ranks: the first rank adds it."""
         return gemm if bias is None or self._shard.tp.rank else BiasedProducts(gemm, bias)
 
@@ -118,7 +127,7 @@ class FusedStreamCausalLM(FusedCausalLM):
         layer, embedding = self._layers[0], self.model.embed_tokens.weight
         if not all(one.products for one in self._layers):
             return ()
-        widths = {matrix: matrix.weight.shape[1] for matrix in layer.products}
+        widths = {matrix: matrix.in_features for matrix in layer.products}
         inputs = {
             width: torch.randn(
                 (max(num_tokens), width), dtype=embedding.dtype, device=embedding.device

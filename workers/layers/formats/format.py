@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.errors import ConfigError
+from workers.layers.kept.weight import KeptWeight
 
 Shape = tuple[int, ...]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -69,6 +70,10 @@ class WeightFormat(ABC):
     def slices(self, part: str, cut: Cut) -> tuple[slice, ...]:
         """Which slice of that tensor a rank reads. Raises ConfigError where the cut falls inside of
         what has a scale in common."""
+
+    def kept(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> KeptWeight | None:
+        """The same in the form that products on GPUs take; None where there are none of it."""
+        return None
 
     @abstractmethod
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:

@@ -10,8 +10,12 @@ import torch
 
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut, WeightFormat, check_on_border, in_blocks
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.kept.weight import KeptWeight
 
 WORD_BITS = 32
+_KEPT_BITS = 4
+"""Of the only values that products take as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,12 @@ class GroupedFormat(WeightFormat):
     @abstractmethod
     def grouped(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> GroupedWeight:
         """A rank's slices unpacked."""
+
+    def kept(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> KeptWeight | None:
+        if self.bits != _KEPT_BITS:
+            return None
+        weight = self.grouped(tensors, cut)
+        return Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         return self.grouped(tensors, cut).dequantised()

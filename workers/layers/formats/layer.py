@@ -4,7 +4,7 @@ When all tensors of a layer have been read, its weight is made of them. Knows no
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from workers.layers.formats.format import Cut, Shape, WeightFormat
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.formats.stored import Arrivals, Settling, StoredSlot, StoredWeight
+from workers.layers.kept.weight import KeptWeight, join_kept
 from workers.layers.sharding import (
     ShardContext,
     ShardedLayer,
@@ -26,9 +27,21 @@ from workers.layers.sharding import (
 
 class LinearLayer(ShardedLayer):
     """Has a weight (rows, columns) of one or more checkpoint modules, whose rows lie one after
-    another."""
+    another.
+
+    weight: no parameter where kept has it in the form that the checkpoint has.
+    """
 
     weight: nn.Parameter
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: KeptWeight | None = None
+
+    def keep(self, weight: KeptWeight) -> None:
+        """From here on the layer has its weight in this form only."""
+        self.register_parameter("weight", None)
+        self.kept = weight
 
     @abstractmethod
     def weight_cuts(self) -> Mapping[str, Cut]:
@@ -58,7 +71,8 @@ class Stored(Settling, Protocol):
 
 
 class StoredLayer:
-    """The weight of one layer while it is being read."""
+    """The weight of one layer while it is being read. is_kept: whether the layer keeps it as it is
+    stored, where products take that."""
 
     def __init__(
         self,
@@ -66,8 +80,9 @@ class StoredLayer:
         prefix: str,
         formats: Mapping[str, WeightFormat],
         shard: ShardContext,
+        is_kept: bool,
     ) -> None:
-        self._layer = layer
+        self._layer, self._is_kept = layer, is_kept
         self._dtype = shard.dtype
         self.weights = {
             module: StoredWeight(_module_name(prefix, module), formats[module], cut, shard.device)
@@ -92,11 +107,14 @@ class StoredLayer:
         """Called behind every part that is in place. The last one's caller makes the weight."""
         if not self._arrivals.is_last():
             return
-        whole = torch.cat(
-            [weight.dequantised().to(self._dtype) for weight in self.weights.values()]
-        )
-        self._layer.weight = nn.Parameter(whole, requires_grad=False)
-        for weight in self.weights.values():
+        weights = self.weights.values()
+        kept = join_kept([weight.kept() for weight in weights]) if self._is_kept else None
+        if kept is not None:
+            self._layer.keep(kept)
+        else:
+            whole = torch.cat([weight.dequantised().to(self._dtype) for weight in weights])
+            self._layer.weight = nn.Parameter(whole, requires_grad=False)
+        for weight in weights:
             weight.release()
 
 
@@ -137,10 +155,17 @@ def unquantised(model: nn.Module) -> StoredTensors:
     return StoredTensors(weight_slots(model), frozenset())
 
 
-def stored_by(recipe: WeightRecipe, model: nn.Module, shard: ShardContext) -> StoredTensors:
+def stored_by(
+    recipe: WeightRecipe,
+    model: nn.Module,
+    shard: ShardContext,
+    keeping: Collection[nn.Module] = (),
+) -> StoredTensors:
     """Gives every linear layer of a model made with has_formats a weight, or what will become one.
 
-    Raises ConfigError where ranks cut a format's weights inside of what has a scale in common.
+    keeping: layers whose products are made with weights as they are stored, where that is a form
+    that products take. Raises ConfigError where ranks cut a format's weights inside of what has a
+    scale in common.
     """
     slots = weight_slots(model)
     unread: set[str] = set()
@@ -156,7 +181,7 @@ def stored_by(recipe: WeightRecipe, model: nn.Module, shard: ShardContext) -> St
         if all(one == PLAIN for one in formats.values()):
             layer.weight = shard.empty_parameter(*layer.weight.shape)
             continue
-        stored = StoredLayer(layer, prefix, formats, shard)
+        stored = StoredLayer(layer, prefix, formats, shard, is_kept=layer in keeping)
         for module in modules.values():
             del slots[f"{module}.weight"]
         for part, shape in stored.checkpoint_shapes().items():

@@ -8,6 +8,7 @@ import torch
 from workers.layers.formats.fills import FP8_SCALE, INT8_SCALE, bits, fp8_noise, noise
 from workers.layers.formats.format import FLOATS, Cut, StoredTensor, WeightFormat
 from workers.layers.formats.scaling import PerChannel, Scaling
+from workers.layers.kept.weight import KeptWeight
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -45,6 +46,11 @@ class Scaled(WeightFormat):
     def slices(self, part: str, cut: Cut) -> tuple[slice, ...]:
         return (cut.rows, cut.columns) if part == "weight" else self.scaling.slices(cut)
 
+    def kept(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> KeptWeight | None:
+        if self.dtype != FP8:
+            return None
+        return self.scaling.kept_fp8(tensors["weight"], tensors[self.scale_part])
+
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         return tensors["weight"].float() * self.scaling.spread(tensors[self.scale_part], cut)
 
@@ -56,7 +62,7 @@ class RoundedToFp8(WeightFormat):
     A rank that holds some of the columns reads whole rows: a row's scale is the same on all.
     """
 
-    kept = Scaled(FP8, PerChannel())
+    target = Scaled(FP8, PerChannel())
 
     @property
     def title(self) -> str:
@@ -69,12 +75,15 @@ class RoundedToFp8(WeightFormat):
         return cut.rows, slice(0, cut.whole[1])
 
     def rounded(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> dict[str, torch.Tensor]:
-        """The tensors of kept."""
+        """The tensors of target."""
         weight = tensors["weight"].float()
         scale = weight.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
         scale /= FP8_MAX
         values = (weight[:, cut.columns] / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
-        return {"weight": values, self.kept.scale_part: scale}
+        return {"weight": values, self.target.scale_part: scale}
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
-        return self.kept.dequantise(self.rounded(tensors, cut), cut)
+        return self.target.dequantise(self.rounded(tensors, cut), cut)
+
+    def kept(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> KeptWeight | None:
+        return self.target.kept(self.rounded(tensors, cut), cut)

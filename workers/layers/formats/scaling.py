@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from workers.layers.formats.format import Cut, Shape, check_on_border, in_blocks
+from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
+from workers.layers.kept.weight import KeptWeight
 
 
 class Scaling(ABC):
@@ -27,6 +29,10 @@ class Scaling(ABC):
     def spread(self, scales: torch.Tensor, cut: Cut) -> torch.Tensor:
         """A rank's scales so that they multiply its (num_rows, num_columns) element by element."""
 
+    @abstractmethod
+    def kept_fp8(self, values: torch.Tensor, scales: torch.Tensor) -> KeptWeight | None:
+        """A rank's FP8 values with their scales as products take them, or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class PerTensor(Scaling):
@@ -45,6 +51,9 @@ class PerTensor(Scaling):
     def spread(self, scales: torch.Tensor, cut: Cut) -> torch.Tensor:
         return scales.reshape(1, 1)
 
+    def kept_fp8(self, values: torch.Tensor, scales: torch.Tensor) -> KeptWeight | None:
+        return Fp8Rows.of(values, scales)
+
 
 @dataclass(frozen=True, slots=True)
 class PerChannel(Scaling):
@@ -62,6 +71,9 @@ class PerChannel(Scaling):
 
     def spread(self, scales: torch.Tensor, cut: Cut) -> torch.Tensor:
         return scales.reshape(-1, 1)
+
+    def kept_fp8(self, values: torch.Tensor, scales: torch.Tensor) -> KeptWeight | None:
+        return Fp8Rows.of(values, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +98,7 @@ class PerBlock(Scaling):
     def spread(self, scales: torch.Tensor, cut: Cut) -> torch.Tensor:
         tall = scales.repeat_interleave(self.rows, 0)[: cut.num_rows]
         return tall.repeat_interleave(self.columns, 1)[:, : cut.num_columns]
+
+    def kept_fp8(self, values: torch.Tensor, scales: torch.Tensor) -> KeptWeight | None:
+        is_known = (self.rows, self.columns) == (BLOCK, BLOCK)
+        return Fp8Blocks.of(values, scales) if is_known else None

@@ -9,6 +9,7 @@ import torch
 
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut, Shape, WeightFormat
+from workers.layers.kept.weight import KeptWeight
 from workers.layers.sharding import TensorSource, WeightSlot, copy_slice
 
 
@@ -71,6 +72,16 @@ class StoredWeight:
         check_finite(weight, self._module)
         return weight
 
+    def kept(self) -> KeptWeight | None:
+        """As WeightFormat.kept, when all parts are there. Raises as dequantised."""
+        try:
+            weight = self.format.kept(self.tensors, self.cut)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self._module}, {self.format.title}: {error}") from error
+        if weight is not None and not weight.is_finite():
+            raise _not_finite(self._module)
+        return weight
+
     def release(self) -> None:
         """Give back the memory of the tensors, of which something was made on this thread's stream.
 
@@ -85,7 +96,11 @@ class StoredWeight:
 def check_finite(weight: torch.Tensor, name: str) -> None:
     """Raise ModelLoadError for a scale or a value that is infinite or no number."""
     if not torch.isfinite(weight).all():
-        raise ModelLoadError(f"{name} has scales or values that are not finite")
+        raise _not_finite(name)
+
+
+def _not_finite(name: str) -> ModelLoadError:
+    return ModelLoadError(f"{name} has scales or values that are not finite")
 
 
 class Arrivals:

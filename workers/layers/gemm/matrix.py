@@ -34,6 +34,10 @@ class PartialGemm:
         self._max_tokens = sorted(gemms)
         self._gemms = [gemms[max_tokens] for max_tokens in self._max_tokens]
 
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.into(torch.empty, x)
 
@@ -66,6 +70,10 @@ class GatedGemm:
         self.weight = weight
         self._max_tokens = sorted(gemms)
         self._gemms = [gemms[max_tokens] for max_tokens in self._max_tokens]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._gemms[bisect_left(self._max_tokens, x.shape[0])](x, self.weight)

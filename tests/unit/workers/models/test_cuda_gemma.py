@@ -12,8 +12,9 @@ import torch
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from tests.fakes.tiny_models import GEMMA, tiny_config
+from workers.layers.quantised import products
 from workers.layers.sharding import ShardContext
-from workers.models import cuda_gemma, cuda_mlps, cuda_stream
+from workers.models import cuda_gemma, cuda_stream
 from workers.models.cuda_gemma import CudaGemmaForCausalLM
 from workers.models.gemma_family import gemma_spec
 from workers.models.token_inputs import TokenInputs
@@ -86,8 +87,8 @@ def test_a_decode_layer_is_few_launches(is_fused, monkeypatch) -> None:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_stream, name, fake)
-    monkeypatch.setattr(cuda_mlps, "partial_gemms", fakes["partial_gemms"])
-    monkeypatch.setattr(cuda_mlps, "gated_gemms", launches.gemms)
+    monkeypatch.setattr(products, "partial_gemms", fakes["partial_gemms"])
+    monkeypatch.setattr(products, "gated_gemms", launches.gemms)
     monkeypatch.setattr(cuda_gemma, "add_sandwich_norm_", launches.join)
     monkeypatch.setattr(cuda_gemma, "rms_norm", lambda x, scale, eps: x)
     model.prepare(None, None)

@@ -14,8 +14,9 @@ from transformers import LlamaConfig
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from workers.graphs.segment_graphs import SegmentGraphs
+from workers.layers.quantised import products
 from workers.layers.sharding import ShardContext
-from workers.models import cuda_llama, cuda_mlps, cuda_stream
+from workers.models import cuda_llama, cuda_stream
 from workers.models.llama_family import llama_family_spec
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
@@ -147,8 +148,8 @@ def fused_llama(monkeypatch, launches, is_fused=False):
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_stream, name, fake)
-    monkeypatch.setattr(cuda_mlps, "partial_gemms", fakes["partial_gemms"])
-    monkeypatch.setattr(cuda_mlps, "gated_gemms", gemms)
+    monkeypatch.setattr(products, "partial_gemms", fakes["partial_gemms"])
+    monkeypatch.setattr(products, "gated_gemms", gemms)
     monkeypatch.setattr(cuda_llama, "stream_ways", lambda tp, embedding: ways)
     model.prepare(None, None)
     return model

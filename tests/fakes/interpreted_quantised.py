@@ -1,0 +1,131 @@
+"""Products with kept weights by Triton's interpreter: kernels against what they keep, dequantised,
+and a model against the one of plain torch.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.fakes.interpreted_gemma import PlainChooser
+from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.quantised_checkpoints import FP8, by_scale, gptq, quantise_folder
+from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
+from workers.config import EngineConfig
+from workers.layers.formats.grouped import GroupedWeight
+from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised.fp8_rounding import round_groups, round_rows
+from workers.layers.quantised.fp8_skinny import fp8_skinny
+from workers.layers.quantised.int4_skinny import int4_skinny
+from workers.layers.quantised.int4_spread import int4_spread
+from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.loading import loader
+from workers.models import cuda_stream, registry
+from workers.models.cuda_llama import CudaLlamaForCausalLM
+from workers.models.llama import LlamaForCausalLM
+from workers.parallel.group import SingleRank
+
+CPU = torch.device("cpu")
+SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
+WIDE = TinyModel("llama", SIZES)
+
+
+def check_close(got, want, bound):
+    error = (got.double() - want.double()).norm() / want.double().norm()
+    assert error < bound, float(error)
+
+
+def fp8_values(*shape):
+    return (torch.randn(shape) * 64).clamp(-448, 448).to(FP8)
+
+
+def check_skinny(kept, num_tokens, num_splits):
+    x = torch.randn(num_tokens, kept.in_features).half()
+    shape = SkinnyShape(32, min(128, kept.in_features // num_splits), num_splits, 1, 4)
+    out = fp8_skinny(x, kept.values, kept.scales, shape)
+    assert out.shape == (num_splits, num_tokens, kept.out_features)
+    assert out.dtype == (torch.float16 if num_splits == 1 else torch.float32)
+    check_close(out.double().sum(0), x.double() @ kept.dequantised().double().t(), 1e-3)
+
+
+def int4_weight(num_rows, num_columns, group_size, has_order):
+    groups = torch.arange(num_columns) // group_size
+    shape = num_rows, num_columns // group_size
+    return GroupedWeight(
+        torch.randint(0, 16, (num_rows, num_columns), dtype=torch.int32),
+        torch.rand(shape) * 0.01,
+        torch.randint(0, 17, shape, dtype=torch.int32),
+        groups[torch.randperm(num_columns)] if has_order else groups,
+    )
+
+
+def check_int4(weight, num_tokens, num_splits):
+    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    assert torch.equal(kept.dequantised(), weight.dequantised())
+    x = torch.randn(num_tokens, kept.in_features)
+    ordered = x if kept.order is None else x.index_select(1, kept.order)
+    want = x.double() @ weight.dequantised().double().t()
+    shape = SkinnyShape(32, kept.turn, num_splits, 1, 4)
+    check_close(int4_skinny(ordered, kept, shape).double().sum(0), want, 1e-5)
+    matrix = int4_spread(kept, torch.float32)
+    check_close(ordered.double() @ matrix.double().t(), want, 1e-5)
+
+
+def check_rounding(num_rows, num_columns):
+    """Within half a step of E4M3's three bits, or of its least one. Not looked at is what a GPU
+    rounds up to the next power of two: the interpreter carries no bit there."""
+    x = torch.randn(num_rows, num_columns) * torch.logspace(-3, 3, num_rows).unsqueeze(1)
+    x[0, :] = 0.0
+    for size, rounded in ((num_columns, round_rows(x)), (128, round_groups(x))):
+        scales = rounded.scales[:num_rows]
+        assert rounded.scales.stride(0) == 1
+        spread = scales.repeat_interleave(size, 1)[:, :num_columns]
+        error = (rounded.values[:num_rows].float() * spread - x).abs()
+        is_near = error <= x.abs() / 16 * 1.01 + spread * 2**-10 * 1.01
+        assert (is_near | ((x / spread).frexp().mantissa.abs() > 0.96)).all()
+        largest = x.abs().unflatten(1, (-1, size)).amax(2)
+        assert torch.allclose(scales, largest.clamp(min=1e-12) / 448.0)
+
+
+def check_model(recipe, quantiser, folder):
+    """Logits of kept weights are those of dequantised ones."""
+    save_tiny_model(WIDE, folder)
+    quantise_folder(folder, recipe, lambda module: quantiser)
+    outputs = []
+    for model_class, keeps in ((LlamaForCausalLM, False), (CudaLlamaForCausalLM, True)):
+        registry.LlamaForCausalLM = model_class
+        loader._keeps_formats = lambda config, shard, keeps=keeps: keeps
+        loaded = loader.load_model(
+            EngineConfig(model=str(folder)), SingleRank(), CPU, torch.float32
+        )
+        attention = loaded.model.model.layers[0].self_attn
+        assert type(loaded.model) is model_class
+        assert (attention.qkv_proj.kept is not None) is keeps
+        assert (attention.qkv_proj.weight is None) is keeps
+        rows = ModelRows(loaded, torch_native_backend(loaded))
+        outputs.append(torch.cat([rows.step({0: random_prompt(9)})[0], rows.step({0: [5]})[0]]))
+    plain, kept = outputs
+    assert torch.allclose(plain, kept, rtol=0, atol=1e-4), (plain - kept).abs().max()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    rows = Fp8Rows(fp8_values(80, 256), torch.rand(80) * 1e-3)
+    blocks = Fp8Blocks(fp8_values(256, 256), torch.rand(2, 2) * 1e-3)
+    for num_tokens, num_splits in ((1, 2), (5, 1)):
+        check_skinny(rows, num_tokens, num_splits)
+        check_skinny(blocks, num_tokens, num_splits)
+    check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)
+    check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
+    check_rounding(5, 384)
+    cuda_stream.GemmChooser = PlainChooser
+    with tempfile.TemporaryDirectory() as name:
+        fp8_tensor = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+        check_model(fp8_tensor, by_scale(FP8, None), Path(name))
+    with tempfile.TemporaryDirectory() as name:
+        act_order = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}
+        check_model(act_order, gptq(64, has_act_order=True), Path(name))
+    print("all equal")

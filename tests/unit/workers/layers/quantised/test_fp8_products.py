@@ -1,0 +1,161 @@
+"""Which FP8 weights are kept, and what their products hand to the libraries' kernels.
+
+Kernels of Triton and of sglang-kernel are written anew in torch, by their signatures.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="comes with torch for CUDA only")
+
+from workers.errors import ConfigError
+from workers.layers.formats.format import Cut
+from workers.layers.formats.scaled import FP8, RoundedToFp8, Scaled
+from workers.layers.formats.scaling import PerBlock, PerChannel, PerTensor
+from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
+from workers.layers.kept.weight import join_kept
+from workers.layers.quantised import fp8_products
+from workers.layers.quantised.fp8_products import MAX_SKINNY_ROWS, Fp8BlockProduct, Fp8RowProduct
+from workers.layers.quantised.fp8_rounding import Rounded
+from workers.layers.quantised.products import kept_product
+from workers.layers.quantised.skinny_shape import SkinnyShape
+
+WHOLE = Cut((256, 384), slice(0, 256), slice(0, 384))
+MANY = MAX_SKINNY_ROWS + 5
+
+
+def values_of(*shape):
+    return (torch.randn(shape) * 64).clamp(-448, 448).to(FP8)
+
+
+def stored(scaling):
+    scales = torch.rand(scaling.shape(WHOLE.whole)) * 1e-3
+    return {"weight": values_of(*WHOLE.whole), "weight_scale": scales}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kind"),
+    [(PerTensor(), Fp8Rows), (PerChannel(), Fp8Rows), (PerBlock(128, 128), Fp8Blocks)],
+)
+def test_what_is_kept_stands_for_the_same(scaling, kind) -> None:
+    weight_format, tensors = Scaled(FP8, scaling), stored(scaling)
+    kept = weight_format.kept(tensors, WHOLE)
+    assert type(kept) is kind
+    assert torch.equal(kept.dequantised(), weight_format.dequantise(tensors, WHOLE))
+    assert kept.is_finite()
+    twice = join_kept([kept, kept])
+    assert torch.equal(twice.dequantised(), kept.dequantised().repeat(2, 1))
+    kept.scales[0] = torch.inf
+    assert not kept.is_finite()
+
+
+def test_a_plain_matrix_is_kept_rounded() -> None:
+    rounded = RoundedToFp8()
+    tensors = {"weight": torch.randn(WHOLE.whole)}
+    kept = rounded.kept(tensors, WHOLE)
+    assert torch.equal(kept.dequantised(), rounded.dequantise(tensors, WHOLE))
+
+
+def test_what_products_do_not_take_is_not_kept() -> None:
+    int8 = Scaled(torch.int8, PerChannel())
+    assert int8.kept({"weight": torch.ones(WHOLE.whole).char()}, WHOLE) is None
+    other = PerBlock(64, 128)
+    assert Scaled(FP8, other).kept(stored(other), WHOLE) is None
+    assert Fp8Blocks.of(values_of(128, 192), torch.ones(1, 2)) is None
+    assert Fp8Rows.of(values_of(24, 64), torch.ones(1)) is None
+    rows = Fp8Rows(values_of(16, 128), torch.ones(1))
+    assert join_kept([rows, Fp8Blocks(values_of(128, 128), torch.ones(1, 1))]) is None
+    assert join_kept([rows, None]) is None
+
+
+def rounded_by(size, num_rows):
+    def rounds(x):
+        parts = x.float().unflatten(1, (-1, size or x.shape[1]))
+        scales = parts.abs().amax(2) / 448.0
+        padded = torch.full((num_rows(len(x)), x.shape[1]), 5.0).to(FP8)
+        padded[: len(x)] = (parts / scales.unsqueeze(2)).flatten(1).to(FP8)
+        by_group = torch.full((scales.shape[1], len(padded)), torch.nan)
+        by_group[:, : len(x)] = scales.t()
+        return Rounded(padded, by_group.t())
+
+    return rounds
+
+
+def block_scaled_mm(a, b, scales_a, scales_b, dtype):
+    """sgl_kernel.fp8_blockwise_scaled_mm, as its source checks what it is given."""
+    assert a.stride(1) == 1
+    assert b.stride(0) == 1
+    assert scales_a.stride(0) == 1
+    assert scales_b.stride(0) == 1
+    assert a.shape[0] % 4 == 0
+    assert scales_a.shape == (a.shape[0], a.shape[1] // 128)
+    assert scales_b.shape == (b.shape[0] // 128, b.shape[1] // 128)
+    left = a.float() * scales_a.repeat_interleave(128, 1)
+    right = b.float() * scales_b.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return (left @ right).to(dtype)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    def skinny(x, weight, scales, shape, new):
+        return new((shape.num_splits, len(x), len(weight)), dtype=x.dtype, device=x.device).zero_()
+
+    monkeypatch.setattr(fp8_products, "fp8_skinny", skinny)
+    monkeypatch.setattr(fp8_products, "round_rows", rounded_by(None, lambda n: n))
+    monkeypatch.setattr(fp8_products, "round_groups", rounded_by(128, lambda n: -(-n // 4) * 4))
+    package = SimpleNamespace(fp8_blockwise_scaled_mm=block_scaled_mm)
+    monkeypatch.setitem(sys.modules, "sgl_kernel", package)
+
+
+class OneTensor:
+    """As a peer's memory: every result goes to the same place."""
+
+    def __init__(self, size):
+        self.memory = torch.empty(size, dtype=torch.bfloat16)
+
+    def __call__(self, size, *, dtype, device):
+        assert (tuple(size), dtype) == (tuple(self.memory.shape), self.memory.dtype)
+        return self.memory
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("scaling", [PerTensor(), PerChannel(), PerBlock(128, 128)])
+def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
+    kept = Scaled(FP8, scaling).kept(stored(scaling), WHOLE)
+    product = kept_product(kept, can_split=False)
+    x = torch.randn(MANY, product.in_features).bfloat16()
+    want = x.float() @ kept.dequantised().t()
+    out = product(x)
+    assert out.shape == (1, MANY, 256)
+    # Two roundings to three bits, of products that are by chance of either sign.
+    assert (out[0] - want).norm() / want.norm() < 0.05
+    peers = OneTensor((1, MANY, 256))
+    assert torch.equal(product.into(peers, x), out)
+    assert torch.equal(peers.memory, out)
+    assert torch.equal(product(x[:MAX_SKINNY_ROWS]), torch.zeros(1, MAX_SKINNY_ROWS, 256))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_parts_are_several_where_their_reader_sums_up() -> None:
+    kept = Fp8Rows(values_of(128, 4096), torch.ones(1))
+    x = torch.ones(1, 4096)
+    assert len(Fp8RowProduct(kept, can_split=True)(x)) == 8
+    assert len(Fp8RowProduct(kept, can_split=False)(x)) == 1
+
+
+def test_blocks_need_their_kernel(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sgl_kernel", None)
+    with pytest.raises(ConfigError, match="quantized_products to dequantize"):
+        Fp8BlockProduct(Fp8Blocks(values_of(128, 128), torch.ones(1, 1)), can_split=False)
+
+
+@pytest.mark.parametrize("can_split", [True, False])
+@pytest.mark.parametrize("out_features", [128, 4096, 6144, 28672])
+@pytest.mark.parametrize("in_features", [512, 1792, 4096, 14336])
+def test_splits_are_whole_turns(out_features, in_features, can_split) -> None:
+    shape = SkinnyShape.of(out_features, in_features, 128, can_split)
+    assert in_features % (shape.num_splits * shape.block_k) == 0
+    assert shape.num_splits == 1 or can_split

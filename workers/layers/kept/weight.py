@@ -1,0 +1,38 @@
+"""What a layer keeps of a weight whose products are made with what a checkpoint stores."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import nn
+
+
+class KeptWeight(nn.Module):
+    """A matrix (out_features, in_features) of y = x W^T in another form than its elements. Its
+    tensors are buffers."""
+
+    out_features: int
+    in_features: int
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self | None:
+        """Pieces of one in_features whose rows lie one after another, as one; None where they have
+        no form in common."""
+
+    @abstractmethod
+    def is_finite(self) -> bool:
+        """Whether every element is a number. Waits for the device."""
+
+    @abstractmethod
+    def dequantised(self) -> torch.Tensor:
+        """(out_features, in_features) float32: what every product is held against."""
+
+
+def join_kept(pieces: Sequence[KeptWeight | None]) -> KeptWeight | None:
+    """One weight of all pieces' rows, or None where they are of several forms or of none."""
+    first = pieces[0]
+    if first is None or any(type(piece) is not type(first) for piece in pieces):
+        return None
+    return first if len(pieces) == 1 else type(first).joined([x for x in pieces if x is not None])

@@ -1,0 +1,96 @@
+"""Products with FP8 weights: of few rows as they are, of more rounded by scales of their own.
+
+Few: where reading the weights takes longer than making them 16 bits wide. For more, tensor cores
+take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of blocks.
+"""
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+from workers.errors import ConfigError
+from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
+from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.fp8_rounding import round_groups, round_rows
+from workers.layers.quantised.fp8_skinny import fp8_skinny
+from workers.layers.quantised.product import KeptProduct
+from workers.layers.quantised.skinny_shape import SkinnyShape
+
+MAX_SKINNY_ROWS = 16
+"""Not measured yet: benchmarks/h200/quantised_products.py shows both ways beside each other."""
+
+BlockScaledMM = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
+]
+"""(a (m, k), b (k, n), scales of a (m, k / 128), of b (k / 128, n / 128), dtype) -> (m, n); a is
+row by row, the others column by column."""
+
+
+class Fp8RowProduct(KeptProduct):
+    """can_split: whether whoever reads the product sums up partial ones."""
+
+    def __init__(self, kept: Fp8Rows, can_split: bool) -> None:
+        self.in_features = kept.in_features
+        self._kept = kept
+        self._shape = SkinnyShape.of(
+            kept.out_features, kept.in_features, turn_of(kept.in_features), can_split
+        )
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        kept = self._kept
+        if x.shape[0] <= MAX_SKINNY_ROWS:
+            return fp8_skinny(x, kept.values, kept.scales, self._shape, new)
+        rounded = round_rows(x)
+        out = new((1, x.shape[0], kept.out_features), dtype=x.dtype, device=x.device)
+        torch._scaled_mm(
+            rounded.values,
+            kept.values.t(),
+            rounded.scales,
+            kept.scales.unsqueeze(0),
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+            out=out[0],
+        )
+        return out
+
+
+class Fp8BlockProduct(KeptProduct):
+    """As Fp8RowProduct. Raises ConfigError where sglang-kernel is missing."""
+
+    def __init__(self, kept: Fp8Blocks, can_split: bool) -> None:
+        self.in_features = kept.in_features
+        self._kept = kept
+        self._multiply = load_block_scaled_mm()
+        self._shape = SkinnyShape.of(kept.out_features, kept.in_features, BLOCK, can_split)
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        kept, num_rows = self._kept, x.shape[0]
+        if num_rows <= MAX_SKINNY_ROWS:
+            return fp8_skinny(x, kept.values, kept.scales, self._shape, new)
+        rounded = round_groups(x)
+        product = self._multiply(
+            rounded.values, kept.values.t(), rounded.scales, kept.scales.t(), x.dtype
+        )[:num_rows]
+        if new is torch.empty:
+            return product.unsqueeze(0)
+        out = new((1, *product.shape), dtype=x.dtype, device=x.device)
+        out[0].copy_(product)
+        return out
+
+
+def turn_of(in_features: int) -> int:
+    """Input features of a turn: the most, up to 128, that divide them; a power of two."""
+    return min(BLOCK, in_features & -in_features)
+
+
+def load_block_scaled_mm() -> BlockScaledMM:
+    """sglang-kernel's, of CUTLASS. Raises ConfigError where it is missing or does not load."""
+    try:
+        multiply: BlockScaledMM = importlib.import_module("sgl_kernel").fp8_blockwise_scaled_mm
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"products with FP8 weights in blocks need sglang-kernel: {error}; pip install "
+            "'tessera[cuda]', or set engine.quantized_products to dequantize"
+        ) from error
+    return multiply

@@ -1,0 +1,77 @@
+"""Packed four-bit weights as a matrix of 16 bits, for products of many rows. Knows no product."""
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
+from workers.layers.quantised.int4_values import int4_values
+
+_SHIFTS = tl.constexpr(VALUES_PER_WORD)
+_BLOCK_ROWS = 32
+
+
+def _int4_spread(  # noqa: PLR0913
+    words: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    out: tl.tensor,
+    out_features: tl.tensor,
+    in_features: tl.tensor,
+    GROUP_SIZE: tl.constexpr,  # noqa: N803
+    TURN: tl.constexpr,  # noqa: N803
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    IS_PACKED: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """Program (block of rows, turn)."""
+    begin_dependent(IS_DEPENDENT)
+    WORDS: tl.constexpr = TURN // _SHIFTS  # noqa: N806
+    rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    is_row = rows < out_features
+    start = tl.program_id(1) * TURN
+    lanes = tl.arange(0, WORDS)
+    words_at = (
+        words + rows[:, None] * (in_features // _SHIFTS) + (start // _SHIFTS + lanes)[None, :]
+    )
+    packed = tl.load(words_at, mask=is_row[:, None], other=0)
+    target = out + rows[:, None] * in_features + (start + lanes)[None, :]
+    low_at = start // GROUP_SIZE * out_features + rows
+    high_at = (start + TURN // 2) // GROUP_SIZE * out_features + rows
+    low_zeros = tl.load(zeros + low_at, mask=is_row, other=0).to(tl.int32)
+    high_zeros = tl.load(zeros + high_at, mask=is_row, other=0).to(tl.int32)
+    low_scales = tl.load(scales + low_at, mask=is_row, other=0.0).to(tl.float32)
+    high_scales = tl.load(scales + high_at, mask=is_row, other=0.0).to(tl.float32)
+    values = int4_values(packed, low_zeros, high_zeros, out.dtype.element_ty, IS_PACKED)
+    for shift in tl.static_range(_SHIFTS):
+        scale = low_scales if shift < _SHIFTS // 2 else high_scales
+        matrix = (values[shift].to(tl.float32) * scale[:, None]).to(out.dtype.element_ty)
+        tl.store(target + shift * WORDS, matrix, mask=is_row[:, None])
+
+
+_int4_spread_kernel = triton.jit(_int4_spread)
+
+
+def int4_spread(kept: Int4Groups, dtype: torch.dtype) -> torch.Tensor:
+    """(out_features, in_features) of dtype, columns as kept has them, each rounded once."""
+    out = torch.empty((kept.out_features, kept.in_features), dtype=dtype, device=kept.words.device)
+    is_dependent = dependent_launch(out)
+    _int4_spread_kernel[
+        (triton.cdiv(kept.out_features, _BLOCK_ROWS), kept.in_features // kept.turn)
+    ](
+        kept.words,
+        kept.scales,
+        kept.zeros,
+        out,
+        kept.out_features,
+        kept.in_features,
+        GROUP_SIZE=kept.group_size,
+        TURN=kept.turn,
+        BLOCK_ROWS=_BLOCK_ROWS,
+        IS_PACKED=out.is_cuda and dtype == torch.bfloat16,
+        IS_DEPENDENT=is_dependent,
+        num_warps=4,
+        launch_pdl=is_dependent,
+    )
+    return out
