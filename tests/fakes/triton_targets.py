@@ -27,6 +27,7 @@ from workers.layers.cuda import (
 )
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
+from workers.layers.quantised import fp8_rounding, fp8_skinny, int4_skinny, int4_spread
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -135,6 +136,29 @@ def expert_variants(capability):
             activate, project = expert_tiles.tiles_for(table, pairs, 64, limits.shared_bytes)
             yield expert_variant(activate, "activate", 2048, 1408)
             yield expert_variant(project, "project", 1408, 2048)
+
+
+def quantised_variants():
+    """Products with kept weights, as a GPU from sm90 on launches them."""
+    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
+    fp8 = {**kept, "weight": "*fp8e4nv", "values": "*fp8e4nv", "num_columns": "i32"}
+    int4 = {**kept, "words": "*i32", "zeros": "*u8"}
+    options = {"num_stages": 4, "num_warps": 4}
+    for tokens, rows in ((16, 64), (16, 32), (64, 64)):
+        tile = {"BLOCK_TOKENS": tokens, "BLOCK_ROWS": rows}
+        for by_block in (False, True):
+            constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": 128, "NUM_LINES": 4}
+            yield Variant(fp8_skinny._fp8_skinny_kernel, fp8, constants, options)
+        for turn in (128, 256):
+            constants = {**tile, "GROUP_SIZE": 128, "TURN": turn, "IS_PACKED": True}
+            yield Variant(int4_skinny._int4_skinny_kernel, int4, constants, options)
+    groups = {"GROUP_SIZE": 128, "GROUPS": 16, "BLOCK": 128}
+    rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
+    for constants in (groups, rows):
+        yield Variant(fp8_rounding._round_groups_kernel, fp8, constants, {"num_warps": 8})
+    spread = {"GROUP_SIZE": 128, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
+    matrix = {**int4, "out": "*bf16"}
+    yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
 
 
 def expert_variant(tiles, product, depth, width, has_bias=False):

@@ -21,7 +21,13 @@ from tests.fakes.attention_targets import (
     join_variant,
     limits_of,
 )
-from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
+from tests.fakes.triton_targets import (
+    OTHERS,
+    SHARED_BYTES,
+    expert_variants,
+    gemm_variant,
+    quantised_variants,
+)
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
 
 # Newer versions than the engine is tested with warn of a default that is to change.
@@ -50,6 +56,13 @@ def test_every_candidate_fits(capability) -> None:
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
 def test_products_of_experts_fit(capability) -> None:
     for variant in expert_variants(capability):
+        taken = variant.compile_for(capability).metadata.shared
+        assert taken <= SHARED_BYTES[capability], variant.constants
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)], ids=str)
+def test_products_with_kept_weights_fit(capability) -> None:
+    for variant in quantised_variants():
         taken = variant.compile_for(capability).metadata.shared
         assert taken <= SHARED_BYTES[capability], variant.constants
 

@@ -33,7 +33,7 @@ from workers.loading.quantization.read import weight_recipe
 from workers.loading.weight_lanes import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.loading.weights_cache import WeightsCache, WeightsLease
-from workers.models.base import CausalLM
+from workers.models.base import CausalLM, NativeCausalLM
 from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
 from workers.parallel.group import TPGroup
 
@@ -286,6 +286,10 @@ def load_model(
     request = _LoadRequest(config, facts, hf_config, shard, recipe, lease, on_progress)
     weights = _LOADERS[implementation](request)
     model = weights.model
+    if isinstance(model, NativeCausalLM) and recipe is not None:
+        dense = model.layers_as_stored()
+        num_kept = sum(layer.kept is not None for layer in dense)
+        logger.info("%d of %d dense layers keep their weights as stored", num_kept, len(dense))
     if device.type == "cuda":
         # What loading needed beside the weights is the KV pool's.
         torch.cuda.empty_cache()

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.layers.formats.layer import LinearLayer
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
@@ -86,11 +86,13 @@ class FusedStreamCausalLM(FusedCausalLM):
         is_dense = not any(isinstance(x.mlp, MixtureOfExperts) for x in body.decoder_layers)
         self.has_invariant_products = is_dense
 
-    def layers_as_stored(self) -> frozenset[nn.Module]:
+    def layers_as_stored(self) -> frozenset[LinearLayer]:
         attentions = self._attentions()
         mlps = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
-        layers = [layer for x in attentions for layer in (x.qkv_proj, x.o_proj)]
-        return frozenset(layers + [layer for x in mlps for layer in (x.gate_up_proj, x.down_proj)])
+        layers: list[LinearLayer] = [x.qkv_proj for x in attentions]
+        layers += [x.o_proj for x in attentions]
+        layers += [x.gate_up_proj for x in mlps]
+        return frozenset([*layers, *(x.down_proj for x in mlps)])
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         choosers = InvariantGemmChooser if self._shard.is_deterministic else GemmChooser

@@ -61,7 +61,8 @@ _round_groups_kernel = triton.jit(_round_groups, do_not_specialize=("scale_strid
 
 def round_rows(x: torch.Tensor) -> Rounded:
     """x (n, columns), contiguous -> values (n, columns), scales (n, 1)."""
-    return _rounded(x, x.shape[1], 1, x.shape[0])
+    values, scales = _rounded(x, x.shape[1], 1, x.shape[0])
+    return Rounded(values, scales.flatten().unsqueeze(1))
 
 
 def round_groups(x: torch.Tensor) -> Rounded:

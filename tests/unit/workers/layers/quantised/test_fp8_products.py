@@ -79,7 +79,7 @@ def rounded_by(size, num_rows):
         padded[: len(x)] = (parts / scales.unsqueeze(2)).flatten(1).to(FP8)
         by_group = torch.full((scales.shape[1], len(padded)), torch.nan)
         by_group[:, : len(x)] = scales.t()
-        return Rounded(padded, by_group.t())
+        return Rounded(padded, by_group.t() if size else by_group.flatten().unsqueeze(1))
 
     return rounds
 

@@ -1,0 +1,187 @@
+"""Products with kept weights against their dequantised matrices, eager and in graphs, and engines
+whose weights stay quantised."""
+
+from itertools import product
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.fakes.quantised_checkpoints import FP8, by_scale, gptq, quantise_folder
+from tests.fakes.tiny_models import TinyModel, save_tiny_model
+from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
+from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
+from workers.config import EngineConfig
+from workers.layers.formats.grouped import GroupedWeight
+from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised.fp8_rounding import round_groups, round_rows
+from workers.layers.quantised.int4_spread import int4_spread
+from workers.layers.quantised.products import kept_product
+from workers.loading.loader import load_model
+from workers.parallel.group import SingleRank
+
+pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
+EXACT, ROUNDED = 5e-3, 5e-2
+"""Relative: of weights as they are with sums in float32, a result of 16 bits; with activations in
+FP8."""
+SIZES = [(6144, 4096), (4096, 14336), (512, 1792)]
+ROWS = [1, 3, 16, 17, 64, 65, 300]
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 32,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+}
+
+
+def fp8_values(rows, columns):
+    values = torch.randn(rows, columns, device=CUDA) * 64
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def fp8_rows(rows, columns):
+    return Fp8Rows(fp8_values(rows, columns), torch.rand(rows, device=CUDA) * 1e-3)
+
+
+def fp8_blocks(rows, columns):
+    scales = torch.rand(rows // 128, columns // 128, device=CUDA) * 1e-3
+    return Fp8Blocks(fp8_values(rows, columns), scales)
+
+
+def int4_weight(rows, columns, has_order):
+    groups = torch.arange(columns, device=CUDA) // 128
+    shape = rows, columns // 128
+    return GroupedWeight(
+        torch.randint(0, 16, (rows, columns), dtype=torch.int32, device=CUDA),
+        torch.rand(shape, device=CUDA) * 0.01,
+        torch.randint(0, 17, shape, dtype=torch.int32, device=CUDA),
+        groups[torch.randperm(columns, device=CUDA)] if has_order else groups,
+    )
+
+
+def int4(rows, columns, has_order=False):
+    weight = int4_weight(rows, columns, has_order)
+    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    assert torch.equal(kept.dequantised(), weight.dequantised())
+    return kept
+
+
+def int4_in_order_of_its_own(rows, columns):
+    return int4(rows, columns, has_order=True)
+
+
+KINDS = {
+    "fp8_rows": fp8_rows,
+    "fp8_blocks": fp8_blocks,
+    "int4": int4,
+    "int4_act_order": int4_in_order_of_its_own,
+}
+
+
+def relative_error(out, want):
+    return ((out.double() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize(("kind", "size"), product(KINDS, SIZES))
+def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
+    kept = KINDS[kind](*size)
+    matrix = kept.dequantised().double()
+    for can_split, num_rows in product((True, False), ROWS):
+        x = torch.randn(num_rows, size[1], device=CUDA).bfloat16()
+        made = kept_product(kept, can_split)
+        out = made(x)
+        assert out.shape[1:] == (num_rows, size[0])
+        assert can_split or len(out) == 1
+        is_exact = kind.startswith("int4") or num_rows <= 16
+        error = relative_error(out.double().sum(0), x.double() @ matrix.t())
+        assert error < (EXACT if is_exact else ROUNDED), (num_rows, can_split, error)
+        peers = torch.empty_like(out)
+        assert made.into(lambda *size, peers=peers, **kinds: peers, x) is peers
+        assert torch.equal(peers, out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_repeat_products(kind) -> None:
+    made = kept_product(KINDS[kind](1024, 2048), can_split=True)
+    for num_rows in (1, 16, 100):
+        x = torch.randn(num_rows, 2048, device=CUDA).bfloat16()
+        made(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = made(x)
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, made(x))
+
+
+def test_rounding_is_within_half_a_step() -> None:
+    x = torch.randn(50, 4096, device=CUDA).bfloat16() * 100
+    x[3] = 0.0
+    for size, rounded in ((4096, round_rows(x)), (128, round_groups(x))):
+        spread = rounded.scales[:50].repeat_interleave(size, 1)
+        error = (rounded.values[:50].float() * spread - x.float()).abs()
+        assert (error <= x.float().abs() / 16 * 1.01 + spread * 2**-10 * 1.01).all()
+    x[5, 7] = torch.nan
+    assert round_rows(x).values[5].float().isnan().any()
+
+
+def test_a_spread_matrix_is_rounded_once() -> None:
+    kept = int4(512, 1024)
+    want = kept.dequantised().bfloat16()
+    assert torch.equal(int4_spread(kept, torch.bfloat16), want)
+
+
+RECIPES = {
+    "fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, by_scale(FP8, None)),
+    "fp8_blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        by_scale(FP8, (128, 128), "weight_scale_inv"),
+    ),
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
+        gptq(128, has_act_order=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_engines_keep_weights_and_text(name, tmp_path) -> None:
+    """Few rows at a time: products differ from dequantised ones by the rounding of sums only."""
+    folder = save_tiny_model(TinyModel("llama", WIDE), tmp_path)
+    recipe, quantiser = RECIPES[name]
+    quantise_folder(folder, recipe, lambda module: quantiser)
+    config = EngineConfig(model=str(folder), max_running_requests=8, dtype="bfloat16")
+    model = load_model(config, SingleRank(), CUDA, torch.bfloat16).model
+    layer = model.model.layers[0]
+    for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj):
+        assert linear.kept is not None
+    del model, layer, linear
+    prompts = prompts_of(4, 512, longest=14)
+    ways = ({}, {"enable_cuda_graphs": False}, {"quantized_products": "dequantize"})
+    texts = [
+        generate(EngineConfig(**{**BASE, "model": str(folder), **changes}), prompts, GREEDY)
+        for changes in ways
+    ]
+    assert texts[0] == texts[1]
+    alone = [
+        generate(EngineConfig(**{**BASE, "model": str(folder), **changes}), prompts[:1], GREEDY)[0]
+        for changes in ways[1:]
+    ]
+    assert alone[0][0] == alone[1][0]
+
+
+BASE = {"max_running_requests": 8, "dtype": "bfloat16", "gpu_memory_fraction": 0.3}
+
+
+def test_fp8_while_loading_takes_half_of_the_memory(tmp_path) -> None:
+    folder = save_tiny_model(TinyModel("llama", WIDE), tmp_path)
+    config = EngineConfig(model=str(folder), quantization="fp8", load_format="dummy")
+    model = load_model(config, SingleRank(), CUDA, torch.bfloat16).model
+    kept = [one.kept for one in model.layers_as_stored()]
+    assert all(type(one) is Fp8Rows for one in kept)
+    assert all(one.values.dtype.itemsize == 1 for one in kept)
