@@ -14,14 +14,20 @@ from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.quantised_checkpoints import FP8, by_scale, gptq, quantise_folder
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
 from workers.config import EngineConfig
+from workers.layers.cuda.expert_routing import counted
 from workers.layers.formats.grouped import GroupedWeight
+from workers.layers.formats.mxfp4 import dequantise_mxfp4
+from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
+from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_products import kept_partial_products
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.loading import loader
 from workers.models import cuda_stream, registry
 from workers.models.cuda_llama import CudaLlamaForCausalLM
@@ -74,6 +80,36 @@ def check_int4(weight, num_tokens, num_splits):
     check_close(ordered.double() @ matrix.double().t(), want, 1e-5)
 
 
+def fp4_stack(num, rows, columns):
+    stack = Fp4Stack(num, rows, columns, CPU)
+    for place in range(num):
+        blocks = torch.randint(0, 256, (rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 127, (rows, columns // 32), dtype=torch.uint8)
+        assert stack.take(place, slice(0, rows), blocks, scales)
+        assert torch.equal(stack.dequantised()[place], dequantise_mxfp4(blocks, scales))
+    return stack
+
+
+def fp8_stack(num, rows, columns):
+    stack = Fp8Stack(num, rows, columns, CPU)
+    for place in range(num):
+        scales = torch.rand(rows // 128, columns // 128) * 1e-3
+        stack.take(place, 0, fp8_values(rows, columns), scales)
+    return stack
+
+
+def check_experts(stack, hidden_size, width, gating, has_bias):
+    gate_up, down = stack(4, 2 * width, hidden_size), stack(4, hidden_size, width)
+    biases = (torch.randn(4, 2 * width), torch.randn(4, hidden_size)) if has_bias else (None, None)
+    kept = KeptExperts(gate_up, down, gating, *biases)
+    plain = RoutedWeights(gate_up.dequantised(), down.dequantised(), gating, *biases)
+    x, weights = torch.randn(5, hidden_size), torch.rand(5, 2)
+    ids = torch.tensor([[0, 3], [1, 0], [3, 1], [0, 1], [3, 0]], dtype=torch.int32)
+    chosen = counted(weights, ids, 4)
+    parts = kept_partial_products(x, chosen, kept, 0)
+    check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 1e-5)
+
+
 def check_rounding(num_rows, num_columns):
     """Within half a step of E4M3's three bits, or of its least one. Not looked at are the
     least values and what a GPU rounds up to a power of two: the interpreter carries no bit there.
@@ -122,6 +158,8 @@ if __name__ == "__main__":
         check_skinny(blocks, num_tokens, num_splits)
     check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
+    check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
+    check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
     check_rounding(5, 384)
     cuda_stream.GemmChooser = PlainChooser
     with tempfile.TemporaryDirectory() as name:

@@ -74,11 +74,11 @@ class ShardContext:
         data = torch.empty(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(data, requires_grad=False)
 
-    def empty_weight(self, rows: int, columns: int) -> nn.Parameter:
-        """As empty_parameter, of a linear layer: without memory where formats are to be found."""
+    def empty_weight(self, *shape: int) -> nn.Parameter:
+        """As empty_parameter, of linear layers: without memory where formats are to be found."""
         if not self.has_formats:
-            return self.empty_parameter(rows, columns)
-        data = torch.empty((rows, columns), dtype=self.dtype, device="meta")
+            return self.empty_parameter(*shape)
+        data = torch.empty(shape, dtype=self.dtype, device="meta")
         return nn.Parameter(data, requires_grad=False)
 
 

@@ -287,9 +287,9 @@ def load_model(
     weights = _LOADERS[implementation](request)
     model = weights.model
     if isinstance(model, NativeCausalLM) and recipe is not None:
-        dense = model.layers_as_stored()
-        num_kept = sum(layer.kept is not None for layer in dense)
-        logger.info("%d of %d dense layers keep their weights as stored", num_kept, len(dense))
+        layers = model.layers_as_stored()
+        num_kept = sum(layer.is_kept for layer in layers)
+        logger.info("%d of %d layers keep their weights as stored", num_kept, len(layers))
     if device.type == "cuda":
         # What loading needed beside the weights is the KV pool's.
         torch.cuda.empty_cache()

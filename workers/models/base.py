@@ -16,7 +16,7 @@ from attention.memory.slot_states import SlotStates, StateEntry
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.errors import ConfigError
 from workers.layers.embedding import VocabShard
-from workers.layers.formats.layer import LinearLayer
+from workers.layers.formats.layer import FormattedLayer, LinearLayer
 from workers.models.media_encoder import MediaEncoder
 from workers.models.request_encoder import RequestEncoder
 from workers.models.token_inputs import ModelOutput, TokenInputs
@@ -176,7 +176,7 @@ class NativeCausalLM(CausalLM):
 
     tied_weights: dict[str, str]
 
-    def layers_as_stored(self) -> frozenset[LinearLayer]:
+    def layers_as_stored(self) -> frozenset[LinearLayer | FormattedLayer]:
         """Layers whose products are made with weights as a checkpoint stores them, where that is a
         form that products take."""
         return frozenset()

@@ -14,7 +14,7 @@ import torch
 from attention import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.formats.layer import LinearLayer
+from workers.layers.formats.layer import FormattedLayer, LinearLayer
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.invariant import InvariantGemmChooser
@@ -86,13 +86,15 @@ class FusedStreamCausalLM(FusedCausalLM):
         is_dense = not any(isinstance(x.mlp, MixtureOfExperts) for x in body.decoder_layers)
         self.has_invariant_products = is_dense
 
-    def layers_as_stored(self) -> frozenset[LinearLayer]:
+    def layers_as_stored(self) -> frozenset[LinearLayer | FormattedLayer]:
         attentions = self._attentions()
         mlps = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
         layers: list[LinearLayer] = [x.qkv_proj for x in attentions]
         layers += [x.o_proj for x in attentions]
         layers += [x.gate_up_proj for x in mlps]
-        return frozenset([*layers, *(x.down_proj for x in mlps)])
+        layers += [x.down_proj for x in mlps]
+        mixtures = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, MixtureOfExperts)]
+        return frozenset([*layers, *(x.experts for x in mixtures)])
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         choosers = InvariantGemmChooser if self._shard.is_deterministic else GemmChooser

@@ -6,10 +6,13 @@ Experts. Needs Triton.
 
 import torch
 
+from workers.layers.cuda.expert_routing import Chosen
 from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.cuda.routers import chooser_of
+from workers.layers.moe.experts import Experts
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.expert_products import kept_partial_products
 
 
 class GroupedMixture:
@@ -21,6 +24,7 @@ class GroupedMixture:
     def __init__(self, mixture: MixtureOfExperts, is_summed: bool) -> None:
         self._experts, self._is_summed = mixture.experts, is_summed
         self._choose = chooser_of(mixture)
+        self._multiply = _multiply_kept if mixture.experts.is_kept else _multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parts = self._parts(x)
@@ -32,5 +36,15 @@ class GroupedMixture:
         return torch.sum(self._parts(x), dim=0, keepdim=True, out=out)
 
     def _parts(self, x: torch.Tensor) -> torch.Tensor:
-        experts = self._experts
-        return partial_products(x, self._choose(x), experts.weights, experts.num_elsewhere)
+        return self._multiply(x, self._choose(x), self._experts)
+
+
+def _multiply(x: torch.Tensor, chosen: Chosen, experts: Experts) -> torch.Tensor:
+    return partial_products(x, chosen, experts.weights, experts.num_elsewhere)
+
+
+def _multiply_kept(x: torch.Tensor, chosen: Chosen, experts: Experts) -> torch.Tensor:
+    kept = experts.kept
+    if kept is None:
+        raise ValueError("the experts' weights are matrices")
+    return kept_partial_products(x, chosen, kept, experts.num_elsewhere)

@@ -38,6 +38,11 @@ class LinearLayer(ShardedLayer):
         super().__init__()
         self.kept: KeptWeight | None = None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the weight is in the form that the checkpoint has."""
+        return self.kept is not None
+
     def keep(self, weight: KeptWeight) -> None:
         """From here on the layer has its weight in this form only."""
         self.register_parameter("weight", None)
@@ -51,16 +56,23 @@ class LinearLayer(ShardedLayer):
 class FormattedLayer(ShardedLayer):
     """Finds out by itself which of its checkpoint tensors are stored in formats."""
 
+    @property
+    @abstractmethod
+    def is_kept(self) -> bool:
+        """As LinearLayer.is_kept, of all its weights."""
+
     @abstractmethod
     def store(
         self,
         prefix: str,
         recipe: WeightRecipe,
         slots: dict[str, WeightSlot],
-        device: torch.device,
+        shard: ShardContext,
+        keeps: bool,
     ) -> set[str]:
         """Put slots of formats in the place of the layer's own, where the recipe says so. prefix:
-        of its names in the checkpoint. Returns names that are of no use. Raises as stored_by."""
+        of its names in the checkpoint. keeps: whether its products are made with weights as they
+        are stored, where they take them. Returns names that are of no use. Raises as stored_by."""
 
 
 class Stored(Settling, Protocol):
@@ -172,7 +184,7 @@ def stored_by(
     for path, layer in model.named_modules():
         if isinstance(layer, FormattedLayer):
             prefix = layer.checkpoint_prefix(path)
-            unread |= layer.store(prefix, recipe, slots, shard.device)
+            unread |= layer.store(prefix, recipe, slots, shard, layer in keeping)
         if not isinstance(layer, LinearLayer):
             continue
         prefix = layer.checkpoint_prefix(path)

@@ -14,6 +14,7 @@ from workers.layers.formats.layer import FormatSlot, FormattedLayer
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.formats.stored import Arrivals, StoredWeight
+from workers.layers.kept.weight import KeptWeight
 from workers.layers.sharding import WeightSlot
 
 
@@ -32,6 +33,10 @@ class ModulesLayer(FormattedLayer):
     def take(self, module: str, weight: torch.Tensor) -> None:
         """weight: float32 (rows, columns) of the module's cut."""
 
+    @abstractmethod
+    def keep(self, module: str, weight: KeptWeight | None) -> None:
+        """The same in the form that the layer keeps its modules' weights in."""
+
 
 class StoredModule:
     """One module's weight while it is being read."""
@@ -48,8 +53,18 @@ class StoredModule:
         """Called behind every part that is in place; hands the weight over behind the last."""
         if not self._arrivals.is_last():
             return
-        self._layer.take(self._module, self.weight.dequantised())
+        self._hand_over()
         self.weight.release()
+
+    def _hand_over(self) -> None:
+        self._layer.take(self._module, self.weight.dequantised())
+
+
+class _KeptModule(StoredModule):
+    """Whose layer keeps weights as they are stored."""
+
+    def _hand_over(self) -> None:
+        self._layer.keep(self._module, self.weight.kept())
 
 
 def store_modules(
@@ -59,7 +74,8 @@ def store_modules(
     slots: dict[str, WeightSlot],
     device: torch.device,
 ) -> set[str]:
-    """As FormattedLayer.store."""
+    """As FormattedLayer.store, of a layer whose is_kept says how it takes weights."""
+    stored_as = _KeptModule if layer.is_kept else StoredModule
     unread: set[str] = set()
     for module, cut in layer.module_cuts().items():
         weight_format = recipe.format_of(prefix + module)
@@ -67,7 +83,7 @@ def store_modules(
         if weight_format == PLAIN:
             continue
         weight = StoredWeight(prefix + module, weight_format, cut, device)
-        stored = StoredModule(layer, module, weight)
+        stored = stored_as(layer, module, weight)
         del slots[f"{prefix}{module}.weight"]
         for part, shape in weight.shapes().items():
             name = f"{module}.{part}"

@@ -17,7 +17,8 @@ from workers.layers.sharding import TensorSource
 
 _FILLS = {"blocks": bits, "scales": DUMMY_SCALES}
 
-Take = Callable[[int, torch.Tensor], None]
+Take = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Place of a matrix in the cut, its blocks uint8 (rows, groups, 16) and scales (rows, groups)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,21 @@ class StackCut:
         return (*slices, slice(0, GROUP_SIZE // 2)) if part == "blocks" else slices
 
 
-class StoredStack:
-    """A stack while it is being read. name: in the checkpoint, without a part's. take: gets each
-    matrix, (rows, columns) float32, by its place in the cut."""
+def dequantising(name: str, take: Callable[[int, torch.Tensor], None]) -> Take:
+    """take: gets each matrix, (rows, columns) float32, of the stack of that name."""
 
-    def __init__(self, name: str, cut: StackCut, take: Take, device: torch.device) -> None:
-        self._name = name
+    def take_stored(place: int, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+        matrix = dequantise_mxfp4(blocks, scales)
+        check_finite(matrix, name)
+        take(place, matrix)
+
+    return take_stored
+
+
+class StoredStack:
+    """A stack while it is being read. take: gets each matrix."""
+
+    def __init__(self, cut: StackCut, take: Take, device: torch.device) -> None:
         self._cut, self._take, self._device = cut, take, device
         self._tensors: dict[str, torch.Tensor] = {}
         self._arrivals = Arrivals(len(_FILLS))
@@ -67,9 +77,7 @@ class StoredStack:
             return
         blocks, scales = self._tensors["blocks"], self._tensors["scales"]
         for place in range(len(blocks)):
-            matrix = dequantise_mxfp4(blocks[place], scales[place])
-            check_finite(matrix, self._name)
-            self._take(place, matrix)
+            self._take(place, blocks[place], scales[place])
         if blocks.is_cuda:
             # Both lie in the pools of other streams, which may write there when they are released.
             torch.cuda.current_stream(blocks.device).synchronize()

@@ -12,6 +12,11 @@ from torch import nn
 from workers.layers.formats.format import Cut
 from workers.layers.formats.modules import ModulesLayer, store_modules
 from workers.layers.formats.recipe import WeightRecipe
+from workers.layers.kept.experts import KeptExperts
+from workers.layers.kept.fp8 import Fp8Blocks
+from workers.layers.kept.stacks import Fp4Stack
+from workers.layers.kept.weight import KeptWeight
+from workers.layers.moe.kept import DOWN, GATE_UP, kept_stacks, stack_of
 from workers.layers.moe.products import experts_in_torch, products_for, weighing_inputs
 from workers.layers.moe.router import block_prefix
 from workers.layers.moe.routing import Choice
@@ -32,7 +37,8 @@ class Experts(ModulesLayer):
     """(n, hidden_size) and Choice -> this rank's part of the sum (n, hidden_size).
 
     gate_up: (kept, 2 * columns, hidden_size), gate over up; down: (kept, hidden_size, columns);
-    biases: (kept, 2 * columns), (kept, hidden_size) or None; kept, columns: of share.
+    biases: (kept, 2 * columns), (kept, hidden_size) or None; kept, columns: of share. stacks: the
+    first two as a checkpoint stores them, which then are no parameters.
     """
 
     def __init__(self, spec: MixtureSpec, hidden_size: int, shard: ShardContext) -> None:
@@ -42,8 +48,9 @@ class Experts(ModulesLayer):
             shard.experts, spec.num_experts, spec.num_pieces, spec.width
         )
         kept, columns = share.num_kept, share.num_columns
-        self.gate_up = shard.empty_parameter(kept, 2 * columns, hidden_size)
-        self.down = shard.empty_parameter(kept, hidden_size, columns)
+        self.gate_up = shard.empty_weight(kept, 2 * columns, hidden_size)
+        self.down = shard.empty_weight(kept, hidden_size, columns)
+        self.stacks: nn.ModuleDict | None = None
         self.gate_up_bias: nn.Parameter | None = None
         self.down_bias: nn.Parameter | None = None
         if spec.has_bias:
@@ -60,6 +67,10 @@ class Experts(ModulesLayer):
         return int(self.share.num_kept < self.spec.num_experts + self.spec.num_pieces)
 
     @property
+    def is_kept(self) -> bool:
+        return self.stacks is not None
+
+    @property
     def asks_host(self) -> bool:
         """Whether forward waits for the device."""
         return self._asks_host
@@ -70,6 +81,14 @@ class Experts(ModulesLayer):
         return RoutedWeights(
             self.gate_up, self.down, self.spec.gating, self.gate_up_bias, self.down_bias
         )
+
+    @property
+    def kept(self) -> KeptExperts | None:
+        """What stands in the place of weights where is_kept."""
+        if self.stacks is None:
+            return None
+        gate_up, down = stack_of(self.stacks[GATE_UP]), stack_of(self.stacks[DOWN])
+        return KeptExperts(gate_up, down, self.spec.gating, self.gate_up_bias, self.down_bias)
 
     def checkpoint_prefix(self, module_path: str) -> str:
         return block_prefix(self.spec, module_path)
@@ -90,13 +109,24 @@ class Experts(ModulesLayer):
         prefix: str,
         recipe: WeightRecipe,
         slots: dict[str, WeightSlot],
-        device: torch.device,
+        shard: ShardContext,
+        keeps: bool,
     ) -> set[str]:
+        stacks = kept_stacks(self, prefix, recipe, shard.device) if keeps else None
+        if stacks is None:
+            self.gate_up = shard.empty_parameter(*self.gate_up.shape)
+            self.down = shard.empty_parameter(*self.down.shape)
+        else:
+            self.register_parameter("gate_up", None)
+            self.register_parameter("down", None)
+            self.stacks = nn.ModuleDict(stacks)
         routed = self._routed()
         if isinstance(routed, StackedExperts):
-            store_stacks(self, routed, prefix, recipe, slots, device)
+            packed = {f"experts.{name}": one for name, one in (stacks or {}).items()}
+            fp4 = {name: one for name, one in packed.items() if isinstance(one, Fp4Stack)}
+            store_stacks(self, routed, prefix, recipe, slots, shard.device, fp4)
             return set()
-        return store_modules(self, prefix, recipe, slots, device)
+        return store_modules(self, prefix, recipe, slots, shard.device)
 
     def module_cuts(self) -> Mapping[str, Cut]:
         modules = self._separate().modules().items()
@@ -120,6 +150,12 @@ class Experts(ModulesLayer):
             self._load_shared(module.split(".")[1].removesuffix("_proj"), weight)
         else:
             self._separate().take(module, weight)
+
+    def keep(self, module: str, weight: KeptWeight | None) -> None:
+        kept = self.kept
+        if kept is None or not isinstance(weight, Fp8Blocks):
+            raise ValueError(f"{module} is not kept in blocks of FP8")
+        self._separate().keep(module, weight, kept)
 
     def _separate(self) -> SeparateExperts:
         return SeparateExperts(self.spec, self.share, self.weights, self._hidden_size)

@@ -14,7 +14,10 @@ from workers.errors import ModelLoadError
 from workers.layers.formats.format import Cut
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
-from workers.layers.formats.stacks import StackCut, StackSlot, StoredStack
+from workers.layers.formats.stacks import StackCut, StackSlot, StoredStack, dequantising
+from workers.layers.kept.experts import KeptExperts
+from workers.layers.kept.fp8 import Fp8Blocks
+from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.moe.spec import MixtureSpec
 from workers.layers.routed_experts import RoutedWeights
 from workers.layers.sharding import ShardedLayer, TensorSource, WeightSlot, copy_slice
@@ -94,6 +97,16 @@ class SeparateExperts:
         targets = GatedTargets(self.weights, self.hidden_size, columns)
         targets.load(place, self._parts()[name], weight)
 
+    def keep(self, module: str, weight: Fp8Blocks, kept: KeptExperts) -> None:
+        """The same as it is stored."""
+        _, expert, name = module.split(".")
+        place, part = self.share.place_of(int(expert)), self._parts()[name]
+        stack = kept.down if part == "down" else kept.gate_up
+        if place is None or not isinstance(stack, Fp8Stack):
+            raise ValueError(f"{module} is not kept here in blocks of FP8")
+        first_row = self.share.num_columns if part == "up" else 0
+        stack.take(place, first_row, weight.values, weight.scales)
+
     def load(self, name_part: str, tensor: TensorSource) -> None:
         _, expert, name, _ = name_part.split(".")
         place = self.share.place_of(int(expert))
@@ -156,6 +169,29 @@ class StackedExperts:
         else:
             self.weights.down[place].copy_(matrix)
 
+    def keep(
+        self,
+        stack: str,
+        kept: Fp4Stack,
+        place: int,
+        blocks: torch.Tensor,
+        scales: torch.Tensor,
+    ) -> None:
+        """The same as it is stored: uint8 blocks and scales. Raises ModelLoadError for scales that
+        products do not take."""
+        if stack == "experts.gate_up_proj":
+            width = kept.rows // 2
+            gate, up = slice(0, width), slice(width, kept.rows)
+            fits = kept.take(place, gate, blocks[::2], scales[::2])
+            fits &= kept.take(place, up, blocks[1::2], scales[1::2])
+        else:
+            fits = kept.take(place, slice(0, kept.rows), blocks, scales)
+        if not fits:
+            raise ModelLoadError(
+                f"{stack} has scales above 2, which products with MXFP4 do not take; set "
+                "engine.quantized_products to dequantize"
+            )
+
     def _load_expert(self, name_part: str, tensor: TensorSource, place: int, expert: slice) -> None:
         share, weights = self.share, self.weights
         first, stop = share.first_column, share.first_column + share.num_columns
@@ -190,15 +226,21 @@ def store_stacks(
     recipe: WeightRecipe,
     slots: dict[str, WeightSlot],
     device: torch.device,
+    kept: Mapping[str, Fp4Stack],
 ) -> None:
-    """As FormattedLayer.store, of experts in stacks."""
+    """As FormattedLayer.store, of experts in stacks. kept: by stack, where it stays as it is."""
     for stack, cut in experts.stacks().items():
         if recipe.format_of(prefix + stack) == PLAIN:
             continue
         if not experts.spec.names.in_turns:
             raise ModelLoadError(f"{prefix}{stack} is quantised, and gate and up are not in turns")
         del slots[prefix + stack]
-        stored = StoredStack(prefix + stack, cut, partial(experts.take, stack), device)
+        take = (
+            partial(experts.keep, stack, kept[stack])
+            if stack in kept
+            else dequantising(prefix + stack, partial(experts.take, stack))
+        )
+        stored = StoredStack(cut, take, device)
         for part in ("blocks", "scales"):
             name = f"{stack}_{part}"
             slots[prefix + name] = StackSlot(layer, name, cut.shape(part), stored)
