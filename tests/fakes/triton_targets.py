@@ -1,5 +1,6 @@
 """The engine's Triton kernels compiled for GPUs that are not here: Triton's ptxas needs none."""
 
+import itertools
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -27,7 +28,14 @@ from workers.layers.cuda import (
 )
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
-from workers.layers.quantised import fp8_rounding, fp8_skinny, int4_skinny, int4_spread
+from workers.layers.quantised import expert_gemm as quantised_experts
+from workers.layers.quantised import (
+    expert_products,
+    fp8_rounding,
+    fp8_skinny,
+    int4_skinny,
+    int4_spread,
+)
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -156,9 +164,27 @@ def quantised_variants():
     rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
     for constants in (groups, rows):
         yield Variant(fp8_rounding._round_groups_kernel, fp8, constants, {"num_warps": 8})
+    yield from _kept_expert_variants()
     spread = {"GROUP_SIZE": 128, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
     matrix = {**int4, "out": "*bf16"}
     yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
+
+
+def _kept_expert_variants():
+    """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
+    tiles = dict.fromkeys(tiles for _, tiles in expert_products._TILES)
+    for one, is_fp4 in itertools.product(tiles, (True, False)):
+        width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
+        stack = "*i32" if is_fp4 else "*fp8e4nv"
+        types = {**_EXPERTS, "gate_up": stack, "down": stack}
+        types["scales"] = "*i32" if is_fp4 else "*fp32"
+        constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
+        constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}
+        options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
+        gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
+        down = {"DEPTH_SIZE": width, "WIDTH": hidden}
+        yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
+        yield Variant(quantised_experts._project_kernel, types, constants | down, options)
 
 
 def expert_variant(tiles, product, depth, width, has_bias=False):

@@ -66,7 +66,7 @@ class Fp4Stack(KeptStack):
 
     def dequantised(self) -> torch.Tensor:
         shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=self.words.device)
-        by_turn = self.words.unflatten(2, (-1, 1, WORDS_PER_TURN))
+        by_turn = self.words.view(self.num_matrices, self.rows, -1, 1, WORDS_PER_TURN)
         codes = (by_turn >> shifts.view(-1, 1) & 0xF).flatten(2)
         magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
         values = torch.cat([magnitudes, -magnitudes])[codes.long()]

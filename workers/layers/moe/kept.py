@@ -41,7 +41,7 @@ def kept_stacks(
         formats = {recipe.format_of(f"{prefix}experts.{name}") for name in shapes}
         if formats != {Mxfp4()}:
             return None
-        return {name: Fp4Stack(*shape, device) for name, shape in shapes.items()}
+        return {name: Fp4Stack(*_sizes(shape), device) for name, shape in shapes.items()}
     if experts.share.num_columns % BLOCK or experts.gate_up.shape[2] % BLOCK:
         return None
     # Experts that all tokens share are cut into pieces that need not be whole blocks.
@@ -49,12 +49,18 @@ def kept_stacks(
         return None
     if not all(_is_kept(recipe.format_of(prefix + name)) for name in experts.module_cuts()):
         return None
-    return {name: Fp8Stack(*shape, device) for name, shape in shapes.items()}
+    return {name: Fp8Stack(*_sizes(shape), device) for name, shape in shapes.items()}
+
+
+def _sizes(shape: torch.Size) -> tuple[int, int, int]:
+    num_matrices, rows, columns = shape
+    return num_matrices, rows, columns
 
 
 def _is_kept(one: WeightFormat) -> bool:
-    is_fp8 = isinstance(one, Scaled) and one.dtype == FP8
-    return is_fp8 and one.scaling == PerBlock(BLOCK, BLOCK)
+    if not isinstance(one, Scaled):
+        return False
+    return (one.dtype, one.scaling) == (FP8, PerBlock(BLOCK, BLOCK))
 
 
 def stack_of(module: nn.Module) -> Stack:

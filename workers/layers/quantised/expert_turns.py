@@ -29,12 +29,12 @@ def _run_fp4_turn(
     beginnings; weights: (COLUMNS,) to words of turn 0; scales: (COLUMNS,) to those of turn 0."""
     lanes = tl.arange(0, _WORDS)
     dtype = x_rows.dtype.element_ty
-    words = tl.load(weights[:, None] + (turn * _WORDS + lanes)[None, :])
+    words = tl.load(weights[:, None] + (lanes + turn * _WORDS)[None, :])
     values = fp4_values(words, tl.load(scales + turn * scale_stride), dtype, IS_PACKED)
     for shift in tl.static_range(_SHIFTS):
-        columns = turn * _TURN + shift * _WORDS + lanes
-        is_inner = columns < (DEPTH_SIZE if DEPTH_SIZE % _TURN else columns + 1)
-        inputs = tl.load(x_rows[:, None] + columns[None, :], mask=is_inner[None, :], other=0.0)
+        columns = lanes + (turn * _TURN + shift * _WORDS)
+        is_inner = (columns < DEPTH_SIZE)[None, :]
+        inputs = tl.load(x_rows[:, None] + columns[None, :], mask=is_inner, other=0.0)
         total = tl.dot(values[shift], inputs.T, total)
     return total
 
@@ -53,7 +53,7 @@ def _run_fp8_turn(
     IS_PACKED: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
     """The same of FP8 in blocks. DEPTH_SIZE is whole turns."""
-    columns = turn * _TURN + tl.arange(0, _TURN)
+    columns = tl.arange(0, _TURN) + turn * _TURN
     tile = tl.load(weights[:, None] + columns[None, :]).to(x_rows.dtype.element_ty)
     inputs = tl.load(x_rows[:, None] + columns[None, :])
     return total + tl.dot(tile, inputs.T) * tl.load(scales + turn * scale_stride)[:, None]

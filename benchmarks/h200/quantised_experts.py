@@ -1,0 +1,119 @@
+"""Experts' products with kept weights beside those with bfloat16, and how far from their floors.
+
+    python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192]
+
+Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a number of tokens:
+microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
+of the floor: the longer of reading the chosen experts' bytes and of multiplying in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.h200.attention_steps import graphed_seconds
+from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax
+from workers.layers.cuda.routed_experts import partial_products
+from workers.layers.kept.experts import KeptExperts, Stack
+from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_products import kept_partial_products
+from workers.layers.routed_experts import SILU, Gating, RoutedWeights
+
+CUDA = torch.device("cuda", 0)
+NUM_TOKENS = (1, 64, 256, 1024, 8192)
+REPEATS = 20
+BYTES_PER_S = 4.8e12
+FLOPS = 989e12
+"""Of an H200, dense in bfloat16, as NVIDIA gives them."""
+
+
+def fp4_stack(num: int, rows: int, columns: int) -> Stack:
+    stack = Fp4Stack(num, rows, columns, CUDA)
+    for place in range(num):
+        size = rows, columns // 32
+        blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, device=CUDA)
+        scales = torch.full(size, 120, dtype=torch.uint8, device=CUDA)
+        stack.take(place, slice(0, rows), blocks, scales)
+    return stack
+
+
+def fp8_stack(num: int, rows: int, columns: int) -> Stack:
+    stack = Fp8Stack(num, rows, columns, CUDA)
+    for place in range(num):
+        values = (torch.randn(rows, columns, device=CUDA) * 64.0).clamp_(-448.0, 448.0)
+        scales = torch.full((rows // 128, columns // 128), 0.02 / 64.0, device=CUDA)
+        stack.take(place, 0, values.to(torch.float8_e4m3fn), scales)
+    return stack
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    hidden_size: int
+    width: int
+    num_experts: int
+    num_chosen: int
+    gating: Gating
+    has_bias: bool
+    stack: Callable[[int, int, int], Stack]
+
+
+MODELS = {
+    "gpt-oss-20b mxfp4": Model(2880, 2880, 32, 4, Gating(1.702, 7.0), True, fp4_stack),
+    "qwen3-30b-a3b fp8": Model(2048, 768, 128, 8, SILU, False, fp8_stack),
+}
+
+
+def kept_experts(model: Model) -> KeptExperts:
+    num, hidden, width = model.num_experts, model.hidden_size, model.width
+    biases: tuple[torch.Tensor | None, ...] = (None, None)
+    if model.has_bias:
+        biases = tuple(torch.randn(num, n, device=CUDA).bfloat16() for n in (2 * width, hidden))
+    stacks = model.stack(num, 2 * width, hidden), model.stack(num, hidden, width)
+    return KeptExperts(*stacks, model.gating, *biases)
+
+
+def plain_experts(kept: KeptExperts) -> RoutedWeights:
+    matrices = (one.dequantised().bfloat16() for one in (kept.gate_up, kept.down))
+    return RoutedWeights(*matrices, kept.gating, kept.gate_up_bias, kept.down_bias)
+
+
+def stack_bytes(stack: Stack) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in stack.buffers())
+
+
+def floor_seconds(model: Model, kept: KeptExperts, chosen: Chosen) -> float:
+    share = len(chosen.ids.unique()) / model.num_experts
+    num_bytes = share * (stack_bytes(kept.gate_up) + stack_bytes(kept.down))
+    flops = 2.0 * chosen.ids.numel() * 3 * model.hidden_size * model.width
+    return max(num_bytes / BYTES_PER_S, flops / FLOPS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=NUM_TOKENS)
+    arguments = parser.parse_args()
+    print(torch.cuda.get_device_name(CUDA))
+    for name, model in MODELS.items():
+        kept = kept_experts(model)
+        plain = plain_experts(kept)
+        for num_tokens in arguments.tokens:
+            x = torch.randn(num_tokens, model.hidden_size, device=CUDA).bfloat16()
+            logits = torch.randn(num_tokens, model.num_experts, device=CUDA)
+            chosen = choose_by_softmax(logits, model.num_chosen, 0, 1.0, True)
+            before = graphed_seconds(partial(partial_products, x, chosen, plain), REPEATS)
+            after = graphed_seconds(partial(kept_partial_products, x, chosen, kept, 0), REPEATS)
+            floor = floor_seconds(model, kept, chosen)
+            print(
+                f"{name} tokens {num_tokens:5} bf16 {before * 1e6:8.1f} kept {after * 1e6:8.1f} "
+                f"x{before / after:.2f} of the floor {floor / after:.0%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Experts' products with kept weights against their dequantised matrices, and an engine of them."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.fakes.quantised_checkpoints import quantise_folder
+from tests.fakes.tiny_models import MIXTURES, TinyModel, save_tiny_model
+from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
+from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
+from tests.unit.workers.loading.test_quantised_experts import STACKS, WIDE, quantise_stacks
+from workers.config import EngineConfig
+from workers.layers.cuda.expert_routing import choose_by_softmax
+from workers.layers.formats.mxfp4 import dequantise_mxfp4
+from workers.layers.kept.experts import KeptExperts
+from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_products import kept_partial_products
+from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
+
+pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
+NUM_EXPERTS, NUM_CHOSEN = 8, 2
+ROUNDED = 1e-2
+"""Relative, of two products with a rounding to 16 bits between and behind them."""
+
+
+def fp4_stack(rows, columns):
+    stack = Fp4Stack(NUM_EXPERTS, rows, columns, CUDA)
+    size = rows, columns // 32
+    for place in range(NUM_EXPERTS):
+        blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, device=CUDA)
+        scales = torch.randint(116, 123, size, dtype=torch.uint8, device=CUDA)
+        assert stack.take(place, slice(0, rows), blocks, scales)
+        assert torch.equal(stack.dequantised()[place], dequantise_mxfp4(blocks, scales))
+    return stack
+
+
+def fp8_stack(rows, columns):
+    stack = Fp8Stack(NUM_EXPERTS, rows, columns, CUDA)
+    for place in range(NUM_EXPERTS):
+        values = (torch.randn(rows, columns, device=CUDA) * 64).clamp(-448, 448)
+        scales = torch.rand(rows // 128, columns // 128, device=CUDA) * 1e-3
+        stack.take(place, 0, values.to(torch.float8_e4m3fn), scales)
+    return stack
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 40, 130, 250, 700])
+@pytest.mark.parametrize(
+    ("stack", "hidden_size", "width", "gating"),
+    [
+        (fp4_stack, 288, 160, Gating(1.702, 7.0)),
+        (fp4_stack, 2880, 2880, Gating(1.702, 7.0)),
+        (fp8_stack, 2048, 768, SILU),
+    ],
+)
+def test_products_are_those_of_dequantised_experts(
+    stack, hidden_size, width, gating, num_tokens
+) -> None:
+    gate_up, down = stack(2 * width, hidden_size), stack(hidden_size, width)
+    biases = [None, None]
+    if stack is fp4_stack:
+        sizes = (2 * width, hidden_size)
+        biases = [torch.randn(NUM_EXPERTS, n, device=CUDA).bfloat16() for n in sizes]
+    kept = KeptExperts(gate_up, down, gating, *biases)
+    wide = [None if one is None else one.float() for one in biases]
+    plain = RoutedWeights(gate_up.dequantised(), down.dequantised(), gating, *wide)
+    x = torch.randn(num_tokens, hidden_size, device=CUDA).bfloat16()
+    logits = torch.randn(num_tokens, NUM_EXPERTS, device=CUDA)
+    chosen = choose_by_softmax(logits, NUM_CHOSEN, 0, 1.0, True)
+    parts = kept_partial_products(x, chosen, kept, 0)
+    assert parts.shape == (NUM_CHOSEN, num_tokens, hidden_size)
+    some = slice(0, 60)
+    want = routed_in_torch(x[some].float(), chosen.ids[some], chosen.weights[some], plain)
+    got = parts[:, some].float().sum(0)
+    assert (got - want).norm() / want.norm() < ROUNDED
+
+
+def test_an_engine_keeps_mxfp4(tmp_path) -> None:
+    tiny = MIXTURES["gpt_oss"]
+    changes = {**tiny.changes, **WIDE, "head_dim": 32}
+    folder = save_tiny_model(TinyModel(tiny.model_type, changes), tmp_path)
+    quantise_stacks(folder)
+    quantise_folder(folder, STACKS, lambda module: None)
+    prompts = prompts_of(4, 200, longest=30)
+    texts = [
+        generate(
+            EngineConfig(
+                model=str(folder),
+                max_running_requests=8,
+                dtype="bfloat16",
+                gpu_memory_fraction=0.3,
+                **ways,
+            ),
+            prompts,
+            GREEDY,
+        )
+        for ways in ({}, {"enable_cuda_graphs": False}, {"quantized_products": "dequantize"})
+    ]
+    assert texts[0] == texts[1]
+    # MXFP4 is exact in bfloat16: only the order of sums differs.
+    assert sum(a[0] == b[0] for a, b in zip(texts[0], texts[2], strict=True)) >= 3
