@@ -1,0 +1,69 @@
+"""Runs a block of the PTX that packs two bfloat16 into a register, as the instruction set has it:
+prmt, shifts, lop3, and, sub and mul of bf16x2. Registers are int64 tensors below 2**32."""
+
+import re
+
+import torch
+
+_LOP3 = (0xF0, 0xCC, 0xAA)
+
+
+def _halves(register):
+    bits = torch.stack([register & 0xFFFF, register >> 16])
+    signed = torch.where(bits >= 1 << 15, bits - (1 << 16), bits)
+    return signed.to(torch.int16).view(torch.bfloat16).double()
+
+
+def _joined(values):
+    bits = values.to(torch.bfloat16).view(torch.int16).long() & 0xFFFF
+    return bits[0] | bits[1] << 16
+
+
+def _prmt(a, b, selector):
+    given = [value >> (8 * byte) & 0xFF for value in (a, b) for byte in range(4)]
+    chosen = [given[int(selector) >> (4 * place) & 0x7] for place in range(4)]
+    return sum(byte << (8 * place) for place, byte in enumerate(chosen))
+
+
+def _lop3(a, b, c, table):
+    out = torch.zeros_like(a)
+    for row in range(8):
+        if int(table) >> row & 1:
+            term = torch.full_like(out, 0xFFFFFFFF)
+            for value, column in zip((a, b, c), _LOP3, strict=True):
+                term &= value if column >> row & 1 else ~value & 0xFFFFFFFF
+            out |= term
+    return out
+
+
+_INSTRUCTIONS = {
+    "prmt.b32": _prmt,
+    "lop3.b32": _lop3,
+    "and.b32": lambda a, b: a & b,
+    "shl.b32": lambda a, bits: a << bits & 0xFFFFFFFF,
+    "shr.u32": lambda a, bits: a >> bits,
+    "sub.rn.bf16x2": lambda a, b: _joined(_halves(a) - _halves(b)),
+    "mul.rn.bf16x2": lambda a, b: _joined(_halves(a) * _halves(b)),
+}
+
+
+def run_ptx(text, inputs, num_outputs):
+    """inputs: registers $num_outputs and on, int64 (n,). The values of $0 and on, each two halves
+    as float64 (2, n)."""
+    registers = {f"${num_outputs + place}": value for place, value in enumerate(inputs)}
+
+    def read(name):
+        if name in registers:
+            return registers[name]
+        return torch.tensor(int(name, 0)).expand_as(inputs[0])
+
+    for line in text.strip("{} ").split(";"):
+        name, _, operands = line.strip().partition(" ")
+        if not name or name == ".reg":
+            continue
+        target, *sources = re.split(r",\s*", operands)
+        values = [read(source) for source in sources]
+        if name in ("prmt.b32", "lop3.b32"):
+            values[-1] = int(sources[-1], 0)
+        registers[target] = _INSTRUCTIONS[name](*values)
+    return [_halves(registers[f"${place}"]) for place in range(num_outputs)]
