@@ -16,3 +16,25 @@ def test_matrices_are_noise_biases_zeros_and_norms_ones() -> None:
     assert not model[1].bias.any()
     assert (model[2].weight == 1.0).all()
     assert model.counts.tolist() == [0, 1, 2]
+
+
+def test_quantised_matrices_stand_for_noise() -> None:
+    model = nn.Module()
+    tensors = {
+        "weight": torch.empty(200, 128, dtype=torch.float8_e4m3fn),
+        "weight_scale": torch.empty(200, 1),
+        "qweight": torch.zeros(16, 200, dtype=torch.int32),
+        "qzeros": torch.empty(1, 25, dtype=torch.int32),
+        "scales": torch.empty(1, 200, dtype=torch.float16),
+        "w13_weight_scale": torch.empty(4, 8, dtype=torch.uint8),
+    }
+    for name, tensor in tensors.items():
+        model.register_buffer(name, tensor)
+    fill_with_noise(model)
+    fp8 = model.weight.float() * model.weight_scale
+    assert 0.018 < fp8.std().item() < 0.022
+    shifts = torch.arange(0, 32, 4)[:, None, None]
+    values = ((model.qweight >> shifts & 15) - 8) * model.scales.float()
+    assert 0.018 < values.std().item() < 0.022
+    assert (model.qzeros >> shifts & 15).eq(7).all()
+    assert (model.w13_weight_scale == 120).all()
