@@ -18,7 +18,13 @@ from tests.integration.services import RunningService, grpc_request
 
 NUM_REPLICAS = 2
 # Few enough pages for a dozen sequences to preempt each other, with room for one of any length.
-ENGINE = {"page_size": 8, "num_pages": 120, "max_context_len": 640, "num_cpu_threads": 1}
+ENGINE = {
+    "page_size": 8,
+    "num_pages": 120,
+    "max_context_len": 640,
+    "num_cpu_threads": 1,
+    "speculative": "ngram",
+}
 ADMISSION = {"max_live_requests": 20}
 # Of the order of one CPU core; the roofline's scale here, not a claim about any machine.
 PEAKS = {"peak_bytes_per_s": 2e10, "peak_flops_per_s": 1e11}

@@ -49,7 +49,7 @@ LEFT_TO_CHANCE = {
 # What must be true of the metrics while there is load, whatever panels show.
 EXPECTED = {
     "the service": f'up{{job="{JOB}"}} == 1',
-    "attention of both phases": "count(sum by (phase) (tessera_attention_seconds_count)) == 2",
+    "attention of all phases": "count(sum by (phase) (tessera_attention_seconds_count)) == 3",
     "steps": "sum(rate(tessera_step_seconds_count[5s])) > 0",
     "time to first token": (
         "histogram_quantile(0.5, sum by (le) ("

@@ -224,9 +224,9 @@ def test_every_script_has_a_short_run_here():
     assert tried == scripts
 
 
-def test_edit_drafts_counts_tokens_of_both_proposers():
+def test_edit_drafts_counts_tokens_of_all_proposers():
     table = rows(run("edit_drafts", "--prompts", "2", "--max-draft-tokens", "4"))
-    for method in ("ngram", "suffix"):
+    for method in ("ngram", "suffix", "draft:builtin-draft"):
         tokens_a_step, acceptance_length, wasted, *_ = numbers(" ".join(table[method]))
         assert 1 < tokens_a_step <= acceptance_length <= 5
         assert 0 <= wasted < 100
