@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workers.errors import ConfigError
-from workers.speculation.config import DraftPolicyName, SpeculativeConfig, check_draft_limits
+from workers.speculation.config import (
+    DraftPolicyName,
+    SpeculativeConfig,
+    check_draft_limits,
+    check_tree,
+)
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
@@ -52,7 +57,9 @@ class EngineConfig:
     proposes as much as it found alike; "draft:MODEL" is a smaller model of the same vocabulary,
     given as model is, "eagle3:FOLDER" a head that reads the model's states; both share what there
     is of KV memory (on CPU only). max_draft_tokens: of a request and step; draft_policy: who
-    chooses how many of them a step has.
+    chooses how many of them a step has. draft_tree: of "suffix" and "draft:MODEL", how many of the
+    likeliest drafts a step verifies one, two, ... tokens ahead, [4, 4, 2] for 10 together, whatever
+    max_draft_tokens is; empty: one behind the other. On CPU only.
     deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
     its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
     these, on CPU token by token. What cannot is refused at the start, with the reason.
@@ -111,6 +118,7 @@ class EngineConfig:
     speculative: str | None = None
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
+    draft_tree: tuple[int, ...] = ()
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False
@@ -133,10 +141,13 @@ class EngineConfig:
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """What speculative, max_draft_tokens and draft_policy say together; None: no drafts."""
+        """What speculative, max_draft_tokens, draft_policy and draft_tree say together; None: no
+        drafts."""
         if self.speculative is None:
             return None
-        return SpeculativeConfig.parse(self.speculative, self.max_draft_tokens, self.draft_policy)
+        return SpeculativeConfig.parse(
+            self.speculative, self.max_draft_tokens, self.draft_policy, self.draft_tree
+        )
 
     def __post_init__(self) -> None:
         positive = (
@@ -156,6 +167,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         self._check_ranks()
         check_draft_limits(self.max_draft_tokens, self.draft_policy)
+        check_tree(self.draft_tree)
         if self.speculation is not None:
             self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):

@@ -66,6 +66,11 @@ class TokenToKVPool(ABC):
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         """Zero what cache_indices int64 (n,) hold, in account 0, in all layers. No wait."""
 
+    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Write what sources hold to targets, both int64 (n,) cache indices of account 0, in all
+        layers; all is read before anything is written. No wait."""
+        raise ValueError(f"tokens of a {type(self).__name__} stay where they are")
+
     def clear_bounded(self, account: int, cache_indices: torch.Tensor) -> None:
         """As clear_tokens, of an account beside account 0."""
         raise ValueError(f"there is no account {account}: one keeps every token of every layer")
@@ -103,10 +108,18 @@ class MHATokenToKVPool(TokenToKVPool):
             tokens.index_copy_(0, out_cache_loc, new.to(tokens.dtype))
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
-        for buffer in (self._k, self._v):
-            # float8 is indexed as bytes: torch has no kernel for it.
-            stored = buffer.view(torch.uint8) if buffer.itemsize == 1 else buffer
-            stored.flatten(1, 2).index_fill_(1, cache_indices, 0)
+        for tokens in self._stored():
+            tokens.index_fill_(1, cache_indices, 0)
+
+    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        for tokens in self._stored():
+            tokens.index_copy_(1, targets, tokens.index_select(1, sources))
+
+    def _stored(self) -> tuple[torch.Tensor, ...]:
+        """K and V, (layers, cache indices, heads, size). float8 is indexed as bytes: torch has no
+        kernel for it."""
+        stored = (b.view(torch.uint8) if b.itemsize == 1 else b for b in (self._k, self._v))
+        return tuple(buffer.flatten(1, 2) for buffer in stored)
 
 
 def zeroed_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

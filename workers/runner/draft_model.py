@@ -23,6 +23,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.speculation.draft import DraftModelProposer
+from workers.speculation.draft_tree import DraftTreeProposer
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
@@ -33,16 +34,18 @@ _ANY_PAGE_SIZE = 1
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
     """A model whose backend reads and writes a pool of its own at the target's cache indices.
-    table: int32 (num_slots, max_context_len), req_to_token."""
+    table: int32 (num_slots, max_context_len), req_to_token. tree: as in SpeculativeConfig."""
 
     model: CausalLM
     backend: AttentionBackend
     pool: TokenToKVPool
     table: torch.Tensor
+    tree: tuple[int, ...]
 
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
         """As PlacedDrafter.proposer: it reads tokens only."""
-        return DraftModelProposer(history, self.model, self.backend, self.table)
+        own = history, self.model, self.backend, self.table
+        return DraftTreeProposer(*own, self.tree) if self.tree else DraftModelProposer(*own)
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         """As PlacedDrafter.clear_tokens."""
@@ -95,7 +98,7 @@ class DraftModel:
         backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(req_to_token_pool, pool)
         self._loaded.model.prepare(req_to_token_pool, pool)
         table = req_to_token_pool.req_to_token
-        return PlacedModel(self._loaded.model, backend, pool, table)
+        return PlacedModel(self._loaded.model, backend, pool, table, config.draft_tree)
 
 
 def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:

@@ -24,6 +24,11 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
     speculation = config.speculation
     has_drafter = speculation is not None and speculation.model is not None
     if device.type == "cuda":
+        if speculation is not None and speculation.tree:
+            raise ConfigError(
+                f"draft_tree={list(speculation.tree)}: trees of drafts run on CPU only so far; "
+                "leave it out for drafts one behind the other"
+            )
         if has_drafter:
             raise ConfigError(
                 f"speculative={config.speculative!r}: draft models and heads run on CPU only so "

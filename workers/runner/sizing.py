@@ -22,6 +22,7 @@ from attention.tuning.candidates import is_tuned
 from attention.tuning.choice import TunedRoutes
 from attention.tuning.layers import DecodeFront
 from attention.tuning.router import build_tuned_attention
+from attention.visibility import CAUSAL_ONLY, VisibilityKind
 from workers.config import EngineConfig
 from workers.engine.protocol import AttentionMeasurementRecord
 from workers.errors import ConfigError
@@ -154,6 +155,7 @@ def attention_needs(config: EngineConfig, loaded: Attending) -> AttentionNeeds:
         head_dims=(geometry.head_dim, geometry.v_head_dim),
         needs_deterministic=config.deterministic,
         latent=geometry.latent,
+        visibilities=CAUSAL_ONLY | ({VisibilityKind.TREE} if config.draft_tree else set()),
     )
 
 

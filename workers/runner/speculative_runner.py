@@ -22,8 +22,9 @@ from workers.speculation.chain import ChainVerifier
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import Proposer
+from workers.speculation.proposer import Moved, Proposer
 from workers.speculation.runs import HostRuns, SampledRuns, observed_step, result_of_runs
+from workers.speculation.tree import HeldPaths, TreeVerifier, in_order
 from workers.speculation.verifier import Verifier
 
 
@@ -36,10 +37,21 @@ def check_forgets(config: EngineConfig, model: CausalLM, architecture: str) -> N
         )
 
 
+def check_branches(speculation: SpeculativeConfig, model: CausalLM, architecture: str) -> None:
+    """Raises ConfigError where keys and values of a tree's path cannot be brought in line, or a
+    draft's position is not its place among the tokens."""
+    has_more = model.encoder is not None or model.media is not None
+    if has_more or model.geometry.latent is not None:
+        raise ConfigError(
+            f"draft_tree={list(speculation.tree)} and {architecture}: only models of text that "
+            "keep keys and values of heads verify trees; leave draft_tree out"
+        )
+
+
 class SpeculativeModelRunner(ModelRunner):
     """On CPU, where the host knows true lengths as soon as a step has run.
 
-    Raises ConfigError, beside what ModelRunner raises, as check_forgets does.
+    Raises ConfigError, beside what ModelRunner raises, as check_forgets and check_branches do.
     """
 
     def __init__(
@@ -50,16 +62,19 @@ class SpeculativeModelRunner(ModelRunner):
         if speculation is None:
             raise ConfigError("a runner of drafts needs to know who proposes them")
         check_forgets(config, self._model, self.facts.architecture)
+        if speculation.tree:
+            check_branches(speculation, self._model, self.facts.architecture)
         num_slots, max_context_len = self._req_to_token.shape
         history = TokenHistory(num_slots, max_context_len, device)
         self._proposer = self._make_proposer(speculation, history)
         self._verifier: Verifier = ChainVerifier()
+        self._tree_verifier = TreeVerifier()
         self._runs = HostRuns(self._req_to_token, history, self._proposer)
         # The step being launched, or its piece, as it runs.
         self._plan: StepPlan | None = None
 
     def _make_proposer(self, speculation: SpeculativeConfig, history: TokenHistory) -> Proposer:
-        return make_proposer(speculation.method, history)
+        return make_proposer(speculation.method, history, speculation.tree)
 
     def make_executor(self) -> StepExecutor:
         return NamingStepExecutor(self.name, self.run_named, self._masks)
@@ -100,23 +115,37 @@ class SpeculativeModelRunner(ModelRunner):
         behind = inputs.batch.input_ids.index_select(
             0, inputs.state_indices[: len(inputs.sample_slots)]
         )
-        run_lens = self._verifier.accept(sampled.token_ids, behind, num_samples)
-        self._runs.take_in(
-            inputs.sample_slots, inputs.sample_positions, sampled.token_ids, run_lens, num_samples
-        )
+        positions, moved = inputs.sample_positions, None
+        if inputs.trees is None:
+            run_lens = self._verifier.accept(sampled.token_ids, behind, num_samples)
+        else:
+            held = self._tree_verifier.accept(sampled.token_ids, behind, num_samples, inputs.trees)
+            run_lens, sampled = held.run_lens, in_order(sampled, held.order)
+            positions = inputs.trees.places + np.int32(1)
+            moved = self._line_up(inputs, held)
+        self._runs.take_in(inputs.sample_slots, positions, sampled.token_ids, run_lens, num_samples)
         ends = torch.from_numpy(num_samples).cumsum(0)
         last = ends - torch.from_numpy(num_samples) + run_lens - 1
         slots = inputs.sample_slots_device.index_select(0, last)
         next_ids = sampled.token_ids.index_select(0, last)
         self._sampling.remember(slots, next_ids)
-        self._tell_proposer(run_lens, next_ids)
+        self._tell_proposer(run_lens, next_ids, moved)
         if inputs.drafts is None:
             return sampled
         return SampledRuns(
             sampled.token_ids, sampled.has_nan, sampled.logprobs, run_lens, num_samples
         )
 
-    def _tell_proposer(self, run_lens: torch.Tensor, next_ids: torch.Tensor) -> None:
+    def _line_up(self, inputs: StepInputs, held: HeldPaths) -> Moved:
+        """Keys and values of each row's path come to stand where a chain's would."""
+        targets = inputs.batch.out_cache_loc
+        moved = targets[held.order], targets
+        self._backend.token_to_kv_pool.move_tokens(*moved)
+        return moved
+
+    def _tell_proposer(
+        self, run_lens: torch.Tensor, next_ids: torch.Tensor, moved: Moved | None = None
+    ) -> None:
         """run_lens, next_ids: int64 (num sampling rows,)."""
         assert self._plan is not None, "a step is observed once it is launched"
-        self._proposer.observe(observed_step(self._plan, run_lens, next_ids))
+        self._proposer.observe(observed_step(self._plan, run_lens, next_ids, moved))

@@ -14,12 +14,14 @@ import torch
 from attention.forward_batch import AttentionDispatch, ForwardBatch, ForwardMode
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.visibility import Tree
 from workers.models.token_inputs import PlacedEmbeddings
 from workers.pooling.states import PooledStates
 from workers.sampling.logprobs import LogprobTensors
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, TableWrite
+from workers.scheduler.plan_tree import PlanTrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class StepInputs:
     slots of the first. sample_slots, sample_positions: host int32 (num samples,), slot and absolute
     position of the token to be sampled. num_samples: host int32 (num sampling rows,), of each row.
     masked_slots: host int32 (n,), those of sample_slots that wait for the masks of step step_id.
-    drafts: of the samples, None where no row has any. positions, embeddings: as in TokenInputs.
+    drafts: of the samples, None where no row has any. trees: None where these stand one behind the
+    other. positions, embeddings: as in TokenInputs.
     """
 
     batch: ForwardBatch
@@ -46,6 +49,7 @@ class StepInputs:
     step_id: int
     masked_slots: IntArray
     drafts: RunDrafts | None
+    trees: PlanTrees | None = None
     embeddings: PlacedEmbeddings | None = None
 
 
@@ -108,9 +112,12 @@ class StepInputBuilder:
         seq_lens = plan.prefix_lens + plan.num_new_tokens
         row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
         token_slots = np.repeat(plan.slots, plan.num_new_tokens)
-        positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(
+        places = positions = np.arange(plan.num_tokens, dtype=np.int32) + np.repeat(
             plan.prefix_lens + plan.num_new_tokens - row_ends, plan.num_new_tokens
         )
+        trees = PlanTrees.of(plan, places) if plan.has_trees else None
+        if trees is not None:
+            positions = trees.positions
         sampled = _sampled_tokens(row_ends, plan.samples)
         unfinished = row_ends[plan.samples == 0] - 1
         sample_slots = token_slots[sampled]
@@ -131,9 +138,13 @@ class StepInputBuilder:
                 ),
             )
         )
-        self._write_new_tokens(device)
+        written = device.positions if trees is None else self._upload(*_as_int64(places))[0]
+        self._write_new_tokens(device, written)
+        batch = _forward_batch(plan, seq_lens, device, attn_backend)
+        if trees is not None:
+            batch.visibility = Tree.of_parents(trees.rows, self._device)
         return StepInputs(
-            _forward_batch(plan, seq_lens, device, attn_backend),
+            batch,
             device.positions,
             device.token_slots,
             device.state_indices,
@@ -143,14 +154,16 @@ class StepInputBuilder:
             plan.samples[plan.samples > 0],
             plan.step_id,
             plan.masked_slots,
-            RunDrafts.of(plan) if plan.has_runs else None,
+            RunDrafts.of(plan, trees) if plan.has_runs else None,
+            trees,
         )
 
-    def _write_new_tokens(self, device: _Uploaded) -> None:
-        """Every account's table learns where the step's tokens go."""
+    def _write_new_tokens(self, device: _Uploaded, places: torch.Tensor) -> None:
+        """Every account's table learns where the step's tokens go. places: int64 (num_tokens,), in
+        their rows of it."""
         all_locs = device.out_cache_loc, *device.bounded_cache_locs
         for table, locs in zip(self._req_to_token_pool.own_tables, all_locs, strict=True):
-            table[device.token_slots, device.positions] = locs.int()
+            table[device.token_slots, places] = locs.int()
 
     def apply_memory_writes(self, plan: StepPlan) -> None:
         """Clear and move what the plan says, before its step and after all earlier ones."""

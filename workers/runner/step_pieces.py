@@ -139,6 +139,7 @@ def _split_rows(plan: StepPlan, num_rows: int) -> tuple[StepPlan, StepPlan]:
             prompt_logprobs=wants,
             pooled=of_half,
             encoder=plan.encoder.of_slots(plan.slots[own]),
+            parents=plan.parents[these],
         )
         for own, these, wants, of_half in zip(
             rows, tokens, (first_wants, second_wants), pooled, strict=True

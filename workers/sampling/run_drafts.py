@@ -2,7 +2,7 @@
 
 What such a rule has counted ends with the token sampled last. Each sample of a run is drawn as if
 the drafts before it had been sampled, and of the samples those are counted that hold: behind a
-wrong draft none does. Knows slots' rows and token ids; a row's drafts stand one behind the other.
+wrong draft none does. Knows slots' rows and token ids.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,24 @@ from torch import Tensor
 
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan
+from workers.scheduler.plan_tree import PlanTrees
 
 
 @dataclass(frozen=True, slots=True)
 class RunDrafts:
     """Of all samples of a step, host int32 (n,) both. token_ids: what each is drawn behind.
-    num_before: how many drafts of its row that and the ones before are, 0 for a row's first."""
+    num_before: how many drafts that and the ones before it are, 0 for a row's first. paths: as in
+    PlanTrees; None where a row's drafts stand one behind the other."""
 
     token_ids: IntArray
     num_before: IntArray
+    paths: npt.NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan) -> "RunDrafts":
-        """Of a plan with runs. It names their drafts."""
+    def of(cls, plan: StepPlan, trees: PlanTrees | None = None) -> "RunDrafts":
+        """Of a plan with runs. It names their drafts. trees: where it has any."""
+        if trees is not None:
+            return cls(plan.input_ids, trees.depths, trees.paths)
         samples, stops = plan.samples, np.cumsum(plan.samples, dtype=np.int32)
         own = np.arange(stops[-1], dtype=np.int32)
         row_ends = np.cumsum(plan.num_new_tokens, dtype=np.int32)
@@ -47,8 +52,13 @@ class RunDrafts:
         columns = np.arange(width)
         is_draft = columns < num_before[:, None]
         # The draft in column j is what the sample in this row was to be.
-        sources = np.where(is_draft, rows[:, None] - num_before[:, None] + columns, rows[:, None])
-        drafts = self.token_ids[np.where(is_draft, sources + 1, 0)].astype(np.int64)
+        if self.paths is None:
+            places = rows[:, None] - num_before[:, None] + columns
+            drafts_at = places + 1
+        else:
+            places, drafts_at = self.paths[rows, :width], self.paths[rows, 1 : width + 1]
+        sources = np.where(is_draft, places, rows[:, None])
+        drafts = self.token_ids[np.where(is_draft, drafts_at, 0)].astype(np.int64)
         drafts[~is_draft] = 0
         is_first = num_before == 0
         return (
@@ -92,8 +102,9 @@ class DraftsBefore(NamedTuple):
         """sampled: int64 (n,), all samples of the step."""
         is_right = sampled[self.sources] == self.token_ids
         holds = (is_right | (self.counts == 0)).all(dim=1)
-        run_lens = torch.zeros_like(self.firsts).scatter_add_(0, self.run_of, holds.long())
-        return HeldSamples(self, holds, self.firsts + run_lens - 1)
+        places = torch.arange(len(holds), device=holds.device).where(holds, 0)
+        last = self.firsts.scatter_reduce(0, self.run_of, places, "amax")
+        return HeldSamples(self, holds, last)
 
 
 class HeldSamples(NamedTuple):

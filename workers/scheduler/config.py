@@ -57,9 +57,9 @@ class SchedulerConfig:
     requests that bring none; None takes entropy. enable_mixed_batches: prefill chunks and decode
     rows in one step. bounded: the accounts beside the one that keeps every token.
     max_draft_tokens: drafts that a row may verify in one step, 0 without speculation; draft_policy:
-    who chooses how many it does. encoder: of models that have one. num_snapshots: places for states
-    after prefixes, of a model that keeps states; 0 where it keeps none. Such a model's prefixes are
-    cached where there are places only.
+    who chooses how many it does; has_draft_trees: they are trees. encoder: of models that have one.
+    num_snapshots: places for states after prefixes, of a model that keeps states; 0 where it keeps
+    none. Such a model's prefixes are cached where there are places only.
     product_s: seconds of a step's products with 1, 2, ... tiles of TILE_TOKENS tokens; empty where
     they were not timed. embedding_size: values of the vector that a prompt can be pooled to; 0
     where the model gives none. media: what the model takes in place of placeholders, None for
@@ -85,6 +85,7 @@ class SchedulerConfig:
     bounded: tuple[BoundedAccount, ...] = ()
     max_draft_tokens: int = 0
     draft_policy: DraftPolicyName = "fixed"
+    has_draft_trees: bool = False
     encoder: EncoderAccount | None = None
     num_snapshots: int = 0
     product_s: tuple[float, ...] = ()

@@ -105,6 +105,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     table_writes, the encoders, state_restores and media take effect, in that order, before the
     step. state_saves: during it.
 
+    parents: empty, where the drafts of every row stand one behind the other. Else int32
+    (num_tokens,): which of its row's new tokens, all of which yield a next one, each stands behind,
+    one before it; -1 for the first. The row's new tokens are still written one behind the other.
+    Tokens behind the same one differ.
+
     pooled: rows that samples says nothing of, because a vector is their request's result.
     """
 
@@ -128,6 +133,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     state_restores: StateRestores = NO_RESTORES
     state_saves: StateSaves = NO_SAVES
     media: MediaPlan = NO_MEDIA
+    parents: IntArray = EMPTY
 
     @property
     def batch_size(self) -> int:
@@ -162,6 +168,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     def has_runs(self) -> bool:
         """Whether a row yields more than one token."""
         return not self.is_decode and bool((self.samples > 1).any())
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether a row has several drafts of one place."""
+        return len(self.parents) > 0
 
     @property
     def mode(self) -> ForwardMode:

@@ -103,7 +103,9 @@ class Scheduler:
             self._table, self._memory, self._waiting, self._forecast, self._ledger.counters
         )
         self._prompt_step_costs = StepCostModel()
-        self._drafts = make_policy(config.draft_policy, config.max_draft_tokens)
+        self._drafts = make_policy(
+            config.draft_policy, config.max_draft_tokens, config.has_draft_trees
+        )
         self._policy = self._build_policy()
         self._committer = Committer(
             self._table, self._memory, self._ledger, self._forecast, clock, self._drafts

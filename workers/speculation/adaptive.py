@@ -7,6 +7,7 @@ share of the time (a budget of regret), and what a trial did cost is paid before
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +70,11 @@ class Acceptance:
 class AdaptiveLength:
     """See DraftPolicy and the head of this file. Knows no clock: seconds are told."""
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        self._lengths = lengths_up_to(max_draft_tokens)
+    def __init__(self, lengths: Sequence[int]) -> None:
+        """lengths: to choose from, ascending from 0 on."""
+        self._lengths = list(lengths)
         self._columns = np.array(self._lengths)
-        self._acceptance = Acceptance(max_draft_tokens)
+        self._acceptance = Acceptance(self._lengths[-1])
         self._seconds = StepSeconds(self._lengths)
         self._chosen = 0
         self._saved_s = 0.0

@@ -3,6 +3,7 @@
 Knows no tensor and no request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -16,6 +17,9 @@ METHODS: tuple[Method, ...] = get_args(Method)
 METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft", "eagle3"})
 """What needs a MODEL behind a colon, as EngineConfig.model is given, or for eagle3 the folder of a
 head; others take none."""
+
+METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft"})
+"""Who may propose several drafts for one place."""
 
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 
@@ -32,17 +36,28 @@ def check_draft_limits(max_draft_tokens: int, policy: DraftPolicyName) -> None:
         )
 
 
+def check_tree(tree: Sequence[int]) -> None:
+    """tree: drafts at each depth, none for chains. Raises ConfigError."""
+    if any(width < 1 for width in tree) or sum(tree) > MAX_DRAFT_TOKENS:
+        raise ConfigError(
+            f"draft_tree must have at least 1 draft at each depth and {MAX_DRAFT_TOKENS} in all, "
+            f"got {list(tree)}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """method: who proposes. model: by which model, None where by none. max_draft_tokens: of a row
     and step, 1 to MAX_DRAFT_TOKENS. policy: "adaptive" chooses the length of every step by
-    measurement, none included; "fixed" takes max_draft_tokens always.
+    measurement, none included; "fixed" takes max_draft_tokens always. tree: of drafts that are a
+    tree, how many it has at each depth; they are the max_draft_tokens.
     """
 
     method: Method
     max_draft_tokens: int
     policy: DraftPolicyName
     model: str | None = None
+    tree: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_draft_limits(self.max_draft_tokens, self.policy)
@@ -50,11 +65,24 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative {self.method!r} takes {'a' if self.model is None else 'no'} model"
             )
+        if self.tree and self.method not in METHODS_WITH_TREES:
+            able = ", ".join(sorted(METHODS_WITH_TREES))
+            raise ConfigError(
+                f"draft_tree={list(self.tree)}: {self.method} proposes chains, trees do {able}"
+            )
 
     @classmethod
-    def parse(cls, text: str, max_draft_tokens: int, policy: DraftPolicyName) -> Self:
-        """text: METHOD or METHOD:MODEL, as the command line takes it. Raises ConfigError, which
-        names the choices."""
+    def parse(
+        cls,
+        text: str,
+        max_draft_tokens: int,
+        policy: DraftPolicyName,
+        tree: tuple[int, ...] = (),
+    ) -> Self:
+        """text: METHOD or METHOD:MODEL, as the command line takes it. A tree has its own number of
+        drafts. Raises ConfigError, which names the choices."""
+        check_tree(tree)
+        most = sum(tree) or max_draft_tokens
         name, colon, model = text.partition(":")
         method = next((known for known in METHODS if known == name), None)
         if method is None:
@@ -62,7 +90,7 @@ class SpeculativeConfig:
         if method in METHODS_WITH_MODEL:
             if not model:
                 raise ConfigError(f"speculative {text!r}: {method} needs a model, {name}:MODEL")
-            return cls(method, max_draft_tokens, policy, model)
+            return cls(method, most, policy, model, tree)
         if colon:
             raise ConfigError(f"speculative {text!r}: {method} runs no model, leave :{model} out")
-        return cls(method, max_draft_tokens, policy)
+        return cls(method, most, policy, None, tree)

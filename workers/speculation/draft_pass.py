@@ -3,13 +3,17 @@
 Knows lengths and places; no model.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode
+from attention.visibility import CAUSAL, Tree, Visibility
 from workers.scheduler.plan import IntArray
+from workers.scheduler.plan_tree import depths_of
 from workers.speculation.runs import ranges
 
 
@@ -25,11 +29,22 @@ class DraftPasses:
         self._table = table
 
     def prepare(
-        self, slots: IntArray, prefix_lens: IntArray, num_new: IntArray, input_ids: torch.Tensor
+        self,
+        slots: IntArray,
+        prefix_lens: IntArray,
+        num_new: IntArray,
+        input_ids: torch.Tensor,
+        parents: Sequence[IntArray] = (),
     ) -> ForwardBatch:
         """Of rows that bring num_new tokens behind prefix_lens ones, int32 (n,); input_ids: int64
-        (num tokens,). The backend is ready for it."""
-        positions = torch.from_numpy(ranges(prefix_lens, num_new))
+        (num tokens,). parents: of rows that are trees, as in Tree.of_parents. The backend is ready
+        for it."""
+        places = positions = torch.from_numpy(ranges(prefix_lens, num_new))
+        visibility: Visibility = CAUSAL
+        if parents:
+            visibility = Tree.of_parents(parents, places.device)
+            depths = np.concatenate([depths_of(own) for own in parents])
+            positions = torch.from_numpy(np.repeat(prefix_lens, num_new) + depths).long()
         of_tokens = int64(np.repeat(slots, num_new))
         seq_lens = prefix_lens + num_new
         is_decode = bool((num_new == 1).all())
@@ -43,11 +58,12 @@ class DraftPasses:
             seq_lens=torch.from_numpy(seq_lens),
             extend_seq_lens=torch.from_numpy(num_new),
             extend_prefix_lens=torch.from_numpy(prefix_lens),
-            out_cache_loc=self._table[of_tokens, positions].long(),
+            out_cache_loc=self._table[of_tokens, places].long(),
             seq_lens_cpu=seq_lens,
             extend_seq_lens_cpu=num_new,
             extend_prefix_lens_cpu=prefix_lens,
             attn_backend=self._backend,
+            visibility=visibility,
         )
         self._backend.init_forward_metadata(batch)
         return batch

@@ -7,9 +7,12 @@ from workers.speculation.config import DraftPolicyName, SpeculativeConfig
 from workers.speculation.policy import DraftPolicy, FixedLength
 
 
-def make_policy(name: DraftPolicyName, max_draft_tokens: int) -> DraftPolicy:
-    """Of a scheduler whose rows have max_draft_tokens at most."""
-    return _POLICIES[name](max_draft_tokens)
+def make_policy(
+    name: DraftPolicyName, max_draft_tokens: int, has_trees: bool = False
+) -> DraftPolicy:
+    """Of a scheduler whose rows have max_draft_tokens at most. has_trees: of which none or all are
+    verified, as of fewer drafts another tree is made."""
+    return _POLICIES[name]([0, max_draft_tokens] if has_trees else lengths_up_to(max_draft_tokens))
 
 
 def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
@@ -18,7 +21,7 @@ def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
     return lengths_up_to(most) if speculation.policy == "adaptive" else [most]
 
 
-_POLICIES: dict[DraftPolicyName, Callable[[int], DraftPolicy]] = {
+_POLICIES: dict[DraftPolicyName, Callable[[list[int]], DraftPolicy]] = {
     "adaptive": AdaptiveLength,
-    "fixed": FixedLength,
+    "fixed": lambda lengths: FixedLength(lengths[-1]),
 }

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workers.scheduler.plan import AdmittedRequest, IntArray
+
+Moved = tuple[torch.Tensor, torch.Tensor]
+"""Cache indices from which, and to which, keys and values were brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +23,13 @@ class DraftRows:
     """Rows that want drafts, all arrays int32 (n,) on the host.
 
     lens: tokens known of each slot, the one sampled last included. max_drafts: at least 1.
+    may_branch: bool (n,), which rows may have several drafts for one place; None: none.
     """
 
     slots: IntArray
     lens: IntArray
     max_drafts: IntArray
+    may_branch: npt.NDArray[np.bool_] | None = None
 
     @property
     def width(self) -> int:
@@ -34,11 +40,15 @@ class DraftRows:
 class Drafts:
     """token_ids: int64 (n, width) on the device; what stands behind a row's num_drafts is any.
 
-    num_drafts: host int32 (n,), at most max_drafts, 0 for a row of which nothing is known.
+    num_drafts: host int32 (n,), at most max_drafts, 0 for a row of which nothing is known. parents:
+    host int32 (n, width), what each draft stands behind: 0 for the token sampled last, i for the
+    row's i-th draft, one before it. Drafts behind the same token differ. None: all drafts stand one
+    behind the other.
     """
 
     token_ids: torch.Tensor
     num_drafts: IntArray
+    parents: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +58,15 @@ class ObservedStep:
     slots, prefix_lens: host int32 (bs,), of its rows. num_held: int64 (bs,), how many of each row's
     new tokens hold: all of a prompt's, of a run the token sampled last and the right drafts.
     next_ids: int64 (bs,), what was sampled behind the last of them, -1 where a prompt goes on.
+    moved: of a step with trees, int64 (num_tokens,) both, its new tokens, so that those that hold
+    stand one behind the other.
     """
 
     slots: IntArray
     prefix_lens: IntArray
     num_held: torch.Tensor
     next_ids: torch.Tensor
+    moved: Moved | None = None
 
     def without(self, slots: set[int]) -> Self:
         """The other slots' rows."""
@@ -66,6 +79,7 @@ class ObservedStep:
             self.prefix_lens[kept],
             self.num_held[on_device],
             self.next_ids[on_device],
+            self.moved,
         )
 
 

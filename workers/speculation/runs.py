@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workers.kv_cache.radix_node import EMPTY
 from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import start_download
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan, StepResult
 from workers.speculation.history import TokenHistory
-from workers.speculation.proposer import DraftRows, ObservedStep, Proposer
+from workers.speculation.proposer import DraftRows, Moved, ObservedStep, Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,21 @@ def result_of_runs(every: StepResult, run_lens: IntArray, num_samples: IntArray)
     )
 
 
-def observed_step(plan: StepPlan, run_lens: torch.Tensor, next_ids: torch.Tensor) -> ObservedStep:
+def observed_step(
+    plan: StepPlan,
+    run_lens: torch.Tensor,
+    next_ids: torch.Tensor,
+    moved: Moved | None = None,
+) -> ObservedStep:
     """A plan that ran, with how many samples of each sampling row hold and what the last of them
-    is, int64 (num sampling rows,) both, on the CPU."""
+    is, int64 (num sampling rows,) both, on the CPU. moved: as in ObservedStep."""
     sampling = plan.samples > 0
     num_held = (plan.num_new_tokens - plan.samples).astype(np.int64)
     num_held[sampling] += run_lens.numpy()
     all_next_ids = np.full_like(num_held, -1)
     all_next_ids[sampling] = next_ids.numpy()
     on_host = map(torch.from_numpy, (num_held, all_next_ids))
-    return ObservedStep(plan.slots, plan.prefix_lens, *on_host)
+    return ObservedStep(plan.slots, plan.prefix_lens, *on_host, moved)
 
 
 class HostRuns:
@@ -161,7 +167,8 @@ class HostRuns:
         """runs: the rows that want drafts."""
         slots = plan.slots[runs]
         most = plan.num_new_tokens[runs] - np.int32(1)
-        drafts = self._proposer.propose(DraftRows(slots, self._lens[slots] + 1, most))
+        wanted = DraftRows(slots, self._lens[slots] + 1, most, may_branch(plan, slots))
+        drafts = self._proposer.propose(wanted)
         starts = np.cumsum(plan.num_new_tokens)[runs] - plan.num_new_tokens[runs]
         columns = np.arange(most.max(initial=0))
         places = starts[:, None] + 1 + columns
@@ -169,10 +176,22 @@ class HostRuns:
         filled = columns < drafts.num_drafts[:, None]
         input_ids[places[filled]] = drafts.token_ids.numpy()[filled]
         filled_plan = msgspec.structs.replace(plan, input_ids=input_ids)
+        if drafts.parents is not None:
+            parents = ranges(np.full_like(plan.num_new_tokens, -1), plan.num_new_tokens)
+            parents = parents.astype(np.int32)
+            parents[places[filled]] = drafts.parents[filled]
+            filled_plan = msgspec.structs.replace(filled_plan, parents=parents)
         if (drafts.num_drafts == most).all():
             return filled_plan
         unfilled = places[(columns < most[:, None]) & ~filled]
         return _without_tokens(filled_plan, unfilled, runs, 1 + drafts.num_drafts)
+
+
+def may_branch(plan: StepPlan, slots: IntArray) -> npt.NDArray[np.bool_]:
+    """Which of a plan's slots with runs may have trees: not those of which a grammar makes masks,
+    draft by draft, and none beside prompts, of which a tree's mask would be large."""
+    has_prompts = bool((plan.samples != plan.num_new_tokens).any())
+    return np.zeros(len(slots), np.bool_) if has_prompts else ~np.isin(slots, plan.masked_slots)
 
 
 def _without_tokens(
@@ -186,13 +205,15 @@ def _without_tokens(
     kept[tokens] = False
     num_new_tokens, samples = plan.num_new_tokens.copy(), plan.samples.copy()
     num_new_tokens[rows] = samples[rows] = num_new
+    is_decode = bool((num_new_tokens == 1).all())
     return msgspec.structs.replace(
         plan,
-        is_decode=bool((num_new_tokens == 1).all()),
+        is_decode=is_decode,
         num_new_tokens=num_new_tokens,
         samples=samples,
         input_ids=plan.input_ids[kept],
         out_cache_loc=plan.out_cache_loc[kept],
+        parents=plan.parents[kept] if plan.has_trees and not is_decode else EMPTY,
     )
 
 

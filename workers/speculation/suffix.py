@@ -16,6 +16,8 @@ from workers.scheduler.plan import AdmittedRequest, IntArray
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, Drafts, ObservedStep
 from workers.speculation.recent_outputs import RecentOutputs
+from workers.speculation.suffix_tree import NO_TOKEN, grow_by_counts
+from workers.speculation.tree_shape import growing_trees, joined
 
 MAX_MATCH = 16
 """Places are compared by so many tokens."""
@@ -27,15 +29,15 @@ MAX_CANDIDATES = 2048
 times over, and nobody waits for that."""
 MAX_PLACES = 64
 """Of places that match equally the latest count."""
-NO_TOKEN = -1
 
 
 class SuffixProposer:
     """On the host. What it learns of a request serves those of the same salt only."""
 
-    def __init__(self, history: TokenHistory) -> None:
-        """history: on the CPU."""
+    def __init__(self, history: TokenHistory, tree: tuple[int, ...] = ()) -> None:
+        """history: on the CPU. tree: drafts at each depth, none for chains."""
         self._history: IntArray = history.token_ids.numpy()
+        self._tree = tree
         num_slots = len(self._history)
         self._salts = [""] * num_slots
         self._num_known = np.zeros(num_slots, dtype=np.int64)
@@ -61,17 +63,26 @@ class SuffixProposer:
 
     def propose(self, rows: DraftRows) -> Drafts:
         """See Proposer."""
+        if self._tree and rows.may_branch is not None and rows.may_branch.any():
+            return self._trees(rows)
         token_ids = np.zeros((len(rows.slots), rows.width), dtype=np.int64)
         num_drafts = np.zeros(len(rows.slots), dtype=np.int32)
         for row, (slot, length, most) in enumerate(
             zip(rows.slots.tolist(), rows.lens.tolist(), rows.max_drafts.tolist(), strict=True)
         ):
-            drafts = self._drafts(slot, length, most)
+            drafts = voted(self._continuations(slot, length, most))
             token_ids[row, : len(drafts)] = drafts
             num_drafts[row] = len(drafts)
         return Drafts(torch.from_numpy(token_ids), num_drafts)
 
-    def _drafts(self, slot: int, length: int, most: int) -> list[int]:
+    def _trees(self, rows: DraftRows) -> Drafts:
+        trees = growing_trees(self._tree, rows)
+        for tree, slot, length in zip(trees, rows.slots.tolist(), rows.lens.tolist(), strict=True):
+            grow_by_counts(tree, self._continuations(slot, length, len(tree.widths)))
+        return joined(trees, rows.width)
+
+    def _continuations(self, slot: int, length: int, most: int) -> IntArray:
+        """Of all places that end like the text, int32 (places, n): n at most most, 0 for none."""
         own = self._history[slot, :length]
         tail = own[: -MAX_MATCH - 1 : -1]
         ends, matched = longest_match(own[:-1], tail)
@@ -80,13 +91,13 @@ class SuffixProposer:
         longest = max(matched, other_matched)
         columns = np.arange(min(most, DRAFTS_PER_MATCHED_TOKEN * longest))
         if not len(columns):
-            return []
+            return np.zeros((1, 0), dtype=np.int32)
         if matched == longest:
             starts = ends[-MAX_PLACES:, None]
             # A place near the end is followed by less than is wanted: it repeats itself.
-            return voted(own[starts + 1 + columns % (length - 1 - starts)])
+            return own[starts + 1 + columns % (length - 1 - starts)]
         places = other_ends[-MAX_PLACES:, None] + 1 + columns
-        return voted(others[np.minimum(places, len(others) - 1)])
+        return others[np.minimum(places, len(others) - 1)]
 
 
 def longest_match(tokens: IntArray, tail: IntArray) -> tuple[IntArray, int]:

@@ -1,0 +1,75 @@
+"""Where the drafts of a plan stand whose rows are trees: depths, paths and places.
+
+A row's new tokens then are nodes: the token sampled last, which is its root, and drafts, each
+behind its parent. Plain numbers, no tensor. Every new token of such a step yields a sample, so that
+a token's place in the step is its sample's, too.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.scheduler.plan import IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTrees:
+    """Of a step's new tokens, host arrays; num_tokens long but rows.
+
+    rows: the parents of each row, as in StepPlan. paths: int64 (num_tokens, deepest + 1), the
+    tokens of the step from the root of a token's row to itself, then itself again. depths: int32,
+    how many of its row stand before a token on its path. places: int32, where in its row, of cached
+    and new tokens, each is written. positions: int32, where each stands in the text.
+    """
+
+    rows: tuple[IntArray, ...]
+    paths: npt.NDArray[np.int64]
+    depths: IntArray
+    places: IntArray
+    positions: IntArray
+
+    @classmethod
+    def of(cls, plan: StepPlan, places: IntArray) -> "PlanTrees":
+        """Of a plan with trees."""
+        ends = np.cumsum(plan.num_new_tokens, dtype=np.int64)
+        starts = np.repeat(ends - plan.num_new_tokens, plan.num_new_tokens)
+        own = np.arange(plan.num_tokens)
+        parents = np.where(plan.parents < 0, own, starts + plan.parents)
+        depths = _depths(parents)
+        prefix_lens = np.repeat(plan.prefix_lens, plan.num_new_tokens)
+        rows = tuple(np.split(plan.parents, ends[:-1]))
+        return cls(rows, _paths(parents, depths), depths, places, prefix_lens + depths)
+
+    @property
+    def parents(self) -> npt.NDArray[np.int64]:
+        """Which token of the step each stands behind; a root itself. int64 (num_tokens,)."""
+        before = np.maximum(self.depths - 1, 0)
+        return self.paths[np.arange(len(before)), before]
+
+
+def depths_of(parents: IntArray) -> IntArray:
+    """Of one row's tokens, its parents as in StepPlan."""
+    return _depths(np.where(parents < 0, np.arange(len(parents)), parents))
+
+
+def _depths(parents: npt.NDArray[np.int64]) -> IntArray:
+    """parents: of a root itself."""
+    depths = np.zeros(len(parents), dtype=np.int32)
+    at = np.arange(len(parents))
+    while (parents[at] != at).any():
+        depths += parents[at] != at
+        at = parents[at]
+    return depths
+
+
+def _paths(parents: npt.NDArray[np.int64], depths: IntArray) -> npt.NDArray[np.int64]:
+    """From the deepest token of each path upwards."""
+    own = np.arange(len(parents))
+    paths = np.repeat(own[:, None], int(depths.max()) + 1, axis=1)
+    at, left = own, depths.copy()
+    while (left > 0).any():
+        at = np.where(left > 0, parents[at], at)
+        left = np.maximum(left - 1, 0)
+        paths[own, left] = at
+    return paths

@@ -1,0 +1,63 @@
+"""Drafts of which several may stand in one place: those on one path from the root hold."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
+from workers.sampling.state import SampledTokens
+from workers.scheduler.plan import IntArray
+from workers.scheduler.plan_tree import PlanTrees
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPaths:
+    """run_lens: int64 (n,), how many samples of each row hold. order: int64 (sum of num_samples,),
+    the samples of the step row by row, in each those that hold first, from the root on."""
+
+    run_lens: torch.Tensor
+    order: torch.Tensor
+
+
+class TreeVerifier:
+    """Nothing waits for the device. Drafts behind one token differ, so one of them is right at
+    most: what holds is a path."""
+
+    def accept(
+        self,
+        token_ids: torch.Tensor,
+        input_ids: torch.Tensor,
+        num_samples: IntArray,
+        trees: PlanTrees,
+    ) -> HeldPaths:
+        """Arguments as in Verifier; of a step whose new tokens are all sampled behind."""
+        device = token_ids.device
+        parents = torch.from_numpy(trees.parents).to(device)
+        rows = torch.from_numpy(np.repeat(np.arange(len(num_samples)), num_samples)).to(device)
+        is_root = torch.from_numpy(trees.depths == 0).to(device)
+        is_right = is_root | (token_ids[parents] == input_ids)
+        holds = is_right
+        for _ in range(trees.paths.shape[1] - 1):
+            holds = is_right & holds[parents]
+        run_lens = torch.zeros(len(num_samples), dtype=torch.int64, device=device)
+        run_lens.scatter_add_(0, rows, holds.long())
+        return HeldPaths(run_lens, torch.argsort(2 * rows + (~holds).long(), stable=True))
+
+
+def in_order(sampled: SampledTokens, order: torch.Tensor) -> SampledTokens:
+    """order: int64 (n,), which sample comes where; samples stay with their slot's others."""
+    logprobs = None if sampled.logprobs is None else _logprobs_in_order(sampled.logprobs, order)
+    return SampledTokens(sampled.token_ids[order], sampled.has_nan[order], logprobs)
+
+
+def _logprobs_in_order(logprobs: SampledLogprobs, order: torch.Tensor) -> SampledLogprobs:
+    """Whether a sample has any depends on its slot only."""
+    has_own = logprobs.num_top >= 0
+    own = torch.from_numpy(np.cumsum(has_own) - 1).to(order.device)
+    rows = own[order[torch.from_numpy(np.flatnonzero(has_own)).to(order.device)]]
+    old = logprobs.tensors
+    tensors = LogprobTensors(
+        old.logprobs[rows], old.ranks[rows], old.top_token_ids[rows], old.top_logprobs[rows]
+    )
+    return replace(logprobs, tensors=tensors)
