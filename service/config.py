@@ -115,6 +115,7 @@ class EngineSettings(_Settings):
     speculative: Annotated[str, AfterValidator(_checked_method)] | None = None
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
+    draft_tree: tuple[int, ...] = ()
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     check_integrity_when_idle: bool = False

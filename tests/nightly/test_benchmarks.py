@@ -271,3 +271,10 @@ def test_mask_trace_accounts_for_every_mask_over_a_pretended_device():
     assert [one.get("late") for one in measured] == [None, 0.0, 0.0]
     assert all(one["mask_cpu_us"] > 0 for one in measured[1:])
     assert sum("native, processor, busiest" in line for line in lines) == 2
+
+
+def test_draft_trees_have_acceptance_lengths_within_their_depth():
+    printed = run("draft_trees", "--prompts", "1", "--output-len", "12", "--temperature", "0")
+    lengths = [float(line.split("|")[3]) for line in printed.splitlines()[2:]]
+    assert len(lengths) == 5
+    assert all(1 <= length <= 5 for length in lengths)

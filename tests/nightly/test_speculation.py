@@ -108,13 +108,31 @@ def plain(requests: list[GenerateRequest]) -> list[GenerateResult]:
     return run(requests)[0]
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft:builtin-draft"])
+@pytest.mark.parametrize(
+    ("method", "tree"),
+    [
+        ("ngram", ()),
+        ("suffix", ()),
+        ("draft:builtin-draft", ()),
+        ("suffix", (4, 4, 2, 2)),
+        ("draft:builtin-draft", (4, 4, 2, 2)),
+    ],
+)
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 def test_200_requests_are_answered_alike(
-    requests: list[GenerateRequest], plain: list[GenerateResult], method: str, policy: str
+    requests: list[GenerateRequest],
+    plain: list[GenerateResult],
+    method: str,
+    tree: tuple[int, ...],
+    policy: str,
 ) -> None:
     results, stats = run(
-        requests, speculative=method, draft_policy=policy, max_draft_tokens=6, num_pages=200
+        requests,
+        speculative=method,
+        draft_policy=policy,
+        max_draft_tokens=6,
+        draft_tree=tree,
+        num_pages=200,
     )
     assert_same(results, plain)
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens

@@ -7,7 +7,6 @@ share of the time (a budget of regret), and what a trial did cost is paid before
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +69,11 @@ class Acceptance:
 class AdaptiveLength:
     """See DraftPolicy and the head of this file. Knows no clock: seconds are told."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        """lengths: to choose from, ascending from 0 on."""
-        self._lengths = list(lengths)
+    def __init__(self, max_draft_tokens: int, has_trees: bool = False) -> None:
+        """has_trees: of which none or all are verified, as fewer drafts are another tree."""
+        self._lengths = [0, max_draft_tokens] if has_trees else lengths_up_to(max_draft_tokens)
         self._columns = np.array(self._lengths)
-        self._acceptance = Acceptance(self._lengths[-1])
+        self._acceptance = Acceptance(max_draft_tokens)
         self._seconds = StepSeconds(self._lengths)
         self._chosen = 0
         self._saved_s = 0.0

@@ -10,9 +10,8 @@ from workers.speculation.policy import DraftPolicy, FixedLength
 def make_policy(
     name: DraftPolicyName, max_draft_tokens: int, has_trees: bool = False
 ) -> DraftPolicy:
-    """Of a scheduler whose rows have max_draft_tokens at most. has_trees: of which none or all are
-    verified, as of fewer drafts another tree is made."""
-    return _POLICIES[name]([0, max_draft_tokens] if has_trees else lengths_up_to(max_draft_tokens))
+    """Of a scheduler whose rows have max_draft_tokens at most. has_trees: they are trees."""
+    return _POLICIES[name](max_draft_tokens, has_trees)
 
 
 def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
@@ -21,7 +20,7 @@ def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
     return lengths_up_to(most) if speculation.policy == "adaptive" else [most]
 
 
-_POLICIES: dict[DraftPolicyName, Callable[[list[int]], DraftPolicy]] = {
+_POLICIES: dict[DraftPolicyName, Callable[[int, bool], DraftPolicy]] = {
     "adaptive": AdaptiveLength,
-    "fixed": lambda lengths: FixedLength(lengths[-1]),
+    "fixed": lambda max_draft_tokens, _: FixedLength(max_draft_tokens),
 }

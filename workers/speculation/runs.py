@@ -71,8 +71,8 @@ def observed_step(
     num_held[sampling] += run_lens.numpy()
     all_next_ids = np.full_like(num_held, -1)
     all_next_ids[sampling] = next_ids.numpy()
-    on_host = map(torch.from_numpy, (num_held, all_next_ids))
-    return ObservedStep(plan.slots, plan.prefix_lens, *on_host, moved)
+    held, following = map(torch.from_numpy, (num_held, all_next_ids))
+    return ObservedStep(plan.slots, plan.prefix_lens, held, following, moved)
 
 
 class HostRuns:

@@ -95,9 +95,11 @@ class SuffixProposer:
         if matched == longest:
             starts = ends[-MAX_PLACES:, None]
             # A place near the end is followed by less than is wanted: it repeats itself.
-            return own[starts + 1 + columns % (length - 1 - starts)]
-        places = other_ends[-MAX_PLACES:, None] + 1 + columns
-        return others[np.minimum(places, len(others) - 1)]
+            found: IntArray = own[starts + 1 + columns % (length - 1 - starts)]
+        else:
+            places = other_ends[-MAX_PLACES:, None] + 1 + columns
+            found = others[np.minimum(places, len(others) - 1)]
+        return found
 
 
 def longest_match(tokens: IntArray, tail: IntArray) -> tuple[IntArray, int]:

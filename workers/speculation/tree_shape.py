@@ -88,4 +88,5 @@ def joined(trees: Sequence[GrowingTree], width: int) -> Drafts:
     for row, tree in enumerate(trees):
         token_ids[row, : num_drafts[row]] = tree.token_ids
         parents[row, : num_drafts[row]] = tree.parents
-    return Drafts(torch.from_numpy(token_ids), num_drafts, parents)
+    has_branches = any(max(tree.widths) > 1 for tree in trees)
+    return Drafts(torch.from_numpy(token_ids), num_drafts, parents if has_branches else None)

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from workers.runner.factory import make_model_runner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.sampling.params import SamplingParams
+from workers.speculation.tree_shape import Continuations, GrowingTree
 
 DRAFT = {"speculative": "draft:builtin-draft"}
 
@@ -35,8 +38,9 @@ def plain() -> list[GenerateResult]:
         {"page_size": 1, "num_pages": 160, "max_draft_tokens": 3},
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
         {"draft_policy": "adaptive", "max_running_requests": 5},
+        {"draft_tree": (3, 4, 2), "page_size": 1, "num_pages": 110},
     ],
-    ids=["retracted", "chunked", "adaptive"],
+    ids=["retracted", "chunked", "adaptive", "trees_retracted"],
 )
 def test_texts_are_the_same(plain: list[GenerateResult], settings: dict[str, Any]) -> None:
     results, stats = run(**DRAFT, **settings)
@@ -73,6 +77,35 @@ def test_a_draft_that_is_the_target_is_always_right() -> None:
     assert stats.num_preemptions > 0
     assert stats.num_cached_prompt_tokens > 0
     assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 3 * 24
+
+
+def likeliest_last(tree: GrowingTree, found: Continuations) -> npt.NDArray[np.int64]:
+    """The same level as grow's, with what is often right behind what seldom is."""
+    best = np.argsort(-found.logprobs, kind="stable")[: tree.widths[tree.num_levels]][::-1]
+    tree.newest = range(tree.newest.stop, tree.newest.stop + len(best))
+    tree.token_ids += found.token_ids[best].tolist()
+    tree.parents += found.parents[best].tolist()
+    tree.logprobs += found.logprobs[best].tolist()
+    tree.num_levels += 1
+    return best
+
+
+def test_where_a_draft_stands_in_its_tree_is_nothing_to_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were the draft's keys not moved with the target's, later drafts would be right less often."""
+    told = []
+    for grow in (GrowingTree.grow, likeliest_last):
+        monkeypatch.setattr(GrowingTree, "grow", grow)
+        settings = {"draft_policy": "fixed", "draft_tree": (3, 3, 2), "num_cpu_threads": 1}
+        engine = Engine.from_config(EngineConfig(device="cpu", **settings, **DRAFT))
+        try:
+            results = engine.generate(PROMPTS[:3], GREEDY)
+            told.append(([one.token_ids for one in results], engine.stats().accepted_by_position))
+        finally:
+            engine.close()
+    assert told[0] == told[1]
+    assert told[0][1][1] > 4
 
 
 def made(**settings: Any) -> ModelRunner:

@@ -94,8 +94,9 @@ def plain() -> list[GenerateResult]:
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
         {"page_size": 16, "speculative": "suffix", "draft_policy": "adaptive"},
         {"page_size": 64, "enable_mixed_batches": False, "max_running_requests": 3},
+        {"page_size": 2, "num_pages": 90, "speculative": "suffix", "draft_tree": (4, 3, 2)},
     ],
-    ids=["page_16", "page_1_retracted", "page_4_chunked", "adaptive", "page_64_by_turns"],
+    ids=["page_16", "page_1_retracted", "page_4_chunked", "adaptive", "page_64_by_turns", "trees"],
 )
 def test_texts_are_the_same(plain: list[GenerateResult], settings: Mapping[str, Any]) -> None:
     results, stats = run(**{"speculative": "ngram", **settings})
@@ -146,21 +147,26 @@ def test_what_looks_at_the_tokens_before_counts_the_drafts_that_hold() -> None:
     samplings = [
         msgspec.structs.replace(own, max_tokens=48, logprobs=1, ignore_eos=True) for own in RULES
     ]
-    told = []
-    for speculative in (None, "ngram"):
+    told, num_right = [], []
+    for speculative, tree in ((None, ()), ("ngram", ()), ("suffix", (2, 2, 2))):
         engine = Engine.from_config(
             EngineConfig(
-                speculative=speculative, draft_policy="fixed", max_draft_tokens=5, num_cpu_threads=1
+                speculative=speculative,
+                draft_policy="fixed",
+                max_draft_tokens=5,
+                draft_tree=tree,
+                num_cpu_threads=1,
             )
         )
         try:
             told.append(engine.generate([[*range(20, 40)]] * len(samplings), samplings))
-            stats = engine.stats()
+            num_right.append(engine.stats().num_accepted_draft_tokens)
         finally:
             engine.close()
-    assert_same(told[1], told[0])
+    for results in told[1:]:
+        assert_same(results, told[0])
     assert [len(set(one.token_ids[:40])) > 1 for one in told[0]] == [True] * 4
-    assert stats.num_accepted_draft_tokens > 60
+    assert min(num_right[1:]) > 60
 
 
 def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> None:
