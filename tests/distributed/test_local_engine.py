@@ -28,7 +28,9 @@ PROMPTS = [[5, 17, 400, 23, 9, 80], [7, 7, 31], list(range(40, 90))]
 END_S = 20.0
 
 
-def config_for(tp_size: int, speculative: str | None = None) -> EngineConfig:
+def config_for(
+    tp_size: int, speculative: str | None = None, draft_tree: tuple[int, ...] = ()
+) -> EngineConfig:
     return EngineConfig(
         tp_size=tp_size,
         max_running_requests=4,
@@ -36,6 +38,7 @@ def config_for(tp_size: int, speculative: str | None = None) -> EngineConfig:
         num_cpu_threads=1,
         speculative=speculative,
         draft_policy="fixed",
+        draft_tree=draft_tree,
     )
 
 
@@ -52,9 +55,12 @@ class Starter:
 
 @contextmanager
 def engine_of_two(
-    starter: Starter, lost: threading.Event, speculative: str | None = None
+    starter: Starter,
+    lost: threading.Event,
+    speculative: str | None = None,
+    draft_tree: tuple[int, ...] = (),
 ) -> Iterator[Engine]:
-    config = config_for(2, speculative)
+    config = config_for(2, speculative, draft_tree)
     engine = build_tp_engine(
         config, starter, lambda rank: lost.set(), lambda record: None, lambda done, total: None
     )
@@ -111,8 +117,8 @@ def test_ranks_propose_verify_and_mask_alike():
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
     answer = answer_of(alone)
     alone.close()
-    for method in ("suffix", "draft:builtin-draft"):
-        with engine_of_two(Starter(), threading.Event(), method) as engine:
+    for method, tree in (("suffix", ()), ("draft:builtin-draft", (3, 3, 2))):
+        with engine_of_two(Starter(), threading.Event(), method, tree) as engine:
             assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
             assert engine.stats().num_draft_tokens > 0
             assert answer_of(engine) == answer

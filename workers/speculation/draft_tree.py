@@ -92,4 +92,3 @@ def _grow(trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
         joint = tree.newest_logprobs()[:, None] + logprobs[own]
         parents = np.repeat(np.array(tree.newest, dtype=np.int32), joint.shape[1])
         tree.grow(Continuations(parents, token_ids[own].reshape(-1), joint.reshape(-1)))
-
