@@ -16,7 +16,8 @@ def survey_lines(survey: ModelSurvey, tp_size: int, ep_size: int) -> Iterator[st
     yield _line("model", f"{survey.model} ({survey.architecture})")
     yield _line("runs", survey.runs + (f": {survey.reason}" if survey.reason else ""))
     stored = ", ".join(survey.stored_as) or "no weights are here yet"
-    yield _line("weights", f"{stored}; served as {survey.dtype}")
+    kept = " at most, or from sm90 on as stored" if survey.may_stay_stored else ""
+    yield _line("weights", f"{stored}; served as {survey.dtype}{kept}")
     yield _line("context", f"{survey.max_context_len:,} tokens")
     yield _line("TP (EP)", ", ".join(_sizes(tp, eps) for tp, eps in survey.ranks.items()))
     shown = (*_SHOWN, *(_SHOWN_OF_GPUS if survey.device == "cuda" else ()))

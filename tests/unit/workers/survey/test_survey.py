@@ -88,6 +88,8 @@ def test_quantised_weights_have_a_format_and_a_reason_where_they_are_refused(fol
     found = survey(folder)
     assert found.stored_as == ("fp8 (16x32 blocks)",)
     assert found.memory.weight_bytes == plain
+    assert not found.may_stay_stored
+    assert survey(folder, device="cuda", dtype="bfloat16").may_stay_stored
     assert 8 not in found.ranks  # cuts inside of blocks
     with pytest.raises(ModelLoadError, match="are served natively only"):
         survey(folder, model_impl="transformers")
