@@ -54,7 +54,7 @@ KVCache = Annotated[
 Drafts = Annotated[
     str | None,
     typer.Option(
-        "--speculative", help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER."
+        "--speculative", help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER, mtp."
     ),
 ]
 Deterministic = Annotated[

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention import AttentionConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.layer import StoredTensors, unquantised
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
+from workers.loading.draft_head import LoadedHead
 from workers.loading.loader import LoadedModel
 from workers.loading.model_folder import architecture_of, read_hf_config
 from workers.loading.weights import check_shapes, fill_with_noise, shown
@@ -39,23 +39,6 @@ class HeadConfig:
 
     spec: EagleSpec
     tap_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedHead:
-    """A head in eval mode with its weights, on one rank; what attention is chosen for."""
-
-    model: EagleHead
-    tap_layers: tuple[int, ...]
-    max_context_len: int
-    dtype: torch.dtype
-    device: torch.device
-
-    def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
-        """As LoadedModel.attention_config."""
-        return self.model.geometry.attention_config(
-            self.max_context_len, page_size, self.dtype, kv_dtype, self.device
-        )
 
 
 def read_head_config(folder: Path, num_target_layers: int) -> HeadConfig:
@@ -124,7 +107,7 @@ def load_head(
         _fill(folder, head, head_config.spec, embedding)
     return LoadedHead(
         head.eval(),
-        head_config.tap_layers,
+        head_config.spec.layer.hidden_size,
         target.facts.max_context_len,
         shard.dtype,
         shard.device,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from attention import ForwardBatch
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.norm import RMSNorm
@@ -92,27 +93,26 @@ class EagleHead(nn.Module):
         fused: torch.Tensor = self.fc(torch.cat(list(taps), dim=-1))
         return fused
 
-    def keys_and_values(
-        self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As forward would keep them: (n, heads, head_dim) both."""
-        attention = self.midlayer.self_attn
-        inputs = self.midlayer.inputs(self.embed_tokens(ids), states)
-        _, k, v = attention.inputs(positions, inputs)
-        return k, v.view(k.shape)
-
-    def forward(
+    def read(
         self,
         ids: torch.Tensor,
         states: torch.Tensor,
-        positions: torch.Tensor,
         forward_batch: ForwardBatch,
+        pool: TokenToKVPool,
+    ) -> None:
+        """As PairHead.read: keys and values only, nothing attends."""
+        inputs = self.midlayer.inputs(self.embed_tokens(ids), states)
+        _, k, v = self.midlayer.self_attn.inputs(forward_batch.positions, inputs)
+        pool.set_kv_buffer(0, forward_batch.out_cache_loc, k, v.view(k.shape))
+
+    def forward(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        """Pairs of a token, int64 (n,), and the state before it, (n, hidden_size) -> the head's own
-        states, alike, in place of what the target would make of these tokens."""
-        made: torch.Tensor = self.midlayer(self.embed_tokens(ids), states, positions, forward_batch)
+        """As PairHead.__call__."""
+        embedded = self.embed_tokens(ids)
+        made: torch.Tensor = self.midlayer(embedded, states, forward_batch.positions, forward_batch)
         return made
 
     def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """The head's states (n, hidden_size) -> target ids of the next tokens, int64 (n,)."""
+        """As PairHead.likeliest."""
         return self.target_ids[self.lm_head(self.norm(states)).argmax(dim=-1)]

@@ -78,9 +78,14 @@ class DraftModel:
         except ConfigError as error:
             raise ConfigError(f"the draft model {model}: {error}") from error
         self._tp = tp
-        check_geometry(self._loaded, "be a draft model")
-        check_geometry(target, "have a draft model")
+        _check_geometry(self._loaded, "be a draft model")
+        _check_geometry(target, "have a draft model")
         _check_tokens(self._loaded.facts, target.facts)
+
+    @property
+    def taps_final_states(self) -> bool:
+        """As PagedDrafter.taps_final_states: it reads tokens only."""
+        return False
 
     def num_bytes_a_token(self) -> int:
         """As PagedDrafter.num_bytes_a_token: of keys and values."""
@@ -107,18 +112,26 @@ def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:
     return loaded.attention_config(_ANY_PAGE_SIZE, kv_dtype).kv_bytes_of_account(0)
 
 
-def check_geometry(loaded: LoadedModel, role: str) -> None:
-    """Raises ConfigError but for one account, whose pages two models can share, of nothing but K
-    and V."""
+def check_pages(loaded: LoadedModel, role: str) -> None:
+    """Raises ConfigError but for one account of text, whose pages two models can share."""
     model = loaded.model
     has_more = model.encoder is not None or model.media is not None or model.state_entries
     lets_go = any(
         layer.sliding_window_size > 0 or layer.chunk_size > 0 for layer in model.geometry.layers
     )
-    if has_more or lets_go or model.geometry.latent is not None:
+    if has_more or lets_go:
         raise ConfigError(
             f"{loaded.facts.architecture} cannot {role}: only models of text whose layers keep "
-            "keys and values of every token can"
+            "every token can"
+        )
+
+
+def _check_geometry(loaded: LoadedModel, role: str) -> None:
+    """The same, of nothing but keys and values."""
+    check_pages(loaded, role)
+    if loaded.model.geometry.latent is not None:
+        raise ConfigError(
+            f"{loaded.facts.architecture} cannot {role}: only models that keep keys and values can"
         )
 
 

@@ -11,6 +11,7 @@ from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.token_by_token_runner import TokenByTokenRunner
+from workers.speculation.config import METHODS_BESIDE
 
 
 def make_model_runner(
@@ -22,7 +23,7 @@ def make_model_runner(
 
 def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
     speculation = config.speculation
-    has_drafter = speculation is not None and speculation.model is not None
+    has_drafter = speculation is not None and speculation.method in METHODS_BESIDE
     if device.type == "cuda":
         if speculation is not None and speculation.tree:
             raise ConfigError(

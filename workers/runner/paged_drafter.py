@@ -29,6 +29,11 @@ class PlacedDrafter(Protocol):
 class PagedDrafter(Protocol):
     """Loaded, and checked against its target."""
 
+    @property
+    def taps_final_states(self) -> bool:
+        """Whether it reads the target's final states, of every token, in place of taps."""
+        ...
+
     def num_bytes_a_token(self) -> int:
         """Of KV memory, on this rank."""
         ...

@@ -1,17 +1,21 @@
 """A rank whose drafts come from a model or a head beside its own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from workers.config import EngineConfig
 from workers.errors import ConfigError
+from workers.layers.sharding import ShardContext
+from workers.loading.eagle_head import load_head
 from workers.loading.loader import LoadedModel
+from workers.loading.mtp_head import load_mtp_head
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput
 from workers.parallel.group import TPGroup
-from workers.runner.draft_model import DraftModel, kv_bytes_a_token
-from workers.runner.eagle_drafter import EagleDrafter
+from workers.runner.draft_model import DraftModel, check_pages, kv_bytes_a_token
+from workers.runner.head_drafter import HeadDrafter
 from workers.runner.naming_executor import NamedStep
 from workers.runner.paged_drafter import PagedDrafter, PlacedDrafter
 from workers.runner.sizing import AttentionPlan
@@ -27,13 +31,20 @@ from workers.speculation.taps import StepTaps
 def load_drafter(
     config: EngineConfig, target: LoadedModel, tp: TPGroup, on_progress: OnProgress
 ) -> PagedDrafter:
-    """Of config.speculation. Raises as DraftModel and EagleDrafter do."""
+    """Of config.speculation. Raises ConfigError where it does not fit its target, beside what
+    load_model, load_head and load_mtp_head raise."""
     speculation = config.speculation
-    if speculation is None or speculation.model is None:
+    if speculation is None:
         raise ConfigError("a runner of a drafter beside the model needs to know which one")
-    if speculation.method == "eagle3":
-        return EagleDrafter(config, speculation.model, target, tp)
-    return DraftModel(config, speculation.model, target, tp, on_progress)
+    if speculation.method == "draft":
+        return DraftModel(config, str(speculation.model), target, tp, on_progress)
+    check_pages(target, "have a head that drafts")
+    shard = ShardContext(tp, target.dtype, target.device)
+    if speculation.method == "mtp":
+        return HeadDrafter(config, load_mtp_head(config, target, shard), tp)
+    seed = config.dummy_weights_seed if config.load_format == "dummy" else None
+    loaded = load_head(Path(str(speculation.model)).expanduser(), target, shard, seed)
+    return HeadDrafter(config, loaded, tp)
 
 
 class PagedDrafterRunner(SpeculativeModelRunner):
@@ -62,8 +73,12 @@ class PagedDrafterRunner(SpeculativeModelRunner):
         return self._placed.proposer(history, self._taps)
 
     def _model_output(self, inputs: StepInputs, wants_all: bool) -> ModelOutput:
-        output = super()._model_output(inputs, wants_all)
-        self._taps.put(output.taps, inputs.batch.extend_seq_lens_cpu)
+        taps_final = self._drafter.taps_final_states
+        output = super()._model_output(inputs, wants_all or taps_final)
+        num_new = inputs.batch.extend_seq_lens_cpu
+        self._taps.put((output.hidden,) if taps_final else output.taps, num_new)
+        if taps_final and not wants_all:
+            return ModelOutput(output.hidden.index_select(0, inputs.state_indices))
         return output
 
     def name(self, plan: StepPlan) -> NamedStep:

@@ -9,7 +9,7 @@ from typing import Literal, Self, get_args
 
 from workers.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "draft", "eagle3"]
+Method = Literal["ngram", "suffix", "draft", "eagle3", "mtp"]
 DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
@@ -20,6 +20,9 @@ head; others take none."""
 
 METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft"})
 """Who may propose several drafts for one place."""
+
+METHODS_BESIDE: frozenset[Method] = METHODS_WITH_MODEL | {"mtp"}
+"""What runs a model or a layer beside the served model's own."""
 
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from attention.memory.slot_states import StateEntry
+from workers.loading.mtp_head import LAYERS
 from workers.models.base import AttentionGeometry
 from workers.models.features import BRIDGED, ModelCapability, ModelFeature
 from workers.speculation.config import METHODS
@@ -62,7 +63,18 @@ def _head_obstacle(
     return ""
 
 
+def _mtp_obstacle(
+    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
+) -> str:
+    if device_type != "cpu":
+        return _ON_CPU_ONLY
+    if capability.subject not in LAYERS:
+        return "checkpoints of its kind have no layer for multi-token prediction that is read"
+    return ""
+
+
 _OBSTACLES: dict[str, Callable[[ModelCapability, AttentionGeometry | None, str], str]] = {
     "draft": _draft_model_obstacle,
     "eagle3": _head_obstacle,
+    "mtp": _mtp_obstacle,
 }

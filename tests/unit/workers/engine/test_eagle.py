@@ -32,6 +32,7 @@ DRAFT_IDS = (7, 9, 60)
 ALLOWED = SamplingParams(
     temperature=0.0, max_tokens=20, ignore_eos=True, allowed_token_ids=DRAFT_IDS
 )
+FIXED: dict[str, Any] = {"draft_policy": "fixed", "max_draft_tokens": 3}
 MOST_DRAFTS = (None, 0, 1, None)
 """Of requests, in turn."""
 
@@ -69,8 +70,7 @@ def made(model: Path | str, head: Path | str, **settings: Any) -> PagedDrafterRu
         model=str(model),
         device="cpu",
         num_cpu_threads=1,
-        speculative=f"eagle3:{head}",
-        **{"draft_policy": "fixed", "max_draft_tokens": 3, **settings},
+        **{"speculative": f"eagle3:{head}", **FIXED, **settings},
     )
     return make_model_runner(config, SingleRank(), torch.device("cpu"), lambda done, total: None)
 
@@ -84,8 +84,7 @@ def recorded_run(
     config = EngineConfig(
         model=str(target),
         device="cpu",
-        speculative=f"eagle3:{head}",
-        **{"draft_policy": "fixed", "max_draft_tokens": 3, **settings},
+        **{"speculative": f"eagle3:{head}", **FIXED, **settings},
     )
     engine, collector = Engine.of_runner(config, runner), ResultCollector()
     try:

@@ -1,7 +1,6 @@
-"""The EAGLE-3 head of a rank: loaded for its target, and given a pool and states of its own."""
+"""A head that drafts, on one rank: given a pool and states of its own, at its target's indices."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -10,16 +9,12 @@ from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.config import EngineConfig
-from workers.layers.sharding import ShardContext
-from workers.loading.eagle_head import LoadedHead, load_head
-from workers.loading.loader import LoadedModel
-from workers.models.eagle_head import EagleHead
+from workers.loading.draft_head import LoadedHead
 from workers.parallel.group import TPGroup
-from workers.runner.draft_model import check_geometry
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
-from workers.speculation.eagle import FIRST_PAIR, EagleProposer
 from workers.speculation.history import TokenHistory
+from workers.speculation.pairs import FIRST_PAIR, PairHead, PairProposer
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
 
@@ -30,14 +25,14 @@ _ANY_PAGE_SIZE = 1
 class PlacedHead:
     """As PlacedDrafter. states: (num cache indices, hidden_size), the target's, fused."""
 
-    head: EagleHead
+    head: PairHead
     backend: AttentionBackend
     pool: TokenToKVPool
     req_to_token_pool: ReqToTokenPool
     states: torch.Tensor
 
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
-        return EagleProposer(
+        return PairProposer(
             history, self.head, self.backend, self.req_to_token_pool, self.states, taps
         )
 
@@ -46,17 +41,17 @@ class PlacedHead:
         self.states[cache_indices] = 0.0
 
 
-class EagleDrafter:
-    """As PagedDrafter. folder: of the head. Raises ConfigError where the two do not fit together,
-    beside what load_head raises."""
+class HeadDrafter:
+    """As PagedDrafter."""
 
-    def __init__(self, config: EngineConfig, folder: str, target: LoadedModel, tp: TPGroup) -> None:
-        check_geometry(target, "have an EAGLE-3 head")
+    def __init__(self, config: EngineConfig, loaded: LoadedHead, tp: TPGroup) -> None:
         self._config = replace(config, speculative=None)
+        self._loaded = loaded
         self._tp = tp
-        shard = ShardContext(tp, target.dtype, target.device)
-        seed = config.dummy_weights_seed if config.load_format == "dummy" else None
-        self._loaded: LoadedHead = load_head(Path(folder).expanduser(), target, shard, seed)
+
+    @property
+    def taps_final_states(self) -> bool:
+        return self._loaded.taps_final_states
 
     @property
     def _kv_dtype(self) -> torch.dtype:
@@ -64,13 +59,9 @@ class EagleDrafter:
 
     def num_bytes_a_token(self) -> int:
         """Of keys and values, and of the states beside them."""
-        own = self._loaded.attention_config(_ANY_PAGE_SIZE, self._kv_dtype)
-        return own.kv_bytes_of_account(0) + self._hidden_size * self._loaded.dtype.itemsize
-
-    @property
-    def _hidden_size(self) -> int:
-        size: int = self._loaded.model.fc.weight.shape[0]
-        return size
+        loaded = self._loaded
+        own = loaded.attention_config(_ANY_PAGE_SIZE, self._kv_dtype)
+        return own.kv_bytes_of_account(0) + loaded.hidden_size * loaded.dtype.itemsize
 
     def place(
         self, target: AttentionConfig, num_pages: int, req_to_token_pool: ReqToTokenPool
@@ -84,7 +75,7 @@ class EagleDrafter:
         backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(own_positions, pool)
         states = torch.zeros(
             num_pages * chosen.page_size,
-            self._hidden_size,
+            loaded.hidden_size,
             dtype=loaded.dtype,
             device=loaded.device,
         )

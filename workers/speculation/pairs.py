@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head (Li et al., 2025): one layer that reads what the target made of a text.
+"""Drafts by a head: a layer that reads what the target made of a text (EAGLE-3, MTP).
 
 The head sees pairs: a token, and the target's states of the token before it, fused. A pair's keys
 and values stand at the cache index of its token, so that a page has those of nothing but the tokens
@@ -12,14 +12,16 @@ read.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
+from attention.forward_batch import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from workers.models.eagle_head import EagleHead
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.scheduler.plan import AdmittedRequest, IntArray
 from workers.speculation.draft_pass import DraftPasses, int64
 from workers.speculation.history import TokenHistory
@@ -31,9 +33,38 @@ FIRST_PAIR = 1
 """The position of the first token that has one before it, where the head begins to count."""
 
 
-class EagleProposer:
-    """Greedy chains, one pass of the head a draft; of pairs that it has not read with the target's
-    states, keys and values only. On CPU.
+class PairHead(Protocol):
+    """One layer over pairs, which has keys and values of its own."""
+
+    def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the target hands over of n tokens -> one state each, (n, hidden_size)."""
+        ...
+
+    def __call__(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Tokens, int64 (n,), and the states before them, (n, hidden_size) -> the head's own states
+        in place of what the target would make of these tokens."""
+        ...
+
+    def read(
+        self,
+        ids: torch.Tensor,
+        states: torch.Tensor,
+        forward_batch: ForwardBatch,
+        pool: TokenToKVPool,
+    ) -> None:
+        """Write what a pass would keep of the pairs to the pool, which the batch's backend has."""
+        ...
+
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """The head's states (n, hidden_size) -> target ids of the next tokens, int64 (n,)."""
+        ...
+
+
+class PairProposer:
+    """Greedy chains, one pass of the head a draft; pairs that it has not read with the target's
+    states are read behind the target's pass. On CPU.
 
     backend: over a pool with the target's cache indices, and over req_to_token_pool without its
     first FIRST_PAIR positions. states: (num cache indices, hidden_size), fused ones.
@@ -42,7 +73,7 @@ class EagleProposer:
     def __init__(
         self,
         history: TokenHistory,
-        head: EagleHead,
+        head: PairHead,
         backend: AttentionBackend,
         req_to_token_pool: ReqToTokenPool,
         states: torch.Tensor,
@@ -75,7 +106,7 @@ class EagleProposer:
             pairs = last[wanting] + np.int32(column - FIRST_PAIR)
             ones = np.ones(len(wanting), dtype=np.int32)
             batch = self._passes.prepare(rows.slots[wanting], pairs, ones, before)
-            made = self._head(before, states[index], batch.positions, batch)
+            made = self._head(before, states[index], batch)
             states = states.index_copy(0, index, made)
             drafts[index, column] = self._head.likeliest(made)
         self._has_read[rows.slots] = 1
@@ -92,15 +123,11 @@ class EagleProposer:
         if not len(unread):
             return
         slots, num_new = step.slots[unread], (num_held - num_done)[unread].astype(np.int32)
-        of_tokens = np.repeat(slots, num_new)
-        positions = ranges((step.prefix_lens + num_done)[unread], num_new)
-        k, v = self._head.keys_and_values(
-            self._tokens(of_tokens, positions),
-            self._fused(of_tokens, positions - 1),
-            torch.from_numpy(positions - FIRST_PAIR),
-        )
-        places = self._table[int64(of_tokens), torch.from_numpy(positions)].long()
-        self._pool.set_kv_buffer(0, places, k, v)
+        starts = (step.prefix_lens + num_done)[unread].astype(np.int32)
+        of_tokens, positions = np.repeat(slots, num_new), ranges(starts, num_new)
+        ids = self._tokens(of_tokens, positions)
+        batch = self._passes.prepare(slots, starts - np.int32(FIRST_PAIR), num_new, ids)
+        self._head.read(ids, self._fused(of_tokens, positions - 1), batch, self._pool)
 
     def _keep_states(self, step: ObservedStep, num_held: IntArray) -> None:
         """Of the tokens that hold; the taps have those of all that the step brought."""
