@@ -35,8 +35,8 @@ class EngineConfig:
     quantization: None serves weights as the checkpoint stores them; "fp8" rounds linear layers of
     an unquantised one while it is read, with a scale a row.
     quantized_products: "native": on CUDA from sm90 on, quantised weights stay as they are in memory
-    where products take their format, and their model's dtype is bfloat16; "dequantize": they become
-    matrices of the model's dtype while they are read, as they do everywhere else.
+    where products take their format and the dtype; "dequantize": they become matrices of the
+    model's dtype while they are read, as they do everywhere else.
     weights_cache_dir: a folder on a disk of this machine's own, into which the first process copies
     the weights and from which all processes here read them; None reads the model folder itself.
     weights_cache_bytes: of all models in there together.

@@ -1,22 +1,14 @@
-"""Products with kept weights by Triton's interpreter: kernels against what they keep, dequantised,
-and a model against the one of plain torch.
+"""Products with kept weights by Triton's interpreter, against what they keep, dequantised.
 
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
-import tempfile
-from pathlib import Path
-
 import torch
 
-from tests.fakes.interpreted_gemma import PlainChooser
-from tests.fakes.model_rows import ModelRows, torch_native_backend
-from tests.fakes.quantised_checkpoints import FP8, by_scale, gptq, quantise_folder
-from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
-from workers.config import EngineConfig
 from workers.layers.cuda.expert_routing import counted
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.formats.mxfp4 import dequantise_mxfp4
+from workers.layers.formats.scaled import FP8
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
@@ -28,15 +20,8 @@ from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
-from workers.loading import loader
-from workers.models import cuda_stream, registry
-from workers.models.cuda_llama import CudaLlamaForCausalLM
-from workers.models.llama import LlamaForCausalLM
-from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")
-SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16}
-WIDE = TinyModel("llama", SIZES)
 
 
 def check_close(got, want, bound):
@@ -128,27 +113,6 @@ def check_rounding(num_rows, num_columns):
         assert torch.allclose(scales, largest.clamp(min=1e-12) / 448.0)
 
 
-def check_model(recipe, quantiser, folder):
-    """Logits of kept weights are those of dequantised ones."""
-    save_tiny_model(WIDE, folder)
-    quantise_folder(folder, recipe, lambda module: quantiser)
-    outputs = []
-    for model_class, keeps in ((LlamaForCausalLM, False), (CudaLlamaForCausalLM, True)):
-        registry.LlamaForCausalLM = model_class
-        loader._keeps_formats = lambda config, shard, keeps=keeps: keeps
-        loaded = loader.load_model(
-            EngineConfig(model=str(folder)), SingleRank(), CPU, torch.float32
-        )
-        attention = loaded.model.model.layers[0].self_attn
-        assert type(loaded.model) is model_class
-        assert (attention.qkv_proj.kept is not None) is keeps
-        assert (attention.qkv_proj.weight is None) is keeps
-        rows = ModelRows(loaded, torch_native_backend(loaded))
-        outputs.append(torch.cat([rows.step({0: random_prompt(9)})[0], rows.step({0: [5]})[0]]))
-    plain, kept = outputs
-    assert torch.allclose(plain, kept, rtol=0, atol=1e-4), (plain - kept).abs().max()
-
-
 if __name__ == "__main__":
     torch.manual_seed(0)
     rows = Fp8Rows(fp8_values(80, 256), torch.rand(80) * 1e-3)
@@ -161,11 +125,4 @@ if __name__ == "__main__":
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
     check_rounding(5, 384)
-    cuda_stream.GemmChooser = PlainChooser
-    with tempfile.TemporaryDirectory() as name:
-        fp8_tensor = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
-        check_model(fp8_tensor, by_scale(FP8, None), Path(name))
-    with tempfile.TemporaryDirectory() as name:
-        act_order = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}
-        check_model(act_order, gptq(64, has_act_order=True), Path(name))
     print("all equal")

@@ -1,5 +1,5 @@
-"""Runs a block of the PTX that packs two bfloat16 into a register, as the instruction set has it:
-prmt, shifts, lop3, and, sub and mul of bf16x2. Registers are int64 tensors below 2**32."""
+"""Runs a block of the PTX that packs two 16-bit floats into a register, as the instruction set has
+it: prmt, shifts, lop3, and, sub and mul of halves. Registers are int64 tensors below 2**32."""
 
 import re
 
@@ -8,14 +8,17 @@ import torch
 _LOP3 = (0xF0, 0xCC, 0xAA)
 
 
-def _halves(register):
+_KINDS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def _halves(register, kind):
     bits = torch.stack([register & 0xFFFF, register >> 16])
     signed = torch.where(bits >= 1 << 15, bits - (1 << 16), bits)
-    return signed.to(torch.int16).view(torch.bfloat16).double()
+    return signed.to(torch.int16).view(_KINDS[kind]).double()
 
 
-def _joined(values):
-    bits = values.to(torch.bfloat16).view(torch.int16).long() & 0xFFFF
+def _joined(values, kind):
+    bits = values.to(_KINDS[kind]).view(torch.int16).long() & 0xFFFF
     return bits[0] | bits[1] << 16
 
 
@@ -42,14 +45,20 @@ _INSTRUCTIONS = {
     "and.b32": lambda a, b: a & b,
     "shl.b32": lambda a, bits: a << bits & 0xFFFFFFFF,
     "shr.u32": lambda a, bits: a >> bits,
-    "sub.rn.bf16x2": lambda a, b: _joined(_halves(a) - _halves(b)),
-    "mul.rn.bf16x2": lambda a, b: _joined(_halves(a) * _halves(b)),
+    **{
+        f"sub.rn.{kind}": lambda a, b, kind=kind: _joined(_halves(a, kind) - _halves(b, kind), kind)
+        for kind in _KINDS
+    },
+    **{
+        f"mul.rn.{kind}": lambda a, b, kind=kind: _joined(_halves(a, kind) * _halves(b, kind), kind)
+        for kind in _KINDS
+    },
 }
 
 
-def run_ptx(text, inputs, num_outputs):
+def run_ptx(text, inputs, num_outputs, kind):
     """inputs: registers $num_outputs and on, int64 (n,). The values of $0 and on, each two halves
-    as float64 (2, n)."""
+    of kind as float64 (2, n)."""
     registers = {f"${num_outputs + place}": value for place, value in enumerate(inputs)}
 
     def read(name):
@@ -66,4 +75,4 @@ def run_ptx(text, inputs, num_outputs):
         if name in ("prmt.b32", "lop3.b32"):
             values[-1] = int(sources[-1], 0)
         registers[target] = _INSTRUCTIONS[name](*values)
-    return [_halves(registers[f"${place}"]) for place in range(num_outputs)]
+    return [_halves(registers[f"${place}"], kind) for place in range(num_outputs)]

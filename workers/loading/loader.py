@@ -17,6 +17,7 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.layer import stored_by, unquantised
 from workers.layers.formats.recipe import WeightRecipe
+from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
@@ -134,7 +135,7 @@ def _keeps_formats(config: EngineConfig, shard: ShardContext) -> bool:
     same bits whatever their number."""
     if config.quantized_products == "dequantize" or config.deterministic:
         return False
-    if shard.device.type != "cuda" or shard.dtype != torch.bfloat16:
+    if shard.device.type != "cuda" or shard.dtype not in KERNEL_DTYPES:
         return False
     return torch.cuda.get_device_capability(shard.device) >= _FIRST_WITH_PRODUCTS
 

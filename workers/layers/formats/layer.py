@@ -120,7 +120,8 @@ class StoredLayer:
         if not self._arrivals.is_last():
             return
         weights = self.weights.values()
-        kept = join_kept([weight.kept() for weight in weights]) if self._is_kept else None
+        pieces = [weight.kept() for weight in weights] if self._is_kept else [None]
+        kept = join_kept(pieces, self._dtype)
         if kept is not None:
             self._layer.keep(kept)
         else:

@@ -23,6 +23,8 @@ class Int4Groups(KeptWeight):
     column is of; None where they are in order.
     """
 
+    dtypes = (torch.bfloat16, torch.float16)
+
     def __init__(
         self,
         words: torch.Tensor,

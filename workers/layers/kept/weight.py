@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -10,8 +10,9 @@ from torch import nn
 
 class KeptWeight(nn.Module):
     """A matrix (out_features, in_features) of y = x W^T in another form than its elements. Its
-    tensors are buffers."""
+    tensors are buffers. dtypes: of x, that products take."""
 
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)
     out_features: int
     in_features: int
 
@@ -30,9 +31,12 @@ class KeptWeight(nn.Module):
         """(out_features, in_features) float32: what every product is held against."""
 
 
-def join_kept(pieces: Sequence[KeptWeight | None]) -> KeptWeight | None:
-    """One weight of all pieces' rows, or None where they are of several forms or of none."""
+def join_kept(pieces: Sequence[KeptWeight | None], dtype: torch.dtype) -> KeptWeight | None:
+    """One weight of all pieces' rows for x of dtype, or None where they are of several forms, of
+    none, or of one whose products do not take it."""
     first = pieces[0]
     if first is None or any(type(piece) is not type(first) for piece in pieces):
+        return None
+    if dtype not in first.dtypes:
         return None
     return first if len(pieces) == 1 else type(first).joined([x for x in pieces if x is not None])

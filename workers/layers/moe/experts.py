@@ -16,7 +16,7 @@ from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks
 from workers.layers.kept.stacks import Fp4Stack
 from workers.layers.kept.weight import KeptWeight
-from workers.layers.moe.kept import DOWN, GATE_UP, kept_stacks, stack_of
+from workers.layers.moe.kept import DOWN, GATE_UP, KEPT_DTYPES, kept_stacks, stack_of
 from workers.layers.moe.products import experts_in_torch, products_for, weighing_inputs
 from workers.layers.moe.router import block_prefix
 from workers.layers.moe.routing import Choice
@@ -112,7 +112,8 @@ class Experts(ModulesLayer):
         shard: ShardContext,
         keeps: bool,
     ) -> set[str]:
-        stacks = kept_stacks(self, prefix, recipe, shard.device) if keeps else None
+        is_taken = keeps and shard.dtype in KEPT_DTYPES
+        stacks = kept_stacks(self, prefix, recipe, shard.device) if is_taken else None
         if stacks is None:
             self.gate_up = shard.empty_parameter(*self.gate_up.shape)
             self.down = shard.empty_parameter(*self.down.shape)

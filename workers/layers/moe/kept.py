@@ -18,6 +18,7 @@ from workers.layers.moe.spec import MixtureSpec
 from workers.parallel.expert_group import ExpertShare
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+KEPT_DTYPES = (torch.bfloat16,)
 
 
 class StoredExperts(Protocol):

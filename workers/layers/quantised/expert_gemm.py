@@ -222,7 +222,7 @@ class KeptTiles:
             "ROWS": self.block_rows,
             "COLUMNS": self.columns,
             "GROUP": _BLOCKS_A_GROUP,
-            "IS_PACKED": x.is_cuda and x.dtype == torch.bfloat16,
+            "IS_PACKED": x.is_cuda,
             "IS_DEPENDENT": is_dependent,
             "num_stages": self.num_stages,
             "num_warps": self.num_warps,

@@ -102,7 +102,7 @@ def int4_skinny(
         TURN=kept.turn,
         BLOCK_TOKENS=block_tokens(num_tokens),
         BLOCK_ROWS=shape.block_rows,
-        IS_PACKED=x.is_cuda and x.dtype == torch.bfloat16,
+        IS_PACKED=x.is_cuda,
         IS_DEPENDENT=is_dependent,
         num_stages=shape.num_stages,
         num_warps=shape.num_warps,

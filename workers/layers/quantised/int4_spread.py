@@ -69,7 +69,7 @@ def int4_spread(kept: Int4Groups, dtype: torch.dtype) -> torch.Tensor:
         GROUP_SIZE=kept.group_size,
         TURN=kept.turn,
         BLOCK_ROWS=_BLOCK_ROWS,
-        IS_PACKED=out.is_cuda and dtype == torch.bfloat16,
+        IS_PACKED=out.is_cuda,
         IS_DEPENDENT=is_dependent,
         num_warps=4,
         launch_pdl=is_dependent,

@@ -10,7 +10,8 @@ from workers.layers.new_tensor import NewTensor
 
 
 class KeptProduct(ABC):
-    """PartialProducts of a weight as it is kept: x (n, in_features), contiguous, of bfloat16."""
+    """PartialProducts of a weight as it is kept: x (n, in_features), contiguous, of a dtype that
+    the weight names."""
 
     in_features: int
 

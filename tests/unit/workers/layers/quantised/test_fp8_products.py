@@ -46,7 +46,7 @@ def test_what_is_kept_stands_for_the_same(scaling, kind) -> None:
     assert type(kept) is kind
     assert torch.equal(kept.dequantised(), weight_format.dequantise(tensors, WHOLE))
     assert kept.is_finite()
-    twice = join_kept([kept, kept])
+    twice = join_kept([kept, kept], torch.bfloat16)
     assert torch.equal(twice.dequantised(), kept.dequantised().repeat(2, 1))
     kept.scales[0] = torch.inf
     assert not kept.is_finite()
@@ -67,8 +67,11 @@ def test_what_products_do_not_take_is_not_kept() -> None:
     assert Fp8Blocks.of(values_of(128, 192), torch.ones(1, 2)) is None
     assert Fp8Rows.of(values_of(24, 64), torch.ones(1)) is None
     rows = Fp8Rows(values_of(16, 128), torch.ones(1))
-    assert join_kept([rows, Fp8Blocks(values_of(128, 128), torch.ones(1, 1))]) is None
-    assert join_kept([rows, None]) is None
+    assert (
+        join_kept([rows, Fp8Blocks(values_of(128, 128), torch.ones(1, 1))], torch.bfloat16) is None
+    )
+    assert join_kept([rows, None], torch.bfloat16) is None
+    assert join_kept([rows, rows], torch.float16) is None
 
 
 def rounded_by(size, num_rows):

@@ -1,4 +1,4 @@
-"""The kernels of kept weights, and a model of them, by Triton's interpreter."""
+"""The kernels of kept weights, by Triton's interpreter."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 
-def test_kernels_and_models_compute_what_dequantised_weights_do() -> None:
+def test_kernels_compute_what_dequantised_weights_do() -> None:
     """In a process of its own: Triton reads the variable when it is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.fakes.interpreted_quantised"],

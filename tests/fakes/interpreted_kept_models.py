@@ -1,0 +1,99 @@
+"""Models with kept weights by Triton's interpreter: the logits of dequantised ones in plain torch,
+on one rank and on two.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.fakes.interpreted_mixtures import PlainChooser, run_one_kernel_at_a_time
+from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.quantised_checkpoints import FP8, awq, by_scale, gptq, packed, quantise_folder
+from tests.fakes.thread_ranks import ThreadRanks
+from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
+from tests.unit.workers.loading.test_quantised_experts import pair_of
+from workers.config import EngineConfig
+from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.moe import experts
+from workers.loading import loader
+from workers.models import cuda_stream, registry
+from workers.models.cuda_llama import CudaLlamaForCausalLM
+from workers.models.llama import LlamaForCausalLM
+from workers.parallel.group import SingleRank
+
+CPU = torch.device("cpu")
+MAX_ERROR = 2e-4
+"""Of logits of about one, in float32: only sums are in another order."""
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
+WIDE = TinyModel("llama", {**SIZES, "num_key_value_heads": 8})
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+PACKED = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 64}
+RECIPES = {
+    "fp8 tensor": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        by_scale(FP8, None),
+    ),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        by_scale(FP8, (128, 128), "weight_scale_inv"),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64}, awq(64)),
+    "gptq": ({**GPTQ, "desc_act": False}, gptq(64, has_act_order=False)),
+    "gptq act-order": ({**GPTQ, "desc_act": True}, gptq(64, has_act_order=True)),
+    "packed": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
+        },
+        packed(64),
+    ),
+}
+
+
+def logits_of(folder, tp, **changes):
+    """A prompt of a few rows and a token behind it."""
+    with torch.inference_mode(mode=False):
+        config = EngineConfig(model=str(folder), tp_size=tp.size, **changes)
+        loaded = loader.load_model(config, tp, CPU, torch.float32)
+    layer = loaded.model.model.layers[-1]
+    is_kept = isinstance(loaded.model, CudaLlamaForCausalLM)
+    mixture = getattr(layer.mlp, "experts", None)
+    assert (layer.self_attn.qkv_proj if mixture is None else mixture).is_kept is is_kept
+    rows = ModelRows(loaded, torch_native_backend(loaded))
+    return torch.cat([rows.step({0: random_prompt(5)})[0], rows.step({0: [5]})[0]])
+
+
+def check_model(folder, **changes):
+    """changes: of the two ranks."""
+    registry.LlamaForCausalLM = LlamaForCausalLM
+    loader._keeps_formats = lambda config, shard: False
+    want = logits_of(folder, SingleRank())
+    registry.LlamaForCausalLM = CudaLlamaForCausalLM
+    loader._keeps_formats = lambda config, shard: True
+    alone = logits_of(folder, SingleRank())
+    together = ThreadRanks(2).run(lambda tp: logits_of(folder, tp, **changes))
+    for got in (alone, *together):
+        assert torch.allclose(got, want, rtol=0, atol=MAX_ERROR), (got - want).abs().max()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    cuda_stream.GemmChooser = PlainChooser
+    run_one_kernel_at_a_time()
+    # In 16 bits the interpreter rounds as no GPU does.
+    Fp8Rows.dtypes = Fp8Blocks.dtypes = Int4Groups.dtypes = experts.KEPT_DTYPES = (torch.float32,)
+    for recipe, quantiser in RECIPES.values():
+        with tempfile.TemporaryDirectory() as name:
+            folder = save_tiny_model(WIDE, Path(name))
+            quantise_folder(folder, recipe, lambda module, made=quantiser: made)
+            check_model(folder)
+    with tempfile.TemporaryDirectory() as name:
+        quantised, _ = pair_of("gpt_oss", Path(name))
+        check_model(quantised, ep_size=2)
+    print("all equal")

@@ -1,0 +1,21 @@
+"""Models whose weights stay as they are stored, by Triton's interpreter, on one rank and on two."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="comes with torch for CUDA only")
+
+
+@pytest.mark.timeout(3600)
+def test_logits_are_those_of_dequantised_weights() -> None:
+    """In a process of its own: Triton reads the variable when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fakes.interpreted_kept_models"],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "all equal", done.stderr
