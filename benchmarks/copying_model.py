@@ -38,6 +38,7 @@ _THETA = 1e28
 _TURNING = 20
 """Pairs of a head that tell positions apart; those from a quarter on hardly turn."""
 _LEAST_GAP = 0.6
+_DISTANCES_AT_ONCE = 1 << 16
 _POSITION_SCORE, _TOKEN_SCORE, _LOGIT = 80.0, 60.0, 20.0
 _MIDDLE = 16
 _EPS = 1e-6
@@ -121,10 +122,11 @@ class CopyingModel:
 
 def check_positions(num_positions: int) -> None:
     """Raises ValueError where positions so far apart cannot be told from neighbours."""
-    distances = torch.arange(1, num_positions, dtype=torch.float64)
-    gaps = (1.0 - torch.cos(distances[:, None] * _frequencies().double())).sum(-1)
-    if len(gaps) and float(gaps.min()) < _LEAST_GAP:
-        raise ValueError(f"{num_positions} positions are more than the rotary pairs tell apart")
+    frequencies = _frequencies().double()
+    for distances in torch.arange(1, num_positions, dtype=torch.float64).split(_DISTANCES_AT_ONCE):
+        gaps = (1.0 - torch.cos(distances[:, None] * frequencies)).sum(-1)
+        if float(gaps.min()) < _LEAST_GAP:
+            raise ValueError(f"{num_positions} positions are more than the rotary pairs tell apart")
 
 
 def _frequencies() -> torch.Tensor:

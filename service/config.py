@@ -70,8 +70,7 @@ class EngineSettings(_Settings):
     """The fields of workers.config.EngineConfig, which says what they mean.
 
     model: an id of the Hugging Face hub too. revision: of such a model, a branch, tag or commit.
-    generation_config: whether requests that leave sampling open take what the checkpoint's
-    generation_config.json recommends.
+    generation_config: whether requests that leave sampling open take generation_config.json's.
     target_inter_token_ms: what a service promises its streams; an engine without clients has none.
     """
 

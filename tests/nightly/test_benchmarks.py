@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 # Modules of benchmarks/ that are no commands of their own.
 PARTS = {
     "company",
+    "copying_model",
     "fake_service",
+    "host_facts",
+    "mask_table",
+    "mask_timeline",
     "model_folder",
     "overhead_cpu",
     "overhead_levels",
@@ -29,6 +33,7 @@ PARTS = {
     "routing_policies",
     "routing_simulation",
     "routing_traffic",
+    "thread_clocks",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -278,3 +283,20 @@ def test_draft_trees_have_acceptance_lengths_within_their_depth():
     lengths = [float(line.split("|")[3]) for line in printed.splitlines()[2:]]
     assert len(lengths) == 5
     assert all(1 <= length <= 5 for length in lengths)
+
+
+def test_long_copies_keep_every_draft():
+    arguments = ("--context", "1024", "8192", "--methods", "draft", "eagle3")
+    table = rows(run("long_copies", *arguments))
+    assert {name: numbers(" ".join(table[name])) for name in ("draft", "eagle3")} == {
+        "draft": [4.92, 4.92],
+        "eagle3": [4.92, 4.92],
+    }
+
+
+def test_draft_acceptance_counts_tokens_of_each_proposer():
+    arguments = ("--prompts", "2", "--max-draft-tokens", "2", "--methods", "none", "ngram")
+    table = rows(run("draft_acceptance", *arguments))
+    length, *_ = numbers(table["ngram"][0])
+    assert 1.0 <= length <= 3.0
+    assert table["none"][0] == ""
