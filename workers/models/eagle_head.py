@@ -113,6 +113,11 @@ class EagleHead(nn.Module):
         made: torch.Tensor = self.midlayer(embedded, states, forward_batch.positions, forward_batch)
         return made
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """As PairHead.likeliest."""
-        return self.target_ids[self.lm_head(self.norm(states)).argmax(dim=-1)]
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """As PairHead.logits."""
+        logits: torch.Tensor = self.lm_head(self.norm(states))
+        return logits
+
+    def named(self, columns: torch.Tensor) -> torch.Tensor:
+        """As PairHead.named."""
+        return self.target_ids[columns]

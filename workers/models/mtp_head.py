@@ -121,7 +121,11 @@ class MtpHead(nn.Module):
         """As PairHead.read, by a whole pass, which knows what the layer's attention keeps."""
         self(ids, states, forward_batch)
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """As PairHead.likeliest."""
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """As PairHead.logits."""
         logits: torch.Tensor = self.shared_head.head(states)
-        return logits.argmax(dim=-1)
+        return logits
+
+    def named(self, columns: torch.Tensor) -> torch.Tensor:
+        """As PairHead.named: they are."""
+        return columns

@@ -14,6 +14,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.speculation.history import TokenHistory
+from workers.speculation.pair_tree import PairTreeProposer
 from workers.speculation.pairs import FIRST_PAIR, PairHead, PairProposer
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
@@ -23,18 +24,19 @@ _ANY_PAGE_SIZE = 1
 
 @dataclass(frozen=True, slots=True)
 class PlacedHead:
-    """As PlacedDrafter. states: (num cache indices, hidden_size), the target's, fused."""
+    """As PlacedDrafter. states: (num cache indices, hidden_size), the target's, fused. tree: as in
+    SpeculativeConfig."""
 
     head: PairHead
     backend: AttentionBackend
     pool: TokenToKVPool
     req_to_token_pool: ReqToTokenPool
     states: torch.Tensor
+    tree: tuple[int, ...]
 
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
-        return PairProposer(
-            history, self.head, self.backend, self.req_to_token_pool, self.states, taps
-        )
+        own = history, self.head, self.backend, self.req_to_token_pool, self.states, taps
+        return PairTreeProposer(*own, self.tree) if self.tree else PairProposer(*own)
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         self.pool.clear_tokens(cache_indices)
@@ -79,4 +81,5 @@ class HeadDrafter:
             dtype=loaded.dtype,
             device=loaded.device,
         )
-        return PlacedHead(loaded.model, backend, pool, req_to_token_pool, states)
+        tree = config.draft_tree
+        return PlacedHead(loaded.model, backend, pool, req_to_token_pool, states, tree)

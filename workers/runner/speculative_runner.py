@@ -139,8 +139,8 @@ class SpeculativeModelRunner(ModelRunner):
     def _line_up(self, inputs: StepInputs, held: HeldPaths) -> Moved:
         """Keys and values of each row's path come to stand where a chain's would."""
         targets = inputs.batch.out_cache_loc
-        moved = targets[held.order], targets
-        self._backend.token_to_kv_pool.move_tokens(*moved)
+        moved = Moved(held.order, targets[held.order], targets)
+        self._backend.token_to_kv_pool.move_tokens(moved.sources, moved.targets)
         return moved
 
     def _tell_proposer(

@@ -18,7 +18,7 @@ METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft", "eagle3"})
 """What needs a MODEL behind a colon, as EngineConfig.model is given, or for eagle3 the folder of a
 head; others take none."""
 
-METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft"})
+METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft", "eagle3", "mtp"})
 """Who may propose several drafts for one place."""
 
 METHODS_BESIDE: frozenset[Method] = METHODS_WITH_MODEL | {"mtp"}

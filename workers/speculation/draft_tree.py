@@ -1,6 +1,6 @@
 """Trees of drafts by a smaller model: at each depth what it takes for likeliest of all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -8,6 +8,7 @@ import torch
 from attention.backends.base import AttentionBackend
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
+from workers.scheduler.plan import IntArray
 from workers.speculation.draft import DraftModelProposer
 from workers.speculation.draft_pass import int64
 from workers.speculation.history import TokenHistory
@@ -45,13 +46,13 @@ class DraftTreeProposer(DraftModelProposer):
             wanting = [row for row, tree in enumerate(trees) if len(tree.widths) > level]
             growing = [trees[row] for row in wanting]
             logits = self._read(rows, wanting, growing, [roots[row] for row in wanting])
-            _grow(growing, logits)
+            grow_by_logits(growing, logits)
         self._num_read[rows.slots] = [len(tree.widths) for tree in trees]
         return joined(trees, rows.width)
 
     def observe(self, step: ObservedStep) -> None:
         if step.moved is not None:
-            self._pool.move_tokens(*step.moved)
+            self._pool.move_tokens(step.moved.sources, step.moved.targets)
         super().observe(step)
 
     def _read(
@@ -69,22 +70,28 @@ class DraftTreeProposer(DraftModelProposer):
         input_ids = torch.tensor([one for own in token_ids for one in own])
         slots, prefix_lens = rows.slots[wanting], rows.lens[wanting] - np.int32(1)
         batch = self._passes.prepare(slots, prefix_lens, num_new, input_ids, parents)
-        starts = np.cumsum(num_new) - num_new
-        newest = [
-            start + place
-            for start, tree in zip(starts.tolist(), trees, strict=True)
-            for place in tree.newest
-        ]
         tokens = TokenInputs(batch.input_ids, batch.positions)
-        states = self._model.forward_rows(tokens, batch, torch.tensor(newest))
+        states = self._model.forward_rows(tokens, batch, newest_tokens(trees, num_new))
         return self._model.compute_logits(states.hidden)
 
 
-def _grow(trees: Sequence[GrowingTree], logits: torch.Tensor) -> None:
-    """One level of each. logits: as _read gives them."""
+def newest_tokens(trees: Sequence[GrowingTree], num_new: IntArray) -> torch.Tensor:
+    """Where these stand among all rows' tokens, int64. num_new: int32 (n,), of each row."""
+    starts = (np.cumsum(num_new) - num_new).tolist()
+    own = zip(starts, trees, strict=True)
+    return torch.tensor([start + place for start, tree in own for place in tree.newest])
+
+
+def grow_by_logits(
+    trees: Sequence[GrowingTree],
+    logits: torch.Tensor,
+    named: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> None:
+    """One level of each. logits: behind the newest tokens of each tree, row after row, float (sum
+    of newest, n). named: from columns of logits to token ids; None: they are."""
     width = max(tree.widths[tree.num_levels] for tree in trees)
     values, indices = torch.log_softmax(logits.double(), dim=-1).topk(min(width, logits.shape[1]))
-    logprobs, token_ids = values.numpy(), indices.numpy()
+    logprobs, token_ids = values.numpy(), (indices if named is None else named(indices)).numpy()
     start = 0
     for tree in trees:
         own = slice(start, start + len(tree.newest))

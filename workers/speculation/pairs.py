@@ -57,8 +57,12 @@ class PairHead(Protocol):
         """Write what a pass would keep of the pairs to the pool, which the batch's backend has."""
         ...
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """The head's states (n, hidden_size) -> target ids of the next tokens, int64 (n,)."""
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """The head's states (n, hidden_size) -> (n, tokens that the head can propose)."""
+        ...
+
+    def named(self, columns: torch.Tensor) -> torch.Tensor:
+        """Columns of logits, int64 of any shape -> the target's ids of these tokens."""
         ...
 
 
@@ -108,7 +112,8 @@ class PairProposer:
             batch = self._passes.prepare(rows.slots[wanting], pairs, ones, before)
             made = self._head(before, states[index], batch)
             states = states.index_copy(0, index, made)
-            drafts[index, column] = self._head.likeliest(made)
+            likeliest = self._head.logits(made).argmax(dim=-1)
+            drafts[index, column] = self._head.named(likeliest)
         self._has_read[rows.slots] = 1
         return Drafts(drafts, rows.max_drafts)
 
@@ -133,6 +138,8 @@ class PairProposer:
         """Of the tokens that hold; the taps have those of all that the step brought."""
         firsts = np.cumsum(self._taps.num_new) - self._taps.num_new
         held = torch.from_numpy(ranges(firsts, num_held))
+        if step.moved is not None:
+            held = step.moved.order[held]
         fused = self._head.fuse([tap[held] for tap in self._taps.states])
         slots = int64(np.repeat(step.slots, num_held))
         positions = torch.from_numpy(ranges(step.prefix_lens, num_held))

@@ -6,7 +6,7 @@ that are not what sampling draws are dropped (runs.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,15 @@ import torch
 
 from workers.scheduler.plan import AdmittedRequest, IntArray
 
-Moved = tuple[torch.Tensor, torch.Tensor]
-"""Cache indices from which, and to which, keys and values were brought."""
+
+class Moved(NamedTuple):
+    """Of a step with trees, int64 (num_tokens,) each: its new tokens row by row, in each those that
+    hold first; the cache indices of these, and those to which their keys and values were brought,
+    so that what holds stands one behind the other."""
+
+    order: torch.Tensor
+    sources: torch.Tensor
+    targets: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,7 @@ class ObservedStep:
     slots, prefix_lens: host int32 (bs,), of its rows. num_held: int64 (bs,), how many of each row's
     new tokens hold: all of a prompt's, of a run the token sampled last and the right drafts.
     next_ids: int64 (bs,), what was sampled behind the last of them, -1 where a prompt goes on.
-    moved: of a step with trees, int64 (num_tokens,) both, its new tokens, so that those that hold
-    stand one behind the other.
+    moved: None where the first new tokens of every row are those that hold.
     """
 
     slots: IntArray

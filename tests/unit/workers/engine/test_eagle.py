@@ -137,6 +137,19 @@ def test_drafts_are_the_published_heads(target: Path, head: Path, settings: dict
     assert stats.num_preemptions > 0 or "num_pages" not in settings
 
 
+def test_trees_begin_with_what_the_published_head_takes_for_likeliest(
+    target: Path, head: Path
+) -> None:
+    """As long as states and keys of what held before stand where they should."""
+    prompts = [[*range(20, 50), 60 + index] for index in range(3)]
+    asked, stats = recorded_run(target, head, prompts, draft_tree=(2, 3, 1), page_size=4)
+    oracle = HeadOracle(head, eager_reference(target))
+    some = asked[::2]
+    assert [one.drafts[:1] for one in some] == [oracle.drafts(one.token_ids, 1) for one in some]
+    assert max(len(one.drafts) for one in asked) == 6
+    assert stats.accepted_by_position[1] > 2
+
+
 def test_a_head_may_have_embeddings_and_the_other_repositorys_name(
     target: Path, head: Path
 ) -> None:
@@ -169,8 +182,9 @@ def builtin_head(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathF
             {"page_size": 1, "num_pages": 160, "max_draft_tokens": 3}, marks=pytest.mark.nightly
         ),
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+        pytest.param({"page_size": 2, "draft_tree": (3, 3, 2)}, marks=pytest.mark.nightly),
     ],
-    ids=["retracted", "chunked"],
+    ids=["retracted", "chunked", "trees"],
 )
 def test_texts_are_the_same(
     plain: list[GenerateResult], builtin_head: Path, settings: dict[str, Any]

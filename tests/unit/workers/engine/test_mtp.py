@@ -119,6 +119,19 @@ def test_drafts_are_those_of_transformers_layer(tiny: TinyModel, tmp_path: Path)
     assert stats.num_preemptions > 0
 
 
+def test_trees_begin_with_the_layers_draft_and_latents_have_none(tmp_path: Path) -> None:
+    whole = save_target(MIXTURES["glm4_moe"], tmp_path / "heads")
+    trees = {"speculative": "mtp", "draft_tree": (2, 2), "page_size": 4}
+    asked, stats = recorded_run(tmp_path / "heads", "", [[*range(20, 40)]], **trees)
+    oracle = Oracle(tmp_path / "heads", whole)
+    assert [one.drafts[:1] for one in asked] == [oracle.drafts(one.token_ids, 1) for one in asked]
+    assert max(len(one.drafts) for one in asked) == 4
+    assert stats.num_accepted_draft_tokens > 0
+    save_target(LATENT["deepseek_v3"], tmp_path / "latents")
+    with pytest.raises(ConfigError, match="keep keys and values of heads verify trees"):
+        made(tmp_path / "latents", "", **trees)
+
+
 def test_what_a_checkpoint_leaves_out_is_the_targets_and_the_rest_is_refused(
     tmp_path: Path,
 ) -> None:

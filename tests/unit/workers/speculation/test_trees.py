@@ -170,7 +170,10 @@ def test_of_a_tree_all_or_none_is_chosen():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculative": "ngram", "draft_tree": (2, 2)}, "ngram proposes chains, trees do draft"),
+        (
+            {"speculative": "ngram", "draft_tree": (2, 2)},
+            "ngram proposes chains, trees do draft,",
+        ),
         ({"speculative": "suffix", "draft_tree": (2, 0)}, "at least 1 draft at each depth"),
         ({"speculative": "suffix", "draft_tree": (30, 3)}, "and 32 in all"),
     ],
