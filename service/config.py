@@ -117,6 +117,7 @@ class EngineSettings(_Settings):
     draft_tree: tuple[int, ...] = ()
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
+    expert_load_interval_steps: int = 0
     check_integrity_when_idle: bool = False
     seed: int | None = None
     dummy_weights_seed: int = 0

@@ -66,6 +66,8 @@ class EngineConfig:
     these, on CPU token by token. What cannot is refused at the start, with the reason.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
+    expert_load_interval_steps: of a native mixture, tokens of experts are counted and read with
+    every Nth step; 0 counts none.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     target_inter_token_ms: while requests decode, a step takes only as many prompt tokens as are
     predicted to keep it under this. None: up to max_step_tokens, for whom nobody waits token by
@@ -122,6 +124,7 @@ class EngineConfig:
     draft_tree: tuple[int, ...] = ()
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
+    expert_load_interval_steps: int = 0
     check_integrity_when_idle: bool = False
     seed: int | None = None
     dummy_weights_seed: int = 0
@@ -184,15 +187,16 @@ class EngineConfig:
                 "target_inter_token_ms must be above 0 when given, "
                 f"got {self.target_inter_token_ms}"
             )
-        if self.attention_timing_interval_steps < 0:
-            raise ConfigError(
-                "attention_timing_interval_steps must not be negative, "
-                f"got {self.attention_timing_interval_steps}"
-            )
+        self._check_intervals()
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
             )
+
+    def _check_intervals(self) -> None:
+        for name in ("attention_timing_interval_steps", "expert_load_interval_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def _check_ranks(self) -> None:
         if self.tp_size % self.ep_size:

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from service.errors import ERROR_TABLE
 from service.observability.measured_attention import measured_attention
 from service.routing.policy import RoutingReason
-from workers.engine.observer import StepRecord
+from workers.engine.observer import ExpertRecord, StepRecord
 from workers.engine.protocol import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:  # the ingress must not load torch
@@ -276,6 +276,18 @@ class EngineMetrics:
             ("phase",),
             registry=registry,
         )
+        self._experts = Counter(
+            "tessera_expert_tokens",
+            "Tokens that experts got, once for each of them and each layer, by part of the ranks.",
+            ("part",),
+            registry=registry,
+        )
+        self._busiest = Gauge(
+            "tessera_expert_busiest_ratio",
+            "How many times the mean the busiest one of a layer got, a mean over layers.",
+            ("of",),
+            registry=registry,
+        )
         self._roofline = Gauge(
             "tessera_attention_roofline_ratio",
             "Share of the hardware's limit that the last measured attention reached.",
@@ -288,6 +300,8 @@ class EngineMetrics:
         self._host.observe(record.host_gap_s)
         if record.draft_s:
             self._draft.observe(record.draft_s)
+        if record.experts is not None:
+            self._on_experts(record.experts)
         self._batch.labels(record.phase).observe(record.batch_size)
         for attention in record.attention:
             self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)
@@ -295,6 +309,12 @@ class EngineMetrics:
                 least_s = self._limits.minimum_seconds(attention.num_bytes, attention.num_flops)
                 self._least.labels(attention.phase).inc(least_s)
                 self._roofline.labels(attention.phase).set(least_s / attention.seconds)
+
+    def _on_experts(self, record: ExpertRecord) -> None:
+        for part, tokens in enumerate(record.tokens_by_part):
+            self._experts.labels(str(part)).inc(tokens)
+        self._busiest.labels("experts").set(record.busiest_expert)
+        self._busiest.labels("parts").set(record.busiest_part)
 
 
 _STATS_GAUGES = (

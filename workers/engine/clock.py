@@ -42,5 +42,6 @@ class StepClock:
                 num_prefill_tokens=plan.num_tokens - plan.num_decode_tokens,
                 attention=outcome.attention,
                 draft_s=outcome.draft_s,
+                experts=outcome.experts,
             )
         )

@@ -19,12 +19,24 @@ class AttentionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRecord:
+    """What experts got since the last such record. tokens_by_part: of each part of the ranks that
+    owns experts, tokens of all layers, once for every expert that a token takes. busiest_expert,
+    busiest_part: how many times the mean it got, a mean over layers; 0 where there was nothing."""
+
+    tokens_by_part: tuple[int, ...]
+    busiest_expert: float
+    busiest_part: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One finished step.
 
     step_s: from the first launch to the last token id on the host's side of the device.
     host_gap_s: time the device waited for the host before this step although work was there.
-    draft_s: how long of step_s drafts were looked for; 0 where the step was to have none.
+    draft_s: how long of step_s drafts were looked for; 0 where the step was to have none. experts:
+    where they were read with the step.
     """
 
     phase: Phase
@@ -34,6 +46,7 @@ class StepRecord:
     num_prefill_tokens: int
     attention: tuple[AttentionRecord, ...]
     draft_s: float = 0.0
+    experts: ExpertRecord | None = None
 
 
 OnStep = Callable[[StepRecord], None]

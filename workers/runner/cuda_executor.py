@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workers.constraints.masks import StepMasks
-from workers.engine.observer import AttentionRecord
+from workers.engine.observer import AttentionRecord, ExpertRecord
 from workers.runner.executor import PendingStep, StepOutcome
 from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_pieces import ReadableStep
@@ -78,7 +78,9 @@ class CudaPendingStep:
         events: StepEvents,
         clock: DeviceClock,
         drain_attention: Callable[[], tuple[AttentionRecord, ...]],
+        read_experts: Callable[[], ExpertRecord] | None = None,
     ) -> None:
+        self._read_experts = read_experts
         self._step = step
         self._events = events
         self._clock = clock
@@ -88,7 +90,9 @@ class CudaPendingStep:
         self._events.end.synchronize()
         result = self._step.read()
         started_s, finished_s = self._clock.place(self._events)
-        return StepOutcome(result, started_s, finished_s, self._drain_attention())
+        experts = None if self._read_experts is None else self._read_experts()
+        attention = self._drain_attention()
+        return StepOutcome(result, started_s, finished_s, attention, experts=experts)
 
 
 class HalfLaunchedStep:

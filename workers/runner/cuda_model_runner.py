@@ -151,11 +151,12 @@ class CudaModelRunner(ModelRunner):
         self, plan: StepPlan, step: ReadableStep, start: torch.cuda.Event, submitted_s: float
     ) -> PendingStep:
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        read_experts = self._launch_expert_load()
         end.record()
         events = StepEvents(start, end, submitted_s)
         # Behind the samples, on every rank: both may hold collectives.
         self._capture_after(plan)
-        return CudaPendingStep(step, events, self._clock, self._drain_attention)
+        return CudaPendingStep(step, events, self._clock, self._drain_attention, read_experts)
 
     def run(self, plan: StepPlan) -> StepOutcome:
         return self.launch(plan).outcome()

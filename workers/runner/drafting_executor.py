@@ -146,7 +146,12 @@ class DraftedStep:
                 result = result_of_runs(result, run_lens, samples.num_samples)
             started_s = min(outcome.started_s, self._waited_until_s)
             self._outcome = StepOutcome(
-                result, started_s, outcome.finished_s, outcome.attention, self._draft_s
+                result,
+                started_s,
+                outcome.finished_s,
+                outcome.attention,
+                self._draft_s,
+                outcome.experts,
             )
         return self._outcome
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attention.timing import AttentionTiming
 from workers.constraints.masks import StepMasks
-from workers.engine.observer import AttentionRecord
+from workers.engine.observer import AttentionRecord, ExpertRecord
 from workers.runner.mask_inbox import MaskInbox
 from workers.scheduler.plan import StepPlan, StepResult
 
@@ -19,13 +19,15 @@ from workers.scheduler.plan import StepPlan, StepResult
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """A finished step: its result and its clock readings on time.perf_counter's axis. draft_s: how
-    long of that drafts were looked for, 0 where the step was to have none."""
+    long of that drafts were looked for, 0 where the step was to have none. experts: where they are
+    read with this step."""
 
     result: StepResult
     started_s: float
     finished_s: float
     attention: tuple[AttentionRecord, ...]
     draft_s: float = 0.0
+    experts: ExpertRecord | None = None
 
 
 def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionRecord, ...]:

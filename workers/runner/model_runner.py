@@ -17,6 +17,7 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
+from workers.engine.observer import ExpertRecord
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel, load_model, resolve_dtype
@@ -33,6 +34,7 @@ from workers.runner.executor import (
     ThreadStepExecutor,
     attention_records,
 )
+from workers.runner.expert_loads import ReadLoad, expert_loads
 from workers.runner.grammars import (
     can_repeat_slots,
     can_run_again,
@@ -139,6 +141,7 @@ class ModelRunner:
         self._device = device
         self._is_alone = tp.size == 1
         self._product_s: tuple[float, ...] = ()
+        self._expert_loads = expert_loads(config, self._model, device)
         self._masks = MaskInbox()
         self._mask_source: MaskSource = self._masks
 
@@ -230,8 +233,19 @@ class ModelRunner:
         started_s = time.perf_counter()
         result = self._launch_within_memory(plan, self._launch).read()
         return StepOutcome(
-            result, started_s, time.perf_counter(), attention_records(self._timer.drain())
+            result,
+            started_s,
+            time.perf_counter(),
+            attention_records(self._timer.drain()),
+            experts=self._read_experts(),
         )
+
+    def _read_experts(self) -> ExpertRecord | None:
+        read = self._launch_expert_load()
+        return None if read is None else read()
+
+    def _launch_expert_load(self) -> ReadLoad | None:
+        return None if self._expert_loads is None else self._expert_loads.after_launch()
 
     def run_follower(self, plan: StepPlan) -> None:
         """Run a plan for its side effects on this rank: KV, sampled tokens, penalties."""

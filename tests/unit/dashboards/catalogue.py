@@ -19,7 +19,7 @@ from service.observability.metrics import (
     IngressStateCollector,
 )
 from service.routing.policy import RoutingReason
-from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.observer import AttentionRecord, ExpertRecord, StepRecord
 from workers.engine.protocol import AccountPages, AttentionMeasurementRecord, EngineStats, ModelInfo
 
 # What the exporter adds to every series, and Prometheus when it scrapes.
@@ -81,5 +81,6 @@ def _engine_registry() -> CollectorRegistry:
     stats = EngineStats(accounts=accounts, accepted_by_position=(1,))
     registry.register(EngineStatsCollector(info, lambda: stats))
     attention = AttentionRecord("decode", "torch_native", 0.1, num_bytes=1, num_flops=1)
-    metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, (attention,)))
+    experts = ExpertRecord((1,), 1.0, 1.0)
+    metrics.on_step(StepRecord("decode", 0.1, 0.0, 1, 0, (attention,), experts=experts))
     return registry

@@ -20,6 +20,7 @@ class SoftmaxChooser:
 
     def __init__(self, mixture: MixtureOfExperts, routing: SoftmaxRouting) -> None:
         self._router, self._experts, self._routing = mixture.router, mixture.experts, routing
+        self._count = mixture.count
 
     def __call__(self, x: torch.Tensor) -> Chosen:
         routing = self._routing
@@ -30,6 +31,7 @@ class SoftmaxChooser:
             routing.factor,
             routing.is_normed,
         )
+        self._count(chosen.ids)
         if self._router.shared_gate is not None:
             chosen.weights[:, routing.num_chosen :] = self._router.piece_weights(x)
         if self._experts.num_elsewhere == 0:
@@ -44,7 +46,7 @@ class PlainChooser:
         self._mixture = mixture
 
     def __call__(self, x: torch.Tensor) -> Chosen:
-        return counted_here(self._mixture.router(x), self._mixture.experts)
+        return counted_here(self._mixture.choose(x), self._mixture.experts)
 
 
 def chooser_of(mixture: MixtureOfExperts) -> SoftmaxChooser | PlainChooser:

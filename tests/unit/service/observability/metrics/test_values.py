@@ -13,7 +13,7 @@ from service.observability.metrics import (
     RefusalMetrics,
 )
 from service.routing.policy import RoutingReason
-from workers.engine.observer import AttentionRecord, StepRecord
+from workers.engine.observer import AttentionRecord, ExpertRecord, StepRecord
 from workers.engine.protocol import AccountPages, AttentionMeasurementRecord, EngineStats, ModelInfo
 
 MEASURED = (
@@ -72,6 +72,10 @@ ENGINE = {
     "tessera_attention_seconds_sum{phase=decode,backend=fa3}": 0.002 + 0.004,
     "tessera_attention_least_seconds_total{phase=decode}": 0.001 + 0.003,
     "tessera_attention_roofline_ratio{phase=decode}": 0.75,
+    "tessera_expert_tokens_total{part=0}": 5 + 1,
+    "tessera_expert_tokens_total{part=1}": 7 + 2,
+    "tessera_expert_busiest_ratio{of=experts}": 3.0,
+    "tessera_expert_busiest_ratio{of=parts}": 1.25,
     "tessera_running_requests": 1,
     "tessera_waiting_requests": 2,
     "tessera_queued_tokens": 3,
@@ -151,8 +155,9 @@ def engine():
     registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
     first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
     second = AttentionRecord("decode", "fa3", 0.004, num_bytes=1, num_flops=3 * 10**11)
-    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (first,)))
-    metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, (second,)))
+    loads = ExpertRecord((5, 7), 2.0, 1.5), ExpertRecord((1, 2), 3.0, 1.25)
+    metrics.on_step(StepRecord("decode", 0.004, 0.0001, 2, 0, (first,), experts=loads[0]))
+    metrics.on_step(StepRecord("decode", 0.006, 0.0002, 3, 0, (second,), experts=loads[1]))
     metrics.on_step(StepRecord("extend", 0.1, 0.0004, 1, 100, (), draft_s=0.003))
     return registry
 
