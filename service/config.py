@@ -118,6 +118,8 @@ class EngineSettings(_Settings):
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
+    expert_load_file: str | None = None
+    num_redundant_experts: int = 0
     check_integrity_when_idle: bool = False
     seed: int | None = None
     dummy_weights_seed: int = 0

@@ -67,7 +67,9 @@ class EngineConfig:
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     expert_load_interval_steps: of a native mixture, tokens of experts are counted and read with
-    every Nth step; 0 counts none.
+    every Nth step; 0 counts none. expert_load_file: where what was read is kept, for later starts.
+    num_redundant_experts: of every layer, room for so many copies of experts on all parts of the
+    ranks together (ep_size); a start fills it with the busiest ones of expert_load_file.
     max_step_tokens: token budget of one step, decode rows first, the rest for prefill chunks.
     target_inter_token_ms: while requests decode, a step takes only as many prompt tokens as are
     predicted to keep it under this. None: up to max_step_tokens, for whom nobody waits token by
@@ -125,6 +127,8 @@ class EngineConfig:
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
+    expert_load_file: str | None = None
+    num_redundant_experts: int = 0
     check_integrity_when_idle: bool = False
     seed: int | None = None
     dummy_weights_seed: int = 0
@@ -188,9 +192,29 @@ class EngineConfig:
                 f"got {self.target_inter_token_ms}"
             )
         self._check_intervals()
+        self._check_redundant_experts()
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
+            )
+
+    def _check_redundant_experts(self) -> None:
+        num_copies = self.num_redundant_experts
+        if num_copies < 0 or num_copies % self.ep_size:
+            raise ConfigError(
+                f"num_redundant_experts={num_copies} is no multiple of ep_size={self.ep_size}: "
+                "every part of the ranks has room for equally many"
+            )
+        if num_copies == 0:
+            return
+        if self.ep_size == 1:
+            raise ConfigError("num_redundant_experts needs an ep_size above 1")
+        if self.expert_load_file is None:
+            raise ConfigError("num_redundant_experts needs an expert_load_file to go by")
+        if self.deterministic:
+            raise ConfigError(
+                "deterministic and num_redundant_experts: which rank computes a token's expert "
+                "depends on its place in the step"
             )
 
     def _check_intervals(self) -> None:

@@ -54,7 +54,7 @@ class ShardContext:
 
     is_deterministic: on a GPU, a row's results must not depend on the number of rows. ep_size:
     parts of the group that own experts of their own. has_formats: what linear layers' weights are
-    made of is not known yet.
+    made of is not known yet. num_redundant_experts: of a layer, room for copies on all parts.
     """
 
     tp: TPGroup
@@ -63,6 +63,7 @@ class ShardContext:
     is_deterministic: bool = False
     ep_size: int = 1
     has_formats: bool = False
+    num_redundant_experts: int = 0
 
     @property
     def experts(self) -> ExpertGroup:

@@ -21,6 +21,7 @@ from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
+from workers.loading.expert_load_file import copy_busiest_experts
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
@@ -114,6 +115,9 @@ def _load_native(request: _LoadRequest) -> _Weights:
     facts, config = request.facts, request.config
     family = NATIVE_ARCHITECTURES[facts.architecture]
     model = family.build(request.hf_config, facts.max_context_len, request.shard)
+    if config.num_redundant_experts and config.expert_load_file is not None:
+        loads = Path(config.expert_load_file).expanduser()
+        copy_busiest_experts(model, loads, request.shard.tp, request.shard.device)
     if request.recipe is None:
         stored = unquantised(model)
     else:
@@ -280,7 +284,13 @@ def load_model(
     if recipe is not None:
         logger.info("weights by %s: %s", recipe.name, ", ".join(recipe.titles))
     shard = ShardContext(
-        tp, dtype, device, config.deterministic, config.ep_size, recipe is not None
+        tp,
+        dtype,
+        device,
+        config.deterministic,
+        config.ep_size,
+        recipe is not None,
+        config.num_redundant_experts,
     )
     lease = lease_weights(config, facts.folder, on_progress)
     on_progress = _after(lease.bytes_awaited, on_progress)

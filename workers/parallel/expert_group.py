@@ -32,8 +32,9 @@ class ExpertGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShare:
-    """What a rank keeps of a layer: num_own of num_experts experts from first_expert on, the pieces
-    of shared experts that are its own, and of each num_columns columns from first_column on."""
+    """What a rank keeps of a layer: num_own of num_experts experts from first_expert on, room for
+    num_copies of others' and which those are, the pieces of shared experts that are its own, and of
+    each num_columns columns from first_column on."""
 
     num_experts: int
     first_expert: int
@@ -41,12 +42,20 @@ class ExpertShare:
     pieces: tuple[int, ...]
     first_column: int
     num_columns: int
+    num_copies: int = 0
+    copies: tuple[int, ...] = ()
 
     @classmethod
     def of_rank(
-        cls, group: ExpertGroup, num_experts: int, num_pieces: int, width: int
+        cls,
+        group: ExpertGroup,
+        num_experts: int,
+        num_pieces: int,
+        width: int,
+        num_redundant: int = 0,
     ) -> ExpertShare:
-        """Pieces go round the parts of the group. Raises ConfigError for unequal parts."""
+        """Pieces go round the parts of the group. num_redundant: room for copies of all parts.
+        Raises ConfigError for unequal parts."""
         if num_experts % group.ep_size:
             raise ConfigError(
                 f"{num_experts} experts cannot be divided over ep_size={group.ep_size} parts"
@@ -64,17 +73,30 @@ class ExpertShare:
             pieces=tuple(range(group.ep_rank, num_pieces, group.ep_size)),
             first_column=group.width_rank * columns,
             num_columns=columns,
+            num_copies=num_redundant // group.ep_size,
         )
 
     @property
     def num_kept(self) -> int:
-        """Experts and pieces that lie on this rank; pieces come last."""
-        return self.num_own + len(self.pieces)
+        """Experts, room for copies and pieces that lie on this rank; pieces come last."""
+        return self.first_piece + len(self.pieces)
+
+    @property
+    def first_piece(self) -> int:
+        return self.num_own + self.num_copies
+
+    @property
+    def experts_here(self) -> dict[int, int]:
+        """Place -> expert, own ones and copies."""
+        own = {place: self.first_expert + place for place in range(self.num_own)}
+        return own | dict(enumerate(self.copies, start=self.num_own))
 
     def place_of(self, expert: int) -> int | None:
         """Where an expert lies here. Pieces are counted from num_experts on."""
         if expert >= self.num_experts:
             piece = expert - self.num_experts
-            return self.num_own + self.pieces.index(piece) if piece in self.pieces else None
+            return self.first_piece + self.pieces.index(piece) if piece in self.pieces else None
+        if expert in self.copies:
+            return self.num_own + self.copies.index(expert)
         place = expert - self.first_expert
         return place if 0 <= place < self.num_own else None

@@ -3,7 +3,9 @@
 Every rank routes all tokens, so that what one rank counts is true of all of them.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +17,32 @@ from workers.engine.observer import ExpertRecord
 from workers.errors import ConfigError
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.moe.tally import ExpertTally
+from workers.loading.expert_load_file import write_expert_loads
+from workers.parallel.expert_copies import ExpertHolders
 from workers.sampling.transfer import start_download
+
+MIN_WRITE_INTERVAL_S = 60.0
 
 ReadLoad = Callable[[], ExpertRecord]
 """Once the device has passed the place at which it was made."""
 
 
 class ExpertLoads:
-    """num_parts: of the ranks, each with as many experts of its own, in order."""
+    """holders: of each mixture. file: where the loads are kept, at most once in
+    MIN_WRITE_INTERVAL_S; None keeps none."""
 
-    def __init__(self, tally: ExpertTally, interval_steps: int, num_parts: int) -> None:
-        self._tally, self._interval_steps, self._num_parts = tally, interval_steps, num_parts
+    def __init__(
+        self,
+        tally: ExpertTally,
+        interval_steps: int,
+        holders: Sequence[ExpertHolders],
+        num_parts: int,
+        file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tally, self._interval_steps, self._file = tally, interval_steps, file
+        self._shares = np.stack([_shares(of_mixture, num_parts) for of_mixture in holders])
+        self._clock, self._next_write_s = clock, clock()
         self._steps = 0
         self._before = np.zeros(tuple(tally.tokens.shape), dtype=np.int64)
 
@@ -40,11 +57,23 @@ class ExpertLoads:
     def _record(self, tokens: npt.NDArray[np.int64]) -> ExpertRecord:
         """tokens: (mixtures, experts), since the start. Steps are read in their order."""
         new, self._before = tokens - self._before, tokens.copy()
-        by_part = new.reshape(len(new), self._num_parts, -1).sum(axis=2)
-        return ExpertRecord(tuple(by_part.sum(axis=0).tolist()), _busiest(new), _busiest(by_part))
+        if self._file is not None and self._clock() >= self._next_write_s:
+            self._next_write_s = self._clock() + MIN_WRITE_INTERVAL_S
+            write_expert_loads(self._file, tokens.tolist())
+        by_part = np.einsum("me,mep->mp", new, self._shares)
+        of_parts = by_part.sum(axis=0).round().astype(np.int64)
+        return ExpertRecord(tuple(of_parts.tolist()), _busiest(new), _busiest(by_part))
 
 
-def _busiest(tokens: npt.NDArray[np.int64]) -> float:
+def _shares(holders: ExpertHolders, num_parts: int) -> npt.NDArray[np.float64]:
+    """(experts, parts): which part of an expert's tokens a part computes."""
+    shares = np.zeros((len(holders.by_expert), num_parts))
+    for expert, parts in enumerate(holders.by_expert):
+        shares[expert, list(parts)] = 1 / len(parts)
+    return shares
+
+
+def _busiest(tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
     """(mixtures, n) -> how many times the mean the busiest of n gets, a mean over mixtures."""
     means = tokens.mean(axis=1)
     if not means.all():
@@ -64,5 +93,11 @@ def expert_loads(
             "expert_load_interval_steps counts tokens of experts in native models, and this model "
             "has none there; leave it out"
         )
-    tally = ExpertTally(mixtures, device)
-    return ExpertLoads(tally, config.expert_load_interval_steps, config.ep_size)
+    file = config.expert_load_file
+    return ExpertLoads(
+        ExpertTally(mixtures, device),
+        config.expert_load_interval_steps,
+        [mixture.experts.holders for mixture in mixtures],
+        config.ep_size,
+        None if file is None else Path(file).expanduser(),
+    )

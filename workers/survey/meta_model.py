@@ -68,7 +68,15 @@ def bridged_on_meta(
 
 def _shard(config: EngineConfig, dtype: torch.dtype, has_formats: bool) -> ShardContext:
     group = _FirstRank(config.tp_size)
-    return ShardContext(group, dtype, _META, config.deterministic, config.ep_size, has_formats)
+    return ShardContext(
+        group,
+        dtype,
+        _META,
+        config.deterministic,
+        config.ep_size,
+        has_formats,
+        config.num_redundant_experts,
+    )
 
 
 def _num_bytes(model: nn.Module) -> int:

@@ -4,7 +4,8 @@ Experts that all tokens share are cut into pieces of a routed expert's width and
 others. Knows no routing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks
 from workers.layers.kept.stacks import Fp4Stack
 from workers.layers.kept.weight import KeptWeight
+from workers.layers.moe.copies import PlacesByTurns
 from workers.layers.moe.kept import DOWN, GATE_UP, KEPT_DTYPES, kept_stacks, stack_of
 from workers.layers.moe.products import experts_in_torch, products_for, weighing_inputs
 from workers.layers.moe.router import block_prefix
@@ -30,6 +32,7 @@ from workers.layers.moe.tensors import (
 )
 from workers.layers.routed_experts import RoutedWeights
 from workers.layers.sharding import ShardContext, TensorSource, WeightSlot
+from workers.parallel.expert_copies import ExpertHolders
 from workers.parallel.expert_group import ExpertShare
 
 
@@ -45,8 +48,14 @@ class Experts(ModulesLayer):
         super().__init__()
         self.spec, self._hidden_size = spec, hidden_size
         self.share = share = ExpertShare.of_rank(
-            shard.experts, spec.num_experts, spec.num_pieces, spec.width
+            shard.experts,
+            spec.num_experts,
+            spec.num_pieces,
+            spec.width,
+            shard.num_redundant_experts,
         )
+        self._part, self._num_parts = shard.experts.ep_rank, shard.experts.ep_size
+        self.holders = ExpertHolders.of_owners(spec.num_experts, self._num_parts)
         kept, columns = share.num_kept, share.num_columns
         self.gate_up = shard.empty_weight(kept, 2 * columns, hidden_size)
         self.down = shard.empty_weight(kept, hidden_size, columns)
@@ -60,11 +69,21 @@ class Experts(ModulesLayer):
         self._asks_host = products is experts_in_torch
         self._products = weighing_inputs(products) if spec.weighs_inputs else products
         self.places = nn.Buffer(_places(spec, share).to(shard.device), persistent=False)
+        self._by_turns: PlacesByTurns | None = None
 
     @property
     def num_elsewhere(self) -> int:
         """1 where an id stands for the experts of other ranks: see local."""
-        return int(self.share.num_kept < self.spec.num_experts + self.spec.num_pieces)
+        return int(self._num_parts > 1)
+
+    def keep_copies(self, loads: Sequence[int]) -> None:
+        """Fill the room for copies, as all ranks do by the same loads: tokens of each expert.
+        Called before weights are loaded."""
+        num_copies = self.share.num_copies * self._num_parts
+        self.holders = ExpertHolders.of_loads(loads, self._num_parts, num_copies)
+        self.share = replace(self.share, copies=self.holders.copies_of(self._part))
+        places = _places(self.spec, self.share).to(self.places.device)
+        self._by_turns = PlacesByTurns.of(self.holders, self._part, places, self.share.num_kept)
 
     @property
     def is_kept(self) -> bool:
@@ -180,15 +199,18 @@ class Experts(ModulesLayer):
 
     def _load_shared(self, part: str, tensor: TensorSource) -> None:
         share = self.share
-        for place, piece in enumerate(share.pieces, start=share.num_own):
+        for place, piece in enumerate(share.pieces, start=share.first_piece):
             first = piece * self.spec.width + share.first_column
             columns = slice(first, first + share.num_columns)
             GatedTargets(self.weights, self._hidden_size, columns).load(place, part, tensor)
 
     def local(self, chosen: Choice) -> Choice:
-        """The same with the places of experts here; what lies elsewhere is at num_kept."""
+        """The same with the places of experts here; what lies elsewhere is at num_kept. Of an
+        expert with copies, tokens take turns: a rank computes those that are its part's."""
         if self.num_elsewhere == 0:
             return chosen
+        if self._by_turns is not None:
+            return chosen._replace(ids=self._by_turns.of_ids(chosen.ids))
         return chosen._replace(ids=self.places[chosen.ids])
 
     def forward(self, x: torch.Tensor, chosen: Choice) -> torch.Tensor:

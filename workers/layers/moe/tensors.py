@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from workers.errors import ModelLoadError
+from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.format import Cut
 from workers.layers.formats.plain import PLAIN
 from workers.layers.formats.recipe import WeightRecipe
@@ -143,8 +143,7 @@ class StackedExperts:
         return shapes
 
     def load(self, name_part: str, tensor: TensorSource) -> None:
-        for place in range(self.share.num_own):
-            expert = self.share.first_expert + place
+        for place, expert in self.share.experts_here.items():
             self._load_expert(name_part, tensor, place, slice(expert, expert + 1))
 
     def stacks(self) -> dict[str, StackCut]:
@@ -232,6 +231,8 @@ def store_stacks(
     for stack, cut in experts.stacks().items():
         if recipe.format_of(prefix + stack) == PLAIN:
             continue
+        if experts.share.num_copies:
+            raise ConfigError(f"{prefix}{stack} is quantised: num_redundant_experts has to be 0")
         if not experts.spec.names.in_turns:
             raise ModelLoadError(f"{prefix}{stack} is quantised, and gate and up are not in turns")
         del slots[prefix + stack]
