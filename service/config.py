@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,6 +23,7 @@ from service.api.unknown_fields import UnknownFieldsPolicy
 from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
 from service.chat.settings import ChatSettings
+from service.config_sources import read_yaml, set_at
 from service.limits import Limits
 from service.model_names import is_hub_id, model_name
 from service.observability.request_log.settings import LoggingSettings
@@ -355,13 +355,13 @@ def load_config(
 
     environment: TESSERA_HTTP__PORT sets http.port. overrides: dotted names to values.
     """
-    merged = _read_yaml(file) if file is not None else {}
+    merged = read_yaml(file) if file is not None else {}
     for name, text in environment.items():
         if name.startswith(ENV_PREFIX):
             path = name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)
-            _set(merged, path, None if text == "null" else text)
+            set_at(merged, path, None if text == "null" else text)
     for name, value in overrides.items():
-        _set(merged, name.split("."), value)
+        set_at(merged, name.split("."), value)
     return parse_config(merged)
 
 
@@ -379,25 +379,3 @@ def _describe(problem: ErrorDetails) -> str:
     reason = "no such setting" if is_unknown else problem["msg"].removeprefix("Value error, ")
     # What several settings have in common is no one's.
     return ": ".join(filter(None, (".".join(map(str, problem["loc"])), reason)))
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: {error}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file}: expected a mapping at the top")
-    return data
-
-
-def _set(target: dict[str, Any], path: list[str], value: Any) -> None:
-    *parents, leaf = path
-    for parent in parents:
-        child = target.setdefault(parent, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"{'.'.join(path)}: {parent} is no section")
-        target = child
-    target[leaf] = value

@@ -16,9 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.errors import ERROR_TABLE
+from service.observability.accepted_drafts import accepted_by_position
+from service.observability.expert_metrics import ExpertMetrics
 from service.observability.measured_attention import measured_attention
 from service.routing.policy import RoutingReason
-from workers.engine.observer import ExpertRecord, StepRecord
+from workers.engine.observer import StepRecord
 from workers.engine.protocol import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:  # the ingress must not load torch
@@ -270,22 +272,11 @@ class EngineMetrics:
             buckets=ATTENTION_SECONDS,
             registry=registry,
         )
+        self._experts = ExpertMetrics(registry)
         self._least = Counter(
             "tessera_attention_least_seconds",
             "What the measured attention would have taken at the hardware's limit.",
             ("phase",),
-            registry=registry,
-        )
-        self._experts = Counter(
-            "tessera_expert_tokens",
-            "Tokens that experts got, once for each of them and each layer, by part of the ranks.",
-            ("part",),
-            registry=registry,
-        )
-        self._busiest = Gauge(
-            "tessera_expert_busiest_ratio",
-            "How many times the mean the busiest one of a layer got, a mean over layers.",
-            ("of",),
             registry=registry,
         )
         self._roofline = Gauge(
@@ -301,7 +292,7 @@ class EngineMetrics:
         if record.draft_s:
             self._draft.observe(record.draft_s)
         if record.experts is not None:
-            self._on_experts(record.experts)
+            self._experts.on_record(record.experts)
         self._batch.labels(record.phase).observe(record.batch_size)
         for attention in record.attention:
             self._attention.labels(attention.phase, attention.backend).observe(attention.seconds)
@@ -309,12 +300,6 @@ class EngineMetrics:
                 least_s = self._limits.minimum_seconds(attention.num_bytes, attention.num_flops)
                 self._least.labels(attention.phase).inc(least_s)
                 self._roofline.labels(attention.phase).set(least_s / attention.seconds)
-
-    def _on_experts(self, record: ExpertRecord) -> None:
-        for part, tokens in enumerate(record.tokens_by_part):
-            self._experts.labels(str(part)).inc(tokens)
-        self._busiest.labels("experts").set(record.busiest_expert)
-        self._busiest.labels("parts").set(record.busiest_part)
 
 
 _STATS_GAUGES = (
@@ -388,7 +373,7 @@ class EngineStatsCollector(Collector):
             for account in stats.accounts:
                 gauge.add_metric([account.name], getattr(account, attribute))
             yield gauge
-        yield _accepted_by_position(stats.accepted_by_position)
+        yield accepted_by_position(stats.accepted_by_position)
         yield from measured_attention(self._info.attention_times)
         labels = ("model", "attention_backend", "dtype", "tp_size", "page_size")
         info = GaugeMetricFamily(
@@ -403,16 +388,3 @@ class EngineStatsCollector(Collector):
     def _info_values(self) -> tuple[str | int, ...]:
         info = self._info
         return info.name, info.attention_backend, info.dtype, info.tp_size, info.page_size
-
-
-def _accepted_by_position(counts: tuple[int, ...]) -> CounterMetricFamily:
-    """Positions count from 1."""
-    family = CounterMetricFamily(
-        "tessera_accepted_draft_tokens_by_position",
-        "Drafts that were right, by their place in a run.",
-        None,
-        ("position",),
-    )
-    for position, count in enumerate(counts, 1):
-        family.add_metric([str(position)], count)
-    return family

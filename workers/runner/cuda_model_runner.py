@@ -37,6 +37,7 @@ from workers.runner.cuda_executor import (
 )
 from workers.runner.drafting_executor import drafting_executor
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome, attention_records
+from workers.runner.expert_loads import launch_reading
 from workers.runner.model_runner import LaunchedStep, ModelRunner
 from workers.runner.speculative_runner import check_forgets
 from workers.runner.state_steps import begin_replay, save_behind_replay
@@ -151,7 +152,7 @@ class CudaModelRunner(ModelRunner):
         self, plan: StepPlan, step: ReadableStep, start: torch.cuda.Event, submitted_s: float
     ) -> PendingStep:
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        read_experts = self._launch_expert_load()
+        read_experts = launch_reading(self._expert_loads)
         end.record()
         events = StepEvents(start, end, submitted_s)
         # Behind the samples, on every rank: both may hold collectives.

@@ -81,6 +81,17 @@ def _busiest(tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
     return float((tokens.max(axis=1) / means).mean())
 
 
+def launch_reading(loads: ExpertLoads | None) -> ReadLoad | None:
+    """Behind a step's launch."""
+    return None if loads is None else loads.after_launch()
+
+
+def read_now(loads: ExpertLoads | None) -> ExpertRecord | None:
+    """Behind a step that has ended."""
+    read = launch_reading(loads)
+    return None if read is None else read()
+
+
 def expert_loads(
     config: EngineConfig, model: nn.Module, device: torch.device
 ) -> ExpertLoads | None:

@@ -17,7 +17,6 @@ from attention.memory.req_to_token_pool import ReqToTokenPool
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
-from workers.engine.observer import ExpertRecord
 from workers.engine.protocol import ModelInfo
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel, load_model, resolve_dtype
@@ -34,7 +33,7 @@ from workers.runner.executor import (
     ThreadStepExecutor,
     attention_records,
 )
-from workers.runner.expert_loads import ReadLoad, expert_loads
+from workers.runner.expert_loads import expert_loads, read_now
 from workers.runner.grammars import (
     can_repeat_slots,
     can_run_again,
@@ -232,20 +231,9 @@ class ModelRunner:
         """Run a plan and wait for its tokens."""
         started_s = time.perf_counter()
         result = self._launch_within_memory(plan, self._launch).read()
-        return StepOutcome(
-            result,
-            started_s,
-            time.perf_counter(),
-            attention_records(self._timer.drain()),
-            experts=self._read_experts(),
-        )
-
-    def _read_experts(self) -> ExpertRecord | None:
-        read = self._launch_expert_load()
-        return None if read is None else read()
-
-    def _launch_expert_load(self) -> ReadLoad | None:
-        return None if self._expert_loads is None else self._expert_loads.after_launch()
+        finished_s = time.perf_counter()
+        attention, experts = attention_records(self._timer.drain()), read_now(self._expert_loads)
+        return StepOutcome(result, started_s, finished_s, attention, experts=experts)
 
     def run_follower(self, plan: StepPlan) -> None:
         """Run a plan for its side effects on this rank: KV, sampled tokens, penalties."""
@@ -405,9 +393,8 @@ class ModelRunner:
         self, hidden: torch.Tensor, plan: StepPlan, row: PromptLogprobRow
     ) -> LogprobTensors:
         start = int(plan.num_new_tokens[: row.row].sum())
-        targets = torch.from_numpy(row.target_ids.astype(np.int64)).to(
-            self._device, non_blocking=True
-        )
+        ids = torch.from_numpy(row.target_ids.astype(np.int64))
+        targets = ids.to(self._device, non_blocking=True)
         own = hidden[start : start + len(row.target_ids)]
         head, vocab_size = self._model.compute_logits, self.facts.vocab_size
         return prompt_logprobs(head, own, targets, row.num_top, vocab_size).start_download()
