@@ -43,6 +43,8 @@ OWNED_BY_CHART = frozenset(
         "replica.gpus_per_rank",
         "auth.api_key_file",
         "auth.api_keys",
+        "auth.admin_api_key_file",
+        "auth.admin_api_keys",
     }
 )
 _KEPT = ("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
@@ -75,6 +77,12 @@ def _reduced(field: dict[str, Any], definitions: dict[str, Any], prefix: str) ->
         reduced["anyOf"] = [_reduced(option, definitions, prefix) for option in field["anyOf"]]
     if "items" in field:
         reduced["items"] = _reduced(field["items"], definitions, prefix)
+    if "patternProperties" in field:
+        reduced["additionalProperties"] = False
+        reduced["patternProperties"] = {
+            pattern: _reduced(value, definitions, prefix)
+            for pattern, value in field["patternProperties"].items()
+        }
     if isinstance(field.get("additionalProperties"), dict):
         reduced["additionalProperties"] = _reduced(
             field["additionalProperties"], definitions, prefix

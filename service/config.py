@@ -11,31 +11,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
-from service.api.unknown_fields import UnknownFieldsPolicy
 from service.autoscaling.settings import AutoscalingSettings, check_either
 from service.channel.settings import ChannelSettings
 from service.chat.settings import ChatSettings
 from service.config_sources import read_yaml, set_at
 from service.limits import Limits
+from service.listening import FrozenSettings, GrpcSettings, HttpSettings, MetricsSettings
 from service.model_names import is_hub_id, model_name
 from service.observability.request_log.settings import LoggingSettings
 from service.observability.tracing.settings import TracingSettings
 from service.remote.settings import MediaSettings
 from service.routing.admission import AdmissionSettings
 from service.routing.policy import RouterSettings
-from service.security.connections import GrpcConnectionLimits, HttpConnectionLimits
-from service.security.cors import CorsSettings
-from service.security.loopback import is_loopback
 from service.security.settings import AuthSettings
-from service.security.tls import TlsSettings
 from workers.config import (
     DType,
     EngineConfig,
@@ -52,10 +46,6 @@ ENV_PREFIX = "TESSERA_"
 ENV_SEPARATOR = "__"
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
 # A name of a model as clients write it. Unlike a folder's own name it is free of what URLs escape.
 ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 
@@ -66,12 +56,13 @@ def _checked_method(text: str) -> str:
     return text
 
 
-class EngineSettings(_Settings):
+class EngineSettings(FrozenSettings):
     """The fields of workers.config.EngineConfig, which says what they mean.
 
     model: an id of the Hugging Face hub too. revision: of such a model, a branch, tag or commit.
     generation_config: whether requests that leave sampling open take generation_config.json's.
     target_inter_token_ms: what a service promises its streams; an engine without clients has none.
+    lora: folders of adapters that are served from the start, by the names that clients call them.
     """
 
     model: str = "builtin"
@@ -115,6 +106,10 @@ class EngineSettings(_Settings):
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
     draft_tree: tuple[int, ...] = ()
+    max_loras: int = 0
+    max_lora_rank: int = 64
+    max_cpu_loras: int = 256
+    lora: dict[ServedName, str] = {}
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
@@ -129,79 +124,16 @@ class EngineSettings(_Settings):
         self.to_engine_config()
         if self.revision is not None and not is_hub_id(self.model):
             raise ValueError(f"revision is for models of the hub; {self.model!r} is a folder")
+        if self.lora and not self.max_loras:
+            raise ValueError("lora: adapters need slots of the device; set max_loras")
         return self
 
     def to_engine_config(self) -> EngineConfig:
         """Raises ConfigError if a value is out of range. See service.hub.resolve for ids."""
-        return EngineConfig(**self.model_dump(exclude={"revision", "generation_config"}))
+        return EngineConfig(**self.model_dump(exclude={"revision", "generation_config", "lora"}))
 
 
-class HttpSettings(_Settings):
-    """Where HTTP is served and who accepts the connections.
-
-    proxy "direct": each ingress replica listens itself, sharing the port. "serve": Ray Serve's
-    Python proxy. "haproxy": Ray Serve's HAProxy mode, which also opens its statistics and metrics
-    ports on every interface (docs/decisions/0020-http-proxy.md). connections, tls: of the ingress's
-    own listeners, so for "direct" only. unknown_fields: what becomes of names in bodies that are no
-    parameter. page: the page at "/"; None has it where only this machine can ask. metrics: whether
-    /metrics answers here too.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=1, le=65535)
-    proxy: Literal["direct", "serve", "haproxy"] = "direct"
-    keep_alive_timeout_s: int = Field(default=90, ge=1)
-    unknown_fields: UnknownFieldsPolicy = "refuse"
-    connections: HttpConnectionLimits = HttpConnectionLimits()
-    tls: TlsSettings | None = None
-    page: bool | None = None
-    metrics: bool = False
-    cors: CorsSettings = CorsSettings()
-
-    @property
-    def has_page(self) -> bool:
-        """A proxy in front may let others in, wherever the ingress listens."""
-        is_private = self.proxy == "direct" and is_loopback(self.host)
-        return is_private if self.page is None else self.page
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.tls is not None and self.proxy != "direct":
-            raise ValueError('tls needs proxy "direct": the proxies of Ray Serve speak plain HTTP')
-        return self
-
-
-class GrpcSettings(_Settings):
-    """Where gRPC is served; every ingress replica of a node shares the port."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=9000, ge=1, le=65535)
-    connections: GrpcConnectionLimits = GrpcConnectionLimits()
-    tls: TlsSettings | None = None
-
-
-class MetricsSettings(_Settings):
-    """Where Prometheus scrapes, and how often processes push to there.
-
-    peak_bytes_per_s, peak_flops_per_s: limits of one device, for the roofline ratio; both or none,
-    which takes what was measured on a GPU of that name, where something was.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=9400, ge=1, le=65535)
-    push_interval_s: float = Field(default=1.0, gt=0)
-    expire_after_s: float = Field(default=15.0, gt=0)
-    peak_bytes_per_s: float | None = Field(default=None, gt=0)
-    peak_flops_per_s: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.peak_bytes_per_s is None) != (self.peak_flops_per_s is None):
-            raise ValueError("give both peak_bytes_per_s and peak_flops_per_s, or neither")
-        return self
-
-
-class ReplicaSettings(_Settings):
+class ReplicaSettings(FrozenSettings):
     """What one engine replica asks of Ray and how it is watched.
 
     gpus_per_rank: None takes one where the engine runs on CUDA. step_timeout_s: a loop that does
@@ -217,7 +149,7 @@ class ReplicaSettings(_Settings):
     startup_timeout_s: float = Field(default=1800.0, gt=0)
 
 
-class ModelSettings(_Settings):
+class ModelSettings(FrozenSettings):
     """One of several models. What its `replica` leaves out comes from ServeConfig.replica."""
 
     engine: EngineSettings = EngineSettings()
@@ -256,7 +188,7 @@ class ModelConfig:
 _OF_ONE_MODEL = ("engine", "num_replicas", "autoscaling", "chat")
 
 
-class ServeConfig(_Settings):
+class ServeConfig(FrozenSettings):
     """Everything `tessera serve` and build_app need to know.
 
     engine, num_replicas, autoscaling, chat: of the only model; models: of several, by the name that
@@ -307,7 +239,12 @@ class ServeConfig(_Settings):
         for name, model in self.models.items():
             if model.engine.served_model_name not in (None, name):
                 raise ValueError(f"models.{name} is served by that name; leave served_model_name")
-        deployments = [model.deployment for model in self.served_models()]
+        served = self.served_models()
+        names = [one.name for one in served]
+        names += [name for one in served for name in one.engine.lora]
+        if len(set(names)) < len(names):
+            raise ValueError("models and adapters (engine.lora) must have different names")
+        deployments = [model.deployment for model in served]
         if len(set(deployments)) < len(deployments):
             raise ValueError('names of models must differ in more than "/" and "_"')
         return self
@@ -342,6 +279,7 @@ class ServeConfig(_Settings):
     def check_files(self) -> None:
         """Raise ConfigError if keys, certificates or packages cannot be used here."""
         self.auth.load_keys()
+        self.auth.load_admin_keys()
         self.tracing.check()
         for name, tls in (("http.tls", self.http.tls), ("grpc.tls", self.grpc.tls)):
             if tls is not None:

@@ -96,6 +96,7 @@ _FROM_ENGINE: dict[ErrorCode, ApiErrorCode] = {
     ErrorCode.ENGINE_DRAINING: ApiErrorCode.DRAINING,
     ErrorCode.ENGINE_FAILED: ApiErrorCode.REPLICA_LOST,
     ErrorCode.OUT_OF_MEMORY: ApiErrorCode.UNAVAILABLE,
+    ErrorCode.ADAPTER_UNAVAILABLE: ApiErrorCode.MODEL_NOT_FOUND,
     ErrorCode.INTERNAL: ApiErrorCode.INTERNAL,
 }
 

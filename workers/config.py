@@ -11,6 +11,8 @@ from workers.speculation.config import (
     check_tree,
 )
 
+MAX_LORA_RANK = 256
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8_e4m3"]
 LoadFormat = Literal["safetensors", "dummy"]
@@ -64,6 +66,9 @@ class EngineConfig:
     deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
     its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
     these, on CPU token by token. What cannot is refused at the start, with the reason.
+    max_loras: low-rank adapters that running requests may have together, in memory of the device; 0
+    serves none. max_lora_rank: of an adapter. max_cpu_loras: that are kept in each rank's host
+    memory; requests with more than these at a time are refused with QUEUE_FULL.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     expert_load_interval_steps: of a native mixture, tokens of experts are counted and read with
@@ -124,6 +129,9 @@ class EngineConfig:
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
     draft_tree: tuple[int, ...] = ()
+    max_loras: int = 0
+    max_lora_rank: int = 64
+    max_cpu_loras: int = 256
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
@@ -193,6 +201,7 @@ class EngineConfig:
             )
         self._check_intervals()
         self._check_redundant_experts()
+        self._check_loras()
         if not 0.0 < self.gpu_memory_fraction <= 1.0:
             raise ConfigError(
                 f"gpu_memory_fraction must lie in (0, 1], got {self.gpu_memory_fraction}"
@@ -227,6 +236,19 @@ class EngineConfig:
             raise ConfigError(
                 f"ep_size={self.ep_size} does not divide tp_size={self.tp_size}: experts are "
                 "divided over equal parts of the ranks"
+            )
+
+    def _check_loras(self) -> None:
+        if self.max_loras < 0:
+            raise ConfigError(f"max_loras must not be negative, got {self.max_loras}")
+        if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:
+            raise ConfigError(
+                f"max_lora_rank must lie in [1, {MAX_LORA_RANK}], got {self.max_lora_rank}"
+            )
+        if self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: "
+                "what the device has comes from the host"
             )
 
     def _check_deterministic(self) -> None:

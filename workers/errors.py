@@ -12,6 +12,7 @@ class ErrorCode(StrEnum):
     ENGINE_DRAINING = "engine_draining"
     ENGINE_FAILED = "engine_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    ADAPTER_UNAVAILABLE = "adapter_unavailable"
     INTERNAL = "internal"
 
 
@@ -49,3 +50,7 @@ class ConfigError(ValueError):
 
 class ModelLoadError(Exception):
     """A model folder that cannot be served, with what is missing or unsupported."""
+
+
+class AdapterError(Exception):
+    """An adapter whose files cannot be served, with what is wrong. Names no path of the server."""

@@ -184,7 +184,7 @@ class InferenceServicer:
         await call.write(pb.DetokenizeResponse(text=text))
 
     async def list_models(self, request: pb.ListModelsRequest, call: Call) -> None:
-        await call.write(pb.ListModelsResponse(models=map(model_message, self._models)))
+        await call.write(pb.ListModelsResponse(models=map(model_message, self._models.every())))
 
     async def get_model(self, request: pb.GetModelRequest, call: Call) -> None:
         if not request.name:

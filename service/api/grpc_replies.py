@@ -67,7 +67,7 @@ def usage_message(usage: Usage) -> pb.Usage:
 def model_message(model: ServedModel) -> pb.Model:
     info = model.info
     if info is None:
-        return pb.Model(name=model.name, ready=model.is_ready())
+        return pb.Model(name=model.name, ready=model.is_ready(), parent=model.parent or "")
     return pb.Model(
         name=model.name,
         max_context_tokens=info.max_request_len,
@@ -75,6 +75,7 @@ def model_message(model: ServedModel) -> pb.Model:
         dtype=info.dtype,
         ready=model.is_ready(),
         task=task_of(info),
+        parent=model.parent or "",
     )
 
 

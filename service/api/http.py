@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from service.api.admin_routes import ADMIN_PATHS, add_admin_routes
 from service.api.http_replies import error_response, json_response
 from service.api.live_routes import add_live_routes
 from service.api.middleware import (
@@ -37,6 +38,8 @@ def build_http_app(services: ApiServices) -> FastAPI:
     _add_version_route(app, services.version)
     _add_health_routes(app, services)
     add_live_routes(app, services.web)
+    if services.admin is not None:
+        add_admin_routes(app, services.admin, services.models.limits)
     add_page_routes(app, services.web.page)
     answer_heads(app)
     _add_error_handlers(app)
@@ -45,7 +48,8 @@ def build_http_app(services: ApiServices) -> FastAPI:
     app.add_middleware(
         AuthMiddleware,
         authenticator=services.authenticator,
-        open_paths=OPEN_PATHS | services.web.page.keys(),
+        # Admin routes ask for keys of their own.
+        open_paths=OPEN_PATHS | services.web.page.keys() | ADMIN_PATHS,
     )
     app.add_middleware(ContextMiddleware, services=services)
     if services.web.cors.allowed_origins:

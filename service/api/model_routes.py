@@ -121,7 +121,7 @@ def _add_list_routes(app: FastAPI, services: ApiServices, place: Place) -> None:
     @app.get(f"{place.prefix}/v1/models", openapi_extra=describe(place.parameters))
     async def models(request: Request) -> Response:
         found = place.models(request)
-        return json_response(ModelList([model_card(m, services.started_s) for m in found]))
+        return json_response(ModelList([model_card(m, services.started_s) for m in found.every()]))
 
     @app.get(
         f"{place.prefix}/v1/models/{{model_id:path}}", openapi_extra=describe(place.parameters)

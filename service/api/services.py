@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from service.adapters.control import AdapterControl
 from service.api.auth import Authenticator
 from service.api.unknown_fields import UnknownFieldsPolicy
 from service.api.web import WebSurface
@@ -12,11 +13,20 @@ from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.request_log.record import RequestRecord
 from service.response_store.runs import Runs
 from service.response_store.store import LocalResponseStore
+from service.security.admin import AdminGate
 
 
 def _make_local_runs() -> Runs:
     limits = Limits().of_store
     return Runs("local", LocalResponseStore(limits), limits.max_response_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminServices:
+    """What operators may change. gate: who they are."""
+
+    gate: AdminGate
+    adapters: AdapterControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,8 @@ class ApiServices:
     peek_s: a stream's response starts once its first delta is known or this time has passed, so
     that early failures still get their own status code. session_header: in lower case; names the
     session of a request over HTTP, and as metadata over gRPC. responses: under way here, and the
-    store of those that have ended; by default one of this process alone.
+    store of those that have ended; by default one of this process alone. admin: what operators with
+    a key for it may change; None: nothing.
     """
 
     models: ModelDirectory
@@ -40,6 +51,7 @@ class ApiServices:
     unknown_fields: UnknownFieldsPolicy = "refuse"
     responses: Runs = field(default_factory=_make_local_runs)
     web: WebSurface = WebSurface()
+    admin: AdminServices | None = None
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """A request has arrived. headers: of HTTP, or gRPC's metadata, in lower case."""

@@ -81,6 +81,14 @@ DecodeAttention = Annotated[
         "--decode-attention-backend", help="Another one for steps of one new token a request."
     ),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-modules",
+        help="NAME=FOLDER of a LoRA adapter to serve from the start; needs engine.max_loras. "
+        "Repeatable.",
+    ),
+]
 ToolParser = Annotated[
     str | None,
     typer.Option(
@@ -150,6 +158,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     attention_backend: Attention = None,
     prefill_attention_backend: PrefillAttention = None,
     decode_attention_backend: DecodeAttention = None,
+    lora_modules: Adapters = None,
     tool_call_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
     proxy: Proxy = None,
@@ -157,7 +166,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     setting: Settings = None,
 ) -> None:
     """Serve a model over HTTP and gRPC."""
-    flags = {
+    flags: dict[str, Any] = {
         "engine.model": model,
         "engine.revision": revision,
         "http.host": host,
@@ -180,12 +189,24 @@ def serve(  # noqa: PLR0913  one parameter a flag
     }
     console = Console(stderr=True)
     try:
+        flags["engine.lora"] = _folders_by_name(lora_modules or [])
         loaded = load_config(config, os.environ, _overrides(flags, setting or []))
     except ConfigError as error:
         _complain(console, error)
         raise typer.Exit(2) from error
     address = ray_address or os.environ.get("RAY_ADDRESS")
     raise typer.Exit(run_service(loaded, RayTarget(address), console))
+
+
+def _folders_by_name(modules: list[str]) -> dict[str, str] | None:
+    """Raises ConfigError for a module that is not NAME=FOLDER, or whose name another one has."""
+    folders: dict[str, str] = {}
+    for module in modules:
+        name, _, folder = module.partition("=")
+        if not folder or name in folders:
+            raise ConfigError(f"--lora-modules {module}: expected NAME=FOLDER, each name once")
+        folders[name] = folder
+    return folders or None
 
 
 def _overrides(flags: dict[str, Any], settings: list[str]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.adapters.table import AdapterEntry, AdapterTable
 from service.autoscaling.load import DemandReport, ModelLoad, ReplicaLoadReport
 from service.channel.address import ReplicaAddress
-from service.config import MetricsSettings
 from service.deployments.registry import (
     IngressReport,
     RegistryView,
@@ -28,6 +28,7 @@ from service.deployments.registry import (
     StartFailure,
     StartProgress,
 )
+from service.listening import MetricsSettings
 from service.observability.exporter import MetricsExporter
 from service.observability.live import live_state
 from service.security.audit import AuditLog
@@ -89,6 +90,16 @@ class RegistryActor:
 
     async def report_start_failure(self, key: str) -> None:
         self._registry.loads.report_start_failure(key)
+        self._changed.set()
+
+    async def set_adapter(self, entry: AdapterEntry, action: str, by: str) -> AdapterTable:
+        self._audit.record(action, by)
+        table = self._registry.set_adapter(entry)
+        self._changed.set()
+        return table
+
+    async def restore_adapters(self, table: AdapterTable) -> None:
+        self._registry.restore_adapters(table)
         self._changed.set()
 
     async def load_for_policy(self, key: str, can_wake: bool) -> ModelLoad:

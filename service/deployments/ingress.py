@@ -18,13 +18,16 @@ from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from service.adapters.control import AdapterControl
+from service.adapters.table import AdapterTable
 from service.api.auth import Authenticator, OpenAuthenticator
 from service.api.http import build_http_app
 from service.api.key_ring import KeyRing
-from service.api.services import ApiServices
+from service.api.services import AdminServices, ApiServices
 from service.api.web import WebSurface
 from service.autoscaling.load import DemandReport
 from service.config import ModelConfig, ServeConfig
+from service.deployments.adapter_board import RemoteAdapterBoard
 from service.deployments.control_plane import ActorHandle, get_exporter, get_registry
 from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
@@ -44,6 +47,7 @@ from service.observability.tracing.tracer import make_tracer
 from service.page.files import load_page
 from service.response_store.runs import Runs
 from service.routing.admission import IngressAdmission
+from service.security.admin import AdminGate
 from service.security.callers import make_anonymous
 from service.security.renewal import Renewable, keep_renewed
 from workers.errors import ConfigError, ModelLoadError
@@ -84,6 +88,7 @@ class IngressService:
             for model, admission in zip(models, self._admission.models, strict=True)
         ]
         self._served: list[ServedModel] = []
+        self._adapters = self._adapter_control()
         self._is_ready = Readiness(self._models)
         self._observer: RequestObserver = SILENT
         self._door = FrontDoor(config)
@@ -99,6 +104,7 @@ class IngressService:
         """
         self._config.check_files()
         self._served = await asyncio.gather(*(model.start() for model in self._models))
+        self._adapters = self._adapter_control()
         self._observer = RequestObserver(
             make_tracer(self._config.tracing, self._id),
             is_access_log_enabled=self._config.logging.is_access_log_enabled,
@@ -114,6 +120,7 @@ class IngressService:
             observer=self._observer,
             responses=self._responses,
             web=self._make_web_surface(),
+            admin=self._make_admin_services(),
         )
         app = build_http_app(services)
         self._follow(self._watch_registry())
@@ -188,6 +195,18 @@ class IngressService:
         self._renewables.append(renewable.into(ring.renew))
         return ring
 
+    def _adapter_control(self) -> AdapterControl:
+        fronts = {model.name: model for model in self._models}
+        return AdapterControl(
+            {name: front.shelf for name, front in fronts.items()},
+            lambda name: fronts[name].adapter_info(),
+            RemoteAdapterBoard(self._registry, self._id),
+        )
+
+    def _make_admin_services(self) -> AdminServices | None:
+        keys = self._config.auth.load_admin_keys()
+        return AdminServices(AdminGate(keys), self._adapters) if keys else None
+
     def _make_web_surface(self) -> WebSurface:
         http = self._config.http
         reader = ActorMetricsReader(self._exporter)
@@ -207,10 +226,17 @@ class IngressService:
             for model in self._models:
                 await model.update_replicas(view.replicas)
                 model.update_availability(view.availability)
+            await self._take_adapters(view.adapters)
             self._is_informed = True
             if view.is_draining and not self._admission.is_draining:
                 self._admission.begin_drain()
                 await self._tell_registry()
+
+    async def _take_adapters(self, table: AdapterTable) -> None:
+        try:
+            await self._adapters.take(table)
+        except ApiError as error:
+            logger.warning("adapters: %s", error)
 
     async def _report(self) -> None:
         while True:

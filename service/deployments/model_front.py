@@ -10,6 +10,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from service.adapters.files import configured_adapters
+from service.adapters.served import ServedAdapters
+from service.adapters.shelf import AdapterShelf
 from service.autoscaling.demand import report_demand
 from service.autoscaling.load import DemandReport, ModelAvailability, load_key
 from service.channel.address import ReplicaAddress
@@ -23,6 +26,7 @@ from service.handler.handler import Handler
 from service.hub.resolve import text_folder
 from service.images.files import ImageCeilings
 from service.model_names import is_hub_id
+from service.observability.adapter_metrics import AdapterMetrics
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import IngressGauges, IngressMetrics, IngressStateCollector
 from service.remote.fetcher import make_fetcher
@@ -33,10 +37,12 @@ from service.tokenizer.fetching import FetchingTokenizer
 from service.tokenizer.folder import read_tokenizer_files
 from service.tokenizer.grammar_compiler import GrammarCompilerConfig
 from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
+from workers.adapters.ref import AdapterInfo
 
 
 class ModelFront:
-    """start(), then update_replicas() whenever the registry knows more, aclose() at the end."""
+    """start(), then update_replicas() whenever the registry knows more, aclose() at the end. shelf:
+    the model's adapters, those of the configuration once it has started."""
 
     def __init__(
         self,
@@ -48,11 +54,13 @@ class ModelFront:
     ) -> None:
         self._ingress_id = ingress_id
         self._model = model
+        self.name = model.name
         self._load_key = load_key(model.deployment, model.engine.model)
         self._limits = config.limits
         self._admission = admission
         self._collectors = CollectorRegistry()
         self._metrics = IngressMetrics(self._collectors)
+        self._adapter_metrics = AdapterMetrics(self._collectors)
         self._collectors.register(IngressStateCollector(self._gauges))
         self._router = Router(
             ingress_id, node_id, config.router, config.channel, admission, self._metrics
@@ -60,6 +68,7 @@ class ModelFront:
         self._num_tokenizer_processes = config.num_tokenizer_processes
         self._tokenizer: TokenizerPool | None = None
         self._fetcher = make_fetcher(config.media)
+        self.shelf = AdapterShelf(model.name, {})
 
     async def start(self) -> ServedModel:
         """Raises ConfigError or ModelLoadError if the tokenizer cannot be served."""
@@ -80,9 +89,19 @@ class ModelFront:
             self._sampling_defaults(folder),
         )
         name = self._model.name
+        configured = await asyncio.to_thread(configured_adapters, engine.lora)
+        self.shelf = AdapterShelf(name, configured)
+        adapters = ServedAdapters(
+            self.shelf, handler, self._router, lambda: self.is_ready, self._adapter_metrics
+        )
         # A folder is nobody's business.
         root = engine.model if is_hub_id(engine.model) else name
-        return ServedModel(name, handler, lambda: self.is_ready, root)
+        return ServedModel(name, handler, lambda: self.is_ready, root, adapters=adapters)
+
+    def adapter_info(self) -> AdapterInfo | None:
+        """What adapters the model takes, None for none. Raises ApiError before any replica was
+        seen."""
+        return self._router.info.adapters
 
     @property
     def is_ready(self) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from service.adapters.table import AdapterBoard, AdapterEntry, AdapterTable
 from service.autoscaling.board import LoadBoard
 from service.autoscaling.load import ModelAvailability
 from service.channel.address import ReplicaAddress
@@ -26,6 +27,7 @@ class RegistryView:
     replicas: tuple[ReplicaAddress, ...]
     is_draining: bool
     availability: tuple[ModelAvailability, ...] = ()
+    adapters: AdapterTable = AdapterTable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class ReplicaRegistry:
 
     def __init__(self, expire_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.loads = LoadBoard(clock)
+        self._adapters = AdapterBoard()
         self._expire_after_s = expire_after_s
         self._clock = clock
         # A successor of this registry must not repeat a version that a watcher has seen.
@@ -118,6 +121,15 @@ class ReplicaRegistry:
     def report_ingress(self, report: IngressReport) -> None:
         self._ingresses[report.ingress_id] = (self._clock(), report)
 
+    def set_adapter(self, entry: AdapterEntry) -> AdapterTable:
+        self._version += 1
+        return self._adapters.set(entry)
+
+    def restore_adapters(self, table: AdapterTable) -> None:
+        """What an ingress has been told by a registry that is gone."""
+        if self._adapters.restore(table):
+            self._version += 1
+
     def view(self) -> RegistryView:
         self._expire()
         replicas = tuple(address for _, address in self._replicas.values())
@@ -126,6 +138,7 @@ class ReplicaRegistry:
             replicas,
             self._is_draining,
             self.loads.availability(),
+            self._adapters.table,
         )
 
     def status(self) -> ServiceStatus:

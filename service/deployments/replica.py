@@ -18,7 +18,7 @@ from ray import serve
 from service.autoscaling.load import LoadMeter, ReplicaLoad, ReplicaLoadReport, load_key
 from service.channel.address import ReplicaAddress
 from service.channel.server import ChannelServer
-from service.config import MetricsSettings, ModelConfig, ServeConfig
+from service.config import ModelConfig, ServeConfig
 from service.deployments.control_plane import (
     ANNOUNCE_INTERVAL_S,
     ActorHandle,
@@ -30,6 +30,7 @@ from service.deployments.registry import StartFailure, StartProgress
 from service.deployments.silence_watch import SilenceWatch
 from service.deployments.step_watch import StepWatch, ailment
 from service.hub.resolve import resolve_engine
+from service.listening import MetricsSettings
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import EngineMetrics, EngineStatsCollector
 from service.observability.request_log.formatting import configure_logging

@@ -20,14 +20,33 @@ class RefusalCounter(Protocol):
     def on_rejected(self, code: str) -> None: ...
 
 
+class NamedAdapters(Protocol):
+    """A model's adapters, each of which clients see as a model of its own."""
+
+    def __iter__(self) -> Iterator["ServedModel"]: ...
+
+    def find(self, name: str) -> "ServedModel | None": ...
+
+
+class NoAdapters:
+    def __iter__(self) -> Iterator["ServedModel"]:
+        return iter(())
+
+    def find(self, name: str) -> "ServedModel | None":
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """is_ready: whether a request for it would be taken now. root: its hub id, or its name."""
+    """is_ready: whether a request for it would be taken now. root: its hub id, or its name. parent:
+    of an adapter, its model's name."""
 
     name: str
     handler: Handler
     is_ready: Callable[[], bool]
     root: str
+    parent: str | None = None
+    adapters: NamedAdapters = NoAdapters()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -52,6 +71,12 @@ class ModelDirectory:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
+    def every(self) -> Iterator[ServedModel]:
+        """All names: each model, and then its adapters."""
+        for model in self:
+            yield model
+            yield from model.adapters
+
     def pick(self, name: str, record: RequestRecord) -> Handler:
         """Of the model of that name, which the record notes; "" is the only model there is.
 
@@ -68,13 +93,19 @@ class ModelDirectory:
         return model.handler
 
     def find(self, name: str) -> ServedModel:
-        """The model of exactly that name. Raises ApiError."""
-        model = self._models.get(name)
+        """The model or adapter of exactly that name. Raises ApiError."""
+        model = self._found(name)
         if model is None:
             raise ApiError(
                 ApiErrorCode.MODEL_NOT_FOUND, f"the model {name[:128]!r} does not exist", "model"
             )
         return model
+
+    def _found(self, name: str) -> ServedModel | None:
+        if name in self._models:
+            return self._models[name]
+        found = (model.adapters.find(name) for model in self)
+        return next((adapter for adapter in found if adapter is not None), None)
 
     def only(self, name: str) -> "ModelDirectory":
         """A directory of that model alone. Raises ApiError."""
@@ -116,7 +147,7 @@ class ModelDirectory:
         """
         if not record.error_code or record.is_accepted:
             return
-        model = self._models.get(record.model)
+        model = self._found(record.model)
         if model is None:
             self._refusals.on_rejected(record.error_code)
         else:

@@ -3,6 +3,7 @@
 Knows no HTTP, no gRPC and no replica. Everything it needs is injected.
 """
 
+import copy
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -74,6 +75,13 @@ class Handler:
         self._defaults = defaults
         self._image_room = ImageRoom(limits)
         self._clock = clock
+
+    def over(self, backend: GenerationBackend, metrics: RequestMetrics) -> "Handler":
+        """This one for requests that go to another backend of the same model, and whom these
+        metrics count. All that requests use up is in common."""
+        other = copy.copy(self)
+        other.metrics, other._backend = metrics, backend
+        return other
 
     @property
     def model_info(self) -> ModelInfo:

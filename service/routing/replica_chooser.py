@@ -74,7 +74,7 @@ class ReplicaChooser:
         """loads, by replica, must not be empty."""
         # Behind unlike inputs of an encoder equal tokens have nothing in common.
         token_ids = request.known_token_ids if request.encoder_input is None else []
-        keys = self._index.keys(token_ids, request.cache_salt, request.content_spans)
+        keys = self._index.keys(token_ids, request.prefix_salt, request.content_spans)
         evicted = {
             name: Evicted(load.evicted_ordinary, load.evicted_shared)
             for name, load in loads.items()

@@ -25,7 +25,9 @@ class AuthSettings(BaseModel):
     api_keys: comma-separated when given by environment. limits: of every key, in each ingress
     process, unless the file says otherwise. priorities: of every request, with a key or without,
     unless the file says otherwise. salt_prefix_cache_by_key: clients with different keys share no
-    cached prefix, so none can tell from latency or usage what another has sent.
+    cached prefix, so none can tell from latency or usage what another has sent. admin_api_keys,
+    admin_api_key_file (one key a line): of calls that change what is served, which there are only
+    where such keys are; they are no keys of clients.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,16 +37,22 @@ class AuthSettings(BaseModel):
     limits: KeyLimits = KeyLimits()
     priorities: PriorityRange = PriorityRange()
     salt_prefix_cache_by_key: bool = True
+    admin_api_key_file: Path | None = None
+    admin_api_keys: tuple[SecretStr, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _split(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and isinstance(data.get("api_keys"), str):
-            keys = [key.strip() for key in data["api_keys"].split(",")]
-            return {**data, "api_keys": keys}
-        return data
+        if not isinstance(data, Mapping):
+            return data
+        lists = {
+            name: [key.strip() for key in data[name].split(",")]
+            for name in ("api_keys", "admin_api_keys")
+            if isinstance(data.get(name), str)
+        }
+        return {**data, **lists}
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "admin_api_keys")
     @classmethod
     def _refuse_empty_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         # An unset secret must not open the service, nor an empty key match an empty header.
@@ -58,6 +66,19 @@ class AuthSettings(BaseModel):
         if not has_keys and self.limits != KeyLimits():
             raise ValueError("limits by key need API keys")
         return self
+
+    def load_admin_keys(self) -> tuple[str, ...]:
+        """Raises ConfigError if the file cannot be read or holds none."""
+        keys = [key.get_secret_value().strip() for key in self.admin_api_keys]
+        if self.admin_api_key_file is not None:
+            try:
+                lines = self.admin_api_key_file.read_text("utf-8-sig").split()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"auth.admin_api_key_file: {error}") from error
+            if not lines:
+                raise ConfigError(f"auth.admin_api_key_file: {self.admin_api_key_file} is empty")
+            keys += lines
+        return tuple(keys)
 
     def load_keys(self) -> tuple[ApiKey, ...]:
         """All keys. Raises ConfigError if the file cannot be read or holds none."""

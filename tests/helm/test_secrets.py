@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.config import HttpSettings
+from service.listening import HttpSettings
 from service.security.settings import AuthSettings
 from service.security.tls import TlsSettings
 from tests.helm.objects import of_kind, one_of, pods_of, ray_container, worker

@@ -11,7 +11,10 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.model_names import model_folder
 from service.proto import inference_pb2_grpc
+from tests.fakes.adapters import greedy_tokens, merged_reference, save_adapter
+from tests.fakes.tiny_models import eager_reference
 from tests.integration.services import (
     grpc_request,
     is_ready,
@@ -25,7 +28,7 @@ MAIN, DRAFT = "main", "org/draft"
 PROMPT = "def __init__(self"
 ENGINE = {"kv_cache_bytes": 64 << 20, "num_cpu_threads": 1}
 MODELS = {
-    MAIN: {"engine": {**ENGINE, "model": "builtin", "max_context_len": 96}},
+    MAIN: {"engine": {**ENGINE, "model": "builtin", "max_context_len": 96, "max_loras": 2}},
     DRAFT: {
         "engine": {**ENGINE, "model": "builtin-draft", "max_context_len": 256},
         "replica": {"cpus_per_rank": 0.2},
@@ -35,7 +38,8 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def service(ray_session):
-    with running_service(APP, 18300, models=MODELS) as running:
+    auth = {"admin_api_keys": ["operator"]}
+    with running_service(APP, 18300, models=MODELS, auth=auth) as running:
         yield running
 
 
@@ -82,6 +86,43 @@ def test_each_engine_has_its_own_settings(service):
         text_of(client_at(service), MAIN, max_tokens=200)
     assert caught.value.code == "context_length_exceeded"
     assert text_of(client_at(service), DRAFT, max_tokens=200)
+
+
+def load_adapter(service, call, **body):
+    reply = httpx.post(
+        f"{service.url}/v1/{call}_lora_adapter",
+        json={"lora_name": "noisy", **body},
+        headers={"authorization": "Bearer operator"},
+        timeout=60,
+    )
+    assert reply.status_code == 200, reply.text
+
+
+def test_an_adapter_is_a_model_from_when_it_is_loaded_to_when_it_is_not(service, tmp_path):
+    base = eager_reference(model_folder("builtin"))
+    folder = save_adapter(tmp_path / "noisy", base, seed=0, rank=4)
+    client = client_at(service)
+    before = text_of(client, MAIN)
+    load_adapter(service, "load", lora_path=str(folder), model=MAIN)
+    listed = {model.id: model.parent for model in client.models.list().data}
+    assert listed == {MAIN: None, "noisy": MAIN, DRAFT: None}
+    merged = merged_reference(model_folder("builtin"), folder)
+    answer = client.completions.create(
+        model="noisy",
+        prompt=PROMPT,
+        max_tokens=8,
+        temperature=0,
+        extra_body={"return_token_ids": True},
+    )
+    choice = answer.choices[0]
+    expected = greedy_tokens(merged, choice.prompt_token_ids, 8)
+    assert choice.token_ids == expected[: len(choice.token_ids)]
+    assert grpc_text(service, "noisy").model == "noisy"
+    # Beside it and behind it the model is what it was.
+    assert text_of(client, MAIN) == before
+    load_adapter(service, "unload")
+    with pytest.raises(openai.NotFoundError):
+        text_of(client, "noisy")
 
 
 def test_unknown_models_and_no_model_are_typed_errors(service):

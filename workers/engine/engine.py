@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from workers.adapters.desk import NO_ADAPTERS_DESK, AdapterDesk
+from workers.adapters.ref import AdapterRef
+from workers.adapters.stage import desk_of
 from workers.config import EngineConfig
 from workers.constraints.desk import NO_GRAMMARS, GrammarDesk
 from workers.constraints.mask_filler import BegunMasks, MaskFiller
@@ -60,6 +63,7 @@ class Engine:
         executor: StepExecutor,
         *,
         grammars: GrammarDesk = NO_GRAMMARS,
+        adapters: AdapterDesk = NO_ADAPTERS_DESK,
         enable_overlap: bool = True,
         check_integrity_when_idle: bool = False,
         on_step: OnStep = _ignore_step,
@@ -68,6 +72,7 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
+        self._adapters = adapters
         self._filler = MaskFiller(info.vocab_size, grammars.fill)
         self._enable_overlap = enable_overlap
         self._check_integrity_when_idle = check_integrity_when_idle
@@ -115,6 +120,7 @@ class Engine:
             Scheduler(runner.scheduler_config(config)),
             executor,
             grammars=runner.grammar_desk(),
+            adapters=desk_of(runner.adapters),
             enable_overlap=config.enable_overlap,
             check_integrity_when_idle=config.check_integrity_when_idle,
             on_step=on_step,
@@ -122,23 +128,40 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight or self._scheduler.has_work or self._grammars.num_waiting)
+        return bool(self._in_flight or self._scheduler.has_work or self._num_prepared)
+
+    @property
+    def _num_prepared(self) -> int:
+        """Requests that wait for what they need before they are queued."""
+        return self._grammars.num_waiting + self._adapters.num_waiting
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises RequestRejectedError if it is invalid or can never fit; one with
         a grammar may be refused by an output, too, once that has been compiled."""
-        if self._grammars.is_known(request.request_id):
+        if any(desk.is_known(request.request_id) for desk in (self._grammars, self._adapters)):
             raise id_in_use(request.request_id)
+        if request.adapter is None:
+            self._queue(request)
+            return
+        self._check(request)
+        self._adapters.start(request)
+
+    def _queue(self, request: GenerateRequest) -> None:
+        """Of a request whose adapter, if it has one, is there. Raises as submit does."""
         if not request.grammar:
             self._scheduler.submit(request)
             return
-        desk = self._grammars
-        self._scheduler.check(request, desk.num_waiting, desk.num_waiting_tokens)
-        desk.start(request)
+        self._check(request)
+        self._grammars.start(request)
+
+    def _check(self, request: GenerateRequest) -> None:
+        desks = self._grammars, self._adapters
+        num_tokens = sum(desk.num_waiting_tokens for desk in desks)
+        self._scheduler.check(request, self._num_prepared, num_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; its last output says ABORT. Unknown ids are ignored."""
-        if not self._grammars.abort(request_id):
+        if not (self._adapters.abort(request_id) or self._grammars.abort(request_id)):
             self._scheduler.abort(request_id)
 
     def step(self) -> list[StepOutput]:
@@ -155,8 +178,10 @@ class Engine:
         had_masks = self._masks_under_way is not None
         self._provide_masks()
         refused: list[StepOutput] = []
+        if self._adapters.num_waiting:
+            refused = self._adapters.hand_over(self._queue)
         if self._grammars.num_waiting:
-            refused = self._grammars.hand_over(self._scheduler.submit_constrained)
+            refused += self._grammars.hand_over(self._scheduler.submit_constrained)
         num_before = len(self._in_flight)
         plan = self._scheduler.schedule()
         if plan is not None:
@@ -167,14 +192,22 @@ class Engine:
         if plan is not None and plan.has_masks:
             self._begin_masks(plan)
         if not self._in_flight:
-            self._grammars.wait(_COMPILE_WAIT_S)
+            self._wait_for_desks()
         outputs += refused
         if self._in_flight and not self._enable_overlap:
             self._provide_masks()
             outputs += self._commit_next()
+        if self._adapters.num_live:
+            self._adapters.settle(outputs)
         if self._check_integrity_when_idle and not self.has_work:
             self.check_integrity()
         return outputs
+
+    def _wait_for_desks(self) -> None:
+        """No step is under way: a moment for what requests wait for."""
+        if self._adapters.num_waiting:
+            self._adapters.wait(_COMPILE_WAIT_S)
+        self._grammars.wait(_COMPILE_WAIT_S)
 
     def _begin_masks(self, plan: StepPlan) -> None:
         """Every plan before this one is committed, so that all tokens before its own are known, and
@@ -211,13 +244,14 @@ class Engine:
         return not self.has_work and self._executor.prepare_while_idle()
 
     def stats(self) -> EngineStats:
-        stats, num_compiling = self._scheduler.stats(), self._grammars.num_waiting
-        if not num_compiling:
+        stats, num_prepared = self._scheduler.stats(), self._num_prepared
+        if not num_prepared:
             return stats
+        desks = self._grammars, self._adapters
         return msgspec.structs.replace(
             stats,
-            num_waiting=stats.num_waiting + num_compiling,
-            queued_tokens=stats.queued_tokens + self._grammars.num_waiting_tokens,
+            num_waiting=stats.num_waiting + num_prepared,
+            queued_tokens=stats.queued_tokens + sum(desk.num_waiting_tokens for desk in desks),
         )
 
     def check_integrity(self) -> None:
@@ -234,6 +268,7 @@ class Engine:
             return
         self._is_closed = True
         self._grammars.close()
+        self._adapters.close()
         self._filler.close()
         self._executor.forget_masks()
         while self._in_flight:
@@ -264,19 +299,25 @@ class Engine:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
         sources: Sequence[EncoderInput] = (),
+        adapters: Sequence[AdapterRef | None] = (),
     ) -> list[GenerateResult]:
         """Run prompts to their end and return results in the prompts' order. sources: what the
-        encoder reads for each of them, where the model has one.
+        encoder reads for each of them, where the model has one. adapters: what is added to the
+        model for each of them, where it is not served as it is.
 
         Offline convenience: must not run while an EngineLoop drives this engine. Raises
         RequestRejectedError if one of them is refused, after ending the others, and ValueError if
-        there are not as many sampling parameters or sources as prompts.
+        there are not as many sampling parameters, sources or adapters as prompts.
         """
         params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         read: Sequence[EncoderInput | None] = sources or [None] * len(prompts)
+        worn: Sequence[AdapterRef | None] = adapters or [None] * len(prompts)
+        parts = enumerate(zip(prompts, params, read, worn, strict=True))
         requests = [
-            GenerateRequest(f"generate-{index}", list(prompt), one, encoder_input=source)
-            for index, (prompt, one, source) in enumerate(zip(prompts, params, read, strict=True))
+            GenerateRequest(
+                f"generate-{index}", list(prompt), one, encoder_input=source, adapter=adapter
+            )
+            for index, (prompt, one, source, adapter) in parts
         ]
         return self._run(requests)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from workers.adapters.ref import AdapterInfo, AdapterRef, prefix_salt
 from workers.engine.content import ContentSpan
 from workers.engine.encoder_input import EncoderInfo, EncoderInput
 from workers.engine.logprobs import PackedLogprobs, TokenLogprobs
@@ -45,7 +46,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     spans' digests. pooling: what vector the prompt is to become; None: tokens are wanted. sampling
     has no meaning beside it. second_text_start: of an encoder's prompt that is a pair of texts, the
     first token of the second one; 0: it is one text. max_draft_tokens: of a step, 0 for none;
-    None: as many as the engine verifies, which is also the most.
+    None: as many as the engine verifies, which is also the most. adapter: what is added to the
+    model for this request; None: nothing.
     """
 
     request_id: str
@@ -61,12 +63,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     media: list[MediaItem] = []
     second_text_start: int = 0
     max_draft_tokens: int | None = None
+    adapter: AdapterRef | None = None
 
     @property
     def known_token_ids(self) -> list[int]:
         """Prompt and output so far: what an engine has to bring into its KV memory."""
         resumed = self.resumed_token_ids
         return self.prompt_token_ids + resumed if resumed else self.prompt_token_ids
+
+    @property
+    def prefix_salt(self) -> str:
+        """Requests share cached prefixes with requests of the same one only."""
+        return prefix_salt(self.cache_salt, self.adapter)
 
     @property
     def num_input_tokens(self) -> int:
@@ -190,7 +198,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     found by others. has_grammars: whether requests may bring one. encoder: what the model's encoder
     takes, None where it has none. embedding: what vectors it gives, None for none. media: what it
     takes in place of placeholders, None for nothing. is_encoder_only: it reads whole texts and
-    generates none; it has no pages. attention_times: of `auto-tuned`, empty otherwise.
+    generates none; it has no pages. attention_times: of `auto-tuned`, empty otherwise. adapters:
+    which ones it takes, None for none.
     """
 
     name: str
@@ -210,3 +219,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     media: MediaInfo | None = None
     is_encoder_only: bool = False
     attention_times: tuple[AttentionMeasurementRecord, ...] = ()
+    adapters: AdapterInfo | None = None

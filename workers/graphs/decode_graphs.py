@@ -27,9 +27,9 @@ from workers.graphs.decode_step import (
     DecodeStepKernels,
     StepRows,
 )
+from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing, StagingSlot
-from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.scheduler.plan import IntArray, StepPlan, StepResult
@@ -129,7 +129,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: GraphedModel,
         backend: GraphAttentionBackend,
         kernels: DecodeStepKernels,
         capturer: GraphCapturer,

@@ -16,6 +16,7 @@ from workers.graphs.decode_graphs import (
     Replay,
     batch_size_ladder,
 )
+from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
@@ -105,8 +106,10 @@ def build_decode_graphs(
     padding_slot: int,
     tp: TPGroup,
     capturer: CudaGraphCapturer,
+    run: GraphedModel | None = None,
 ) -> DecodeGraphs | None:
-    """None where steps cannot be captured: backend, model or a flag do not allow it."""
+    """None where steps cannot be captured: backend, model or a flag do not allow it. run: what runs
+    a step in the model's place."""
     if not (config.enable_cuda_graphs and isinstance(backend, GraphAttentionBackend)):
         return None
     obstacle = model.capture_obstacle(backend.config.max_context_len)
@@ -120,7 +123,7 @@ def build_decode_graphs(
         min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
     )
     return DecodeGraphs(
-        model,
+        run or model,
         backend,
         step_kernels(
             backend.req_to_token_pool.own_tables,
@@ -142,6 +145,27 @@ def build_decode_graphs(
             MeasuredTurns(config.attention_timing_interval_steps),
             lambda one: GraphAttentionTimer(one, new_graph_event, new_replay_mark),
         ),
+    )
+
+
+def build_adapted_graphs(
+    config: EngineConfig,
+    model: CausalLM,
+    adapted: GraphedModel,
+    backend: AttentionBackend,
+    sampling: SamplingState,
+    padding_slot: int,
+    tp: TPGroup,
+    capturer: CudaGraphCapturer,
+) -> DecodeGraphs | None:
+    """Of steps whose rows have adapters. Before any graph is captured: static buffers of backends
+    are made anew. None where build_decode_graphs gives none, or where a backend plans for one graph
+    of a size."""
+    if "flashinfer" in backend.capability.name:
+        logger.warning("%s: steps with adapters run eagerly", backend.capability.name)
+        return None
+    return build_decode_graphs(
+        config, model, backend, sampling, padding_slot, tp, capturer, adapted
     )
 
 

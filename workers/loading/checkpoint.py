@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workers.errors import ModelLoadError
+from workers.loading.names import unwrapped
 from workers.loading.weight_files import INDEX_FILE, indexed_file_names, weight_file_names
 
 _DTYPES = {
@@ -30,12 +31,6 @@ _DTYPES = {
 }
 # Of a causal model's names; what the body calls its embedding.
 _BODY, _BODY_EMBEDDING = "model.", "embed_tokens.weight"
-# Of a model around a causal one, as transformers saves it now and saved it before.
-_WRAPPED = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
 
 
 class LazyTensor:
@@ -113,12 +108,11 @@ def _names_within_files(names_of: dict[str, list[str]]) -> dict[str, dict[str, s
     """File -> a causal model's name of each of its tensors -> its name there."""
     prefix = _missing_prefix({name for names in names_of.values() for name in names})
     stored_names = {
-        file: {_unwrapped(prefix + name): name for name in names}
-        for file, names in names_of.items()
+        file: {unwrapped(prefix + name): name for name in names} for file, names in names_of.items()
     }
     first: dict[str, str] = {}
     for stored in sorted(name for names in names_of.values() for name in names):
-        name = _unwrapped(prefix + stored)
+        name = unwrapped(prefix + stored)
         if name in first:
             raise ModelLoadError(f"{first[name]} and {stored} both are {name} of a causal model")
         first[name] = stored
@@ -128,13 +122,6 @@ def _names_within_files(names_of: dict[str, list[str]]) -> dict[str, dict[str, s
 def _missing_prefix(names: set[str]) -> str:
     is_body = _BODY_EMBEDDING in names and not any(name.startswith(_BODY) for name in names)
     return _BODY if is_body else ""
-
-
-def _unwrapped(name: str) -> str:
-    for wrapped, plain in _WRAPPED.items():
-        if name.startswith(wrapped):
-            return plain + name.removeprefix(wrapped)
-    return name
 
 
 def _open(path: Path) -> Any:

@@ -3,13 +3,16 @@
 Needs Triton.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.cuda.experts import GroupedMixture
+from workers.layers.formats.layer import LinearLayer
+from workers.layers.gate import Gate
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import PartialProducts
@@ -43,6 +46,18 @@ class DenseMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfusedMlp:
+    """Whose activation is a launch of its own: adapters add to what comes before it."""
+
+    gate_up: PartialProducts
+    last: PartialProducts
+    gate: Gate
+
+    def inner(self, hidden: torch.Tensor) -> torch.Tensor:
+        return gate_and_mul(self.gate_up(hidden), hidden.dtype, self.gate)
+
+
+@dataclass(frozen=True, slots=True)
 class _Mixture:
     last: GroupedMixture
 
@@ -63,3 +78,19 @@ def fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> lis
         down = linear_products(chooser, [x.down_proj for x in dense], is_alone)
         fused |= zip(dense, map(DenseMlp, gate_up, down), strict=True)
     return [fused[mlp] for mlp in mlps]
+
+
+def unfused_mlps(
+    chooser: GemmChooser,
+    mlps: Sequence[GatedMLP],
+    adapt: Callable[[LinearLayer, PartialProducts], PartialProducts],
+) -> list[UnfusedMlp]:
+    """Of blocks of one shape on one rank. adapt: what adapters add to a layer's products."""
+    gate_up = linear_products(chooser, [x.gate_up_proj for x in mlps], True)
+    down = linear_products(chooser, [x.down_proj for x in mlps], True)
+    return [
+        UnfusedMlp(
+            adapt(mlp.gate_up_proj, gate_up[index]), adapt(mlp.down_proj, down[index]), mlp.gate
+        )
+        for index, mlp in enumerate(mlps)
+    ]

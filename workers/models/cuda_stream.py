@@ -6,8 +6,9 @@ before it does not do it, the activation. Knows no KV pages beyond the tensors t
 Triton.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,25 +34,30 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.cuda_attention import LayerAttention, layer_attention
 from workers.models.cuda_decoder import FusedCausalLM, FusedLayer
-from workers.models.cuda_mlps import DenseMlp, fused_mlps
+from workers.models.cuda_mlps import DenseMlp, fused_mlps, unfused_mlps
 from workers.models.grouped_attention import GroupedQueryAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
 from workers.models.stream_decoder import StreamBody, StreamSpec
+
+AdaptProducts = Callable[[LinearLayer, PartialProducts], PartialProducts]
+"""A layer's products, with what adapters add to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupedLayer(FusedLayer):
     """qkv: the joined projection."""
 
-    qkv: LinearProducts
+    qkv: PartialProducts
     attention: LayerAttention
 
     @property
     def products(self) -> tuple[LinearProducts | GatedProducts, ...]:
         """In the order that a step runs them in; none where they are not all GEMMs."""
-        if not (isinstance(self.mlp, DenseMlp) and isinstance(self.o, PartialGemm | KeptProduct)):
+        qkv, o, mlp = self.qkv, self.o, self.mlp
+        kinds = PartialGemm, KeptProduct
+        if not (isinstance(qkv, kinds) and isinstance(o, kinds)):
             return ()
-        return (self.qkv, self.o, self.mlp.gate_up, self.mlp.last)
+        return (qkv, o, mlp.gate_up, mlp.last) if isinstance(mlp, DenseMlp) else ()
 
     def attention_inputs(
         self, hidden: torch.Tensor, places: TokenPlaces, new: NewTensor
@@ -73,6 +79,8 @@ class FusedStreamCausalLM(FusedCausalLM):
     """FusedCausalLM of layers with grouped-query attention."""
 
     _layers: Sequence[_GroupedLayer]
+    _adapted_layers: Sequence[_GroupedLayer] = ()
+    _adapt: AdaptProducts | None = None
 
     def __init__(
         self,
@@ -117,6 +125,33 @@ class FusedStreamCausalLM(FusedCausalLM):
             for index, (attention, joins) in enumerate(zip(attentions, ways.joins, strict=True))
         ]
         (self._head,) = partial_gemms(chooser, [self._head_weight()], False)
+        if self._adapt is not None:
+            self._adapted_layers = self._make_adapted(chooser, self._adapt)
+
+    def expect_adapters(self, adapt: AdaptProducts) -> None:
+        """Before prepare: some steps will run over layers whose products adapters add to."""
+        self._adapt = adapt
+
+    @contextmanager
+    def adapted(self) -> Iterator[None]:
+        """What runs within runs over those layers."""
+        plain, self._layers = self._layers, self._adapted_layers
+        try:
+            yield
+        finally:
+            self._layers = plain
+
+    def _make_adapted(self, chooser: GemmChooser, adapt: AdaptProducts) -> list[_GroupedLayer]:
+        dense = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
+        mlps = dict(zip(dense, unfused_mlps(chooser, dense, adapt), strict=True)) if dense else {}
+        made = []
+        for layer, module in zip(self._layers, self._decoder_layers, strict=True):
+            attention = module.self_attn
+            assert isinstance(attention, GroupedQueryAttention)
+            mlp = mlps[module.mlp] if isinstance(module.mlp, GatedMLP) else layer.mlp
+            qkv, o = adapt(attention.qkv_proj, layer.qkv), adapt(attention.o_proj, layer.o)
+            made.append(replace(layer, qkv=qkv, o=o, mlp=mlp))
+        return made
 
     def _attentions(self) -> list[GroupedQueryAttention]:
         attentions = [x.self_attn for x in self._decoder_layers]

@@ -52,7 +52,7 @@ class ModelCapability:
         return frozenset(set(ModelFeature) - set(self.why_not))
 
 
-_NO_LORA = {ModelFeature.LORA: "adapters are not built yet"}
+_NO_LORA = {ModelFeature.LORA: "of natively run models the Llama family and Gemma take adapters"}
 _NO_EXPERTS = "its layers are no mixtures of experts"
 _WINDOWS_AND_DRAFTS = "layers with windows or chunks take no drafts yet"
 _STATES_AND_DRAFTS = "a recurrent state cannot forget a wrong draft"
@@ -128,7 +128,7 @@ def native_capability(architecture: str) -> ModelCapability:
 
 
 def _native_obstacles(family: NativeFamily) -> dict[ModelFeature, str]:
-    why_not = dict(_NO_LORA)
+    why_not = {} if family.takes_adapters else dict(_NO_LORA)
     if not family.has_experts:
         why_not |= _experts(_NO_EXPERTS)
     if family.has_windows:

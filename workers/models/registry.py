@@ -88,8 +88,9 @@ class NativeFamily:
     obstacle: why a config that names one of its architectures is not for it, or None.
     keeps_latents: whether it needs multi-head latent attention of the backend. has_experts: whether
     layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
-    go. has_states: whether layers keep a state. is_measured: whether it was found to be faster on
-    one GPU than transformers' code around this repository's kernels.
+    go. has_states: whether layers keep a state. takes_adapters: whether low-rank
+    adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
+    transformers' code around this repository's kernels.
     """
 
     build: BuildNative
@@ -98,11 +99,12 @@ class NativeFamily:
     has_experts: bool = False
     has_windows: bool = False
     has_states: bool = False
+    takes_adapters: bool = False
     is_measured: bool = True
 
 
-_LLAMA = NativeFamily(_build_llama_family, native_obstacle)
-_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle, has_windows=True)
+_LLAMA = NativeFamily(_build_llama_family, native_obstacle, takes_adapters=True)
+_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle, has_windows=True, takes_adapters=True)
 _LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True

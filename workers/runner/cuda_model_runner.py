@@ -14,18 +14,21 @@ from typing import ClassVar
 import torch
 
 from attention.timing import UntimedAttention
+from workers.adapters.stage import dress, dressed_models
 from workers.config import EngineConfig
 from workers.engine.observer import AttentionRecord
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.decode_graphs import DecodeGraphs, DrawSamples, GraphedStep
 from workers.graphs.graph_set import (
     CudaGraphCapturer,
+    build_adapted_graphs,
     build_decode_graphs,
     build_segment_graphs,
     build_verify_graphs,
 )
 from workers.graphs.verify_graphs import VerifiedStep, VerifyGraphs
 from workers.loading.weights import OnProgress
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_executor import (
     NEVER_SUBMITTED_S,
@@ -38,7 +41,8 @@ from workers.runner.cuda_executor import (
 from workers.runner.drafting_executor import drafting_executor
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome, attention_records
 from workers.runner.expert_loads import launch_reading
-from workers.runner.model_runner import LaunchedStep, ModelRunner
+from workers.runner.launched_step import LaunchedStep
+from workers.runner.model_runner import ModelRunner
 from workers.runner.speculative_runner import check_forgets
 from workers.runner.state_steps import begin_replay, save_behind_replay
 from workers.runner.step_inputs import StepInputs
@@ -66,6 +70,7 @@ class CudaModelRunner(ModelRunner):
 
     num_padding_slots: ClassVar[int] = 1
     _verify_graphs: VerifyGraphs | None = None
+    _adapted_graphs: tuple[DecodeGraphs | None, ...] = ()
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -83,6 +88,19 @@ class CudaModelRunner(ModelRunner):
         self._captures = CaptureAttempts(self._is_alone, self._free_memory)
         self._graphs = build_decode_graphs(
             config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
+        )
+        self._adapted_graphs = tuple(
+            build_adapted_graphs(
+                config,
+                self._model,
+                adapted,
+                self._backend,
+                self._sampling,
+                padding_slot,
+                tp,
+                capturer,
+            )
+            for adapted in dressed_models(self.adapters)
         )
         if self._graphs is not None:
             self._verify_graphs = build_verify_graphs(
@@ -183,6 +201,8 @@ class CudaModelRunner(ModelRunner):
     def _prepare_replay(self, plan: StepPlan) -> None:
         for media in self._media:
             media.apply(plan.media)
+        if self.adapters:
+            dress(self.adapters, plan)
         for states in self._states:
             begin_replay(states, plan, self._device)
         self._sampling.admit(plan.admitted)
@@ -249,6 +269,9 @@ class CudaModelRunner(ModelRunner):
         """Those that can run the plan. They have no positions but those of tokens in their
         sequences, which those of a prompt with images are not."""
         graphs: StepGraphs | None = self._verify_graphs if plan.has_runs else self._graphs
+        for stage, adapted in zip(self.adapters, self._adapted_graphs, strict=True):
+            if stage.wears(plan):
+                graphs = None if plan.has_runs else adapted
         if graphs is None or not graphs.covers(plan):
             return None
         return None if any(media.shows_in(plan) for media in self._media) else graphs
@@ -276,6 +299,10 @@ class CudaModelRunner(ModelRunner):
         return LaunchedStep(sampled.start_download())
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
+        for adapted in dressed_models(self.adapters, of_step=True) if self.adapters else ():
+            batch = inputs.batch
+            output: ModelOutput = adapted(TokenInputs(batch.input_ids, inputs.positions), batch)
+            return output.hidden
         segments = self._segments
         if wants_all or segments is None or not segments.covers(inputs.batch.num_tokens):
             return super()._final_states(inputs, wants_all)
@@ -287,6 +314,10 @@ class CudaModelRunner(ModelRunner):
     def _capture_missing(self, plan: StepPlan) -> bool:
         if self._verify_graphs is not None and self._verify_graphs.capture_after(plan):
             return True
+        for stage, adapted in zip(self.adapters, self._adapted_graphs, strict=True):
+            if adapted is not None and stage.wears(plan):
+                adapted.capture_after(plan)
+                return True
         if self._graphs is not None:
             self._graphs.capture_after(plan)
         if self._segments is not None and not plan.is_decode:
@@ -303,7 +334,9 @@ class CudaModelRunner(ModelRunner):
             return True
         if self._verify_graphs is not None and self._verify_graphs.capture_next():
             return True
-        return self._segments is not None and self._segments.capture_next()
+        if self._segments is not None and self._segments.capture_next():
+            return True
+        return any(one.capture_next() for one in self._adapted_graphs if one is not None)
 
     def close(self) -> None:
         try:
@@ -313,6 +346,7 @@ class CudaModelRunner(ModelRunner):
             self._graphs = None
             self._verify_graphs = None
             self._segments = None
+            self._adapted_graphs = ()
 
     def _free_memory(self) -> None:
         torch.cuda.empty_cache()
@@ -321,4 +355,6 @@ class CudaModelRunner(ModelRunner):
         timings = self._timer.drain()
         if self._graphs is not None:
             timings += self._graphs.drain_attention()
+        for adapted in self._adapted_graphs:
+            timings += [] if adapted is None else adapted.drain_attention()
         return attention_records(timings)

@@ -6,14 +6,13 @@ order and samples the same tokens; only rank 0 reads them back.
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from workers.adapters.stage import AdapterStage, adapter_stages, dress
 from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
@@ -23,7 +22,7 @@ from workers.loading.loader import LoadedModel, load_model, resolve_dtype
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import TPGroup
-from workers.pooling.states import PooledStates, needs_all_states, pool_states
+from workers.pooling.states import needs_all_states, pool_states
 from workers.runner.cpu_threads import limit_cpu_threads
 from workers.runner.deterministic import check_deterministic
 from workers.runner.encoder_stage import encoder_stages, encoder_table_width
@@ -42,6 +41,7 @@ from workers.runner.grammars import (
 )
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
+from workers.runner.launched_step import LaunchedStep
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
 from workers.runner.sizing import AttentionPlan, attention_times, make_timer, plan_attention
@@ -50,39 +50,15 @@ from workers.runner.state_steps import begin_step, slot_states
 from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.runner.value_check import value_checks
-from workers.sampling.logprobs import LogprobTensors, pack_logprobs, prompt_logprobs
+from workers.sampling.logprobs import LogprobTensors, prompt_logprobs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.token_masks import find_masks, rule_out
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, EncoderAccount, SchedulerConfig
-from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, StepResult
+from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step's results on their way to the host; readable once the device has passed.
-
-    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples. pooled: None
-    where no row is.
-    """
-
-    sampled: SampledTokens
-    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...] = ()
-    chunk_has_nan: torch.Tensor | None = None
-    pooled: PooledStates | None = None
-
-    def read(self) -> StepResult:
-        return msgspec.structs.replace(
-            self.sampled.read(),
-            prompt_logprobs={
-                row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
-            },
-            chunk_has_nan=() if self.chunk_has_nan is None else tuple(self.chunk_has_nan.tolist()),
-            pooled=() if self.pooled is None else self.pooled.read(),
-        )
 
 
 class ModelRunner:
@@ -94,6 +70,7 @@ class ModelRunner:
     """
 
     num_padding_slots: ClassVar[int] = 0
+    adapters: tuple[AdapterStage, ...] = ()
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -102,6 +79,9 @@ class ModelRunner:
         loaded = load_model(config, tp, device, resolve_dtype(config, device), on_progress)
         if config.deterministic:
             check_deterministic(loaded)
+        num_slots = config.max_running_requests + self.num_padding_slots
+        # Before what takes the rest of the device's memory.
+        self.adapters = adapter_stages(config, loaded, tp, num_slots)
         attention = self._plan_attention(config, loaded, tp, on_progress)
         self.facts = loaded.facts
         self.dtype = loaded.dtype
@@ -111,7 +91,6 @@ class ModelRunner:
         self.num_pages = self.pages_by_account[0]
         self._model = loaded.model
         self._weights_lease = loaded.lease
-        num_slots = config.max_running_requests + self.num_padding_slots
         req_to_token_pool = ReqToTokenPool(
             num_slots,
             attention.config.max_context_len,
@@ -168,6 +147,7 @@ class ModelRunner:
             embedding=self.facts.embedding,
             media=self._media_info(config),
             attention_times=self._attention_times,
+            adapters=self.adapters[0].info if self.adapters else None,
         )
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
@@ -197,6 +177,7 @@ class ModelRunner:
             embedding_size=0 if self.facts.embedding is None else self.facts.embedding.size,
             media=self._media_info(config),
             max_media_bytes=config.max_media_bytes,
+            num_adapter_slots=config.max_loras,
         )
 
     def _media_info(self, config: EngineConfig) -> MediaInfo | None:
@@ -303,6 +284,9 @@ class ModelRunner:
         for media in self._media:
             inputs = media.place(plan, inputs)
         wants_all = bool(plan.prompt_logprobs or (plan.pooled and needs_all_states(plan.pooled)))
+        if self.adapters:
+            # Layers know a step's tokens by their number, so that none leaves some out.
+            wants_all |= dress(self.adapters, plan)
         every = hidden = self._forward(inputs, wants_all)
         prompt = tuple(
             (row, self._prompt_logprobs(hidden, plan, row)) for row in plan.prompt_logprobs

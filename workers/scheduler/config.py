@@ -66,7 +66,8 @@ class SchedulerConfig:
     nothing. max_media_bytes: of what live requests have brought. can_repeat_slots: whether decode
     rows of one step may belong to one slot, as they may where nothing but keys and values of every
     token is kept of a request. can_run_again: whether a decode row may bring its token in a later
-    step once more, as it may where no state has taken it in.
+    step once more, as it may where no state has taken it in. num_adapter_slots: adapters
+    that running requests may have together; 0 where none are served.
     """
 
     page_size: int
@@ -94,6 +95,7 @@ class SchedulerConfig:
     can_repeat_slots: bool = False
     can_run_again: bool = False
     max_media_bytes: int = 1 << 30
+    num_adapter_slots: int = 0
 
     def __post_init__(self) -> None:
         minima = {

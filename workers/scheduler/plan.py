@@ -16,6 +16,7 @@ from workers.kv_cache.radix_node import EMPTY
 from workers.pooling.params import Pooling
 from workers.pooling.vectors import FloatArray
 from workers.sampling.params import SamplingParams
+from workers.scheduler.adapter_plan import NO_ADAPTERS, AdapterPlan
 from workers.scheduler.encoder_plan import EncoderPlan
 from workers.scheduler.media_plan import NO_MEDIA, MediaPlan
 from workers.scheduler.state_moves import NO_RESTORES, NO_SAVES, StateRestores, StateSaves
@@ -101,9 +102,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     and belong to nobody any more. bounded_cache_locs, bounded_cleared: the same of each account
     that does not keep every token. masked_slots (n,): whose samples wait for masks of the tokens
     that a grammar allows; the host makes them while the step runs. encoder: what encoders compute
-    for admitted requests. media: what images the step shows. What is cleared, admitted,
-    table_writes, the encoders, state_restores and media take effect, in that order, before the
-    step. state_saves: during it.
+    for admitted requests. media: what images the step shows. adapters: who has which. What is
+    cleared, admitted, table_writes, the encoders, state_restores, media and adapters take effect,
+    in that order, before the step. state_saves: during it.
 
     parents: empty, where the drafts of every row stand one behind the other. Else int32
     (num_tokens,): which of its row's new tokens, all of which yield a next one, each stands behind,
@@ -134,6 +135,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     state_saves: StateSaves = NO_SAVES
     media: MediaPlan = NO_MEDIA
     parents: IntArray = EMPTY
+    adapters: AdapterPlan = NO_ADAPTERS
 
     @property
     def batch_size(self) -> int:

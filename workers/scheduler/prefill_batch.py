@@ -22,8 +22,9 @@ look into the cache, and a step must not take long to plan."""
 
 
 class AdmissionResult(Enum):
-    """ADMITTED: it has a slot. PARKED: it waits for a prefix that is being computed, in nobody's
-    way. REFUSED: there is no room, so that nobody after it may be admitted either."""
+    """ADMITTED: it has a slot. PARKED: it waits for a prefix that is being computed, or for room
+    for its adapter, in nobody's way. REFUSED: there is no room, so that nobody after it may be
+    admitted either."""
 
     ADMITTED = auto()
     PARKED = auto()
@@ -59,10 +60,14 @@ class Admission:
         self._clock = clock
 
     def start_step(self) -> None:
-        """Those whose prefix is no longer under way are in the queue again."""
+        """Those whose prefix is no longer under way, or whose adapter may have room, are in the
+        queue again."""
         if self._under_way is not None:
             for request in self._under_way.drop_finished():
                 self._waiting.release_parked(request)
+        for adapters in self._memory.adapters:
+            if adapters.take_free():
+                self._waiting.release_parked(adapters)
 
     def look_ahead(self) -> None:
         """The step has no room for the queue's first: what it shares with a prompt under way is
@@ -73,6 +78,10 @@ class Admission:
 
     def try_admit(self, draft: PlanDraft, request: Request) -> AdmissionResult:
         """request: the queue's first. It has left the order unless it is REFUSED."""
+        for adapters in self._memory.adapters:
+            if adapters.must_wait(request):
+                self._waiting.park(request, until=adapters)
+                return AdmissionResult.PARKED
         match = self._memory.match_and_lock(request)
         num_cached = len(match.pages) * self._table.page_size
         num_encoder = self._memory.num_encoder_tokens(request)

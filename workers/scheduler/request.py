@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workers.adapters.ref import AdapterRef
 from workers.constraints.matcher import TokenMatcher
 from workers.engine.logprobs import PackedLogprobs
 from workers.engine.media import MediaSpan
@@ -37,7 +38,8 @@ class Request:
     because a final state or logits that were computed from all of them are. has_nan: a state of its
     prompt is no number, and later tokens may not have seen that. encoder: what the encoder reads,
     where the model has one. content: where tokens stand for what is no text. media: what the model
-    is given in their places, until the request ends: it may have to come again.
+    is given in their places, until the request ends: it may have to come again. adapter: what is
+    added to the model for the request.
     """
 
     request_id: str
@@ -57,6 +59,7 @@ class Request:
     encoder: EncoderRead | None = None
     content: tuple[KeyRun, ...] = ()
     media: tuple[MediaSpan, ...] = ()
+    adapter: AdapterRef | None = None
     slot: int = NO_SLOT
     prefill_len: int = 0
     num_vouched_tokens: int = 0

@@ -18,6 +18,7 @@ import numpy as np
 from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import InsertResult, PrefixCache, PrefixMatch
 from workers.kv_cache.radix_node import EMPTY
+from workers.scheduler.adapter_memory import AdapterMemory
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.encoder_memory import EncoderMemory
 from workers.scheduler.media_memory import MediaMemory
@@ -40,12 +41,14 @@ class RequestMemory:
         encoders: Sequence[EncoderMemory],
         states: Sequence[SnapshotMemory],
         media: Sequence[MediaMemory],
+        adapters: Sequence[AdapterMemory],
     ) -> None:
-        """states: every change of pages here is told there. media: who has a slot is told there.
-        Callers plan steps with both. lets_go_of_tokens: whether some layers see a token for a while
-        only."""
+        """states: every change of pages here is told there. media, adapters: who has a slot is told
+        there. Callers plan steps with all of them. lets_go_of_tokens: whether some layers see a
+        token for a while only."""
         self.states = states
         self.media = media
+        self.adapters = adapters
         self.lets_go_of_tokens = bounded.num_accounts > 0
         self._table = table
         self._pages = table.pages
@@ -101,6 +104,8 @@ class RequestMemory:
             states.open(request, match)
         for media in self.media:
             media.open(request)
+        for adapters in self.adapters:
+            adapters.open(request)
 
     def extend(self, slot: int, num_tokens: int) -> int:
         """Make room for up to num_tokens more tokens; returns for how many there is.
@@ -210,6 +215,8 @@ class RequestMemory:
             states.close(request)
         for media in self.media:
             media.close(request)
+        for adapters in self.adapters:
+            adapters.close(request)
         self._pool.free(self._table.remove(request, result))
         self._cache.unlock(node)
 

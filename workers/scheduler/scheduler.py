@@ -21,6 +21,7 @@ from workers.kv_cache.page_pool import PagePool
 from workers.kv_cache.prefix_cache import NoPrefixCache, PrefixCache
 from workers.kv_cache.radix_cache import RadixCache
 from workers.kv_cache.snapshot_cache import SnapshotRadixCache
+from workers.scheduler.adapter_memory import adapter_memories
 from workers.scheduler.batch_policy import AlternatingBatches, BatchPolicy, MixedBatches
 from workers.scheduler.bounded_memory import BoundedMemory
 from workers.scheduler.commit import Committer
@@ -88,7 +89,9 @@ class Scheduler:
         self._encoders = _encoder_memories(config)
         self._account_names = _account_names(config)
         self._media = _media_memories(config)
-        self._plan_parts: tuple[PlanPart, ...] = (*self._encoders, *self._states, *self._media)
+        self._adapters = adapter_memories(config.num_adapter_slots)
+        parts = *self._encoders, *self._states, *self._media, *self._adapters
+        self._plan_parts: tuple[PlanPart, ...] = parts
         self._memory = RequestMemory(
             self._table,
             self._pool,
@@ -97,6 +100,7 @@ class Scheduler:
             self._encoders,
             self._states,
             self._media,
+            self._adapters,
         )
         self._forecast = OutputForecast()
         self._retractor = Retractor(
@@ -281,6 +285,8 @@ class Scheduler:
             memory.check_integrity(self._table.requests())
         for media in self._media:
             media.check_integrity(self._table.requests())
+        for adapters in self._adapters:
+            adapters.check_integrity(self._table.requests())
         for states in self._states:
             states.check_integrity()
         num_live = self._ledger.num_live

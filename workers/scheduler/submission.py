@@ -60,7 +60,7 @@ class Submission:
             sampling=spec.sampling,
             priority=spec.priority,
             # Tokens behind different inputs of the encoder have different keys and values.
-            cache_salt=spec.cache_salt if encoder is None else encoder.key,
+            cache_salt=spec.prefix_salt if encoder is None else encoder.key,
             buffer=tokens,
             num_tokens=len(tokens),
             num_prompt_tokens=len(spec.prompt_token_ids),
@@ -74,6 +74,7 @@ class Submission:
             encoder=encoder,
             content=self._content_keys.runs(spec.content_spans),
             media=media,
+            adapter=spec.adapter,
         )
         self._num_accepted += 1
         return request
@@ -88,6 +89,10 @@ class Submission:
             _check_unfinished(spec, max_total_len)
         else:
             _check_pooled(spec, spec.pooling, self._config.embedding_size)
+        if spec.adapter is not None and not self._config.num_adapter_slots:
+            raise RequestRejectedError(
+                ErrorCode.INVALID_REQUEST, "this engine takes no adapters", "model"
+            )
         check_spans(spec.content_spans, len(spec.prompt_token_ids))
         if spec.second_text_start:
             raise RequestRejectedError(

@@ -15,13 +15,13 @@ class WaitingQueue:
     """Ordered by (priority, resumed ones first, arrival).
 
     A retracted request keeps its arrival, so that it comes back in front of those that never ran.
-    So does one that began at another engine. A parked request waits for what another one computes:
-    it is out of everybody's way until that one is done, and then has its place again.
+    So does one that began at another engine. A parked request waits for what another one computes
+    or has: it is out of everybody's way until that one is done, and then has its place again.
     """
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
-        # By the id() of whom they wait for; requests are compared by identity.
+        # By the id() of what they wait for; requests are compared by identity.
         self._parked: dict[int, list[Request]] = {}
         self._num_parked = 0
         self._num_tokens = 0
@@ -53,8 +53,8 @@ class WaitingQueue:
             raise ValueError(f"request {request.request_id} is not waiting")
         self._num_tokens -= request.num_queued_tokens
 
-    def park(self, request: Request, until: Request) -> None:
-        """Take a request out of the order until release_parked(until).
+    def park(self, request: Request, until: object) -> None:
+        """Take a request out of the order until release_parked(until), whatever that is.
 
         Raises ValueError when it does not wait in the order.
         """
@@ -63,8 +63,8 @@ class WaitingQueue:
         self._parked.setdefault(id(until), []).append(request)
         self._num_parked += 1
 
-    def release_parked(self, until: Request) -> None:
-        """Put back into the order whoever waits for this request."""
+    def release_parked(self, until: object) -> None:
+        """Put back into the order whoever waits for this."""
         for request in self._parked.pop(id(until), ()):
             insort(self._requests, request, key=_sort_key)
             self._num_parked -= 1

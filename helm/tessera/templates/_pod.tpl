@@ -158,6 +158,11 @@ volumeMounts:
     mountPath: /etc/tessera/auth
     readOnly: true
   {{- end }}
+  {{- if $values.auth.adminExistingSecret }}
+  - name: admin
+    mountPath: /etc/tessera/admin
+    readOnly: true
+  {{- end }}
   {{- range $protocol := list "http" "grpc" }}
   {{- if (get $values $protocol).tls.existingSecret }}
   - name: {{ $protocol }}-tls
@@ -419,6 +424,15 @@ volumeMounts:
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if and (eq .role "ingress") $values.auth.adminExistingSecret }}
+- name: admin
+  secret:
+    secretName: {{ $values.auth.adminExistingSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ $values.auth.adminSecretKey }}
+        path: api-keys
 {{- end }}
 {{- if and (eq .role "ingress") $values.auth.existingSecret }}
 - name: auth

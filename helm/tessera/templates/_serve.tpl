@@ -53,8 +53,15 @@ applications:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $auth := dict -}}
 {{- if $values.auth.existingSecret -}}
-{{- $_ := set $owned "auth" (dict "api_key_file" "/etc/tessera/auth/api-keys") -}}
+{{- $_ := set $auth "api_key_file" "/etc/tessera/auth/api-keys" -}}
+{{- end -}}
+{{- if $values.auth.adminExistingSecret -}}
+{{- $_ := set $auth "admin_api_key_file" "/etc/tessera/admin/api-keys" -}}
+{{- end -}}
+{{- if $auth -}}
+{{- $_ := set $owned "auth" $auth -}}
 {{- end -}}
 {{- $config := mergeOverwrite (deepCopy $values.config) (deepCopy $group.config) $owned -}}
 {{ toYaml $config }}

@@ -172,7 +172,7 @@ class ModelCard(Struct, frozen=True):
 
     root: the model's id at the hub, or its name. max_model_len: prompt and output tokens of the
     longest request; like vocab_size and task absent until a replica of the model was seen. task:
-    what the model is for, a service.handler.task.Task.
+    what the model is for, a service.handler.task.Task. parent: of an adapter, its model.
     """
 
     id: str
@@ -222,6 +222,7 @@ def model_card(model: ServedModel, created_s: int) -> ModelCard:
         max_model_len=UNSET if info is None else info.max_request_len,
         vocab_size=UNSET if info is None else info.vocab_size,
         task=UNSET if info is None else task_of(info),
+        parent=model.parent,
     )
 
 

@@ -105,7 +105,7 @@ class _Desk:
     async def get(self, request: Request, response_id: str) -> StoredResponse:
         """Raises ApiError where there is none of the caller's and of the place's models."""
         stored = await self._store.get(self.name(request, response_id))
-        names = {model.name for model in self._place.models(request)}
+        names = {model.name for model in self._place.models(request).every()}
         if stored is None or stored.model not in names:
             raise not_found(response_id, "response_id")
         return stored

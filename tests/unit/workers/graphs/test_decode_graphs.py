@@ -1,5 +1,4 @@
-"""Decode graphs on a CPU: what is staged, padded, captured and replayed, with a recorded closure
-in place of a CUDA graph."""
+"""Decode graphs on a CPU, by closures in CUDA graphs' place: what is staged, padded, replayed."""
 
 import random
 from dataclasses import replace
@@ -28,7 +27,8 @@ from workers.graphs.decode_step import StepRows, TorchStepKernels
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.parallel.group import SingleRank
-from workers.runner.model_runner import LaunchedStep, ModelRunner
+from workers.runner.launched_step import LaunchedStep
+from workers.runner.model_runner import ModelRunner
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS

@@ -14,8 +14,9 @@ from attention.preferences import DeviceFacts
 from attention.roofline import HardwareLimits
 from service.channel.client import ReplicaLink
 from service.channel.server import ChannelServer
-from service.config import MetricsSettings, parse_config
+from service.config import parse_config
 from service.deployments.replica import EXIT_ENGINE_FAILED, ReplicaHost, hardware_limits
+from service.listening import MetricsSettings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.replica import FAST, eventually
 from workers.config import EngineConfig

@@ -9,10 +9,17 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 
-def test_kernels_compute_what_plain_torch_does() -> None:
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "tests.fakes.interpreted_kernels",
+        pytest.param("tests.fakes.interpreted_adapters", marks=pytest.mark.nightly),
+    ],
+)
+def test_kernels_compute_what_plain_torch_does(checks) -> None:
     """In a process of its own: Triton reads the variable when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_kernels"],
+        [sys.executable, "-m", checks],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -1,0 +1,142 @@
+"""Decode with adapters beside decode without: tokens/s of a full batch.
+
+    python3 -m benchmarks.h200.adapters CONFIG_JSON [--streams 64] [--adapters 8] [--rank 32]
+
+Random weights of the config's shapes and adapters of random numbers on all projections, written to
+a folder of their own. One engine with slots for all of them: batches in which every stream has an
+adapter, by turns, batches in which half have one, and batches without. Then an engine without
+slots. Counted from the moment when every stream has its first token until the first has its last;
+the best of the repeats. One line of JSON a measurement.
+"""
+
+import argparse
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION
+from workers.adapters.folder import adapter_at
+from workers.adapters.ref import AdapterInfo, AdapterRef
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
+from workers.sampling.params import SamplingParams
+
+VOCAB_SIZE = 100_000
+PROMPT_TOKENS = 256
+
+
+def write_adapter(folder: Path, info: AdapterInfo, rank: int, seed: int) -> Path:
+    """On all modules that the model lets adapters change."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (num_inputs, num_outputs) in info.modules.items():
+        for part, shape in (("A", (rank, num_inputs)), ("B", (num_outputs, rank))):
+            noise = torch.randn(shape, generator=generator) * 0.01
+            tensors[f"base_model.model.{module}.lora_{part}.weight"] = noise.bfloat16()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def build(folder: str, max_loras: int, rank: int) -> Engine:
+    config = EngineConfig(
+        model=folder,
+        load_format="dummy",
+        max_context_len=MAX_CONTEXT_LEN,
+        gpu_memory_fraction=MEMORY_FRACTION,
+        max_running_requests=MAX_RUNNING_REQUESTS,
+        enable_prefix_cache=False,
+        max_loras=max_loras,
+        max_lora_rank=rank,
+    )
+    engine = Engine.from_config(config)
+    while engine.prepare_while_idle():
+        pass
+    return engine
+
+
+def tokens_a_second(
+    engine: Engine, num_streams: int, num_tokens: int, adapters: Sequence[AdapterRef | None]
+) -> float:
+    """adapters: of the streams, by turns."""
+    rng = random.Random(num_streams)
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    times_s: dict[str, list[tuple[float, int]]] = {}
+    for index in range(num_streams):
+        prompt = [rng.randrange(10, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+        adapter = adapters[index % len(adapters)]
+        engine.submit(GenerateRequest(str(index), prompt, sampling, adapter=adapter))
+        times_s[str(index)] = []
+    while engine.has_work:
+        outputs = engine.step()
+        now_s = time.perf_counter()
+        for output in outputs:
+            if output.error is not None:
+                raise RuntimeError(f"{output.request_id}: {output.error.message}")
+            times_s[output.request_id].append((now_s, len(output.token_ids)))
+    begin_s = max(own[0][0] for own in times_s.values())
+    end_s = min(own[-1][0] for own in times_s.values())
+    tokens = sum(n for own in times_s.values() for at_s, n in own if begin_s < at_s <= end_s)
+    return tokens / (end_s - begin_s)
+
+
+def measure(
+    engine: Engine,
+    name: str,
+    adapters: Sequence[AdapterRef | None],
+    arguments: argparse.Namespace,
+) -> None:
+    runs = [
+        tokens_a_second(engine, arguments.streams, arguments.tokens, adapters)
+        for _ in range(1 + arguments.repeats)
+    ]
+    # The first one warms up.
+    line = {"name": name, "streams": arguments.streams, "tokens_a_second": runs[1:]}
+    print(json.dumps({**line, "best": max(runs[1:])}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(Path(arguments.config).read_text())
+        engine = build(str(folder), arguments.adapters, arguments.rank)
+        info = engine.info.adapters
+        assert info is not None
+        refs = [
+            adapter_at(str(n), write_adapter(Path(scratch) / str(n), info, arguments.rank, n), info)
+            for n in range(arguments.adapters)
+        ]
+        half = [one for ref in refs for one in (ref, None)]
+        for name, worn in (("every stream", refs), ("half of them", half), ("none", [None])):
+            measure(engine, name, worn, arguments)
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
+        engine = build(str(folder), 0, arguments.rank)
+        measure(engine, "without slots", [None], arguments)
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Adapters that the configuration names, looked at before anything is served."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from workers.adapters.folder import content_key
+from workers.adapters.peft_weights import open_adapter
+from workers.adapters.ref import AdapterRef
+from workers.errors import AdapterError, ConfigError
+
+
+def configured_adapters(folders: Mapping[str, str]) -> dict[str, AdapterRef]:
+    """folders: by name. Whether they fit the model its engine says, when it is asked for one.
+
+    Raises ConfigError for files that cannot be read or that are served with no model.
+    """
+    return {name: _adapter(name, Path(folder).expanduser()) for name, folder in folders.items()}
+
+
+def _adapter(name: str, folder: Path) -> AdapterRef:
+    try:
+        with open_adapter(folder):
+            return AdapterRef(name, str(folder.resolve()), content_key(folder))
+    except AdapterError as error:
+        raise ConfigError(f"engine.lora.{name}: {folder}: {error}") from error

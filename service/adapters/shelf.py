@@ -1,0 +1,32 @@
+"""The adapters of one model in one ingress, by the names that clients write."""
+
+from collections.abc import Iterator, Mapping
+
+from service.adapters.table import AdapterTable
+from workers.adapters.ref import AdapterRef
+
+
+class AdapterShelf:
+    """configured: adapters that are there from the start, by name."""
+
+    def __init__(self, model: str, configured: Mapping[str, AdapterRef]) -> None:
+        self.model = model
+        self._configured = dict(configured)
+        self._adapters = dict(configured)
+
+    def __iter__(self) -> Iterator[AdapterRef]:
+        return iter(self._adapters.values())
+
+    def find(self, name: str) -> AdapterRef | None:
+        return self._adapters.get(name)
+
+    def take(self, table: AdapterTable) -> None:
+        """What was loaded and unloaded since the start, of all models."""
+        adapters = dict(self._configured)
+        for entry in table.entries:
+            if entry.model != self.model:
+                continue
+            adapters.pop(entry.name, None)
+            if entry.adapter is not None:
+                adapters[entry.name] = entry.adapter
+        self._adapters = adapters

@@ -1,0 +1,50 @@
+"""Which adapters were loaded and unloaded since the start, as the control plane tells it to all
+ingresses. Knows no folder and no Ray.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.adapters.ref import AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """The last word on a name. adapter: None: it is not served, whatever the configuration says."""
+
+    model: str
+    name: str
+    adapter: AdapterRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTable:
+    """Of two tables the one of the higher version counts. entries: one for each model and name."""
+
+    version: int = 0
+    entries: tuple[AdapterEntry, ...] = ()
+
+    def with_entry(self, entry: AdapterEntry, version: int) -> "AdapterTable":
+        others = [one for one in self.entries if (one.model, one.name) != (entry.model, entry.name)]
+        return AdapterTable(version, (*others, entry))
+
+
+class AdapterBoard:
+    """The registry's own. A successor that knows nothing yet takes the table of an ingress."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.table = AdapterTable()
+        self._clock_ns = clock_ns
+
+    def set(self, entry: AdapterEntry) -> AdapterTable:
+        version = max(self.table.version + 1, self._clock_ns())
+        self.table = self.table.with_entry(entry, version)
+        return self.table
+
+    def restore(self, table: AdapterTable) -> bool:
+        """Whether it is newer than what was known."""
+        is_newer = table.version > self.table.version
+        if is_newer:
+            self.table = table
+        return is_newer

@@ -1,0 +1,30 @@
+"""The registry's board of adapters, as an ingress reaches it."""
+
+import ray
+
+from service.adapters.table import AdapterEntry, AdapterTable
+from service.deployments.control_plane import ActorHandle
+from service.errors import ApiError, ApiErrorCode
+
+
+class RemoteAdapterBoard:
+    """An AdapterBoardClient."""
+
+    def __init__(self, registry: ActorHandle, ingress_id: str) -> None:
+        self._registry = registry
+        self._ingress_id = ingress_id
+
+    async def set(self, entry: AdapterEntry, action: str, by: str) -> AdapterTable:
+        """by: the request's id, which the log of requests has, too."""
+        caller = f"request {by} at ingress {self._ingress_id}"
+        try:
+            table: AdapterTable = await self._registry.set_adapter.remote(entry, action, caller)
+        except ray.exceptions.RayError as error:
+            raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
+        return table
+
+    async def restore(self, table: AdapterTable) -> None:
+        try:
+            await self._registry.restore_adapters.remote(table)
+        except ray.exceptions.RayError as error:
+            raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error

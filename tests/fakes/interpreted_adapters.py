@@ -1,0 +1,162 @@
+"""Kernels of adapters by Triton's interpreter, against plain torch, token by token, and a fused
+model with adapters against the plain one.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tests.fakes.interpreted_gemma import PlainChooser
+from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
+from workers.adapters.bank import SiteBank
+from workers.adapters.dressed import DressedModel
+from workers.adapters.hooks import WornAdapters, add_hooks
+from workers.adapters.host import HostAdapter, HostPair
+from workers.adapters.ref import AdapterRef
+from workers.adapters.sites import sites_of
+from workers.config import EngineConfig
+from workers.layers.cuda.adapter_groups import group_tokens
+from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+from workers.loading.loader import load_model
+from workers.models import cuda_stream, registry
+from workers.models.cuda_gemma import CudaGemmaForCausalLM
+from workers.models.cuda_llama import CudaLlamaForCausalLM
+from workers.parallel.group import SingleRank
+
+ADAPTER_OF_ROW = torch.tensor([2, 0, 1], dtype=torch.int32)
+MAX_RANK = 8
+
+
+class Dressed:
+    """As ModelRows asks for a model."""
+
+    def __init__(self, model, dressed):
+        self.compute_logits, self._dressed = model.compute_logits, dressed
+
+    def __call__(self, tokens, batch):
+        return self._dressed(tokens, batch)
+
+
+class Hooked:
+    """The plain model, told which tokens have which adapter."""
+
+    def __init__(self, model, worn):
+        self.compute_logits, self._model, self._worn = model.compute_logits, model, worn
+
+    def __call__(self, tokens, batch):
+        rows = batch.req_pool_indices.repeat_interleave(batch.extend_seq_lens)
+        of_tokens = ADAPTER_OF_ROW[rows]
+        self._worn.groups = [(slot, torch.nonzero(of_tokens == slot).flatten()) for slot in (1, 2)]
+        return self._model(tokens, batch)
+
+
+def filled_banks(model, architecture):
+    """Two adapters of unlike ranks, the second of which leaves a module as it is."""
+    generator = torch.Generator().manual_seed(0)
+    sites = sites_of(model, architecture)
+    banks = [SiteBank(site, 2, MAX_RANK, torch.float32, torch.device("cpu")) for site in sites]
+    for slot, rank in ((1, 8), (2, 3)):
+        pairs = {}
+        for part in (part for site in sites for part in site.parts):
+            if slot == 2 and part.module.endswith("k_proj"):
+                continue
+            a = torch.randn(rank, part.cut.num_columns, generator=generator) * 0.1
+            b = torch.randn(part.cut.num_rows, rank, generator=generator) * 0.1
+            pairs[part.module] = HostPair(a, b)
+        for bank in banks:
+            bank.fill(slot, HostAdapter(AdapterRef("", "", ""), pairs))
+    return banks
+
+
+def check_model(tiny, folder, name, fused_class):
+    """Prompts in chunks beside each other, then tokens one by one."""
+    save_tiny_model(tiny, folder)
+    prompts = [random_prompt(9, seed=seed) for seed in range(3)]
+    steps = [{0: prompts[0][:5], 1: prompts[1]}, {2: prompts[2], 0: prompts[0][5:]}]
+    steps.append({0: [5], 1: [6], 2: [7]})
+    plain_class = getattr(registry, name)
+    outputs = []
+    for model_class in (plain_class, fused_class):
+        setattr(registry, name, model_class)
+        loaded = load_model(
+            EngineConfig(model=str(folder)), SingleRank(), torch.device("cpu"), torch.float32
+        )
+        assert type(loaded.model) is model_class
+        banks = filled_banks(loaded.model, loaded.facts.architecture)
+        if model_class is plain_class:
+            worn = WornAdapters()
+            add_hooks(banks, worn, SingleRank())
+            model = Hooked(loaded.model, worn)
+        else:
+            model = Dressed(loaded.model, DressedModel(loaded.model, banks, ADAPTER_OF_ROW))
+        rows = ModelRows(loaded, torch_native_backend(loaded))
+        rows.model = model
+        outputs.append(torch.cat([row for step in steps for row in rows.step(step).values()]))
+    setattr(registry, name, plain_class)
+    plain, fused = outputs
+    assert torch.allclose(plain, fused, rtol=0, atol=1e-4), (plain - fused).abs().max()
+
+
+def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):
+    """parts: outputs of each."""
+    num_outputs, num_parts = sum(parts), len(parts)
+    starts = [sum(parts[:index]) for index in range(num_parts)]
+    slices = [slice(start, start + size) for start, size in zip(starts, parts, strict=True)]
+    a = torch.randn(num_slots + 1, num_parts * max_rank, num_inputs).to(dtype)
+    b = torch.randn(num_slots + 1, num_outputs, max_rank).to(dtype) / max_rank
+    ranks = torch.randint(0, max_rank + 1, (num_slots + 1, num_parts), dtype=torch.int32)
+    # Beyond a slot's ranks lies what nobody may read.
+    for slot, part in torch.cartesian_prod(torch.arange(num_slots + 1), torch.arange(num_parts)):
+        rank = int(ranks[slot, part])
+        a[slot, part * max_rank + rank : (part + 1) * max_rank] = torch.nan
+        b[slot, slices[part], rank:] = torch.nan
+    adapter_of_slot = torch.randint(0, num_slots + 1, (20,), dtype=torch.int32)
+    token_slots = torch.randint(0, 20, (num_tokens,))
+    groups = group_tokens(adapter_of_slot, token_slots, num_slots)
+    x = torch.randn(num_tokens, num_inputs + 8).to(dtype)[:, :num_inputs]
+    out = torch.randn(num_tokens, num_outputs).to(dtype)
+    expected = out.float()
+    for token in range(num_tokens):
+        slot = int(adapter_of_slot[token_slots[token]])
+        for part in range(num_parts if slot else 0):
+            rank, rows = int(ranks[slot, part]), slices[part]
+            first = part * max_rank
+            shrunk = a[slot, first : first + rank].float() @ x[token].float()
+            expected[token, rows] += b[slot, rows, :rank].float() @ shrunk.to(dtype).float()
+    before = out.clone()
+    AdapterMatrices(a, b, ranks, output_blocks(slices, out.device)).add_to(out, x, groups)
+    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    bare = adapter_of_slot[token_slots] == 0
+    assert torch.equal(out[bare], before[bare])
+
+
+def check_groups(num_tokens, num_slots):
+    adapter_of_slot = torch.randint(0, num_slots + 1, (9,), dtype=torch.int32)
+    token_slots = torch.randint(0, 9, (num_tokens,))
+    groups = group_tokens(adapter_of_slot, token_slots, num_slots)
+    of_tokens = adapter_of_slot[token_slots]
+    for slot in range(1, num_slots + 1):
+        own = torch.nonzero(of_tokens == slot).flatten().int()
+        assert int(groups.counts[slot]) == len(own)
+        assert torch.equal(groups.order[slot, : len(own)], own)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    check_groups(5, 3)
+    check_groups(2500, 2)
+    check(5, 3, 8, 40, (24, 16, 16), torch.float32, 1e-4)
+    check(37, 2, 20, 150, (70,), torch.float32, 1e-4)
+    check(19, 2, 16, 64, (40, 40), torch.float16, 2e-2)
+    cuda_stream.GemmChooser = PlainChooser
+    for tiny, name, fused_class in (
+        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM),
+        (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            check_model(tiny, Path(folder), name, fused_class)
+    print("all equal")

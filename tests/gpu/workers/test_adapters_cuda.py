@@ -1,0 +1,102 @@
+"""Adapters on an NVIDIA GPU: kernels against plain torch, engines against merged models."""
+
+import pytest
+import torch
+
+from tests.fakes.adapters import ATTENTION, EVERY, merged_reference, save_adapter
+from tests.fakes.tiny_models import TinyModel, eager_reference, random_prompt, save_tiny_model
+from tests.gpu.engines import CUDA, NEAR_TIE
+from tests.gpu.needs import NEEDS_GPU
+from workers.adapters.folder import adapter_at
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.sampling.params import SamplingParams
+
+pytestmark = NEEDS_GPU
+
+NUM_TOKENS = 24
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+# Wide enough for the fused kernels.
+MODEL = TinyModel(
+    "llama",
+    {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4},
+)
+
+
+@pytest.mark.parametrize(("num_tokens", "rank"), [(1, 32), (64, 32), (700, 200)])
+def test_kernels_add_what_plain_torch_adds(num_tokens, rank) -> None:
+    from workers.layers.cuda.adapter_groups import group_tokens
+    from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+
+    torch.manual_seed(0)
+    num_slots, num_inputs, parts = 3, 1024, [slice(0, 512), slice(512, 640), slice(640, 768)]
+    a = torch.randn(num_slots + 1, 3 * 256, num_inputs, device=CUDA).bfloat16() / 32
+    b = torch.randn(num_slots + 1, 768, 256, device=CUDA).bfloat16()
+    ranks = torch.full((num_slots + 1, 3), rank, dtype=torch.int32, device=CUDA)
+    adapter_of_slot = torch.tensor([0, 1, 2, 3, 2], dtype=torch.int32, device=CUDA)
+    token_slots = torch.randint(0, 5, (num_tokens,), device=CUDA)
+    x = torch.randn(num_tokens, num_inputs, device=CUDA).bfloat16()
+    out = torch.zeros(num_tokens, 768, device=CUDA)
+    matrices = AdapterMatrices(a, b, ranks, output_blocks(parts, CUDA))
+    matrices.add_to(out, x, group_tokens(adapter_of_slot, token_slots, num_slots))
+    of_tokens = adapter_of_slot[token_slots].tolist()
+    for token, slot in enumerate(of_tokens):
+        for part, rows in enumerate(parts):
+            shrunk = a[slot, part * 256 : part * 256 + rank].float() @ x[token].float()
+            expected = (b[slot, rows, :rank].float() @ shrunk) * (slot > 0)
+            error = (out[token, rows] - expected).abs().max()
+            assert error <= 0.01 * expected.abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_tokens_are_likeliest_of_merged_models(has_graphs, tmp_path) -> None:
+    folder = save_tiny_model(MODEL, tmp_path / "model")
+    base = eager_reference(folder).eval()
+    adapters = [
+        save_adapter(tmp_path / "0", base, 0, rank=8, targets=EVERY),
+        save_adapter(tmp_path / "1", base, 1, rank=32, targets=ATTENTION),
+    ]
+    references = [base, *(merged_reference(folder, adapter) for adapter in adapters)]
+    config = EngineConfig(
+        model=str(folder),
+        dtype="bfloat16",
+        max_loras=2,
+        max_running_requests=16,
+        enable_cuda_graphs=has_graphs,
+    )
+    engine = Engine.from_config(config)
+    try:
+        while engine.prepare_while_idle():
+            pass
+        info = engine.info.adapters
+        refs = [None, *(adapter_at(str(n), one, info) for n, one in enumerate(adapters))]
+        prompts = [random_prompt(length, length) for length in (3, 40, 90)]
+        worn = [ref for ref in refs for _ in prompts]
+        for _ in range(2):
+            results = engine.generate(prompts * 3, GREEDY, adapters=worn)
+        engine.check_integrity()
+    finally:
+        engine.close()
+    for index, result in enumerate(results):
+        model, prompt = references[index // 3].to(CUDA).bfloat16(), prompts[index % 3]
+        with torch.inference_mode():
+            text = torch.tensor([prompt + result.token_ids], device=CUDA)
+            logits = model(text).logits[0, len(prompt) - 1 : -1].float()
+        chosen = logits.gather(1, text[0, len(prompt) :, None]).squeeze(1)
+        assert (logits.max(-1).values - chosen).max() < NEAR_TIE
+
+
+def test_a_step_without_adapters_is_the_models_own(tmp_path) -> None:
+    folder = save_tiny_model(MODEL, tmp_path / "model")
+    prompts = [random_prompt(length, length) for length in (3, 40, 90)]
+    texts = []
+    for max_loras in (0, 2):
+        config = EngineConfig(
+            model=str(folder), dtype="bfloat16", max_loras=max_loras, num_pages=400, page_size=16
+        )
+        engine = Engine.from_config(config)
+        try:
+            texts.append([one.token_ids for one in engine.generate(prompts, GREEDY)])
+        finally:
+            engine.close()
+    assert texts[0] == texts[1]

@@ -1,0 +1,1 @@
+"""Adapters as clients and operators see them."""

@@ -1,0 +1,1 @@
+"""Adapters: PEFT files, engines that serve them."""

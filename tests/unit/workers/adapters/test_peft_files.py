@@ -1,0 +1,154 @@
+"""What is read of PEFT's files, and what is refused, by its name."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from workers.adapters.folder import adapter_at, content_key
+from workers.adapters.peft_config import PeftConfig
+from workers.adapters.peft_weights import open_adapter
+from workers.adapters.ref import AdapterInfo, AdapterRef, prefix_salt
+from workers.errors import AdapterError
+
+Q = "model.layers.0.self_attn.q_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+INFO = AdapterInfo(max_rank=8, num_slots=2, modules={Q: (6, 10), DOWN: (12, 6)})
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"]}
+
+
+def name_of(module, part):
+    return f"base_model.model.{module}.lora_{part}.weight"
+
+
+def pair(module=Q, rank=2, dtype=torch.float32):
+    in_features, out_features = INFO.modules[module]
+    return {
+        name_of(module, "A"): torch.ones((rank, in_features), dtype=dtype),
+        name_of(module, "B"): torch.ones((out_features, rank), dtype=dtype),
+    }
+
+
+def write(folder, tensors, **changes):
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def refused(folder, message):
+    with pytest.raises(AdapterError, match=re.escape(message)) as error:
+        adapter_at("one", folder, INFO)
+    assert str(folder) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "module", "scale"),
+    [
+        ({}, Q, 4.0),
+        ({"use_rslora": True}, Q, 8 / 2**0.5),
+        ({"alpha_pattern": {"q_proj": 5}}, Q, 2.5),
+        ({"alpha_pattern": {"layers.1.*.q_proj": 5}}, Q, 4.0),
+        ({"alpha_pattern": {"q_proj": 5}}, DOWN, 4.0),
+        ({"rank_pattern": {r".*\.down_proj": 16}}, DOWN, 0.5),
+        ({"lora_dropout": 0.1, "init_lora_weights": "gaussian", "use_dora": False}, Q, 4.0),
+        ({"a_setting_of_a_later_peft": None}, Q, 4.0),
+    ],
+)
+def test_the_scale_is_what_peft_computes(tmp_path, changes, module, scale) -> None:
+    write(tmp_path, pair(), **changes)
+    assert PeftConfig.read(tmp_path).scale_of(module) == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type='IA3' is not served"),
+        ({"use_dora": True}, "use_dora=True is not served"),
+        ({"bias": "lora_only"}, "bias='lora_only' is not served"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head'] is not served"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out=True is not served"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not served"),
+        ({"target_parameters": ["experts.gate"]}, "target_parameters=['experts.gate'] is not"),
+        ({"a_setting_of_a_later_peft": 3}, "a_setting_of_a_later_peft=3 is not served"),
+        ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS' is not served"),
+        ({"r": 0}, "r=0 is no rank"),
+        ({"r": True}, "r=True is no rank"),
+        ({"lora_alpha": "8"}, "lora_alpha='8' is no number"),
+        ({"rank_pattern": {"(": 2}}, "rank_pattern has '('"),
+        ({"rank_pattern": 3}, "rank_pattern is no object"),
+    ],
+)
+def test_a_config_that_would_change_the_result_is_refused_by_name(
+    tmp_path, changes, message
+) -> None:
+    write(tmp_path, pair(), **changes)
+    refused(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes", "message"),
+    [
+        ({}, {}, "changes nothing"),
+        ({"base_model.model.lm_head.lora_embedding_A": torch.ones(2)}, {}, "lora_embedding_A"),
+        (
+            pair() | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(2)},
+            {},
+            "lora_magnitude_vector, which is not served",
+        ),
+        ({name_of(Q, "A"): torch.ones((2, 6))}, {}, "lacks one of lora_A and lora_B"),
+        (pair(rank=4), {}, "rank 2 in the config"),
+        (pair(rank=16), {"r": 16}, "has rank 16, max_lora_rank is 8"),
+        (pair(dtype=torch.int32), {}, "dtype I32"),
+        (
+            {name_of(Q, "A"): torch.ones((2, 7)), name_of(Q, "B"): torch.ones((10, 2))},
+            {},
+            "has 7 inputs and 10 outputs there, the model's 6 and 10",
+        ),
+        (
+            {
+                name_of("model.layers.0.mlp.experts.0.up_proj", "A"): torch.ones((2, 6)),
+                name_of("model.layers.0.mlp.experts.0.up_proj", "B"): torch.ones((10, 2)),
+            },
+            {},
+            "changes model.layers.0.mlp.experts.0.up_proj; served are",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, tensors, changes, message) -> None:
+    write(tmp_path, tensors, **changes)
+    refused(tmp_path, message)
+
+
+def test_missing_pickled_and_broken_files_are_refused(tmp_path) -> None:
+    refused(tmp_path, "there is no adapter_config.json")
+    (tmp_path / "adapter_config.json").write_text("[")
+    refused(tmp_path, "adapter_config.json cannot be read")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(tmp_path, "has no peft_type")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "adapter_model.bin").write_bytes(b"x")
+    refused(tmp_path, "pickled weights are not read")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    refused(tmp_path, "adapter_model.safetensors cannot be read")
+
+
+def test_an_adapter_is_known_by_what_its_files_hold(tmp_path) -> None:
+    write(tmp_path, pair() | pair(DOWN))
+    first = adapter_at("one", tmp_path, INFO)
+    assert first == adapter_at("one", tmp_path, INFO)
+    with open_adapter(tmp_path) as file:
+        assert file.pairs.keys() == {Q, DOWN}
+    write(tmp_path, pair() | pair(DOWN), lora_alpha=9)
+    assert content_key(tmp_path) != first.key
+
+
+def test_no_salt_is_taken_for_an_adapters() -> None:
+    one, other = AdapterRef("one", "", "a" * 32), AdapterRef("other", "", "b" * 32)
+    forged = prefix_salt("", one)
+    salts = [
+        *(prefix_salt(salt, who) for salt in ("", "x", forged) for who in (None, one, other)),
+        prefix_salt("\0\0x", None),
+    ]
+    assert len(set(salts)) == len(salts)
+    assert prefix_salt("x", None) == "x"

@@ -1,0 +1,77 @@
+"""The device slots of one site: the matrices of the adapters that steps may have.
+
+Slot 0 is no adapter's; its matrices are zeros.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from workers.adapters.host import HostAdapter
+from workers.adapters.sites import Site
+from workers.sampling.transfer import upload
+
+Group = tuple[int, torch.Tensor]
+"""A slot and the tokens of a step that have its adapter, int64 (m,)."""
+
+
+class SiteBank:
+    """a (num_slots + 1, parts * max_rank, num_inputs): of each part max_rank rows, the adapter's
+    own first and then zeros. b (num_slots + 1, num_outputs, max_rank): a part's rows take what its
+    rows of a gave. ranks int32 (num_slots + 1, parts): of each slot's adapter, 0 for a part that it
+    leaves as it is."""
+
+    def __init__(
+        self,
+        site: Site,
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.site = site
+        self.max_rank = max_rank
+        rows = len(site.parts) * max_rank
+        self.a = torch.zeros((num_slots + 1, rows, site.num_inputs), dtype=dtype, device=device)
+        self.b = torch.zeros(
+            (num_slots + 1, site.num_outputs, max_rank), dtype=dtype, device=device
+        )
+        self.ranks = torch.zeros((num_slots + 1, len(site.parts)), dtype=torch.int32, device=device)
+        # The same on the host.
+        self._ranks = [[0] * len(site.parts) for _ in range(num_slots + 1)]
+
+    @torch.inference_mode()
+    def fill(self, slot: int, adapter: HostAdapter) -> None:
+        """The slot is this adapter's from the next step on."""
+        self.a[slot].zero_()
+        self.b[slot].zero_()
+        for index, part in enumerate(self.site.parts):
+            pair = adapter.pairs.get(part.module)
+            self._ranks[slot][index] = rank = 0 if pair is None else pair.rank
+            if pair is not None:
+                first = index * self.max_rank
+                self.a[slot, first : first + rank].copy_(pair.a, non_blocking=True)
+                self.b[slot, part.rows, :rank].copy_(pair.b, non_blocking=True)
+        (ranks,) = upload([np.array(self._ranks[slot], dtype=np.int32)], self.ranks.device)
+        self.ranks[slot].copy_(ranks)
+
+    def add_to(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        groups: Sequence[Group],
+        sum_ranks: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """out (n, num_outputs) += what each group's adapter makes of its tokens of x (n,
+        num_inputs). sum_ranks: of what ranks made of their own inputs."""
+        for slot, tokens in groups:
+            own = x.index_select(0, tokens)
+            for index, part in enumerate(self.site.parts):
+                rank = self._ranks[slot][index]
+                if not rank:
+                    continue
+                first = index * self.max_rank
+                shrunk = sum_ranks(own @ self.a[slot, first : first + rank].T)
+                delta = shrunk @ self.b[slot, part.rows, :rank].T
+                out[:, part.rows].index_add_(0, tokens, delta)

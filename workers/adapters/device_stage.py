@@ -1,0 +1,67 @@
+"""Adapters in the steps of a GPU: slots of requests in its memory, a model for steps with adapters.
+
+Needs Triton.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from workers.adapters.bank import SiteBank
+from workers.adapters.dressed import DressedModel
+from workers.adapters.hooks import WornAdapters
+from workers.adapters.ref import AdapterInfo
+from workers.adapters.stage import AdapterStage
+from workers.adapters.store import AdapterStore
+from workers.errors import ConfigError
+from workers.models.base import CausalLM
+from workers.models.cuda_stream import FusedStreamCausalLM
+from workers.parallel.group import TPGroup
+from workers.sampling.transfer import upload
+from workers.scheduler.adapter_plan import AdapterPlan
+from workers.scheduler.plan import StepPlan
+
+
+class DeviceStage(AdapterStage):
+    """On a GPU, where a model of its own runs steps with adapters."""
+
+    def __init__(
+        self,
+        info: AdapterInfo,
+        store: AdapterStore,
+        banks: Sequence[SiteBank],
+        model: FusedStreamCausalLM,
+        num_request_slots: int,
+    ) -> None:
+        super().__init__(info, store, banks, WornAdapters(), num_request_slots)
+        self._on_device = torch.zeros(
+            num_request_slots, dtype=torch.int32, device=banks[0].a.device
+        )
+        self.model = DressedModel(model, banks, self._on_device)
+
+    @classmethod
+    def of(
+        cls,
+        model: CausalLM,
+        tp: TPGroup,
+        info: AdapterInfo,
+        store: AdapterStore,
+        banks: Sequence[SiteBank],
+        num_request_slots: int,
+    ) -> "DeviceStage":
+        """Before the model's prepare. Raises ConfigError where the model takes none here."""
+        if not isinstance(model, FusedStreamCausalLM):
+            raise ConfigError("max_loras: on GPUs models of fused layers take adapters, no others")
+        if tp.size > 1:
+            raise ConfigError("max_loras: on GPUs adapters are served on one rank; set tp_size=1")
+        return cls(info, store, banks, model, num_request_slots)
+
+    def apply(self, plan: AdapterPlan) -> None:
+        super().apply(plan)
+        if plan.bare or plan.worn:
+            (slots,) = upload([self._slots], self._on_device.device)
+            self._on_device.copy_(slots)
+
+    def dress(self, plan: StepPlan) -> bool:
+        self.is_dressed = bool(self._slots[plan.slots].any())
+        return self.is_dressed

@@ -1,0 +1,153 @@
+"""adapter_config.json, as Hugging Face PEFT writes it for LoRA (Hu et al., 2021).
+
+What changes a result and is not served is refused by its name, and so is what is not known here
+and says anything. Knows no tensors.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workers.errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+
+T = TypeVar("T")
+
+# Read below, or without a meaning once an adapter is trained.
+_FREE = frozenset(
+    (
+        "alpha_pattern",
+        "arrow_config",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "rank_pattern",
+        "revision",
+        "target_modules",
+        "use_rslora",
+    )
+)
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+# Others changed the base's weights, which the model served here does not share.
+_PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "task_type": (None, "CAUSAL_LM"),
+    "init_lora_weights": _PLAIN_BEGINNINGS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """rank, alpha: of modules that the patterns do not name. is_rank_stabilised: alpha is divided
+    by the rank's root (Kalajdzievski, 2023). rank_pattern, alpha_pattern: by a regular expression
+    that a module's name ends with."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilised: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        return _found(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What the product of the module's two matrices is multiplied with."""
+        rank = self.rank_of(module)
+        alpha = _found(self.alpha_pattern, module, self.alpha)
+        return float(alpha / (rank**0.5 if self.is_rank_stabilised else rank))
+
+    @classmethod
+    def read(cls, folder: Path) -> "PeftConfig":
+        """Raises AdapterError, by the name of what is not served."""
+        stated = _read_json(folder / CONFIG_FILE)
+        _check_stated(stated)
+        return cls(
+            rank=_whole(stated.get("r", 8), "r"),
+            alpha=_number(stated.get("lora_alpha", 8), "lora_alpha"),
+            is_rank_stabilised=stated.get("use_rslora", False) is True,
+            rank_pattern={
+                name: _whole(rank, f"rank_pattern of {name}")
+                for name, rank in _pattern(stated, "rank_pattern")
+            },
+            alpha_pattern={
+                name: _number(alpha, f"alpha_pattern of {name}")
+                for name, alpha in _pattern(stated, "alpha_pattern")
+            },
+        )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        stated = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise AdapterError(f"there is no {file.name}") from error
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{file.name} cannot be read: {error}") from error
+    if not isinstance(stated, dict):
+        raise AdapterError(f"{file.name} is no object")
+    return stated
+
+
+def _check_stated(stated: Mapping[str, Any]) -> None:
+    if "peft_type" not in stated:
+        raise AdapterError(f"{CONFIG_FILE} has no peft_type")
+    for name, value in stated.items():
+        if name in _FREE:
+            continue
+        # 0 and 1 are no booleans.
+        allowed = _ALLOWED.get(name, _NOTHING)
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is not served")
+
+
+def _whole(value: Any, name: str) -> int:
+    if type(value) is not int or value < 1:
+        raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is no rank")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not abs(value) < float("inf"):
+        raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is no number")
+    return float(value)
+
+
+def _pattern(stated: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    pattern = stated.get(name) or {}
+    if not isinstance(pattern, dict):
+        raise AdapterError(f"{CONFIG_FILE}: {name} is no object")
+    for expression in pattern:
+        try:
+            re.compile(expression)
+        except re.error as error:
+            raise AdapterError(f"{CONFIG_FILE}: {name} has {expression!r}: {error}") from error
+    return list(pattern.items())
+
+
+def _found(pattern: Mapping[str, T], module: str, otherwise: T) -> T:
+    """The first whose expression the module's name is, or ends with behind a dot."""
+    for expression, value in pattern.items():
+        if re.match(rf"(?:.*\.)?(?:{expression})$", module):
+            return value
+    return otherwise

@@ -1,0 +1,116 @@
+"""adapter_model.safetensors, as PEFT writes it: two matrices for each module that an adapter
+changes. Headers alone are read until somebody asks for a matrix; torch is not loaded for them.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from workers.adapters.peft_config import PeftConfig
+from workers.adapters.ref import AdapterInfo
+from workers.errors import AdapterError
+from workers.loading.names import unwrapped
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePair:
+    """y += scale * B A x of one checkpoint module. a_shape (rank, in_features), b_shape
+    (out_features, rank), as the file has them; a_name, b_name: there."""
+
+    a_name: str
+    b_name: str
+    a_shape: tuple[int, ...]
+    b_shape: tuple[int, ...]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a_shape[0]
+
+
+class AdapterFile:
+    """The pairs of an open file, by module."""
+
+    def __init__(self, file: Any, config: PeftConfig) -> None:
+        """file: of safe_open. Raises AdapterError for names, types and shapes that are not
+        served."""
+        self._file = file
+        self.pairs = dict(_pairs(file, config))
+
+    def read(self, name: str, index: tuple[slice, slice]) -> Any:
+        """A slice of a matrix, as the framework that the file is open for has it."""
+        return self._file.get_slice(name)[index]
+
+
+@contextmanager
+def open_adapter(folder: Path, framework: Literal["np", "pt"] = "np") -> Iterator[AdapterFile]:
+    """Raises AdapterError where config or file cannot be served, then or while it is read."""
+    config, path = PeftConfig.read(folder), folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise AdapterError(f"there is no {WEIGHTS_FILE}; pickled weights are not read")
+    try:
+        with safe_open(path, framework=framework, device="cpu") as file:
+            yield AdapterFile(file, config)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {error}") from error
+
+
+def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
+    """Raise AdapterError unless a model that takes such adapters takes this one."""
+    if not pairs:
+        raise AdapterError(f"{WEIGHTS_FILE} changes nothing")
+    for module, pair in pairs.items():
+        if module not in info.modules:
+            raise AdapterError(
+                f"it changes {module}; served are the model's projections of attention (q, k, v, "
+                "o) and of dense feed-forward blocks (gate, up, down)"
+            )
+        in_features, out_features = info.modules[module]
+        if (pair.a_shape[1], pair.b_shape[0]) != (in_features, out_features):
+            raise AdapterError(
+                f"{module} has {pair.a_shape[1]} inputs and {pair.b_shape[0]} outputs there, the "
+                f"model's {in_features} and {out_features}"
+            )
+        if pair.rank > info.max_rank:
+            raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {info.max_rank}")
+
+
+def _pairs(file: Any, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
+    names: dict[str, dict[str, str]] = {}
+    for name in file.keys():  # noqa: SIM118 - no mapping
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise AdapterError(f"{WEIGHTS_FILE} has {name}, which is not served")
+        names.setdefault(unwrapped(found[1]), {})[found[2]] = name
+    for module, of_module in sorted(names.items()):
+        if len(of_module) < 2:
+            raise AdapterError(f"{WEIGHTS_FILE}: {module} lacks one of lora_A and lora_B")
+        a_shape, b_shape = (_checked_shape(file, of_module[part]) for part in "AB")
+        rank = config.rank_of(module)
+        if a_shape[0] != rank or b_shape[1] != rank:
+            raise AdapterError(
+                f"{module} has matrices {a_shape} and {b_shape}, and rank {rank} in the config"
+            )
+        scale = config.scale_of(module)
+        yield module, ModulePair(of_module["A"], of_module["B"], a_shape, b_shape, scale)
+
+
+def _checked_shape(file: Any, name: str) -> tuple[int, ...]:
+    header = file.get_slice(name)
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    if dtype not in _FLOATS:
+        raise AdapterError(f"{name} has dtype {dtype}; served are {', '.join(_FLOATS)}")
+    if len(shape) != 2 or not math.prod(shape):
+        raise AdapterError(f"{name} has shape {shape} and is no matrix")
+    return shape
