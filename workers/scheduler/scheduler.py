@@ -90,8 +90,8 @@ class Scheduler:
         self._account_names = _account_names(config)
         self._media = _media_memories(config)
         self._adapters = adapter_memories(config.num_adapter_slots)
-        parts = *self._encoders, *self._states, *self._media, *self._adapters
-        self._plan_parts: tuple[PlanPart, ...] = parts
+        beside: tuple[PlanPart, ...] = *self._media, *self._adapters
+        self._plan_parts: tuple[PlanPart, ...] = *self._encoders, *self._states, *beside
         self._memory = RequestMemory(
             self._table,
             self._pool,
