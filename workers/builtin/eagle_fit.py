@@ -5,7 +5,7 @@ Knows batches as the target read them. Knows no text and no file.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,8 @@ STEP_WEIGHT = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """by_position: how often the first j + 1 drafts are all right, on greedy texts. length: tokens
-    that a step with so many drafts brings."""
+    """by_position: how often the first j + 1 drafts of a run are all right, on greedy texts.
+    length: tokens that a step with so many drafts brings."""
 
     by_position: list[float]
     length: float
@@ -54,21 +54,33 @@ def unrolled_loss(head: TrainedHead, batch: ReadBatch, num_steps: int) -> Tensor
 
 @torch.no_grad()
 def acceptance(head: TrainedHead, batches: Sequence[ReadBatch], num_drafts: int) -> Acceptance:
-    """Of greedy chains behind every token that the target said: there a draft is right if it is
-    the text's, and what follows it is read as in a chain."""
+    """Of greedy chains over what the target said, run after run as in use: each begins behind the
+    token that the one before it ended with. A draft is right if it is the text's, and what follows
+    a right one is read as in a chain."""
     head.eval()
-    num_right, num_runs = torch.zeros(num_drafts), 0
+    runs: list[int] = []
     for batch in batches:
         steps = head(batch.token_ids, batch.taps.float(), num_drafts)
         anchors = steps[0].shape[1]
         are_right = torch.ones_like(batch.is_said[:, 1:])
+        num_right = torch.zeros_like(batch.token_ids[:, 1:])
         for step, logits in enumerate(steps):
             own = functional.pad(batch.likeliest[:, 1 + step :], (0, step), value=IGNORED)
             are_right &= logits.argmax(-1) == own[:, :anchors]
-            num_right[step] += (are_right & batch.is_said[:, 1:]).sum().cpu()
-        num_runs += int(batch.is_said[:, 1:].sum())
-    by_position = (num_right / max(num_runs, 1)).tolist()
+            num_right += are_right
+        for row, is_said in zip(num_right.tolist(), batch.is_said[:, 1:].tolist(), strict=True):
+            runs += _runs_of(row, is_said)
+    by_position = [sum(run > place for run in runs) / len(runs) for place in range(num_drafts)]
     return Acceptance([round(one, 4) for one in by_position], round(1 + sum(by_position), 3))
+
+
+def _runs_of(num_right: Sequence[int], is_said: Sequence[bool]) -> Iterator[int]:
+    """Right drafts of each run of a text, by how many there are at each anchor. is_said: whether
+    the token that an anchor's first draft stands for is the target's own."""
+    anchor = is_said.index(True) if True in is_said else len(is_said)
+    while anchor < len(is_said) and is_said[anchor]:
+        yield num_right[anchor]
+        anchor += num_right[anchor] + 1
 
 
 def fit_head(
