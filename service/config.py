@@ -265,21 +265,19 @@ class ServeConfig(FrozenSettings):
         )
 
     def _served(self, name: str, deployment: str, model: ModelSettings) -> ModelConfig:
-        own = model.replica.model_dump(exclude_unset=True)
         return ModelConfig(
             name=name,
             deployment=deployment,
             engine=model.engine.model_copy(update={"served_model_name": name}),
             num_replicas=model.num_replicas,
-            replica=self.replica.model_copy(update=own),
+            replica=self.replica.model_copy(update=model.replica.model_dump(exclude_unset=True)),
             autoscaling=model.autoscaling,
             chat=model.chat,
         )
 
     def check_files(self) -> None:
         """Raise ConfigError if keys, certificates or packages cannot be used here."""
-        self.auth.load_keys()
-        self.auth.load_admin_keys()
+        self.auth.check_files()
         self.tracing.check()
         for name, tls in (("http.tls", self.http.tls), ("grpc.tls", self.grpc.tls)):
             if tls is not None:

@@ -33,6 +33,7 @@ class ApiErrorCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     UNAVAILABLE = "unavailable"
     DRAINING = "draining"
+    MODEL_SLEEPING = "model_sleeping"
     REPLICA_LOST = "replica_lost"
     TOKENIZER_FAILED = "tokenizer_failed"
     TIMEOUT = "timeout"
@@ -71,6 +72,7 @@ ERROR_TABLE: dict[ApiErrorCode, ErrorRow] = {
     ApiErrorCode.RATE_LIMITED: ErrorRow(429, "rate_limit_error"),
     ApiErrorCode.UNAVAILABLE: _UNAVAILABLE,
     ApiErrorCode.DRAINING: _UNAVAILABLE,
+    ApiErrorCode.MODEL_SLEEPING: _UNAVAILABLE,
     ApiErrorCode.REPLICA_LOST: _UNAVAILABLE,
     ApiErrorCode.TOKENIZER_FAILED: _UNAVAILABLE,
     ApiErrorCode.TIMEOUT: ErrorRow(504, "timeout_error"),
@@ -85,6 +87,7 @@ _DEFAULT_RETRY_AFTER_S: dict[ApiErrorCode, float] = {
     ApiErrorCode.RATE_LIMITED: 1.0,
     ApiErrorCode.UNAVAILABLE: 2.0,
     ApiErrorCode.DRAINING: 1.0,
+    ApiErrorCode.MODEL_SLEEPING: 10.0,
     ApiErrorCode.REPLICA_LOST: 1.0,
     ApiErrorCode.TOKENIZER_FAILED: 1.0,
 }
@@ -95,6 +98,7 @@ _FROM_ENGINE: dict[ErrorCode, ApiErrorCode] = {
     ErrorCode.QUEUE_FULL: ApiErrorCode.OVERLOADED,
     ErrorCode.ENGINE_DRAINING: ApiErrorCode.DRAINING,
     ErrorCode.ENGINE_FAILED: ApiErrorCode.REPLICA_LOST,
+    ErrorCode.ENGINE_SLEEPING: ApiErrorCode.MODEL_SLEEPING,
     ErrorCode.OUT_OF_MEMORY: ApiErrorCode.UNAVAILABLE,
     ErrorCode.ADAPTER_UNAVAILABLE: ApiErrorCode.MODEL_NOT_FOUND,
     ErrorCode.INTERNAL: ApiErrorCode.INTERNAL,

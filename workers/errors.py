@@ -11,6 +11,7 @@ class ErrorCode(StrEnum):
     QUEUE_FULL = "queue_full"
     ENGINE_DRAINING = "engine_draining"
     ENGINE_FAILED = "engine_failed"
+    ENGINE_SLEEPING = "engine_sleeping"
     OUT_OF_MEMORY = "out_of_memory"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
     INTERNAL = "internal"

@@ -65,6 +65,9 @@ class GroupedTokenToKVPool(TokenToKVPool):
     def num_bytes(self) -> int:
         return sum(pool.num_bytes for pool in self._pools)
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for pool in self._pools for tensor in pool.tensors())
+
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         pool, index = self._places[layer_id]
         return pool.get_kv_buffer(index)

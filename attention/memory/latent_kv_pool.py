@@ -37,6 +37,9 @@ class LatentTokenToKVPool(TokenToKVPool):
     def num_bytes(self) -> int:
         return self._latents.numel() * self._latents.itemsize
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._latents,)
+
     def get_latent(self, layer_id: int) -> torch.Tensor:
         """(num_pages, page_size, latent_dim + rope_dim) of one layer, a view."""
         return self._latents[layer_id]

@@ -91,6 +91,10 @@ class SlotStates:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for entry in self._tensors for tensor in entry)
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Of all entries, slots and snapshots."""
+        return tuple(tensor for entry in self._tensors for tensor in entry)
+
     def read(self, entry: int, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Copies of what slots int64 (rows,) hold: each (rows, *shape)."""
         return tuple(tensor.index_select(0, slots) for tensor in self._tensors[entry])

@@ -39,6 +39,10 @@ class TokenToKVPool(ABC):
         """Bytes of device memory this pool holds."""
 
     @abstractmethod
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What keeps tokens, whole: those bytes."""
+
+    @abstractmethod
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (num_pages, page_size, heads, head_dim) and V (num_pages, page_size, heads, v_head_dim)
         of one layer, as views: no copy."""
@@ -96,6 +100,9 @@ class MHATokenToKVPool(TokenToKVPool):
     @property
     def num_bytes(self) -> int:
         return (self._k.numel() + self._v.numel()) * self._k.itemsize
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self._k, self._v
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._k[layer_id], self._v[layer_id]

@@ -22,6 +22,7 @@ GRPC_STATUS: dict[ApiErrorCode, grpc.StatusCode] = {
     ApiErrorCode.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ApiErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ApiErrorCode.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    ApiErrorCode.MODEL_SLEEPING: grpc.StatusCode.UNAVAILABLE,
     ApiErrorCode.REPLICA_LOST: grpc.StatusCode.UNAVAILABLE,
     ApiErrorCode.TOKENIZER_FAILED: grpc.StatusCode.UNAVAILABLE,
     ApiErrorCode.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -24,6 +24,7 @@ from service.api.openapi import install_openapi
 from service.api.page_routes import add_page_routes
 from service.api.paths import TrailingSlashMiddleware, answer_heads
 from service.api.services import ApiServices
+from service.api.sleep_routes import SLEEP_PATHS, add_sleep_routes
 from service.api.unknown_fields import UnknownFields
 from service.errors import ApiError, ApiErrorCode
 from service.security.cors import CorsSettings
@@ -40,6 +41,7 @@ def build_http_app(services: ApiServices) -> FastAPI:
     add_live_routes(app, services.web)
     if services.admin is not None:
         add_admin_routes(app, services.admin, services.models.limits)
+        add_sleep_routes(app, services.admin)
     add_page_routes(app, services.web.page)
     answer_heads(app)
     _add_error_handlers(app)
@@ -49,7 +51,7 @@ def build_http_app(services: ApiServices) -> FastAPI:
         AuthMiddleware,
         authenticator=services.authenticator,
         # Admin routes ask for keys of their own.
-        open_paths=OPEN_PATHS | services.web.page.keys() | ADMIN_PATHS,
+        open_paths=OPEN_PATHS | services.web.page.keys() | ADMIN_PATHS | SLEEP_PATHS,
     )
     app.add_middleware(ContextMiddleware, services=services)
     if services.web.cors.allowed_origins:

@@ -1,6 +1,6 @@
 """What both API servers are given. Built by service.app, faked by tests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from service.adapters.control import AdapterControl
@@ -13,6 +13,7 @@ from service.observability.request_log.observer import SILENT, RequestObserver
 from service.observability.request_log.record import RequestRecord
 from service.response_store.runs import Runs
 from service.response_store.store import LocalResponseStore
+from service.routing.sleep import SleepControl
 from service.security.admin import AdminGate
 
 
@@ -21,12 +22,18 @@ def _make_local_runs() -> Runs:
     return Runs("local", LocalResponseStore(limits), limits.max_response_bytes)
 
 
+Audit = Callable[[str, str], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class AdminServices:
-    """What operators may change. gate: who they are."""
+    """What operators may change. gate: who is one. sleep: by model. audit: writes
+    down what is about to be done, and by which request; raises ApiError where it cannot."""
 
     gate: AdminGate
     adapters: AdapterControl
+    sleep: Mapping[str, SleepControl]
+    audit: Audit
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from service.channel.messages import (
     Abort,
     IngressMessage,
     Ping,
+    SetSleep,
     Submit,
     decode_step_frame,
     encode,
@@ -29,6 +30,7 @@ from service.channel.settings import ChannelSettings
 from service.channel.silence import Silence
 from service.channel.unread import Unread
 from workers.engine.protocol import GenerateRequest, ModelInfo, StepOutput
+from workers.engine.rest import SleepOrder
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,10 @@ class ReplicaLink:
             return
         self._outgoing.abort(request_id)
         self._schedule_flush()
+
+    def set_sleep(self, order: SleepOrder) -> None:
+        """Nothing is sent while it is not connected; load says when it has been done."""
+        self._send(SetSleep(order))
 
     async def aclose(self) -> None:
         """Disconnect and report every live request as lost."""

@@ -56,6 +56,11 @@ class LoadView:
         return self._is_draining
 
     @property
+    def sleep_level(self) -> int:
+        """0 for awake."""
+        return self._stats.sleep_level
+
+    @property
     def is_stalled(self) -> bool:
         """True when the replica has work but has finished no step for the stall timeout."""
         has_work = self._stats.num_running + self._stats.num_waiting > 0

@@ -9,6 +9,7 @@ import msgspec
 
 from service.channel.errors import FrameError
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.rest import SleepOrder
 
 PROTOCOL_VERSION = 2
 
@@ -78,7 +79,14 @@ class StepFrame(msgspec.Struct, frozen=True, tag=4, array_like=True):
     load: ReplicaLoad | None = None
 
 
-IngressMessage = Submit | Abort | Ping
+class SetSleep(msgspec.Struct, frozen=True, tag=5, array_like=True):
+    """Sleep or wake. Only for a replica whose model has no sleep_obstacle: older ones know no such
+    message."""
+
+    order: SleepOrder
+
+
+IngressMessage = Submit | Abort | Ping | SetSleep
 
 _encoder = msgspec.msgpack.Encoder()
 _ingress_decoder: msgspec.msgpack.Decoder[IngressMessage] = msgspec.msgpack.Decoder(IngressMessage)

@@ -25,7 +25,7 @@ from service.channel.connection import IngressConnection, LiveRequest
 from service.channel.errors import ChannelError
 from service.channel.framing import read_frame
 from service.channel.handshake import greet_ingress, new_channel_key
-from service.channel.messages import Abort, Submit, Welcome, decode_ingress_message
+from service.channel.messages import Abort, SetSleep, Submit, Welcome, decode_ingress_message
 from service.channel.settings import ChannelSettings
 from workers.engine.protocol import (
     EngineStats,
@@ -35,6 +35,7 @@ from workers.engine.protocol import (
     OutputError,
     StepOutput,
 )
+from workers.engine.rest import SleepOrder
 from workers.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class RequestSink(Protocol):
     def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
 
     def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    def set_sleep(self, order: SleepOrder) -> None: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -195,6 +198,9 @@ class ChannelServer:
             self._submit(connection, message)
         elif isinstance(message, Abort):
             self._abort([connection.live[i] for i in message.request_ids if i in connection.live])
+        elif isinstance(message, SetSleep):
+            logger.info("ingress %s orders %s", connection.ingress_id, message.order)
+            self._engine.set_sleep(message.order)
 
     def _submit(self, connection: IngressConnection, message: Submit) -> None:
         connection.seen_sequence = message.sequence

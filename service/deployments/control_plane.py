@@ -102,6 +102,10 @@ class RegistryActor:
         self._registry.restore_adapters(table)
         self._changed.set()
 
+    async def audit(self, action: str, by: str) -> None:
+        """Of a call that does not come here."""
+        self._audit.record(action, by)
+
     async def load_for_policy(self, key: str, can_wake: bool) -> ModelLoad:
         """A model's load; asking for it says that a policy is there, and what it may do."""
         self._registry.loads.report_policy(key, can_wake=can_wake)

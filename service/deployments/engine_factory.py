@@ -10,6 +10,7 @@ from typing import Protocol
 from workers.config import EngineConfig
 from workers.engine.observer import OnStep
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.rest import SleepOrder
 from workers.errors import ConfigError, EngineFailedError
 from workers.long_lived import settle
 
@@ -37,6 +38,8 @@ class EngineHandle(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None: ...
 
     def stats(self) -> EngineStats: ...
+
+    def set_sleep(self, order: SleepOrder) -> None: ...
 
     def drain(self) -> None: ...
 

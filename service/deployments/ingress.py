@@ -28,6 +28,7 @@ from service.api.web import WebSurface
 from service.autoscaling.load import DemandReport
 from service.config import ModelConfig, ServeConfig
 from service.deployments.adapter_board import RemoteAdapterBoard
+from service.deployments.audit import RemoteAudit
 from service.deployments.control_plane import ActorHandle, get_exporter, get_registry
 from service.deployments.departure import Departure
 from service.deployments.front_door import FrontDoor
@@ -205,7 +206,11 @@ class IngressService:
 
     def _make_admin_services(self) -> AdminServices | None:
         keys = self._config.auth.load_admin_keys()
-        return AdminServices(AdminGate(keys), self._adapters) if keys else None
+        if not keys:
+            return None
+        sleep = {model.name: model.sleep for model in self._models}
+        audit = RemoteAudit(self._registry, self._id)
+        return AdminServices(AdminGate(keys), self._adapters, sleep, audit.record)
 
     def _make_web_surface(self) -> WebSurface:
         http = self._config.http

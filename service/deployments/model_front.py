@@ -32,6 +32,7 @@ from service.observability.metrics import IngressGauges, IngressMetrics, Ingress
 from service.remote.fetcher import make_fetcher
 from service.routing.admission import AdmissionControl
 from service.routing.router import Router
+from service.routing.sleep import SleepControl
 from service.tokenizer.encoder import load_tokenizer
 from service.tokenizer.fetching import FetchingTokenizer
 from service.tokenizer.folder import read_tokenizer_files
@@ -42,7 +43,7 @@ from workers.adapters.ref import AdapterInfo
 
 class ModelFront:
     """start(), then update_replicas() whenever the registry knows more, aclose() at the end. shelf:
-    the model's adapters, those of the configuration once it has started."""
+    the model's adapters, those of the configuration once it has started. sleep: of its replicas."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class ModelFront:
         self._tokenizer: TokenizerPool | None = None
         self._fetcher = make_fetcher(config.media)
         self.shelf = AdapterShelf(model.name, {})
+        self.sleep = SleepControl(model.name, lambda: self._router.links)
 
     async def start(self) -> ServedModel:
         """Raises ConfigError or ModelLoadError if the tokenizer cannot be served."""

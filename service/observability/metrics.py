@@ -315,6 +315,7 @@ _STATS_GAUGES = (
         "Seconds by which steps with prompt tokens miss their predicted durations, a recent mean.",
         "step_prediction_error_s",
     ),
+    ("tessera_engine_sleep_level", "0: awake, 1: no KV memory, 2: no weights.", "sleep_level"),
 )
 _ACCOUNT_GAUGES = (
     ("tessera_kv_account_pages", "Pages of KV memory, by account.", "num_pages"),

@@ -28,8 +28,8 @@ SESSION_HEADER_PATTERN = r"^x-[a-z0-9-]{0,61}[a-z0-9]$"
 
 class RoutingReason(StrEnum):
     """Why a request was sent to a replica: how that one was chosen or, in MOVES, why its replica
-    before that has it no longer. LOST: it is gone. REFUSED: it was full. DRAIN: it leaves. SPREAD:
-    the request waited there, and another replica has come."""
+    before that has it no longer. LOST: it is gone. REFUSED: it was full. DRAIN: it leaves. SLEEP:
+    it was told to sleep. SPREAD: the request waited there, and another replica has come."""
 
     ONLY = "only"
     SESSION = "session"
@@ -38,11 +38,18 @@ class RoutingReason(StrEnum):
     LOST = "lost"
     REFUSED = "refused"
     DRAIN = "drain"
+    SLEEP = "sleep"
     SPREAD = "spread"
 
 
 MOVES = frozenset(
-    {RoutingReason.LOST, RoutingReason.REFUSED, RoutingReason.DRAIN, RoutingReason.SPREAD}
+    {
+        RoutingReason.LOST,
+        RoutingReason.REFUSED,
+        RoutingReason.DRAIN,
+        RoutingReason.SLEEP,
+        RoutingReason.SPREAD,
+    }
 )
 """What sends a request to another replica, with the output that it has."""
 

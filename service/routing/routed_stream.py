@@ -24,6 +24,7 @@ _MOVE_REASONS = {
     ErrorCode.QUEUE_FULL: RoutingReason.REFUSED,
     ErrorCode.ENGINE_DRAINING: RoutingReason.DRAIN,
     ErrorCode.ENGINE_FAILED: RoutingReason.LOST,
+    ErrorCode.ENGINE_SLEEPING: RoutingReason.SLEEP,
 }
 _OUTPUT_BYTES = 96
 _TOKEN_BYTES = 36

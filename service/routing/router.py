@@ -9,7 +9,7 @@ loop. Knows no Ray.
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from service.autoscaling.load import ModelAvailability
@@ -24,8 +24,10 @@ from service.routing.handover import Handover, share_of_waiting
 from service.routing.metrics import RouterMetrics
 from service.routing.policy import MOVES, RouterSettings, RoutingReason
 from service.routing.replica_chooser import ReplicaChooser
+from service.routing.replica_links import emptiest, is_usable, is_well
 from service.routing.resumption import retry_delay_s, with_seed
 from service.routing.routed_stream import RoutedStream
+from service.routing.sleep import asleep, is_asleep
 from service.routing.suspects import Suspects
 from service.routing.waiting_room import WaitingRoom
 from workers.engine.protocol import GenerateRequest, ModelInfo
@@ -78,7 +80,7 @@ class Router:
         """True while this ingress takes requests and some replica does, or would be started."""
         if self._admission.is_draining:
             return False
-        return self._can_wake or any(map(_is_usable, self._links.values()))
+        return self._can_wake or any(map(is_well, self._links.values()))
 
     @property
     def known_model(self) -> ModelInfo | None:
@@ -98,6 +100,11 @@ class Router:
     def is_linked(self) -> bool:
         """Whether every replica that update_replicas() has named is connected."""
         return all(link.is_connected for link in self._links.values())
+
+    @property
+    def links(self) -> Mapping[str, ReplicaLink]:
+        """By replica."""
+        return self._links
 
     @property
     def num_connected_replicas(self) -> int:
@@ -186,6 +193,9 @@ class Router:
                 raise _unavailable()
             self._send(stream, stream.next_attempt(), stream.move_reason, exclude=lost_id)
         except ApiError as error:
+            if stream.move_reason is RoutingReason.SLEEP:
+                # Nobody waits for an operator.
+                raise asleep() from error
             if stream.move_reason is RoutingReason.REFUSED and not stream.has_output:
                 raise
             self._hold(stream, _lost() if stream.has_output else error)
@@ -288,7 +298,7 @@ class Router:
 
     def _spread_waiting(self, new_id: str) -> None:
         """A replica has come: it takes its share of what waits at the others."""
-        usable = {i: link for i, link in self._links.items() if _is_usable(link)}
+        usable = {i: link for i, link in self._links.items() if is_usable(link)}
         for replica_id, link in usable.items():
             if replica_id == new_id:
                 continue
@@ -306,7 +316,7 @@ class Router:
             for replica_id, link in self._links.items()
             if link.is_connected and link.load.is_draining
         }
-        if leaving and any(map(_is_usable, self._links.values())):
+        if leaving and any(map(is_usable, self._links.values())):
             yield from (stream for stream in self._streams if stream.replica_id in leaving)
 
     def _send(
@@ -320,7 +330,7 @@ class Router:
         started_s = time.monotonic()
         links = self._usable_links(exclude)
         if self._suspects.is_suspect(stream):
-            links = _emptiest(links)
+            links = emptiest(links)
         loads = {replica_id: link.load for replica_id, link in links.items()}
         choice = self._chooser.choose(attempt, loads, stream.session_key)
         replica_id, chosen = choice.decision
@@ -342,10 +352,10 @@ class Router:
         usable = {
             replica_id: link
             for replica_id, link in self._links.items()
-            if replica_id != exclude and _is_usable(link)
+            if replica_id != exclude and is_usable(link)
         }
         if not usable:
-            raise _unavailable()
+            raise asleep() if any(map(is_asleep, self._links.values())) else _unavailable()
         with_room = {i: link for i, link in usable.items() if not self._is_full(link)}
         if not with_room:
             raise ApiError(ApiErrorCode.OVERLOADED, "every replica's queue is full")
@@ -375,20 +385,10 @@ class Router:
         self._ledger.on_report(replica_id, link.load.seen_sequence)
         self._learn(link.model)
         self._room.on_change()
-        if replica_id not in self._known_usable and _is_usable(link):
+        if replica_id not in self._known_usable and is_usable(link):
             self._known_usable.add(replica_id)
             self._spread_waiting(replica_id)
         self._advance_handover()
-
-
-def _is_usable(link: ReplicaLink) -> bool:
-    return link.is_connected and not link.load.is_draining and not link.load.is_stalled
-
-
-def _emptiest(links: dict[str, ReplicaLink]) -> dict[str, ReplicaLink]:
-    """The one replica whose loss would befall the fewest requests of this ingress."""
-    replica_id = min(links, key=lambda replica_id: links[replica_id].num_live_requests)
-    return {replica_id: links[replica_id]}
 
 
 def _lost() -> ApiError:

@@ -67,6 +67,11 @@ class AuthSettings(BaseModel):
             raise ValueError("limits by key need API keys")
         return self
 
+    def check_files(self) -> None:
+        """Raises ConfigError where keys cannot be loaded."""
+        self.load_keys()
+        self.load_admin_keys()
+
     def load_admin_keys(self) -> tuple[str, ...]:
         """Raises ConfigError if the file cannot be read or holds none."""
         keys = [key.get_secret_value().strip() for key in self.admin_api_keys]

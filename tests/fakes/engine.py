@@ -45,6 +45,8 @@ class FakeEngine:
     next_step_s: float = 0.0
     num_preparations: int = 0
     max_preparations: int = 0
+    sleep_level: int = 0
+    sleep_obstacle: str = ""
 
     @property
     def info(self) -> ModelInfo:
@@ -59,6 +61,7 @@ class FakeEngine:
             tp_size=1,
             dtype="float32",
             max_request_len=self.max_context_len,
+            sleep_obstacle=self.sleep_obstacle,
         )
 
     @property
@@ -99,8 +102,18 @@ class FakeEngine:
         self.num_preparations += 1
         return True
 
+    def live_request_ids(self) -> list[str]:
+        return [*(r.request.request_id for r in self.waiting), *self.running]
+
+    def sleep(self, level: int) -> None:
+        self.sleep_level = level
+
+    def wake_up(self, on_progress) -> None:
+        self.sleep_level = 0
+
     def stats(self) -> EngineStats:
         return EngineStats(
+            sleep_level=self.sleep_level,
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             queued_tokens=sum(len(r.request.known_token_ids) for r in self.waiting),

@@ -125,6 +125,38 @@ def test_an_adapter_is_a_model_from_when_it_is_loaded_to_when_it_is_not(service,
         text_of(client, "noisy")
 
 
+def operate(service, method, path):
+    reply = httpx.request(
+        method,
+        f"{service.url}{path}model={MAIN}",
+        headers={"authorization": "Bearer operator"},
+        timeout=120,
+    )
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def test_a_model_sleeps_while_the_other_answers_and_wakes_with_its_text(service):
+    client = client_at(service)
+    before = text_of(client, MAIN)
+    for level in (1, 2):
+        operate(service, "POST", f"/sleep?level={level}&mode=wait&")
+        assert operate(service, "GET", "/is_sleeping?").json() == {"is_sleeping": True}
+        refused = httpx.post(
+            f"{service.url}/v1/completions", json={"model": MAIN, "prompt": PROMPT}, timeout=60
+        )
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert refused.json()["error"]["code"] == "model_sleeping"
+        with pytest.raises(grpc.RpcError) as caught:
+            grpc_text(service, MAIN)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert text_of(client, DRAFT)
+        assert is_ready(service.url)
+        operate(service, "POST", "/wake_up?")
+        assert operate(service, "GET", "/is_sleeping?").json() == {"is_sleeping": False}
+        assert text_of(client, MAIN) == before
+
+
 def test_unknown_models_and_no_model_are_typed_errors(service):
     for client in (client_at(service), client_at(service, f"/models/{MAIN}/v1")):
         with pytest.raises(openai.NotFoundError) as caught:

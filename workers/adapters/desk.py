@@ -29,6 +29,10 @@ class AdapterDesk(Protocol):
     @property
     def num_waiting_tokens(self) -> int: ...
 
+    def waiting_ids(self) -> list[str]:
+        """Of the requests that abort() would end."""
+        ...
+
     def is_known(self, request_id: str) -> bool:
         """Whether a request waits here, or has a last word to say."""
         ...
@@ -62,6 +66,9 @@ class NoAdapters:
     num_waiting = 0
     num_live = 0
     num_waiting_tokens = 0
+
+    def waiting_ids(self) -> list[str]:
+        return []
 
     def is_known(self, request_id: str) -> bool:
         return False
@@ -105,6 +112,9 @@ class ReadingDesk:
     @property
     def num_waiting_tokens(self) -> int:
         return sum(request.num_input_tokens for request, _ in self._waiting.values())
+
+    def waiting_ids(self) -> list[str]:
+        return list(self._waiting)
 
     def is_known(self, request_id: str) -> bool:
         return request_id in self._waiting or any(

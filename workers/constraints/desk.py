@@ -46,6 +46,10 @@ class GrammarDesk(Protocol):
     @property
     def num_waiting_tokens(self) -> int: ...
 
+    def waiting_ids(self) -> list[str]:
+        """Of the requests whose grammars are being compiled."""
+        ...
+
     def prepare(self) -> Callable[[], None]:
         """Begin with what the first request would take longer for; what is returned waits for its
         end."""
@@ -88,6 +92,9 @@ class NoGrammars:
     def prepare(self) -> Callable[[], None]:
         return lambda: None
 
+    def waiting_ids(self) -> list[str]:
+        return []
+
     def is_known(self, request_id: str) -> bool:
         return False
 
@@ -128,6 +135,9 @@ class CompilingDesk:
     @property
     def num_waiting_tokens(self) -> int:
         return sum(len(request.known_token_ids) for request, _ in self._waiting.values())
+
+    def waiting_ids(self) -> list[str]:
+        return list(self._waiting)
 
     def is_known(self, request_id: str) -> bool:
         return request_id in self._waiting or any(

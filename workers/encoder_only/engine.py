@@ -120,6 +120,21 @@ class EncoderOnlyEngine:
         """There is nothing to prepare."""
         return False
 
+    @property
+    def sleep_level(self) -> int:
+        """It never sleeps: its info says so."""
+        return 0
+
+    def live_request_ids(self) -> list[str]:
+        """Nobody asks."""
+        return []
+
+    def sleep(self, level: int) -> None:
+        raise RuntimeError("an engine of encoders cannot sleep")
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """It is awake."""
+
     def stats(self) -> EngineStats:
         """There are no pages, and between steps nothing runs."""
         return EngineStats(

@@ -59,6 +59,7 @@ def load_runner(config: EngineConfig, on_progress: OnProgress) -> LoadedRunner:
         tp_size=1,
         dtype=str(dtype).removeprefix("torch."),
         max_request_len=facts.max_context_len,
+        sleep_obstacle="encoders alone do not sleep",
         has_prefix_cache=False,
         embedding=embedding,
         is_encoder_only=True,

@@ -21,6 +21,7 @@ from workers.engine.encoder_input import EncoderInput
 from workers.engine.mask_patience import MaskPatience
 from workers.engine.observer import OnStep, StepRecord
 from workers.engine.protocol import EngineStats, GenerateRequest, ModelInfo, StepOutput
+from workers.engine.rest import NoRest, RestingMemory
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import ConfigError, RequestRejectedError, id_in_use
 from workers.kv_cache.radix_node import EMPTY
@@ -82,6 +83,7 @@ class Engine:
         self._masks_under_way: tuple[StepPlan, BegunMasks] | None = None
         self._has_failed = False
         self._is_closed = False
+        self._rest: RestingMemory = NoRest()
 
     @classmethod
     def from_config(
@@ -115,7 +117,7 @@ class Engine:
         if wrap_executor is not None:
             executor = wrap_executor(executor)
         executor = runner.with_drafts(executor)
-        return cls(
+        engine = cls(
             runner.model_info(config),
             Scheduler(runner.scheduler_config(config)),
             executor,
@@ -125,6 +127,8 @@ class Engine:
             check_integrity_when_idle=config.check_integrity_when_idle,
             on_step=on_step,
         )
+        engine._rest = runner.resting_memory(config)
+        return engine
 
     @property
     def has_work(self) -> bool:
@@ -243,7 +247,33 @@ class Engine:
         """Use a moment without work for one piece of preparation; whether there was any left."""
         return not self.has_work and self._executor.prepare_while_idle()
 
+    @property
+    def sleep_level(self) -> int:
+        """0 for awake; as SleepOrder."""
+        return self._rest.level
+
+    def live_request_ids(self) -> list[str]:
+        """Of requests that abort() would end."""
+        prepared = [*self._grammars.waiting_ids(), *self._adapters.waiting_ids()]
+        return [*self._scheduler.live_request_ids(), *prepared]
+
+    def sleep(self, level: int) -> None:
+        """Give memory back and forget cached prefixes, without work only. Nothing may be submitted
+        until wake_up(). Where info has an obstacle, RuntimeError."""
+        if self.has_work:
+            raise RuntimeError("an engine with work was told to sleep")
+        self._scheduler.forget_prefixes()
+        self._rest.release(level)
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Raises what loading weights raises; the engine is of no more use then."""
+        self._rest.restore(on_progress)
+
     def stats(self) -> EngineStats:
+        stats, level = self._stats(), self._rest.level
+        return msgspec.structs.replace(stats, sleep_level=level) if level else stats
+
+    def _stats(self) -> EngineStats:
         stats, num_prepared = self._scheduler.stats(), self._num_prepared
         if not num_prepared:
             return stats

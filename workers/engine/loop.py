@@ -19,6 +19,7 @@ from workers.engine.protocol import (
     OutputError,
     StepOutput,
 )
+from workers.engine.rest import OnProgress, Rest, SleepOrder
 from workers.errors import EngineFailedError, ErrorCode, RequestRejectedError
 
 IDLE_WAIT_S = 0.5
@@ -41,6 +42,15 @@ class SteppableEngine(Protocol):
     def step(self) -> list[StepOutput]: ...
 
     def prepare_while_idle(self) -> bool: ...
+
+    @property
+    def sleep_level(self) -> int: ...
+
+    def live_request_ids(self) -> Sequence[str]: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake_up(self, on_progress: OnProgress) -> None: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -68,7 +78,8 @@ class EngineLoop:
         self._on_outputs = on_outputs
         self._on_failure = on_failure
         self._wakeup = threading.Condition()
-        self._inbox: deque[GenerateRequest | str] = deque()
+        self._inbox: deque[GenerateRequest | str | SleepOrder] = deque()
+        self._rest = Rest(engine)
         # Of each request that has come since the snapshot in _stats, in their order.
         self._new_tokens: deque[int] = deque()
         self._is_stopping = False
@@ -115,6 +126,12 @@ class EngineLoop:
             self._is_draining = True
             self._wakeup.notify()
 
+    def set_sleep(self, order: SleepOrder) -> None:
+        """Queue an order to sleep or wake; stats() say when it has been done. Requests are refused
+        from its turn on until the engine is awake: ENGINE_SLEEPING. RuntimeError, which ends the
+        loop, where the engine cannot sleep."""
+        self._put([order])
+
     def is_drained(self) -> bool:
         return self._is_draining and not self._inbox and not self._engine.has_work
 
@@ -146,7 +163,7 @@ class EngineLoop:
         self._end()
         self._engine.close()
 
-    def _put(self, items: Sequence[GenerateRequest] | Sequence[str]) -> None:
+    def _put(self, items: Sequence[GenerateRequest] | Sequence[str] | Sequence[SleepOrder]) -> None:
         with self._wakeup:
             if not self._has_ended:
                 self._inbox.extend(items)
@@ -157,7 +174,7 @@ class EngineLoop:
                 return
         self._refuse(items)
 
-    def _refuse(self, items: Iterable[GenerateRequest | str]) -> None:
+    def _refuse(self, items: Iterable[GenerateRequest | str | SleepOrder]) -> None:
         """On whichever thread found out that the loop has ended."""
         code, message = ErrorCode.ENGINE_DRAINING, "the engine has been stopped"
         if self._failure is not None:
@@ -189,13 +206,21 @@ class EngineLoop:
         num_taken, outputs = self._take_inbox()
         if self._engine.has_work:
             outputs += self._engine.step()
+        if self._rest.has_ended_any:
+            outputs = self._rest.told(outputs)
+        if self._rest.is_pending and not self._engine.has_work:
+            self._rest.settle(self._beat)
         self._take_stats(num_taken)
         if outputs:
             self._on_outputs(outputs)
         if not self._rests():
             self._rest_s = PREPARE_AFTER_S
-        elif not self._engine.prepare_while_idle():
+        elif self._rest.is_quiet or not self._engine.prepare_while_idle():
             self._rest_s = IDLE_WAIT_S
+
+    def _beat(self, bytes_done: int, bytes_total: int) -> None:
+        """Weights come."""
+        self._last_beat_s = time.monotonic()
 
     def _rests(self) -> bool:
         """Wait for something to do; whether nothing came all the while."""
@@ -220,6 +245,11 @@ class EngineLoop:
             if isinstance(item, str):
                 self._engine.abort(item)
                 continue
+            if isinstance(item, SleepOrder):
+                self._rest.take(item)
+                if self._rest.must_wake:
+                    self._rest.settle(self._beat)
+                continue
             num_taken += 1
             try:
                 self._admit(item)
@@ -230,6 +260,7 @@ class EngineLoop:
     def _admit(self, request: GenerateRequest) -> None:
         if self._is_draining:
             raise RequestRejectedError(ErrorCode.ENGINE_DRAINING, "the engine is shutting down")
+        self._rest.check()
         self._engine.submit(request)
 
 

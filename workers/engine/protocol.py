@@ -145,6 +145,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     did not go beyond their request's end. num_drafted_runs: rows of steps that had drafts.
     accepted_by_position: how many of their first, second, ... drafts were right. num_pages,
     num_used_pages and num_evictable_pages are of the one of the accounts that will run short first.
+    sleep_level: 0 for awake, else as SleepOrder.
     """
 
     num_running: int = 0
@@ -168,6 +169,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     accounts: tuple[AccountPages, ...] = ()
     num_drafted_runs: int = 0
     accepted_by_position: tuple[int, ...] = ()
+    sleep_level: int = 0
 
     @property
     def num_written_tokens(self) -> int:
@@ -199,7 +201,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     takes, None where it has none. embedding: what vectors it gives, None for none. media: what it
     takes in place of placeholders, None for nothing. is_encoder_only: it reads whole texts and
     generates none; it has no pages. attention_times: of `auto-tuned`, empty otherwise. adapters:
-    which ones it takes, None for none.
+    which ones it takes, None for none. sleep_obstacle: why it
+    cannot be told to sleep; "" where it can.
     """
 
     name: str
@@ -220,3 +223,4 @@ class ModelInfo(msgspec.Struct, frozen=True):
     is_encoder_only: bool = False
     attention_times: tuple[AttentionMeasurementRecord, ...] = ()
     adapters: AdapterInfo | None = None
+    sleep_obstacle: str = "it does not know how to"

@@ -91,6 +91,10 @@ class PagePool:
             self._evict_until_free(n)
         return tuple(self._take(allocator, n) for allocator in self._allocators)
 
+    def forget_cached(self) -> None:
+        """Free every cached page that nobody uses."""
+        self.free(self._cache.evict(self._cache.num_evictable_pages))
+
     def _evict_until_free(self, n: int) -> None:
         """So many pages of every account, which are available."""
         num_missing = n - self._main.num_free_pages

@@ -6,6 +6,7 @@ order and samples the same tokens; only rank 0 reads them back.
 
 import logging
 import time
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from workers.config import EngineConfig
 from workers.constraints.desk import GrammarDesk
 from workers.engine.media import MediaInfo
 from workers.engine.protocol import ModelInfo
+from workers.engine.rest import NoRest, RestingMemory
 from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel, load_model, resolve_dtype
 from workers.loading.weights import OnProgress
@@ -44,6 +46,7 @@ from workers.runner.largest_step import largest_step, without_trace
 from workers.runner.launched_step import LaunchedStep
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
+from workers.runner.rest import HostRest, model_again, named_tensors, rest_obstacle
 from workers.runner.sizing import AttentionPlan, attention_times, make_timer, plan_attention
 from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step, slot_states
@@ -90,6 +93,8 @@ class ModelRunner:
         self.pages_by_account = tuple(map(tp.all_reduce_min, attention.pages_by_account))
         self.num_pages = self.pages_by_account[0]
         self._model = loaded.model
+        self._weights = named_tensors(loaded.model)
+        self._rest_obstacle = rest_obstacle(config, device, loaded.model.encoder is not None)
         self._weights_lease = loaded.lease
         req_to_token_pool = ReqToTokenPool(
             num_slots,
@@ -99,6 +104,7 @@ class ModelRunner:
             encoder_table_width(attention.config),
         )
         token_to_kv_pool = create_kv_pool(attention.config, self.pages_by_account, loaded.kv_scales)
+        self._token_to_kv_pool = token_to_kv_pool
         self._backend = attention.build(req_to_token_pool, token_to_kv_pool)
         self._attention_times = attention_times(attention.routes)
         self._model.prepare(req_to_token_pool, token_to_kv_pool)
@@ -148,7 +154,17 @@ class ModelRunner:
             media=self._media_info(config),
             attention_times=self._attention_times,
             adapters=self.adapters[0].info if self.adapters else None,
+            sleep_obstacle=self._rest_obstacle,
         )
+
+    def resting_memory(self, config: EngineConfig) -> RestingMemory:
+        """What an engine around this runner gives back while it sleeps."""
+        if self._rest_obstacle:
+            return NoRest()
+        states = (tensor for kept in self._states for tensor in kept.tensors())
+        kept = (*self._token_to_kv_pool.tensors(), *states)
+        load = partial(model_again, config, self._device, self.dtype)
+        return HostRest(kept, self._weights, load)
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
         return SchedulerConfig(

@@ -32,6 +32,19 @@ class Counters:
             self.num_accepted_draft_tokens += num_accepted
             self.num_runs_by_accepted[num_accepted] += 1
 
+    def as_stats(self) -> dict[str, int]:
+        """Those that EngineStats has under the same names."""
+        return {
+            "num_steps": self.num_steps,
+            "num_preemptions": self.num_preemptions,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_prompt_tokens": self.num_cached_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "num_finished": self.num_finished,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
+        }
+
     def accepted_by_position(self, num_positions: int) -> tuple[int, ...]:
         """How many first, second, ... drafts of a run were right."""
         at_least = [*accumulate(reversed(self.num_runs_by_accepted))][::-1]
@@ -57,6 +70,9 @@ class Ledger:
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def live_ids(self) -> list[str]:
+        return list(self._live)
 
     @property
     def num_media_bytes(self) -> int:

@@ -237,6 +237,14 @@ class Scheduler:
             shape = DecodeShape(plan.batch_size, int(plan.num_new_tokens.max()) - 1)
             self._drafts.observe_step(shape, seconds)
 
+    def live_request_ids(self) -> list[str]:
+        """Of requests whose last output is still to be made."""
+        return self._ledger.live_ids()
+
+    def forget_prefixes(self) -> None:
+        """Nothing that is computed from now on begins with what was cached before."""
+        self._pool.forget_cached()
+
     def take_outputs(self) -> list[StepOutput]:
         """Outputs of requests aborted since the last commit(), for when no step runs."""
         return self._ledger.take_outputs()
@@ -255,19 +263,12 @@ class Scheduler:
             num_pages=fullest.num_pages,
             num_used_pages=fullest.num_used,
             num_evictable_pages=fullest.num_evictable,
-            num_steps=counters.num_steps,
-            num_preemptions=counters.num_preemptions,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
-            num_output_tokens=counters.num_output_tokens,
-            num_finished=counters.num_finished,
             evicted_ordinary=horizon.ordinary,
             evicted_shared=horizon.shared,
             step_prediction_error_s=self._prompt_step_costs.error_s,
-            num_draft_tokens=counters.num_draft_tokens,
-            num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
             accounts=accounts,
             num_drafted_runs=sum(counters.num_runs_by_accepted),
+            **counters.as_stats(),
             accepted_by_position=counters.accepted_by_position(self._config.max_draft_tokens),
         )
 

@@ -31,6 +31,7 @@ ANTHROPIC_TABLE: dict[ApiErrorCode, ErrorRow] = {
     ApiErrorCode.RATE_LIMITED: ErrorRow(429, "rate_limit_error"),
     ApiErrorCode.UNAVAILABLE: _UNAVAILABLE,
     ApiErrorCode.DRAINING: _UNAVAILABLE,
+    ApiErrorCode.MODEL_SLEEPING: _UNAVAILABLE,
     ApiErrorCode.REPLICA_LOST: _UNAVAILABLE,
     ApiErrorCode.TOKENIZER_FAILED: _UNAVAILABLE,
     ApiErrorCode.TIMEOUT: ErrorRow(504, "timeout_error"),

@@ -68,6 +68,9 @@ class LocalBoard:
     async def restore(self, table):
         self.board.restore(table)
 
+    async def audit(self, action, by):
+        self.actions.append(action)
+
 
 class Served:
     """One model with one adapter, "sql", that its configuration names."""
@@ -91,7 +94,8 @@ class Served:
         self.directory = ModelDirectory([served], self.bench.handler.limits, self.bench.metrics)
 
     def services(self, has_admin=True):
-        admin = AdminServices(AdminGate([ADMIN]), self.control) if has_admin else None
+        operators = AdminServices(AdminGate([ADMIN]), self.control, {}, self.board.audit)
+        admin = operators if has_admin else None
         keys = make_authenticator(callers_of(KEY))
         return ApiServices(self.directory, keys, lambda: True, "0", 1_700_000_000, admin=admin)
 

@@ -101,6 +101,7 @@ ENGINE = {
     "tessera_output_tokens_total": 12,
     "tessera_engine_finished_requests_total": 13,
     "tessera_step_prediction_error_seconds": 0.25,
+    "tessera_engine_sleep_level": 2,
     "tessera_attention_measured_seconds{phase=decode,backend=fa3,rows=64,new_tokens=1,"
     "prefix_tokens=4095,lengths=unlike,is_taken=yes}": 0.25,
     "tessera_attention_measured_seconds{phase=extend,backend=triton,rows=1,new_tokens=512,"
@@ -150,7 +151,11 @@ def engine():
     numbers = {name: i for i, name in enumerate(COUNTED_STATS, 1)}
     accounts = (AccountPages("every_token", 21, 22, 23), AccountPages("window_1024", 31, 32, 33))
     stats = EngineStats(
-        **numbers, step_prediction_error_s=0.25, accounts=accounts, accepted_by_position=(9, 6)
+        **numbers,
+        step_prediction_error_s=0.25,
+        accounts=accounts,
+        accepted_by_position=(9, 6),
+        sleep_level=2,
     )
     registry.register(EngineStatsCollector(INFO, lambda: stats, clock=lambda: 1234.5))
     first = AttentionRecord("decode", "fa3", 0.002, num_bytes=10**9, num_flops=1)
