@@ -11,6 +11,7 @@ from tests.gpu.parallel.running_engine import running
 from tests.gpu.wide_models import save_wide_model
 from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps, rounded_gaps
 from tests.proofs.served import serves
+from workers.loading.expert_load_file import write_expert_loads
 from workers.models.features import ModelFeature, native_capability
 
 pytestmark = [*NEEDS_GPU, NEEDS_TWO_GPUS, NEEDS_FA3]
@@ -44,3 +45,11 @@ def test_text_of_two_ranks_is_transformers_own(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", having(ModelFeature.EXPERT_PARALLEL_GPU))
 def test_text_of_two_ranks_with_experts_of_their_own_is(name, tmp_path) -> None:
     check_text(name, tmp_path, ep_size=2)
+
+
+def test_text_with_copies_of_busy_experts_is(tmp_path) -> None:
+    """Of the one layer that has experts; what they get is counted meanwhile, and kept."""
+    loads = tmp_path / "loads.json"
+    write_expert_loads(loads, [[9, 1, 0, 0, 0, 0, 0, 5]])
+    copies = {"num_redundant_experts": 4, "expert_load_file": str(loads)}
+    check_text("qwen3_moe", tmp_path / "model", ep_size=2, expert_load_interval_steps=4, **copies)

@@ -8,6 +8,7 @@ from tests.gpu.needs import NEEDS_FA3, NEEDS_GPU
 from tests.gpu.workers.test_deepseek_cuda import MAX_SHARE, NEAR_TIE, gaps, rounded_gaps
 from tests.proofs.served import serves
 from workers.config import EngineConfig
+from workers.engine.engine import Engine
 from workers.models.cuda_llama import CudaLlamaForCausalLM
 from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank
@@ -62,3 +63,18 @@ def test_the_fused_model_is_what_runs_and_graphs_are_captured(tmp_path) -> None:
         assert runner._graphs is not None
     finally:
         runner.close()
+
+
+def test_tokens_of_experts_are_counted_within_graphs(tmp_path) -> None:
+    """Of the one layer that has experts, two for every row. Rows that fill up a graph count too."""
+    told = []
+    config = config_of("qwen3_moe", tmp_path, expert_load_interval_steps=1)
+    engine = Engine.from_config(config, on_step=told.append)
+    try:
+        engine.generate(prompts_of(5, VOCAB_SIZE, longest=40), GREEDY)
+    finally:
+        engine.close()
+    steps = [one for one in told if one.phase == "decode"]
+    assert len(steps) > 20
+    for step in steps:
+        assert step.experts.tokens_by_part[0] >= 2 * step.batch_size
