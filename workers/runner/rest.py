@@ -14,6 +14,7 @@ from workers.loading.loader import load_model
 from workers.loading.weights import OnProgress
 from workers.parallel.group import SingleRank
 from workers.runner.host_memory import IS_SUPPORTED, give_back
+from workers.speculation.config import METHODS_BESIDE
 
 Load = Callable[[OnProgress], nn.Module]
 
@@ -26,7 +27,7 @@ def rest_obstacle(config: EngineConfig, device: torch.device, has_encoder: bool)
         return "memory is given back on Linux only"
     if config.tp_size > 1:
         return "it runs on several ranks"
-    if config.speculation is not None and config.speculation.model is not None:
+    if config.speculation is not None and config.speculation.method in METHODS_BESIDE:
         return f"speculative={config.speculative!r} has a model of its own"
     return "it keeps what an encoder made" if has_encoder else ""
 

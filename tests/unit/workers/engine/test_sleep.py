@@ -105,6 +105,7 @@ def test_an_engine_with_work_does_not_sleep_and_who_cannot_says_why() -> None:
     assert rest_obstacle(alone, cpu, has_encoder=False) == ""
     assert "on GPUs" in rest_obstacle(alone, cuda, has_encoder=False)
     assert "an encoder" in rest_obstacle(alone, cpu, has_encoder=True)
+    assert "of its own" in rest_obstacle(EngineConfig(speculative="mtp"), cpu, has_encoder=False)
     assert "ranks" in rest_obstacle(EngineConfig(model="m", tp_size=2), cpu, has_encoder=False)
 
 
