@@ -4,8 +4,10 @@ Prompts are held-out texts that the built-in model never saw. Half of them are c
 begin; memory is short, so that requests are retracted, and drafts take pages from each other.
 """
 
+import json
 import random
 import sysconfig
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from tests.fakes.eagle_heads import save_head
 from tests.unit.workers.engine.test_speculation import assert_same
 from workers import Engine
 from workers.builtin import builtin_model_path
@@ -108,12 +111,23 @@ def plain(requests: list[GenerateRequest]) -> list[GenerateResult]:
     return run(requests)[0]
 
 
+@pytest.fixture(scope="module")
+def head(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With random weights, of the tokens that are said most: some drafts are right."""
+    said = Counter(token for result in plain for token in result.token_ids)
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    taps = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}
+    draft_ids = sorted(token for token, _ in said.most_common(8))
+    return save_head(tmp_path_factory.mktemp("head"), config, draft_ids, **taps)
+
+
 @pytest.mark.parametrize(
     ("method", "tree"),
     [
         ("ngram", ()),
         ("suffix", ()),
         ("draft:builtin-draft", ()),
+        ("eagle3:HEAD", ()),
         ("suffix", (4, 4, 2, 2)),
         ("draft:builtin-draft", (4, 4, 2, 2)),
     ],
@@ -122,13 +136,14 @@ def plain(requests: list[GenerateRequest]) -> list[GenerateResult]:
 def test_200_requests_are_answered_alike(
     requests: list[GenerateRequest],
     plain: list[GenerateResult],
+    head: Path,
     method: str,
     tree: tuple[int, ...],
     policy: str,
 ) -> None:
     results, stats = run(
         requests,
-        speculative=method,
+        speculative=method.replace("HEAD", str(head)),
         draft_policy=policy,
         max_draft_tokens=6,
         draft_tree=tree,
