@@ -15,8 +15,11 @@ from workers.layers.cuda.expert_routing import choose_by_softmax
 from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.moe.experts import Experts
 from workers.layers.quantised.expert_products import kept_partial_products
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
+from workers.loading.loader import load_model
+from workers.parallel.group import SingleRank
 
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
 NUM_EXPERTS, NUM_CHOSEN = 8, 2
@@ -81,6 +84,12 @@ def test_an_engine_keeps_mxfp4(tmp_path) -> None:
     folder = save_tiny_model(TinyModel(tiny.model_type, changes), tmp_path)
     quantise_stacks(folder)
     quantise_folder(folder, STACKS, lambda module: None)
+    config = EngineConfig(model=str(folder), dtype="bfloat16")
+    model = load_model(config, SingleRank(), CUDA, torch.bfloat16).model
+    layers = [one for one in model.layers_as_stored() if isinstance(one, Experts)]
+    assert layers
+    assert all(one.is_kept for one in layers)
+    del model, layers
     prompts = prompts_of(4, 200, longest=30)
     texts = [
         generate(

@@ -96,8 +96,10 @@ class PerBlock(Scaling):
         return in_blocks(cut.rows, self.rows), in_blocks(cut.columns, self.columns)
 
     def spread(self, scales: torch.Tensor, cut: Cut) -> torch.Tensor:
-        tall = scales.repeat_interleave(self.rows, 0)[: cut.num_rows]
-        return tall.repeat_interleave(self.columns, 1)[:, : cut.num_columns]
+        # A block may be far larger than the matrix.
+        rows, columns = min(self.rows, cut.num_rows), min(self.columns, cut.num_columns)
+        tall = scales.repeat_interleave(rows, 0)[: cut.num_rows]
+        return tall.repeat_interleave(columns, 1)[:, : cut.num_columns]
 
     def kept_fp8(self, values: torch.Tensor, scales: torch.Tensor) -> KeptWeight | None:
         is_known = (self.rows, self.columns) == (BLOCK, BLOCK)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.errors import ConfigError
 from workers.layers.formats.fills import bits
 from workers.layers.formats.format import check_on_border, in_blocks
 from workers.layers.formats.mxfp4 import DUMMY_SCALES, GROUP_SIZE, dequantise_mxfp4
@@ -23,8 +24,8 @@ Take = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class StackCut:
-    """Of a whole stack (matrices, rows, columns), what a rank holds. Raises ConfigError where its
-    columns are no whole groups."""
+    """Of a whole stack (matrices, rows, columns), what a rank holds. Raises ConfigError where
+    columns, all of them or its own, are no whole groups."""
 
     whole: tuple[int, int, int]
     matrices: slice
@@ -32,6 +33,8 @@ class StackCut:
     columns: slice
 
     def __post_init__(self) -> None:
+        if self.whole[2] % GROUP_SIZE:
+            raise ConfigError(f"{self.whole[2]} columns are no whole groups of {GROUP_SIZE}")
         check_on_border(self.columns, GROUP_SIZE, self.whole[2], "groups")
 
     def shape(self, part: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from workers.layers.kept.weight import KeptWeight
 BLOCK = 128
 _MULTIPLE = 16
 _NOT_A_NUMBER = 0x7F
+_LARGEST = 448.0
 
 
 class Fp8Rows(KeptWeight):
@@ -35,7 +36,7 @@ class Fp8Rows(KeptWeight):
         return cls(_stacked([x.values for x in pieces]), torch.cat([x.scales for x in pieces]))
 
     def is_finite(self) -> bool:
-        return _are_numbers(self.values) and bool(self.scales.isfinite().all())
+        return _are_numbers(self.values) and _are_in_range(self.scales)
 
     def dequantised(self) -> torch.Tensor:
         return self.values.float() * self.scales.unsqueeze(1)
@@ -61,7 +62,7 @@ class Fp8Blocks(KeptWeight):
         return cls(_stacked([x.values for x in pieces]), torch.cat([x.scales for x in pieces]))
 
     def is_finite(self) -> bool:
-        return _are_numbers(self.values) and bool(self.scales.isfinite().all())
+        return _are_numbers(self.values) and _are_in_range(self.scales)
 
     def dequantised(self) -> torch.Tensor:
         spread = self.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
@@ -78,3 +79,8 @@ def _are_numbers(values: torch.Tensor) -> bool:
     """E4M3 has no infinity, and one magnitude that is no number."""
     magnitudes = values.view(torch.uint8).bitwise_and(_NOT_A_NUMBER)
     return not bool((magnitudes == _NOT_A_NUMBER).any())
+
+
+def _are_in_range(scales: torch.Tensor) -> bool:
+    """Whether each is finite, and so is the largest value of E4M3 times it."""
+    return bool((scales * _LARGEST).isfinite().all())

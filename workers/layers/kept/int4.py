@@ -74,7 +74,7 @@ class Int4Groups(KeptWeight):
         )
 
     def is_finite(self) -> bool:
-        return bool(self.scales.isfinite().all())
+        return bool((self.scales.float() * (1 << _BITS)).isfinite().all())
 
     def dequantised(self) -> torch.Tensor:
         shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=self.words.device)

@@ -15,6 +15,7 @@ from tests.fakes.tiny_models import MIXTURES, TinyModel, random_prompt, save_tin
 from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.layers.formats.stacks import StackCut
 from workers.loading.loader import load_model
 from workers.models.features import ModelFeature
 from workers.parallel.group import SingleRank, TPGroup
@@ -96,3 +97,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     save_file({**tensors, name: tensors[name].float()}, path)
     with pytest.raises(ModelLoadError, match=r"down_proj_scales has dtype torch\.float32, mxfp4"):
         logits_of(quantised)
+
+
+def test_stacks_are_whole_groups_wide() -> None:
+    with pytest.raises(ConfigError, match="48 columns are no whole groups of 32"):
+        StackCut((2, 64, 48), slice(0, 2), slice(0, 64), slice(0, 48))

@@ -48,8 +48,16 @@ def test_what_is_kept_stands_for_the_same(scaling, kind) -> None:
     assert kept.is_finite()
     twice = join_kept([kept, kept], torch.bfloat16)
     assert torch.equal(twice.dequantised(), kept.dequantised().repeat(2, 1))
-    kept.scales[0] = torch.inf
-    assert not kept.is_finite()
+    for scale in (torch.inf, torch.nan, 1e38):
+        kept.scales[0] = scale
+        assert not kept.is_finite()
+
+
+def test_a_block_may_be_larger_than_its_matrix() -> None:
+    scaling = PerBlock(1 << 40, 1 << 40)
+    tensors = stored(scaling)
+    want = tensors["weight"].float() * tensors["weight_scale"]
+    assert torch.equal(Scaled(FP8, scaling).dequantise(tensors, WHOLE), want)
 
 
 def test_a_plain_matrix_is_kept_rounded() -> None:
