@@ -7,7 +7,14 @@ import msgspec
 import typer
 from rich.console import Console
 
-from workers.config import DType, EngineConfig, KVCacheDType, ModelImpl, Quantization
+from workers.config import (
+    DType,
+    EngineConfig,
+    KVCacheDType,
+    ModelImpl,
+    Quantization,
+    QuantizedProducts,
+)
 from workers.errors import ConfigError, ModelLoadError
 
 
@@ -30,6 +37,9 @@ KvDtype = Annotated[str, typer.Option(help=_words(KVCacheDType))]
 Dtype = Annotated[str, typer.Option(help=_words(DType))]
 Impl = Annotated[str, typer.Option(help=_words(ModelImpl))]
 Quantise = Annotated[str | None, typer.Option(help=_words(Quantization))]
+QuantisedProducts = Annotated[
+    str, typer.Option(help=f"{_words(QuantizedProducts)}; the second is what GPUs before sm90 do.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
@@ -45,6 +55,7 @@ def models(  # noqa: PLR0913  one parameter a flag
     dtype: Dtype = "auto",
     model_impl: Impl = "auto",
     quantization: Quantise = None,
+    quantized_products: QuantisedProducts = "native",
     as_json: AsJson = False,
 ) -> None:
     """Show what would run a model, how, and what it takes. Reads no weights, needs no GPU."""
@@ -54,6 +65,7 @@ def models(  # noqa: PLR0913  one parameter a flag
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "model_impl": model_impl,
+        "quantized_products": quantized_products,
     }
     settings |= {"quantization": quantization, "max_context_len": max_context_len}
     # Transformers: seconds that the other commands do without.

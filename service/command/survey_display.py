@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from workers.models.features import ModelFeature
 from workers.survey.fit import GIB, Fit
+from workers.survey.formats import StoredFormat
 from workers.survey.survey import Memory, ModelSurvey
 
 _LABEL_WIDTH = 28
@@ -16,8 +17,8 @@ def survey_lines(survey: ModelSurvey, tp_size: int, ep_size: int) -> Iterator[st
     yield _line("model", f"{survey.model} ({survey.architecture})")
     yield _line("runs", survey.runs + (f": {survey.reason}" if survey.reason else ""))
     stored = ", ".join(survey.stored_as) or "no weights are here yet"
-    kept = " at most, or from sm90 on as stored" if survey.may_stay_stored else ""
-    yield _line("weights", f"{stored}; served as {survey.dtype}{kept}")
+    formats = "; ".join(map(_counted, survey.formats)) or stored
+    yield _line("weights", f"{formats}; served as {survey.dtype}")
     yield _line("context", f"{survey.max_context_len:,} tokens")
     yield _line("TP (EP)", ", ".join(_sizes(tp, eps) for tp, eps in survey.ranks.items()))
     shown = (*_SHOWN, *(_SHOWN_OF_GPUS if survey.device == "cuda" else ()))
@@ -55,6 +56,14 @@ def _fit_lines(fit: Fit) -> Iterator[str]:
     yield _line("tokens", f"{fit.num_tokens:,}")
     yield _line(f"requests of {fit.request_tokens:,}", f"{fit.num_requests:,}")
     yield _line("requests of a whole context", f"{fit.num_longest:,}")
+
+
+def _counted(one: StoredFormat) -> str:
+    kept = f"{one.num_kept} layers as stored (Hopper, from sm90 on)"
+    dequantised = f"{one.num_dequantised} dequantised"
+    counts = [kept] if one.num_kept else []
+    counts += [dequantised if counts else f"{one.num_dequantised} layers dequantised"]
+    return f"{one.title}: {', '.join(counts)}"
 
 
 def _answer(obstacle: str) -> str:

@@ -17,11 +17,11 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.layer import stored_by, unquantised
 from workers.layers.formats.recipe import WeightRecipe
-from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
 from workers.loading.expert_load_file import copy_busiest_experts
+from workers.loading.kept_formats import keeps_formats
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
@@ -51,8 +51,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WITH_PRODUCTS = (9, 0)
-"""Compute capability from which on there are products with quantised weights."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -135,13 +133,9 @@ def _load_native(request: _LoadRequest) -> _Weights:
 
 
 def _keeps_formats(config: EngineConfig, shard: ShardContext) -> bool:
-    """Whether products are made with weights as they are stored: by kernels that give no row the
-    same bits whatever their number."""
-    if config.quantized_products == "dequantize" or config.deterministic:
-        return False
-    if shard.device.type != "cuda" or shard.dtype not in KERNEL_DTYPES:
-        return False
-    return torch.cuda.get_device_capability(shard.device) >= _FIRST_WITH_PRODUCTS
+    device = shard.device
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return keeps_formats(config, shard.dtype, capability)
 
 
 def _num_lanes(shard: ShardContext) -> int:

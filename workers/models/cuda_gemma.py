@@ -18,13 +18,7 @@ from workers.layers.norm import RMSNorm
 from workers.models.cuda_decoder import DecoderWays, LayerJoins
 from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.gemma import GemmaDecoderLayer, GemmaForCausalLM
-from workers.models.gemma_family import GemmaSpec
 from workers.parallel.group import TPGroup
-
-
-def has_fused_layers(spec: GemmaSpec) -> bool:
-    """Whether the kernels cover a member: heads of 2**n."""
-    return spec.head_dim & (spec.head_dim - 1) == 0
 
 
 def _scale_of(norm: RMSNorm) -> NormScale:

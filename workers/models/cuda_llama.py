@@ -15,23 +15,10 @@ from workers.layers.cuda.residual_stream import (
     stream_ways,
 )
 from workers.layers.gemm.matrix import PartialProducts
-from workers.layers.moe.products import KERNEL_DTYPES
 from workers.layers.norm import RMSNorm
 from workers.models.cuda_decoder import DecoderWays, LayerJoins
 from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.llama import LlamaDecoderLayer, LlamaForCausalLM
-from workers.models.llama_family import LlamaFamilySpec
-
-
-def has_fused_layers(spec: LlamaFamilySpec, dtype: torch.dtype) -> bool:
-    """Whether the kernels cover a member: heads of 2**n that rotate whole, no bias of an MLP and,
-    unless experts follow it, none of the output projection; experts of 16 bits."""
-    if spec.mixture is not None and dtype not in KERNEL_DTYPES:
-        return False
-    is_whole = spec.rope.rotary_dim == spec.head_dim
-    is_power = spec.head_dim & (spec.head_dim - 1) == 0
-    has_bias = spec.has_mlp_bias or (spec.has_o_bias and spec.mixture is None)
-    return is_whole and is_power and not has_bias
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from workers.models.base import AttentionGeometry
 from workers.models.cuda_attention import LayerAttention, layer_attention
 from workers.models.cuda_decoder import FusedCausalLM, FusedLayer
 from workers.models.cuda_mlps import DenseMlp, fused_mlps, unfused_mlps
+from workers.models.fused_members import grouped_layers_as_stored
 from workers.models.grouped_attention import GroupedQueryAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
 from workers.models.stream_decoder import StreamBody, StreamSpec
@@ -95,14 +96,7 @@ class FusedStreamCausalLM(FusedCausalLM):
         self.has_invariant_products = is_dense
 
     def layers_as_stored(self) -> frozenset[LinearLayer | FormattedLayer]:
-        attentions = self._attentions()
-        mlps = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
-        layers: list[LinearLayer] = [x.qkv_proj for x in attentions]
-        layers += [x.o_proj for x in attentions]
-        layers += [x.gate_up_proj for x in mlps]
-        layers += [x.down_proj for x in mlps]
-        mixtures = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, MixtureOfExperts)]
-        return frozenset([*layers, *(x.experts for x in mixtures)])
+        return grouped_layers_as_stored(self.modules())
 
     def prepare(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool) -> None:
         choosers = InvariantGemmChooser if self._shard.is_deterministic else GemmChooser

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -15,6 +16,7 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import NativeCausalLM
 from workers.models.deepseek import DeepseekForCausalLM
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
+from workers.models.fused_members import has_fused_gemma, has_fused_llama
 from workers.models.gemma import GemmaForCausalLM
 from workers.models.gemma_family import gemma_obstacle, gemma_spec
 from workers.models.llama import LlamaForCausalLM
@@ -36,9 +38,9 @@ def _build_llama_family(
     if shard.device.type != "cuda":
         return LlamaForCausalLM(spec, max_context_len, shard)
     # Triton comes with torch for CUDA only.
-    from workers.models.cuda_llama import CudaLlamaForCausalLM, has_fused_layers
+    from workers.models.cuda_llama import CudaLlamaForCausalLM
 
-    is_fused = has_fused_layers(spec, shard.dtype)
+    is_fused = has_fused_llama(spec, shard.dtype)
     build = CudaLlamaForCausalLM if is_fused else LlamaForCausalLM
     return build(spec, max_context_len, shard)
 
@@ -50,9 +52,9 @@ def _build_gemma_family(
     if shard.device.type != "cuda":
         return GemmaForCausalLM(spec, max_context_len, shard)
     # Triton comes with torch for CUDA only.
-    from workers.models.cuda_gemma import CudaGemmaForCausalLM, has_fused_layers
+    from workers.models.cuda_gemma import CudaGemmaForCausalLM
 
-    build = CudaGemmaForCausalLM if has_fused_layers(spec) else GemmaForCausalLM
+    build = CudaGemmaForCausalLM if has_fused_gemma(spec) else GemmaForCausalLM
     return build(spec, max_context_len, shard)
 
 
@@ -81,6 +83,18 @@ def _build_qwen3_next(
     return Qwen3NextForCausalLM(qwen3_next_spec(config), max_context_len, shard)
 
 
+def _none_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    return False
+
+
+def _llama_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    return has_fused_llama(llama_family_spec(config), dtype)
+
+
+def _gemma_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    return has_fused_gemma(gemma_spec(config))
+
+
 @dataclass(frozen=True, slots=True)
 class NativeFamily:
     """Models of one native class.
@@ -90,7 +104,8 @@ class NativeFamily:
     layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
     go. has_states: whether layers keep a state. takes_adapters: whether low-rank
     adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
-    transformers' code around this repository's kernels.
+    transformers' code around this repository's kernels. has_stored_products: whether the class of a
+    member on NVIDIA GPUs names grouped_layers_as_stored.
     """
 
     build: BuildNative
@@ -101,10 +116,22 @@ class NativeFamily:
     has_states: bool = False
     takes_adapters: bool = False
     is_measured: bool = True
+    has_stored_products: Callable[[PreTrainedConfig, torch.dtype], bool] = _none_as_stored
 
 
-_LLAMA = NativeFamily(_build_llama_family, native_obstacle, takes_adapters=True)
-_GEMMA = NativeFamily(_build_gemma_family, gemma_obstacle, has_windows=True, takes_adapters=True)
+_LLAMA = NativeFamily(
+    _build_llama_family,
+    native_obstacle,
+    takes_adapters=True,
+    has_stored_products=_llama_as_stored,
+)
+_GEMMA = NativeFamily(
+    _build_gemma_family,
+    gemma_obstacle,
+    has_windows=True,
+    takes_adapters=True,
+    has_stored_products=_gemma_as_stored,
+)
 _LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True

@@ -6,6 +6,7 @@ from attention.config import AttentionConfig
 from attention.memory.slot_states import StateEntry
 from attention.memory.token_to_kv_pool import NUM_RESERVED_PAGES
 from workers.config import EngineConfig
+from workers.errors import ConfigError
 from workers.kv_cache.bounded_pages import span_pages
 from workers.runner.page_counts import pages_by_account
 from workers.runner.state_sizing import state_bytes_of
@@ -38,8 +39,20 @@ def fit_on_gpu(
 ) -> Fit:
     """By the sizing of a real start, which has less: CUDA's context, activations and graphs are not
     counted. Raises ConfigError where no page is left."""
-    kv_bytes = int(gpu_memory_gib * GIB * config.gpu_memory_fraction) - weight_bytes
+    usable_bytes = int(gpu_memory_gib * GIB * config.gpu_memory_fraction)
+    if weight_bytes >= usable_bytes:
+        raise ConfigError(
+            f"the weights of a rank alone, {_gib(weight_bytes)}, are larger than the memory for "
+            f"them, {_gib(usable_bytes)}: gpu_memory_fraction {config.gpu_memory_fraction:g} of "
+            f"{gpu_memory_gib:g} GiB"
+        )
+    kv_bytes = usable_bytes - weight_bytes
     state_bytes = state_bytes_of(config.max_running_requests, state_entries)
+    if state_bytes >= kv_bytes:
+        raise ConfigError(
+            f"the states of {config.max_running_requests} requests, {_gib(state_bytes)}, are "
+            f"larger than the {_gib(kv_bytes)} that are left beside the weights"
+        )
     pages = pages_by_account(config, attention, kv_bytes - state_bytes, state_bytes)
 
     def at_a_time(tokens: int) -> int:
@@ -55,6 +68,10 @@ def fit_on_gpu(
         at_a_time(request_tokens),
         at_a_time(attention.max_context_len),
     )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
 
 
 def _requests(attention: AttentionConfig, pages: tuple[int, ...], tokens: int) -> int:

@@ -12,10 +12,13 @@ from workers.config import EngineConfig
 from workers.layers.formats.layer import stored_by
 from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.sharding import ShardContext
+from workers.loading.kept_formats import FIRST_WITH_PRODUCTS, keeps_formats
 from workers.loading.model_folder import ModelFacts
 from workers.models.base import AttentionGeometry
+from workers.models.fused_members import grouped_layers_as_stored
 from workers.models.registry import NATIVE_ARCHITECTURES
 from workers.parallel.group import SingleRank
+from workers.survey.formats import StoredFormat, settle_formats
 from workers.survey.stated_geometry import stated_geometry
 
 _META = torch.device("meta")
@@ -24,11 +27,13 @@ _META = torch.device("meta")
 @dataclass(frozen=True, slots=True)
 class MetaModel:
     """Of rank 0. weight_bytes: parameters and buffers, as they lie in memory. geometry: None where
-    only a run shows it. state_entries: as CausalLM; not known of models of transformers."""
+    only a run shows it. state_entries: as CausalLM; not known of models of transformers. formats:
+    of layers that are stored in one."""
 
     weight_bytes: int
     geometry: AttentionGeometry | None
     state_entries: tuple[StateEntry, ...] = ()
+    formats: tuple[StoredFormat, ...] = ()
 
 
 class _FirstRank(SingleRank):
@@ -45,13 +50,19 @@ def native_on_meta(
     dtype: torch.dtype,
     recipe: WeightRecipe | None,
 ) -> MetaModel:
-    """Raises ConfigError where config.tp_size and ep_size cannot cut it, as load_model does."""
+    """On "cuda" of a GPU with products for quantised weights. Raises ConfigError where
+    config.tp_size and ep_size cannot cut it, as load_model does."""
     shard = _shard(config, dtype, recipe is not None)
     family = NATIVE_ARCHITECTURES[facts.architecture]
     model = family.build(hf_config, facts.max_context_len, shard)
-    if recipe is not None:
-        stored_by(recipe, model, shard)
-    return MetaModel(_num_bytes(model), model.geometry, model.state_entries)
+    if recipe is None:
+        return MetaModel(_num_bytes(model), model.geometry, model.state_entries)
+    gpu = FIRST_WITH_PRODUCTS if config.device == "cuda" else None
+    keeps = keeps_formats(config, dtype, gpu) and family.has_stored_products(hf_config, dtype)
+    keeping = grouped_layers_as_stored(model.modules()) if keeps else ()
+    stored = stored_by(recipe, model, shard, keeping)
+    formats = settle_formats(stored)
+    return MetaModel(_num_bytes(model), model.geometry, model.state_entries, formats)
 
 
 def bridged_on_meta(

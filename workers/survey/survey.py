@@ -25,6 +25,7 @@ from workers.models.registry import choose_implementation, why_not_native
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.survey.drafts import draft_methods
 from workers.survey.fit import Fit, fit_on_gpu
+from workers.survey.formats import StoredFormat
 from workers.survey.headers import Headers, read_headers
 from workers.survey.kept import KeptGroup, KeptStates, kept_groups, kept_states
 from workers.survey.meta_model import MetaModel, bridged_on_meta, native_on_meta
@@ -51,8 +52,8 @@ class Memory:
 class ModelSurvey:
     """runs: "native" or "transformers". reason: why not natively, or "". kind: whose features these
     are. stored_as: formats or dtypes of the checkpoint's weights, which are served as dtype;
-    checkpoint_bytes: of its files; nothing and None where there are none yet. may_stay_stored:
-    whether GPUs with products for such formats keep weights so, in less memory than is said. ranks:
+    checkpoint_bytes: of its files; nothing and None where there are none yet. formats:
+    of quantised layers, how many stay as stored, on a GPU from sm90 on. ranks:
     tp_size -> the ep_sizes that it may have. features: -> why not, "" where it has it; drafts: of
     each method of speculation, the same."""
 
@@ -65,7 +66,7 @@ class ModelSurvey:
     dtype: str
     stored_as: tuple[str, ...]
     checkpoint_bytes: int | None
-    may_stay_stored: bool
+    formats: tuple[StoredFormat, ...]
     max_context_len: int
     ranks: Mapping[int, tuple[int, ...]]
     features: Mapping[str, str]
@@ -109,7 +110,7 @@ def survey_model(
         dtype=str(subject.dtype).removeprefix("torch."),
         stored_as=_stored_as(subject),
         checkpoint_bytes=None if subject.headers is None else subject.headers.num_bytes,
-        may_stay_stored=_may_stay_stored(subject),
+        formats=meta.formats,
         max_context_len=facts.max_context_len,
         ranks=_possible_ranks(subject),
         features={one.value: capability.why_not.get(one, "") for one in ModelFeature},
@@ -191,14 +192,6 @@ def _can_be_cut(subject: _Subject, tp_size: int, ep_size: int) -> bool:
         # What stands in the way of a size is what is looked for; the size asked for raised before.
         return False
     return True
-
-
-def _may_stay_stored(subject: _Subject) -> bool:
-    """As the loader decides, where the GPU is of a generation that has the kernels."""
-    config = subject.config
-    is_wanted = config.quantized_products == "native" and not config.deterministic
-    is_able = config.device == "cuda" and subject.dtype == torch.bfloat16
-    return subject.recipe is not None and is_wanted and is_able
 
 
 def _stored_as(subject: _Subject) -> tuple[str, ...]:

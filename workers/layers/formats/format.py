@@ -75,6 +75,14 @@ class WeightFormat(ABC):
         """The same in the form that products on GPUs take; None where there are none of it."""
         return None
 
+    def kept_unread(self, cut: Cut) -> KeptWeight | None:
+        """As kept, from shapes alone: on the meta device."""
+        tensors = {}
+        for part, stored in self.tensors(cut.whole).items():
+            shape = [piece.stop - piece.start for piece in self.slices(part, cut)]
+            tensors[part] = torch.empty(shape, dtype=stored.dtypes[0], device="meta")
+        return self.kept(tensors, cut)
+
     @abstractmethod
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         """What slices of all tensors stand for: (cut.num_rows, cut.num_columns), float32."""

@@ -55,6 +55,15 @@ class GroupedFormat(WeightFormat):
         weight = self.grouped(tensors, cut)
         return Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
 
+    def kept_unread(self, cut: Cut) -> KeptWeight | None:
+        """With act-order a part of the columns is taken not to be evenly of all groups."""
+        is_part = cut.num_columns != cut.whole[1]
+        if self.bits != _KEPT_BITS or (self.has_act_order and is_part):
+            return None
+        groups = self.group_slice(cut)
+        num_groups = groups.stop - groups.start
+        return Int4Groups.unread(cut.num_rows, cut.num_columns, num_groups, self.has_act_order)
+
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         return self.grouped(tensors, cut).dequantised()
 

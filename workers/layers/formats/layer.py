@@ -130,6 +130,14 @@ class StoredLayer:
         for weight in weights:
             weight.release()
 
+    def settle_unread(self) -> None:
+        """As settle, from shapes alone, of a model on the meta device."""
+        weights = self.weights.values()
+        pieces = [x.format.kept_unread(x.cut) for x in weights] if self._is_kept else [None]
+        kept = join_kept(pieces, self._dtype)
+        if kept is not None:
+            self._layer.keep(kept)
+
 
 @dataclass(frozen=True, slots=True)
 class FormatSlot(StoredSlot):
@@ -140,6 +148,10 @@ class FormatSlot(StoredSlot):
     def load(self, tensor: TensorSource) -> None:
         weight, part = self.stored.of(self.name_part)
         weight.load(part, tensor)
+
+    @property
+    def format_title(self) -> str:
+        return self.stored.of(self.name_part)[0].format.title
 
     def obstacle(self, shape: Shape, dtype: torch.dtype) -> str:
         weight, part = self.stored.of(self.name_part)

@@ -12,7 +12,7 @@ import torch
 from workers.errors import ConfigError
 from workers.layers.formats.fills import bits
 from workers.layers.formats.format import check_on_border, in_blocks
-from workers.layers.formats.mxfp4 import DUMMY_SCALES, GROUP_SIZE, dequantise_mxfp4
+from workers.layers.formats.mxfp4 import DUMMY_SCALES, GROUP_SIZE, Mxfp4, dequantise_mxfp4
 from workers.layers.formats.stored import Arrivals, StoredSlot, check_finite
 from workers.layers.sharding import TensorSource
 
@@ -96,6 +96,10 @@ class StackSlot(StoredSlot):
     @property
     def part(self) -> str:
         return self.name_part.rpartition("_")[2]
+
+    @property
+    def format_title(self) -> str:
+        return Mxfp4().title
 
     def load(self, tensor: TensorSource) -> None:
         self.stored.load(self.part, tensor)

@@ -1,6 +1,7 @@
 """One checkpoint module's weight on one rank, while it is being read."""
 
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -134,6 +135,11 @@ class StoredSlot(WeightSlot):
 
     def settle(self) -> None:
         self.stored.settle()
+
+    @property
+    @abstractmethod
+    def format_title(self) -> str:
+        """As WeightFormat.title."""
 
     @property
     def keeps_dtype(self) -> bool:

@@ -61,6 +61,17 @@ class Int4Groups(KeptWeight):
         )
 
     @classmethod
+    def unread(cls, rows: int, columns: int, num_groups: int, has_order: bool) -> Self | None:
+        """As of, from shapes alone: on the meta device, with scales of 16 bits."""
+        turn = _turn_of(columns, columns // num_groups)
+        if turn is None:
+            return None
+        words = torch.empty(rows, columns // VALUES_PER_WORD, dtype=torch.int32, device="meta")
+        scales = torch.empty(num_groups, rows, dtype=torch.float16, device="meta")
+        order = torch.empty(columns, dtype=torch.int64, device="meta") if has_order else None
+        return cls(words, scales, scales.to(torch.uint8), order, turn)
+
+    @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self | None:
         first = pieces[0]
         if not all(first._goes_with(piece) for piece in pieces):
@@ -92,7 +103,8 @@ class Int4Groups(KeptWeight):
             return False
         if self.order is None or other.order is None:
             return self.order is other.order
-        return torch.equal(self.order, other.order)
+        # From shapes alone: what reads one input was put in order by it.
+        return self.order.is_meta or torch.equal(self.order, other.order)
 
 
 def _turn_of(columns: int, group_size: int) -> int | None:
@@ -118,6 +130,6 @@ def _packed(values: torch.Tensor, turn: int) -> torch.Tensor:
 
 
 def _narrow(scales: torch.Tensor) -> torch.Tensor:
-    """In 16 bits where they are all exactly numbers of those."""
+    """In 16 bits where they are all exactly numbers of those, which on the meta device all are."""
     half = scales.half()
-    return half if torch.equal(half.float(), scales) else scales
+    return half if scales.is_meta or torch.equal(half.float(), scales) else scales

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from tests.fakes.tiny_models import MIXTURES, NATIVE, tiny_config
-from workers.models.cuda_llama import has_fused_layers
+from workers.models.fused_members import has_fused_llama
 from workers.models.llama_family import llama_family_spec
 
 
@@ -36,5 +36,5 @@ def test_kernels_and_models_compute_what_plain_torch_does() -> None:
 def test_which_members_are_fused(name: str, is_fused: bool) -> None:
     """GLM-4.5 rotates half a head; a dense model with a bias runs as it did."""
     spec = llama_family_spec(tiny_config({**MIXTURES, **NATIVE}[name]))
-    assert has_fused_layers(spec, torch.bfloat16) is is_fused
-    assert not has_fused_layers(spec, torch.float32) or spec.mixture is None
+    assert has_fused_llama(spec, torch.bfloat16) is is_fused
+    assert not has_fused_llama(spec, torch.float32) or spec.mixture is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from service.cli import app
@@ -17,10 +18,12 @@ from tests.fakes.tiny_models import (
     save_tiny_model,
     tiny_config,
 )
+from tests.unit.workers.loading.test_quantised_experts import pair_of
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
+from workers.survey.formats import StoredFormat
 from workers.survey.survey import ModelSurvey, survey_model
 
 MODELS = {**TINY_MODELS, **THROUGH_TRANSFORMERS}
@@ -77,7 +80,7 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     tight = survey(folder, 0.0012, device="cuda", dtype="bfloat16", tp_size=2).memory.fit
     assert tight is not None
     assert 0 < tight.num_longest < tight.num_requests < 256
-    with pytest.raises(ConfigError, match="hold no page"):
+    with pytest.raises(ConfigError, match=r"of a rank alone, \d+\.\d+ GiB, are larger than"):
         survey(folder, 0.0001, device="cuda")
 
 
@@ -88,11 +91,53 @@ def test_quantised_weights_have_a_format_and_a_reason_where_they_are_refused(fol
     found = survey(folder)
     assert found.stored_as == ("fp8 (16x32 blocks)",)
     assert found.memory.weight_bytes == plain
-    assert not found.may_stay_stored
-    assert survey(folder, device="cuda", dtype="bfloat16").may_stay_stored
+    assert found.formats == (StoredFormat("fp8 (16x32 blocks)", 0, 12),)
+    assert survey(folder, device="cuda", dtype="bfloat16").formats == found.formats
     assert 8 not in found.ranks  # cuts inside of blocks
     with pytest.raises(ModelLoadError, match="are served natively only"):
         survey(folder, model_impl="transformers")
+
+
+def wide_model() -> TinyModel:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    return TinyModel("llama", {**sizes, "num_hidden_layers": 2})
+
+
+def test_on_hopper_weights_stay_as_they_are_stored(tmp_path: Path) -> None:
+    folder = save_tiny_model(wide_model(), tmp_path)
+
+    def on_gpu(**changes: Any) -> ModelSurvey:
+        settings = {"device": "cuda", "dtype": "bfloat16", "quantization": "fp8", **changes}
+        return survey(folder, **settings)
+
+    kept, plain = on_gpu(), on_gpu(quantization=None)
+    (one,) = kept.formats
+    assert (one.num_kept, one.num_dequantised) == (8, 0)
+    tensors = load_file(folder / "model.safetensors")
+    linear = [tensor for name, tensor in tensors.items() if name.endswith("_proj.weight")]
+    elements, rows = sum(x.numel() for x in linear), sum(len(x) for x in linear)
+    # Two bytes become one, and a row has a scale of four.
+    want = plain.memory.weight_bytes - elements + 4 * rows
+    assert kept.memory.weight_bytes == want
+    for changes in ({"quantized_products": "dequantize"}, {"deterministic": True}):
+        dequantised = on_gpu(**changes)
+        assert dequantised.formats[0].num_kept == 0
+        assert dequantised.memory.weight_bytes == plain.memory.weight_bytes
+    assert on_gpu(dtype="float16").formats[0].num_kept == 0
+
+
+def test_experts_stay_as_they_are_stored(tmp_path: Path) -> None:
+    quantised, _ = pair_of("gpt_oss", tmp_path)
+    stored = survey(quantised, device="cuda", dtype="bfloat16")
+    (one,) = stored.formats
+    assert (one.title, one.num_dequantised) == ("mxfp4", 0)
+    assert one.num_kept > 0
+    told = CliRunner().invoke(app, ["models", str(quantised), "--dtype", "bfloat16"])
+    assert f"mxfp4: {one.num_kept} layers as stored (Hopper, from sm90 on)" in told.output
+    dequantised = survey(
+        quantised, device="cuda", dtype="bfloat16", quantized_products="dequantize"
+    )
+    assert stored.memory.weight_bytes < dequantised.memory.weight_bytes
 
 
 def test_windows_are_seen_and_weights_may_be_missing(tmp_path: Path) -> None:
