@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workers.errors import AdapterError
+from workers.loading.quantization.patterns import BOUNDS, is_bounded
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -138,6 +139,10 @@ def _pattern(stated: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     if not isinstance(pattern, dict):
         raise AdapterError(f"{CONFIG_FILE}: {name} is no object")
     for expression in pattern:
+        if not is_bounded(expression):
+            raise AdapterError(
+                f"{CONFIG_FILE}: {name} has {expression[:80]!r}, which is too complex: {BOUNDS}"
+            )
         try:
             re.compile(expression)
         except re.error as error:

@@ -10,6 +10,10 @@ _EXPRESSION = "re:"
 _MAX_CHARACTERS = 512
 _MAX_REPEATS = 4
 _MAX_GROUPS = 4
+BOUNDS = (
+    f"at most {_MAX_CHARACTERS} characters, {_MAX_REPEATS} repeats and {_MAX_GROUPS} groups are "
+    "matched, and neither repeats of a group nor flags"
+)
 # Escaped characters and sets, in which repeats and groups are letters like others.
 _LITERALS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
@@ -35,16 +39,14 @@ def stated_expression(expression: str) -> re.Pattern[str]:
     Raises ModelLoadError for what is none, and for one that could hold a start: the time of a match
     grows by a factor with every repeat and group, and exponentially with repeats of a group.
     """
-    if not _is_bounded(expression):
-        raise ModelLoadError(
-            f"the recipe's pattern {expression[:_MAX_CHARACTERS]!r} is too complex: at most "
-            f"{_MAX_CHARACTERS} characters, {_MAX_REPEATS} repeats and {_MAX_GROUPS} groups are "
-            "matched, and neither repeats of a group nor flags"
-        )
+    if not is_bounded(expression):
+        shown = expression[:_MAX_CHARACTERS]
+        raise ModelLoadError(f"the recipe's pattern {shown!r} is too complex: {BOUNDS}")
     return compiled(f"(?:{expression}).*")
 
 
-def _is_bounded(expression: str) -> bool:
+def is_bounded(expression: str) -> bool:
+    """Whether a match takes no longer than a name's length to the power of a few repeats."""
     if len(expression) > _MAX_CHARACTERS:
         return False
     bare = _LITERALS.sub("x", expression)

@@ -76,6 +76,7 @@ def test_the_scale_is_what_peft_computes(tmp_path, changes, module, scale) -> No
         ({"r": True}, "r=True is no rank"),
         ({"lora_alpha": "8"}, "lora_alpha='8' is no number"),
         ({"rank_pattern": {"(": 2}}, "rank_pattern has '('"),
+        ({"rank_pattern": {"(q+)+x": 2}}, "rank_pattern has '(q+)+x', which is too complex"),
         ({"rank_pattern": 3}, "rank_pattern is no object"),
     ],
 )
