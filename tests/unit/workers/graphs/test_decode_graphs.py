@@ -93,6 +93,7 @@ class TwoSecondEvent:
 
 class GraphedCpuRunner(ModelRunner):
     num_padding_slots = 1
+    _adapted_graphs = ()
     graph_backend = ReplayableTorchBackend
 
     def use_graphs(self, sizes, interval_steps=0):
