@@ -92,8 +92,7 @@ class TwoSecondEvent:
 
 
 class GraphedCpuRunner(ModelRunner):
-    num_padding_slots = 1
-    _adapted_graphs = ()
+    num_padding_slots, _adapted_graphs = 1, ()
     graph_backend = ReplayableTorchBackend
 
     def use_graphs(self, sizes, interval_steps=0):
