@@ -12,10 +12,8 @@ the best of the repeats. One line of JSON a measurement.
 import argparse
 import json
 import logging
-import random
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,15 +21,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION
+from benchmarks.h200.full_batch import tokens_a_second
 from workers.adapters.folder import adapter_at
 from workers.adapters.ref import AdapterInfo, AdapterRef
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.protocol import GenerateRequest
-from workers.sampling.params import SamplingParams
-
-VOCAB_SIZE = 100_000
-PROMPT_TOKENS = 256
 
 
 def write_adapter(folder: Path, info: AdapterInfo, rank: int, seed: int) -> Path:
@@ -64,31 +58,6 @@ def build(folder: str, max_loras: int, rank: int) -> Engine:
     while engine.prepare_while_idle():
         pass
     return engine
-
-
-def tokens_a_second(
-    engine: Engine, num_streams: int, num_tokens: int, adapters: Sequence[AdapterRef | None]
-) -> float:
-    """adapters: of the streams, by turns."""
-    rng = random.Random(num_streams)
-    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    times_s: dict[str, list[tuple[float, int]]] = {}
-    for index in range(num_streams):
-        prompt = [rng.randrange(10, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
-        adapter = adapters[index % len(adapters)]
-        engine.submit(GenerateRequest(str(index), prompt, sampling, adapter=adapter))
-        times_s[str(index)] = []
-    while engine.has_work:
-        outputs = engine.step()
-        now_s = time.perf_counter()
-        for output in outputs:
-            if output.error is not None:
-                raise RuntimeError(f"{output.request_id}: {output.error.message}")
-            times_s[output.request_id].append((now_s, len(output.token_ids)))
-    begin_s = max(own[0][0] for own in times_s.values())
-    end_s = min(own[-1][0] for own in times_s.values())
-    tokens = sum(n for own in times_s.values() for at_s, n in own if begin_s < at_s <= end_s)
-    return tokens / (end_s - begin_s)
 
 
 def measure(

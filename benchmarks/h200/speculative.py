@@ -15,7 +15,6 @@ import argparse
 import gc
 import json
 import logging
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -26,17 +25,14 @@ import numpy as np
 import torch
 
 from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION, Job
+from benchmarks.h200.full_batch import tokens_a_second
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.engine.protocol import GenerateRequest
 from workers.parallel.local_engine import build_local_engine
 from workers.runner.drafting_executor import DraftingExecutor
-from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import IntArray
 from workers.speculation.adaptive import AdaptiveLength
 
-VOCAB_SIZE = 100_000
-PROMPT_TOKENS = 256
 WARM_UP_TOKENS = (24, 384)
 """Of a stream, where the length is fixed and where it is learnt."""
 
@@ -84,26 +80,8 @@ def build(folder: str, tp_size: int, drafts: dict[str, Any]) -> Engine:
 
 
 def ms_a_token(engine: Engine, num_streams: int, num_tokens: int) -> float:
-    rng = random.Random(num_streams)
-    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    times_s: dict[str, list[tuple[float, int]]] = {}
-    for index in range(num_streams):
-        prompt = [rng.randrange(10, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
-        engine.submit(GenerateRequest(str(index), prompt, sampling))
-        times_s[str(index)] = []
-    while engine.has_work:
-        outputs = engine.step()
-        now_s = time.perf_counter()
-        for output in outputs:
-            if output.error is not None:
-                raise RuntimeError(f"{output.request_id}: {output.error.message}")
-            times_s[output.request_id].append((now_s, len(output.token_ids)))
-    begin_s = max(own[0][0] for own in times_s.values())
-    end_s = min(own[-1][0] for own in times_s.values())
-    tokens = sum(
-        count for own in times_s.values() for at_s, count in own if begin_s < at_s <= end_s
-    )
-    return (end_s - begin_s) * num_streams / tokens * 1e3
+    """Of one stream among num_streams."""
+    return num_streams / tokens_a_second(engine, num_streams, num_tokens) * 1e3
 
 
 def measure(
