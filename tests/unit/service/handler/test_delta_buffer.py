@@ -1,6 +1,9 @@
 """Deltas that are put together tell the same as one by one."""
 
+import gc
 import time
+
+import pytest
 
 from service.chat.parsed import ToolCallDelta
 from service.handler.delta_buffer import DeltaBuffer
@@ -43,6 +46,15 @@ def test_a_delta_has_one_part_of_a_call_at_most():
     assert [call.index for call in merged.tool_calls] == [0, 1]
 
 
+@pytest.fixture
+def without_collections():
+    """A collection looks at all that a process holds: the more of it, the longer."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collections")
 def test_a_token_costs_the_same_however_many_are_held():
     def add_s(num_tokens):
         buffer = DeltaBuffer(1 << 30)
