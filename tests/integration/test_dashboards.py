@@ -41,6 +41,8 @@ ALWAYS_ZERO = {
 # Panels without any series here, and why.
 NOT_HERE = {
     "attention/Measured by auto-tuned, one layer": "the engines attend by the order of preferences",
+    "attention/Tokens of experts by part": "the model has no experts",
+    "attention/Busiest expert and part over the mean": "the model has no experts",
 }
 # Quantiles of what happens here by chance alone, if at all: their series exist, of no number.
 LEFT_TO_CHANCE = {
