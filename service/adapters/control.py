@@ -19,8 +19,10 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 class AdapterBoardClient(Protocol):
     """The registry's board, from afar. Raises ApiError where it does not answer."""
 
-    async def set(self, entry: AdapterEntry, action: str, by: str) -> AdapterTable:
-        """action, by: for the audit log."""
+    async def set(
+        self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
+    ) -> AdapterTable:
+        """known: the caller's own table. action, by: for the audit log."""
         ...
 
     async def restore(self, table: AdapterTable) -> None: ...
@@ -73,7 +75,7 @@ class AdapterControl:
         if info is None:
             raise _invalid(f"the model {shelf.model!r} takes no adapters (engine.max_loras)", None)
         try:
-            adapter = await asyncio.to_thread(self._read, name, _absolute(folder), info)
+            adapter = await asyncio.to_thread(self._read, name, Path(folder), info)
         except AdapterError as error:
             raise _invalid(
                 f"the adapter {name!r} cannot be served: {error}", "lora_path"
@@ -93,7 +95,7 @@ class AdapterControl:
         )
 
     async def _set(self, entry: AdapterEntry, action: str, by: str) -> None:
-        await self.take(await self._board.set(entry, action, by))
+        await self.take(await self._board.set(entry, self._table, action, by))
 
     def _shelf_of(self, model: str) -> AdapterShelf:
         if not model:
@@ -115,10 +117,6 @@ class AdapterControl:
         owners = [one.model for one in self._shelves.values() if one.find(name) is not None]
         if owners not in ([], [shelf.model]):
             raise _invalid(f"{owners[0]!r} has an adapter {name!r}", "lora_name")
-
-
-def _absolute(folder: str) -> Path:
-    return Path(folder).expanduser().resolve()
 
 
 def _invalid(message: str, param: str | None) -> ApiError:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from workers.adapters.folder import content_key
+from workers.adapters.folder import absolute, content_key
 from workers.adapters.peft_weights import open_adapter
 from workers.adapters.ref import AdapterRef
 from workers.errors import AdapterError, ConfigError
@@ -14,12 +14,13 @@ def configured_adapters(folders: Mapping[str, str]) -> dict[str, AdapterRef]:
 
     Raises ConfigError for files that cannot be read or that are served with no model.
     """
-    return {name: _adapter(name, Path(folder).expanduser()) for name, folder in folders.items()}
+    return {name: _adapter(name, folder) for name, folder in folders.items()}
 
 
-def _adapter(name: str, folder: Path) -> AdapterRef:
+def _adapter(name: str, stated: str) -> AdapterRef:
     try:
+        folder = absolute(Path(stated))
         with open_adapter(folder):
-            return AdapterRef(name, str(folder.resolve()), content_key(folder))
+            return AdapterRef(name, str(folder), content_key(folder))
     except AdapterError as error:
-        raise ConfigError(f"engine.lora.{name}: {folder}: {error}") from error
+        raise ConfigError(f"engine.lora.{name}: {stated}: {error}") from error

@@ -38,9 +38,10 @@ class ServedAdapters:
 
     def _served(self, adapter: AdapterRef) -> ServedModel:
         if adapter not in self._made:
-            # What is no longer on the shelf is not kept.
-            self._made = {one: made for one, made in self._made.items() if one in set(self._shelf)}
             self._made[adapter] = self._make(adapter)
+            if len(self._made) > 2 * len(self._shelf):
+                # What is no longer on the shelf is not kept. Seldom: a shelf may be long.
+                self._made = {one: self._made[one] for one in self._shelf if one in self._made}
         return self._made[adapter]
 
     def _make(self, adapter: AdapterRef) -> ServedModel:

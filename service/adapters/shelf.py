@@ -17,6 +17,9 @@ class AdapterShelf:
     def __iter__(self) -> Iterator[AdapterRef]:
         return iter(self._adapters.values())
 
+    def __len__(self) -> int:
+        return len(self._adapters)
+
     def find(self, name: str) -> AdapterRef | None:
         return self._adapters.get(name)
 

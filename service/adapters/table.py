@@ -37,7 +37,10 @@ class AdapterBoard:
         self.table = AdapterTable()
         self._clock_ns = clock_ns
 
-    def set(self, entry: AdapterEntry) -> AdapterTable:
+    def set(self, entry: AdapterEntry, known: AdapterTable) -> AdapterTable:
+        """known: what the caller was told last. A board that has lost its memory would otherwise
+        make all others forget it, too."""
+        self.restore(known)
         version = max(self.table.version + 1, self._clock_ns())
         self.table = self.table.with_entry(entry, version)
         return self.table

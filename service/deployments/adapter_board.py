@@ -14,11 +14,14 @@ class RemoteAdapterBoard:
         self._registry = registry
         self._ingress_id = ingress_id
 
-    async def set(self, entry: AdapterEntry, action: str, by: str) -> AdapterTable:
+    async def set(
+        self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
+    ) -> AdapterTable:
         """by: the request's id, which the log of requests has, too."""
+        set_adapter = self._registry.set_adapter.remote
         caller = f"request {by} at ingress {self._ingress_id}"
         try:
-            table: AdapterTable = await self._registry.set_adapter.remote(entry, action, caller)
+            table: AdapterTable = await set_adapter(entry, known, action, caller)
         except ray.exceptions.RayError as error:
             raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
         return table

@@ -92,9 +92,11 @@ class RegistryActor:
         self._registry.loads.report_start_failure(key)
         self._changed.set()
 
-    async def set_adapter(self, entry: AdapterEntry, action: str, by: str) -> AdapterTable:
+    async def set_adapter(
+        self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
+    ) -> AdapterTable:
         self._audit.record(action, by)
-        table = self._registry.set_adapter(entry)
+        table = self._registry.set_adapter(entry, known)
         self._changed.set()
         return table
 

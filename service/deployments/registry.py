@@ -121,9 +121,10 @@ class ReplicaRegistry:
     def report_ingress(self, report: IngressReport) -> None:
         self._ingresses[report.ingress_id] = (self._clock(), report)
 
-    def set_adapter(self, entry: AdapterEntry) -> AdapterTable:
+    def set_adapter(self, entry: AdapterEntry, known: AdapterTable) -> AdapterTable:
+        """known: what the ingress that asks was told last."""
         self._version += 1
-        return self._adapters.set(entry)
+        return self._adapters.set(entry, known)
 
     def restore_adapters(self, table: AdapterTable) -> None:
         """What an ingress has been told by a registry that is gone."""

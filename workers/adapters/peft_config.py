@@ -6,6 +6,7 @@ and says anything. Knows no tensors.
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from workers.errors import AdapterError
 from workers.loading.quantization.patterns import BOUNDS, is_bounded
 
 CONFIG_FILE = "adapter_config.json"
+
+_MAX_SHOWN = 80
+_MAX_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -86,13 +90,13 @@ class PeftConfig:
         return cls(
             rank=_whole(stated.get("r", 8), "r"),
             alpha=_number(stated.get("lora_alpha", 8), "lora_alpha"),
-            is_rank_stabilised=stated.get("use_rslora", False) is True,
+            is_rank_stabilised=_truth(stated.get("use_rslora"), "use_rslora"),
             rank_pattern={
-                name: _whole(rank, f"rank_pattern of {name}")
+                name: _whole(rank, f"rank_pattern of {_name(name)}")
                 for name, rank in _pattern(stated, "rank_pattern")
             },
             alpha_pattern={
-                name: _number(alpha, f"alpha_pattern of {name}")
+                name: _number(alpha, f"alpha_pattern of {_name(name)}")
                 for name, alpha in _pattern(stated, "alpha_pattern")
             },
         )
@@ -100,10 +104,14 @@ class PeftConfig:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
+        if not file.is_file():
+            raise AdapterError(f"there is no {file.name}")
+        if file.stat().st_size > _MAX_BYTES:
+            raise AdapterError(f"{file.name} has more than {_MAX_BYTES} bytes")
         stated = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise AdapterError(f"there is no {file.name}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AdapterError(f"{file.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{file.name} cannot be read: {error}") from error
     if not isinstance(stated, dict):
         raise AdapterError(f"{file.name} is no object")
@@ -119,19 +127,37 @@ def _check_stated(stated: Mapping[str, Any]) -> None:
         # 0 and 1 are no booleans.
         allowed = _ALLOWED.get(name, _NOTHING)
         if not any(value == one and type(value) is type(one) for one in allowed):
-            raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is not served")
+            raise AdapterError(f"{CONFIG_FILE}: {_name(name)}={_shown(value)} is not served")
+
+
+def _shown(value: Any) -> str:
+    """Somebody else's words, of any length and of any characters."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _name(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= _MAX_SHOWN else _shown(name)
 
 
 def _whole(value: Any, name: str) -> int:
     if type(value) is not int or value < 1:
-        raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is no rank")
+        raise AdapterError(f"{CONFIG_FILE}: {name}={_shown(value)} is no rank")
     return value
 
 
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not abs(value) < float("inf"):
-        raise AdapterError(f"{CONFIG_FILE}: {name}={value!r} is no number")
+    # An integer may be larger than any float.
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise AdapterError(f"{CONFIG_FILE}: {name}={_shown(value)} is no number")
     return float(value)
+
+
+def _truth(value: Any, name: str) -> bool:
+    """Where nothing is said, it is not so."""
+    if value is not None and type(value) is not bool:
+        raise AdapterError(f"{CONFIG_FILE}: {name}={_shown(value)} is neither true nor false")
+    return value is True
 
 
 def _pattern(stated: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
@@ -141,7 +167,7 @@ def _pattern(stated: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     for expression in pattern:
         if not is_bounded(expression):
             raise AdapterError(
-                f"{CONFIG_FILE}: {name} has {expression[:80]!r}, which is too complex: {BOUNDS}"
+                f"{CONFIG_FILE}: {name} has {_shown(expression)}, which is too complex: {BOUNDS}"
             )
         try:
             re.compile(expression)

@@ -57,9 +57,9 @@ class AdapterFile:
 def open_adapter(folder: Path, framework: Literal["np", "pt"] = "np") -> Iterator[AdapterFile]:
     """Raises AdapterError where config or file cannot be served, then or while it is read."""
     config, path = PeftConfig.read(folder), folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise AdapterError(f"there is no {WEIGHTS_FILE}; pickled weights are not read")
     try:
+        if not path.is_file():
+            raise AdapterError(f"there is no {WEIGHTS_FILE}; pickled weights are not read")
         with safe_open(path, framework=framework, device="cpu") as file:
             yield AdapterFile(file, config)
     except (SafetensorError, OSError) as error:
@@ -92,17 +92,23 @@ def _pairs(file: Any, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
         found = _NAME.fullmatch(name)
         if found is None:
             raise AdapterError(f"{WEIGHTS_FILE} has {name}, which is not served")
-        names.setdefault(unwrapped(found[1]), {})[found[2]] = name
-    for module, of_module in sorted(names.items()):
+        names.setdefault(found[1], {})[found[2]] = name
+    seen: set[str] = set()
+    for stated, of_module in sorted(names.items()):
+        module = unwrapped(stated)
+        if module in seen:
+            raise AdapterError(f"{WEIGHTS_FILE} has {module} by two names")
+        seen.add(module)
         if len(of_module) < 2:
             raise AdapterError(f"{WEIGHTS_FILE}: {module} lacks one of lora_A and lora_B")
         a_shape, b_shape = (_checked_shape(file, of_module[part]) for part in "AB")
-        rank = config.rank_of(module)
+        # Patterns are of names as the adapter's own model had them.
+        rank = config.rank_of(stated)
         if a_shape[0] != rank or b_shape[1] != rank:
             raise AdapterError(
                 f"{module} has matrices {a_shape} and {b_shape}, and rank {rank} in the config"
             )
-        scale = config.scale_of(module)
+        scale = config.scale_of(stated)
         yield module, ModulePair(of_module["A"], of_module["B"], a_shape, b_shape, scale)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import grpc
 import httpx
@@ -61,9 +62,9 @@ class LocalBoard:
         self.board = AdapterBoard()
         self.actions = []
 
-    async def set(self, entry, action, by):
+    async def set(self, entry, known, action, by):
         self.actions.append(action)
-        return self.board.set(entry)
+        return self.board.set(entry, known)
 
     async def restore(self, table):
         self.board.restore(table)
@@ -192,6 +193,8 @@ async def test_what_cannot_be_served_is_refused_when_it_is_loaded(client, tmp_pa
         ("tiny", save(tmp_path / "one"), "a model is called 'tiny'"),
         ("-", save(tmp_path / "one"), "a name is"),
         ("one", str(tmp_path / "nowhere"), "there is no adapter_config.json"),
+        ("one", "~nobody-of-this-name/x", "the folder cannot be found"),
+        ("one", "a\0b", "the folder cannot be found"),
         ("one", save(tmp_path / "large", rank=8), "has rank 8, max_lora_rank is 4"),
     ):
         reply = await load(client, name, folder)
@@ -270,12 +273,41 @@ async def test_a_registry_that_starts_anew_learns_what_was_loaded(served, tmp_pa
     await served.control.take(served.board.board.table)
     assert served.board.board.table == table
     assert served.directory.find("one").parent == "tiny"
+    # Or by the next call, whichever comes first.
+    served.board.board = AdapterBoard()
+    await served.control.load("", "two", save(tmp_path / "two"), "me", in_place=False)
+    assert {one.name for one in served.board.board.table.entries} == {"one", "two"}
+    assert served.directory.find("one").parent == "tiny"
+
+
+def test_many_adapters_are_listed_at_once_and_none_is_kept_that_is_gone() -> None:
+    looked_at = 0
+
+    class Shelf(AdapterShelf):
+        def __iter__(self):
+            nonlocal looked_at
+            for one in super().__iter__():
+                looked_at += 1
+                yield one
+
+    refs = {f"{index}": AdapterRef(f"{index}", "/a", f"{index}") for index in range(300)}
+    shelf = Shelf("m", refs)
+    inner = SimpleNamespace(over=lambda backend, metrics: backend, metrics=None)
+    counted = SimpleNamespace(of=lambda name, metrics: metrics)
+    served = ServedAdapters(shelf, inner, None, lambda: True, counted)
+    assert [one.name for one in served] == list(refs)
+    assert looked_at <= 2 * len(refs)
+    for index in range(1000):
+        ref = AdapterRef("0", "/a", f"later-{index}")
+        shelf.take(AdapterTable(index, (AdapterEntry("m", "0", ref),)))
+        assert served.find("0").name == "0"
+    assert len(served._made) <= 2 * len(refs)
 
 
 def test_the_newer_word_on_a_name_counts() -> None:
     board, ref = AdapterBoard(lambda: 7), AdapterRef("a", "/a", "k")
-    first = board.set(AdapterEntry("m", "a", ref))
-    second = board.set(AdapterEntry("m", "a", None))
+    first = board.set(AdapterEntry("m", "a", ref), AdapterTable())
+    second = board.set(AdapterEntry("m", "a", None), AdapterTable())
     assert second.version > first.version
     assert second.entries == (AdapterEntry("m", "a", None),)
     assert not board.restore(first)
@@ -325,5 +357,7 @@ def test_the_configuration_names_folders_and_keys(tmp_path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(broken)
+    with pytest.raises(ConfigError, match=r"engine\.lora\.two: .*the folder cannot be found"):
+        configured_adapters({"two": "~nobody-of-this-name/x"})
     with pytest.raises(ConfigError, match=r"engine\.lora\.two: .*there is no adapter_config"):
         configured_adapters({"two": str(tmp_path / "nowhere")})

@@ -1,7 +1,9 @@
 """What is read of PEFT's files, and what is refused, by its name."""
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,6 +80,11 @@ def test_the_scale_is_what_peft_computes(tmp_path, changes, module, scale) -> No
         ({"rank_pattern": {"(": 2}}, "rank_pattern has '('"),
         ({"rank_pattern": {"(q+)+x": 2}}, "rank_pattern has '(q+)+x', which is too complex"),
         ({"rank_pattern": 3}, "rank_pattern is no object"),
+        ({"use_rslora": 1}, "use_rslora=1 is neither true nor false"),
+        ({"lora_alpha": 10**400}, "lora_alpha=1000"),
+        ({"x": "y" * 1000}, f"x='{'y' * 79}... is not served"),
+        ({"\ud800": 1}, r"'\ud800'=1 is not served"),
+        ({"base_model_name_or_path": "x" * (1 << 20)}, "has more than 1048576 bytes"),
     ],
 )
 def test_a_config_that_would_change_the_result_is_refused_by_name(
@@ -125,6 +132,8 @@ def test_missing_pickled_and_broken_files_are_refused(tmp_path) -> None:
     refused(tmp_path, "there is no adapter_config.json")
     (tmp_path / "adapter_config.json").write_text("[")
     refused(tmp_path, "adapter_config.json cannot be read")
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    refused(tmp_path, "adapter_config.json cannot be read")
     (tmp_path / "adapter_config.json").write_text("{}")
     refused(tmp_path, "has no peft_type")
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
@@ -132,6 +141,32 @@ def test_missing_pickled_and_broken_files_are_refused(tmp_path) -> None:
     refused(tmp_path, "pickled weights are not read")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
     refused(tmp_path, "adapter_model.safetensors cannot be read")
+    (tmp_path / "adapter_config.json").unlink()
+    os.mkfifo(tmp_path / "adapter_config.json")
+    refused(tmp_path, "there is no adapter_config.json")
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "a\0b", "x" * 5000])
+def test_what_is_no_path_is_refused(folder) -> None:
+    with pytest.raises(AdapterError, match="cannot be found|cannot be read: File name too long"):
+        adapter_at("one", Path(folder), INFO)
+
+
+def test_patterns_are_of_names_as_the_adapters_model_had_them(tmp_path) -> None:
+    wrapped = Q.replace("model.", "model.language_model.", 1)
+    own = {name.replace(Q, wrapped): tensor for name, tensor in pair().items()}
+    write(tmp_path, own, alpha_pattern={f"^{wrapped}": 20})
+    with open_adapter(tmp_path) as file:
+        assert file.pairs[Q].scale == 10.0
+    write(tmp_path, own | pair())
+    refused(tmp_path, f"has {Q} by two names")
+
+
+def test_who_asks_later_is_not_told_where_files_were(tmp_path) -> None:
+    write(tmp_path, pair())
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(AdapterError, match=r"^adapter_model\.safetensors cannot be read: No such"):
+        content_key(tmp_path)
 
 
 def test_an_adapter_is_known_by_what_its_files_hold(tmp_path) -> None:
