@@ -5,16 +5,18 @@
 Random weights of the config's shapes and adapters of random numbers on all projections, written to
 a folder of their own. One engine with slots for all of them: batches in which every stream has an
 adapter, by turns, batches in which half have one, and batches without. Then an engine without
-slots. Counted from the moment when every stream has its first token until the first has its last;
-the best of the repeats. One line of JSON a measurement.
+slots. Each engine has a process of its own, whose end leaves the GPU's memory to the next one.
+Counted from the moment when every stream has its first token until the first has its last; the
+best of the repeats. One line of JSON a measurement.
 """
 
 import argparse
 import json
 import logging
+import multiprocessing
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -44,6 +46,7 @@ def write_adapter(folder: Path, info: AdapterInfo, rank: int, seed: int) -> Path
 
 
 def build(folder: str, max_loras: int, rank: int) -> Engine:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     config = EngineConfig(
         model=folder,
         load_format="dummy",
@@ -75,6 +78,47 @@ def measure(
     print(json.dumps({**line, "best": max(runs[1:])}), flush=True)
 
 
+def measure_adapters(folder: Path, scratch: Path, arguments: argparse.Namespace) -> None:
+    """An engine with a slot for every adapter."""
+    engine = build(str(folder), arguments.adapters, arguments.rank)
+    try:
+        info = engine.info.adapters
+        assert info is not None
+        refs = [
+            adapter_at(str(n), write_adapter(scratch / str(n), info, arguments.rank, n), info)
+            for n in range(arguments.adapters)
+        ]
+        half = [one for ref in refs for one in (ref, None)]
+        for name, worn in (("every stream", refs), ("half of them", half), ("none", [None])):
+            measure(engine, name, worn, arguments)
+    finally:
+        engine.close()
+
+
+def measure_without_slots(folder: Path, scratch: Path, arguments: argparse.Namespace) -> None:
+    engine = build(str(folder), 0, arguments.rank)
+    try:
+        measure(engine, "without slots", [None], arguments)
+    finally:
+        engine.close()
+
+
+def run_apart(
+    measure_engine: Callable[[Path, Path, argparse.Namespace], None],
+    folder: Path,
+    scratch: Path,
+    arguments: argparse.Namespace,
+) -> None:
+    """In a process of its own, to its end. Raises SystemExit where it fails."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=measure_engine, args=(folder, scratch, arguments)
+    )
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config")
@@ -84,27 +128,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        folder = scratch / "model"
         folder.mkdir()
         (folder / "config.json").write_text(Path(arguments.config).read_text())
-        engine = build(str(folder), arguments.adapters, arguments.rank)
-        info = engine.info.adapters
-        assert info is not None
-        refs = [
-            adapter_at(str(n), write_adapter(Path(scratch) / str(n), info, arguments.rank, n), info)
-            for n in range(arguments.adapters)
-        ]
-        half = [one for ref in refs for one in (ref, None)]
-        for name, worn in (("every stream", refs), ("half of them", half), ("none", [None])):
-            measure(engine, name, worn, arguments)
-        engine.close()
-        del engine
-        torch.cuda.empty_cache()
-        engine = build(str(folder), 0, arguments.rank)
-        measure(engine, "without slots", [None], arguments)
-        engine.close()
+        for measure_engine in (measure_adapters, measure_without_slots):
+            run_apart(measure_engine, folder, scratch, arguments)
 
 
 if __name__ == "__main__":
