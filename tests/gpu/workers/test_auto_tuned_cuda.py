@@ -1,5 +1,6 @@
 """`auto-tuned` on the device: candidates are measured in graphs and eagerly, and attend right."""
 
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from attention.routes import AskedBackends
 from attention.selection import AttentionNeeds, detect_device
 from attention.timing import AttentionPhase
 from attention.tuning.candidates import AUTO_TUNED
+from attention.tuning.stopwatch import USUAL_TURNS
 from tests.gpu.engines import BUILTIN, CUDA, GREEDY, NEAR_TIE, gaps_to_likeliest, prompts_of
 from tests.gpu.needs import NEEDS_GPU
 from workers.config import EngineConfig
@@ -78,14 +80,22 @@ SUBJECTS = {
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS.keys())
 def test_every_candidate_is_measured_without_an_error(subject, tmp_path):
     config = EngineConfig(device="cuda", max_running_requests=16, max_step_tokens=1024)
+    start_s = time.monotonic()
     tuned = tuner_in(tmp_path, config).choose(subject())
+    took_s = time.monotonic() - start_s
     assert [one for one in tuned.table.left_out if one.reason.startswith("failed")] == []
     for phase in (AttentionPhase.DECODE, AttentionPhase.EXTEND):
-        measured = [at for point, at in tuned.table.seconds.items() if point.phase is phase]
         if len(tuned.table.names[phase]) > 1:
-            assert measured
-        for at in measured:
-            assert all(1e-7 < seconds < 1.0 for seconds in at.values())
+            assert any(point.phase is phase for point in tuned.table.seconds)
+    times = {
+        f"{name} at {point}": seconds
+        for point, at in tuned.table.seconds.items()
+        for name, seconds in at.items()
+    }
+    # No kernel ends sooner. Other processes' turns on the device are in the times, so that only
+    # the tuning's own time bounds them: of a candidate's turns, half took its median or more.
+    assert all(seconds > 1e-6 for seconds in times.values()), times
+    assert sum(times.values()) * (USUAL_TURNS.least + 1) / 2 < took_s, (took_s, times)
 
 
 def test_an_engine_takes_the_likeliest_tokens_whoever_attends(tmp_path, monkeypatch):
