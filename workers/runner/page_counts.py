@@ -72,17 +72,25 @@ def _own_pages(
     short = [have for have, enough in zip(bounded, least, strict=True) if have < enough]
     num_pages = min([num_pages, *short])
     if num_pages <= NUM_RESERVED_PAGES:
-        beside = (
-            f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
-            " and their snapshots"
-            if state_bytes
-            else ""
-        )
-        raise ConfigError(
-            f"{budget_bytes} bytes for KV memory hold no page of "
-            f"{own_bytes + sum(bounded_bytes)} bytes{beside}"
-        )
+        page_bytes = own_bytes + sum(bounded_bytes)
+        raise ConfigError(_why_no_page(config, budget_bytes, state_bytes, page_bytes))
     return num_pages, *bounded
+
+
+def _why_no_page(config: EngineConfig, budget_bytes: int, state_bytes: int, page_bytes: int) -> str:
+    whole_bytes = budget_bytes + state_bytes
+    if whole_bytes <= 0:
+        return (
+            f"weights, and whatever else is on the device, take {-whole_bytes} bytes more than "
+            f"gpu_memory_fraction={config.gpu_memory_fraction:g}: none are left for KV memory"
+        )
+    beside = (
+        f" beside {state_bytes} bytes for the states of {config.max_running_requests} requests"
+        " and their snapshots"
+        if state_bytes
+        else ""
+    )
+    return f"{budget_bytes} bytes for KV memory hold no page of {page_bytes} bytes{beside}"
 
 
 def _num_bytes(pages: Sequence[int], page_bytes: Sequence[int]) -> int:

@@ -95,6 +95,8 @@ def test_little_memory_is_for_all_accounts_alike() -> None:
     assert used_bytes(config, pages) <= GIB // 2
     with pytest.raises(ConfigError, match="hold no page of"):
         pages_by_account(engine(), config, 1 << 20)
+    with pytest.raises(ConfigError, match=r"take 5 bytes more than gpu_memory_fraction=0\.3"):
+        pages_by_account(engine(gpu_memory_fraction=0.3), config, -8, state_bytes=3)
 
 
 def test_no_more_pages_than_all_slots_can_use() -> None:
