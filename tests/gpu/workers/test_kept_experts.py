@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.fakes.quantised_checkpoints import quantise_folder
-from tests.fakes.tiny_models import MIXTURES, TinyModel, save_tiny_model
+from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_model
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
 from tests.unit.workers.loading.test_quantised_experts import STACKS, WIDE, quantise_stacks
@@ -90,14 +90,14 @@ def test_an_engine_keeps_mxfp4(tmp_path) -> None:
     assert layers
     assert all(one.is_kept for one in layers)
     del model, layers
-    prompts = prompts_of(4, 200, longest=30)
+    prompts = prompts_of(4, VOCAB_SIZE, longest=30)
     texts = [
         generate(
             EngineConfig(
                 model=str(folder),
                 max_running_requests=8,
                 dtype="bfloat16",
-                gpu_memory_fraction=0.3,
+                num_pages=200,
                 **ways,
             ),
             prompts,

@@ -16,6 +16,7 @@ from workers.config import EngineConfig
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised.fp8_products import MAX_SKINNY_ROWS
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.products import kept_product
@@ -96,12 +97,22 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
         out = made(x)
         assert out.shape[1:] == (num_rows, size[0])
         assert can_split or len(out) == 1
-        is_exact = kind.startswith("int4") or num_rows <= 16
+        is_exact = kind.startswith("int4") or num_rows <= MAX_SKINNY_ROWS
         error = relative_error(out.double().sum(0), x.double() @ matrix.t())
         assert error < (EXACT if is_exact else ROUNDED), (num_rows, can_split, error)
         peers = torch.empty_like(out)
         assert made.into(lambda *size, peers=peers, **kinds: peers, x) is peers
-        assert torch.equal(peers, out)
+        if is_repeatable(kind, size, num_rows):
+            assert torch.equal(peers, out), (num_rows, can_split)
+        else:
+            again = relative_error(peers, out.double())
+            assert again < EXACT, (num_rows, can_split, again)
+
+
+def is_repeatable(kind, size, num_rows):
+    """Not where sglang-kernel takes CUTLASS' stream-K, which adds up sums as they are ready."""
+    rows, columns = size
+    return kind != "fp8_blocks" or num_rows <= MAX_SKINNY_ROWS or columns <= 3 * rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,7 +186,7 @@ def test_engines_keep_weights_and_text(name, tmp_path) -> None:
     assert alone[0][0] == alone[1][0]
 
 
-BASE = {"max_running_requests": 8, "dtype": "bfloat16", "gpu_memory_fraction": 0.3}
+BASE = {"max_running_requests": 8, "dtype": "bfloat16", "num_pages": 200}
 
 
 def test_fp8_while_loading_takes_half_of_the_memory(tmp_path) -> None:

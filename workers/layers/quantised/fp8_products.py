@@ -56,7 +56,12 @@ class Fp8RowProduct(KeptProduct):
 
 
 class Fp8BlockProduct(KeptProduct):
-    """As Fp8RowProduct. Raises ConfigError where sglang-kernel is missing."""
+    """As Fp8RowProduct. Raises ConfigError where sglang-kernel is missing.
+
+    Its CUTLASS kernel shares input features out among programs where these are more than three
+    times the output features, and adds their sums in the order in which they are ready: there one
+    product is not always the same, bit for bit, as the next one of the same input.
+    """
 
     def __init__(self, kept: Fp8Blocks, can_split: bool) -> None:
         self.in_features = kept.in_features
