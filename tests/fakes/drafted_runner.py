@@ -16,8 +16,8 @@ from workers.graphs.verify_graphs import VerifiedStep, VerifyGraphs, verify_shap
 from workers.parallel.group import SingleRank
 from workers.runner.drafting_executor import drafting_executor
 from workers.runner.executor import StepExecutor
-from workers.runner.launched_step import LaunchedStep
 from workers.runner.model_runner import ModelRunner
+from workers.runner.step_inputs import LaunchedStep
 from workers.runner.step_pieces import ReadableStep
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS

@@ -40,12 +40,10 @@ from workers.runner.cuda_executor import (
 )
 from workers.runner.drafting_executor import drafting_executor
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome, attention_records
-from workers.runner.expert_loads import launch_reading
-from workers.runner.launched_step import LaunchedStep
 from workers.runner.model_runner import ModelRunner
 from workers.runner.speculative_runner import check_forgets
 from workers.runner.state_steps import begin_replay, save_behind_replay
-from workers.runner.step_inputs import StepInputs
+from workers.runner.step_inputs import LaunchedStep, StepInputs
 from workers.runner.step_pieces import ReadableStep, launch_in_pieces
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
@@ -170,7 +168,8 @@ class CudaModelRunner(ModelRunner):
         self, plan: StepPlan, step: ReadableStep, start: torch.cuda.Event, submitted_s: float
     ) -> PendingStep:
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        read_experts = launch_reading(self._expert_loads)
+        loads = self._expert_loads
+        read_experts = None if loads is None else loads.after_launch()
         end.record()
         events = StepEvents(start, end, submitted_s)
         # Behind the samples, on every rank: both may hold collectives.

@@ -54,6 +54,11 @@ class ExpertLoads:
         on_host = start_download(self._tally.tokens)
         return lambda: self._record(on_host.numpy())
 
+    def read_now(self) -> ExpertRecord | None:
+        """As after_launch, behind a step that has ended."""
+        read = self.after_launch()
+        return None if read is None else read()
+
     def _record(self, tokens: npt.NDArray[np.int64]) -> ExpertRecord:
         """tokens: (mixtures, experts), since the start. Steps are read in their order."""
         new, self._before = tokens - self._before, tokens.copy()
@@ -79,17 +84,6 @@ def _busiest(tokens: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> float:
     if not means.all():
         return 0.0
     return float((tokens.max(axis=1) / means).mean())
-
-
-def launch_reading(loads: ExpertLoads | None) -> ReadLoad | None:
-    """Behind a step's launch."""
-    return None if loads is None else loads.after_launch()
-
-
-def read_now(loads: ExpertLoads | None) -> ExpertRecord | None:
-    """Behind a step that has ended."""
-    read = launch_reading(loads)
-    return None if read is None else read()
 
 
 def expert_loads(

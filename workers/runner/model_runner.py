@@ -34,7 +34,7 @@ from workers.runner.executor import (
     ThreadStepExecutor,
     attention_records,
 )
-from workers.runner.expert_loads import expert_loads, read_now
+from workers.runner.expert_loads import expert_loads
 from workers.runner.grammars import (
     can_repeat_slots,
     can_run_again,
@@ -43,14 +43,13 @@ from workers.runner.grammars import (
 )
 from workers.runner.kv_memory import create_kv_pool
 from workers.runner.largest_step import largest_step, without_trace
-from workers.runner.launched_step import LaunchedStep
 from workers.runner.mask_inbox import MaskInbox, MaskSource
 from workers.runner.media_stage import media_stages
 from workers.runner.rest import HostRest, model_again, named_tensors, rest_obstacle
 from workers.runner.sizing import AttentionPlan, attention_times, make_timer, plan_attention
 from workers.runner.state_sizing import tell_of_states
 from workers.runner.state_steps import begin_step, slot_states
-from workers.runner.step_inputs import BegunStep, StepInputBuilder, StepInputs
+from workers.runner.step_inputs import BegunStep, LaunchedStep, StepInputBuilder, StepInputs
 from workers.runner.step_pieces import Launch, ReadableStep, launch_in_pieces
 from workers.runner.value_check import value_checks
 from workers.sampling.logprobs import LogprobTensors, prompt_logprobs
@@ -229,7 +228,8 @@ class ModelRunner:
         started_s = time.perf_counter()
         result = self._launch_within_memory(plan, self._launch).read()
         finished_s = time.perf_counter()
-        attention, experts = attention_records(self._timer.drain()), read_now(self._expert_loads)
+        attention = attention_records(self._timer.drain())
+        experts = None if self._expert_loads is None else self._expert_loads.read_now()
         return StepOutcome(result, started_s, finished_s, attention, experts=experts)
 
     def run_follower(self, plan: StepPlan) -> None:

@@ -1,4 +1,5 @@
-"""From a StepPlan to the tensors of a ForwardBatch, in one host-to-device copy.
+"""From a StepPlan to the tensors of a ForwardBatch, in one host-to-device copy; and what is had of
+a step between its forward pass and its results on the host.
 
 Knows the plan's layout and the memory that it changes; no model, no sampling parameters.
 """
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,10 +19,17 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.visibility import Tree
 from workers.models.token_inputs import PlacedEmbeddings
 from workers.pooling.states import PooledStates
-from workers.sampling.logprobs import LogprobTensors
+from workers.sampling.logprobs import LogprobTensors, pack_logprobs
 from workers.sampling.run_drafts import RunDrafts
+from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan, TableWrite
+from workers.scheduler.plan import (
+    IntArray,
+    PromptLogprobRow,
+    StepPlan,
+    StepResult,
+    TableWrite,
+)
 from workers.scheduler.plan_tree import PlanTrees
 
 
@@ -56,13 +65,37 @@ class StepInputs:
 @dataclass(frozen=True, slots=True)
 class BegunStep:
     """A step whose forward pass is launched and whose samples are not drawn. logits: a row for each
-    token to be sampled, None where no row samples; the rest as in model_runner's LaunchedStep."""
+    token to be sampled, None where no row samples; the rest as in LaunchedStep."""
 
     inputs: StepInputs
     logits: torch.Tensor | None
     prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...]
     chunk_has_nan: torch.Tensor | None
     pooled: PooledStates | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step's results on their way to the host; readable once the device has passed.
+
+    chunk_has_nan: bool (num rows that sample nothing,), None where every row samples. pooled: None
+    where no row is.
+    """
+
+    sampled: SampledTokens
+    prompt_logprobs: tuple[tuple[PromptLogprobRow, LogprobTensors], ...] = ()
+    chunk_has_nan: torch.Tensor | None = None
+    pooled: PooledStates | None = None
+
+    def read(self) -> StepResult:
+        return msgspec.structs.replace(
+            self.sampled.read(),
+            prompt_logprobs={
+                row.row: pack_logprobs(tensors) for row, tensors in self.prompt_logprobs
+            },
+            chunk_has_nan=() if self.chunk_has_nan is None else tuple(self.chunk_has_nan.tolist()),
+            pooled=() if self.pooled is None else self.pooled.read(),
+        )
 
 
 class _Uploaded(NamedTuple):

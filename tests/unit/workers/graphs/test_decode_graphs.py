@@ -27,8 +27,8 @@ from workers.graphs.decode_step import StepRows, TorchStepKernels
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.parallel.group import SingleRank
-from workers.runner.launched_step import LaunchedStep
 from workers.runner.model_runner import ModelRunner
+from workers.runner.step_inputs import LaunchedStep
 from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
