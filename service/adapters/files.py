@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workers.adapters.folder import absolute, content_key
-from workers.adapters.peft_weights import open_adapter
+from workers.adapters.peft_weights import read_pairs
 from workers.adapters.ref import AdapterRef
 from workers.errors import AdapterError, ConfigError
 
@@ -20,7 +20,7 @@ def configured_adapters(folders: Mapping[str, str]) -> dict[str, AdapterRef]:
 def _adapter(name: str, stated: str) -> AdapterRef:
     try:
         folder = absolute(Path(stated))
-        with open_adapter(folder):
-            return AdapterRef(name, str(folder), content_key(folder))
+        read_pairs(folder)
+        return AdapterRef(name, str(folder), content_key(folder))
     except AdapterError as error:
         raise ConfigError(f"engine.lora.{name}: {stated}: {error}") from error

@@ -1,18 +1,18 @@
 """One rank's share of an adapter in host memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from workers.adapters.folder import content_key
-from workers.adapters.peft_weights import ModulePair, check_fits, open_adapter
+from workers.adapters.folder import AdapterBytes
+from workers.adapters.in_memory import TensorsInMemory
+from workers.adapters.peft_config import PeftConfig
+from workers.adapters.peft_weights import ModulePair, check_fits, pairs_of
 from workers.adapters.ref import AdapterInfo, AdapterRef
 from workers.adapters.sites import Site, SitePart
 from workers.errors import AdapterError
-
-_Read = Callable[[str, tuple[slice, slice]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,23 @@ class AdapterReader:
 
     def read(self, ref: AdapterRef) -> HostAdapter:
         """Raises AdapterError where the folder no longer holds what was loaded."""
-        folder = Path(ref.folder)
-        if content_key(folder) != ref.key:
+        files = AdapterBytes.read(Path(ref.folder))
+        if files.key != ref.key:
             raise AdapterError("its files have changed since it was loaded")
-        with open_adapter(folder, "pt") as file:
-            check_fits(file.pairs, self._info)
-            pairs = {
-                module: self._pair(file.read, pair, self._parts[module])
-                for module, pair in file.pairs.items()
-            }
-        return HostAdapter(ref, pairs)
+        tensors = TensorsInMemory(files.weights)
+        pairs = pairs_of(PeftConfig.parse(files.config), tensors)
+        check_fits(pairs, self._info)
+        return HostAdapter(
+            ref,
+            {
+                module: self._pair(tensors, pair, self._parts[module])
+                for module, pair in pairs.items()
+            },
+        )
 
-    def _pair(self, read: _Read, pair: ModulePair, part: SitePart) -> HostPair:
-        every = slice(0, pair.rank)
-        a = read(pair.a_name, (every, part.cut.columns))
-        b = read(pair.b_name, (part.cut.rows, every))
+    def _pair(self, tensors: TensorsInMemory, pair: ModulePair, part: SitePart) -> HostPair:
+        a = tensors.read(pair.a_name)[:, part.cut.columns]
+        b = tensors.read(pair.b_name)[part.cut.rows]
         pair_here = a.to(self._dtype, copy=True), (b.float() * pair.scale).to(self._dtype)
         if self._is_pinned:
             return HostPair(*(one.pin_memory() for one in pair_here))

@@ -85,7 +85,12 @@ class PeftConfig:
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
         """Raises AdapterError, by the name of what is not served."""
-        stated = _read_json(folder / CONFIG_FILE)
+        return cls.parse(read_config_bytes(folder))
+
+    @classmethod
+    def parse(cls, data: bytes) -> "PeftConfig":
+        """data: of the file. Raises as read does."""
+        stated = _object_of(data)
         _check_stated(stated)
         return cls(
             rank=_whole(stated.get("r", 8), "r"),
@@ -102,19 +107,26 @@ class PeftConfig:
         )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_config_bytes(folder: Path) -> bytes:
+    """Raises AdapterError where there is no such file, or none of a config's size."""
+    file = folder / CONFIG_FILE
     try:
         if not file.is_file():
-            raise AdapterError(f"there is no {file.name}")
+            raise AdapterError(f"there is no {CONFIG_FILE}")
         if file.stat().st_size > _MAX_BYTES:
-            raise AdapterError(f"{file.name} has more than {_MAX_BYTES} bytes")
-        stated = json.loads(file.read_bytes())
+            raise AdapterError(f"{CONFIG_FILE} has more than {_MAX_BYTES} bytes")
+        return file.read_bytes()
     except OSError as error:
-        raise AdapterError(f"{file.name} cannot be read: {error.strerror}") from error
+        raise AdapterError(f"{CONFIG_FILE} cannot be read: {error.strerror}") from error
+
+
+def _object_of(data: bytes) -> dict[str, Any]:
+    try:
+        stated = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{file.name} cannot be read: {error}") from error
+        raise AdapterError(f"{CONFIG_FILE} cannot be read: {error}") from error
     if not isinstance(stated, dict):
-        raise AdapterError(f"{file.name} is no object")
+        raise AdapterError(f"{CONFIG_FILE} is no object")
     return stated
 
 

@@ -1,14 +1,14 @@
 """adapter_model.safetensors, as PEFT writes it: two matrices for each module that an adapter
-changes. Headers alone are read until somebody asks for a matrix; torch is not loaded for them.
+changes. Of a file headers alone are read, without torch.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -39,31 +39,45 @@ class ModulePair:
         return self.a_shape[0]
 
 
-class AdapterFile:
-    """The pairs of an open file, by module."""
+class TensorHeader(Protocol):
+    """As safetensors tells it."""
 
-    def __init__(self, file: Any, config: PeftConfig) -> None:
-        """file: of safe_open. Raises AdapterError for names, types and shapes that are not
-        served."""
-        self._file = file
-        self.pairs = dict(_pairs(file, config))
+    def get_shape(self) -> list[int]: ...
 
-    def read(self, name: str, index: tuple[slice, slice]) -> Any:
-        """A slice of a matrix, as the framework that the file is open for has it."""
-        return self._file.get_slice(name)[index]
+    def get_dtype(self) -> str: ...
+
+
+class TensorHeaders(Protocol):
+    """Of a file, or of one in memory."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def get_slice(self, name: str) -> TensorHeader: ...
+
+
+def pairs_of(config: PeftConfig, headers: TensorHeaders) -> dict[str, ModulePair]:
+    """By module. Raises AdapterError for names, types and shapes that are not served."""
+    return dict(_pairs(headers, config))
+
+
+def read_pairs(folder: Path) -> dict[str, ModulePair]:
+    """Raises AdapterError where config or weights cannot be served."""
+    config, path = PeftConfig.read(folder), folder / WEIGHTS_FILE
+    with reading_weights():
+        if not path.is_file():
+            raise AdapterError(f"there is no {WEIGHTS_FILE}; pickled weights are not read")
+        with safe_open(path, framework="np", device="cpu") as file:
+            return pairs_of(config, file)
 
 
 @contextmanager
-def open_adapter(folder: Path, framework: Literal["np", "pt"] = "np") -> Iterator[AdapterFile]:
-    """Raises AdapterError where config or file cannot be served, then or while it is read."""
-    config, path = PeftConfig.read(folder), folder / WEIGHTS_FILE
+def reading_weights() -> Iterator[None]:
+    """What goes wrong meanwhile is an AdapterError."""
     try:
-        if not path.is_file():
-            raise AdapterError(f"there is no {WEIGHTS_FILE}; pickled weights are not read")
-        with safe_open(path, framework=framework, device="cpu") as file:
-            yield AdapterFile(file, config)
+        yield
     except (SafetensorError, OSError) as error:
-        raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AdapterError(f"{WEIGHTS_FILE} cannot be read: {reason}") from error
 
 
 def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
@@ -86,9 +100,9 @@ def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
             raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {info.max_rank}")
 
 
-def _pairs(file: Any, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
+def _pairs(headers: TensorHeaders, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
     names: dict[str, dict[str, str]] = {}
-    for name in file.keys():  # noqa: SIM118 - no mapping
+    for name in headers.keys():  # noqa: SIM118 - no mapping
         found = _NAME.fullmatch(name)
         if found is None:
             raise AdapterError(f"{WEIGHTS_FILE} has {name}, which is not served")
@@ -101,7 +115,7 @@ def _pairs(file: Any, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
         seen.add(module)
         if len(of_module) < 2:
             raise AdapterError(f"{WEIGHTS_FILE}: {module} lacks one of lora_A and lora_B")
-        a_shape, b_shape = (_checked_shape(file, of_module[part]) for part in "AB")
+        a_shape, b_shape = (_checked_shape(headers, of_module[part]) for part in "AB")
         # Patterns are of names as the adapter's own model had them.
         rank = config.rank_of(stated)
         if a_shape[0] != rank or b_shape[1] != rank:
@@ -112,8 +126,8 @@ def _pairs(file: Any, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
         yield module, ModulePair(of_module["A"], of_module["B"], a_shape, b_shape, scale)
 
 
-def _checked_shape(file: Any, name: str) -> tuple[int, ...]:
-    header = file.get_slice(name)
+def _checked_shape(headers: TensorHeaders, name: str) -> tuple[int, ...]:
+    header = headers.get_slice(name)
     shape, dtype = tuple(header.get_shape()), header.get_dtype()
     if dtype not in _FLOATS:
         raise AdapterError(f"{name} has dtype {dtype}; served are {', '.join(_FLOATS)}")

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-from workers.adapters.folder import adapter_at, content_key
+from workers.adapters.folder import AdapterBytes, adapter_at, content_key
+from workers.adapters.host import AdapterReader
 from workers.adapters.peft_config import PeftConfig
-from workers.adapters.peft_weights import open_adapter
+from workers.adapters.peft_weights import check_fits, read_pairs
 from workers.adapters.ref import AdapterInfo, AdapterRef, prefix_salt
+from workers.adapters.sites import Site, SitePart
 from workers.errors import AdapterError
+from workers.layers.formats.format import Cut
 
 Q = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.0.mlp.down_proj"
@@ -156,8 +159,7 @@ def test_patterns_are_of_names_as_the_adapters_model_had_them(tmp_path) -> None:
     wrapped = Q.replace("model.", "model.language_model.", 1)
     own = {name.replace(Q, wrapped): tensor for name, tensor in pair().items()}
     write(tmp_path, own, alpha_pattern={f"^{wrapped}": 20})
-    with open_adapter(tmp_path) as file:
-        assert file.pairs[Q].scale == 10.0
+    assert read_pairs(tmp_path)[Q].scale == 10.0
     write(tmp_path, own | pair())
     refused(tmp_path, f"has {Q} by two names")
 
@@ -173,10 +175,38 @@ def test_an_adapter_is_known_by_what_its_files_hold(tmp_path) -> None:
     write(tmp_path, pair() | pair(DOWN))
     first = adapter_at("one", tmp_path, INFO)
     assert first == adapter_at("one", tmp_path, INFO)
-    with open_adapter(tmp_path) as file:
-        assert file.pairs.keys() == {Q, DOWN}
+    assert read_pairs(tmp_path).keys() == {Q, DOWN}
+    assert AdapterBytes.read(tmp_path).key == first.key
     write(tmp_path, pair() | pair(DOWN), lora_alpha=9)
     assert content_key(tmp_path) != first.key
+
+
+@pytest.mark.parametrize("change", ["overwritten", "shortened", "gone"])
+def test_who_writes_to_a_file_that_is_being_read_changes_nothing(
+    tmp_path, monkeypatch, change
+) -> None:
+    """A shortened one, mapped into memory, would have ended the process."""
+    write(tmp_path, pair())
+    ref, path = adapter_at("one", tmp_path, INFO), tmp_path / "adapter_model.safetensors"
+    other = save({name: 3.0 * tensor for name, tensor in pair().items()})
+
+    def check_and_change(pairs, info):
+        check_fits(pairs, info)
+        if change == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(other if change == "overwritten" else b"")
+
+    monkeypatch.setattr("workers.adapters.host.check_fits", check_and_change)
+    part = SitePart(Q, Cut((10, 6), slice(0, 10), slice(0, 6)), slice(0, 10))
+    reader = AdapterReader(
+        [Site(torch.nn.Identity(), (part,))], INFO, torch.float32, torch.device("cpu")
+    )
+    read = reader.read(ref).pairs[Q]
+    assert torch.equal(read.a, torch.ones((2, 6)))
+    assert torch.equal(read.b, torch.full((10, 2), 4.0))
+    with pytest.raises(AdapterError, match="have changed since|cannot be read: No such file"):
+        reader.read(ref)
 
 
 def test_no_salt_is_taken_for_an_adapters() -> None:
