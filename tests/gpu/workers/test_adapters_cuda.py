@@ -5,8 +5,14 @@ import torch
 
 from tests.fakes.adapters import ATTENTION, EVERY, merged_reference, save_adapter
 from tests.fakes.tiny_models import TinyModel, eager_reference, random_prompt, save_tiny_model
-from tests.gpu.engines import CUDA, NEAR_TIE
+from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU
+from tests.gpu.workers.test_deepseek_cuda import (
+    MAX_SHARE,
+    NEAR_TIE,
+    below_the_likeliest,
+    logits_of,
+)
 from workers.adapters.folder import adapter_at
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -16,11 +22,19 @@ pytestmark = NEEDS_GPU
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-# Wide enough for the fused kernels.
+# Wide enough for the fused kernels; in wider rows than the tiny ones numbers as large as theirs
+# would let a rounding of bfloat16 change any token.
 MODEL = TinyModel(
     "llama",
-    {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4},
+    {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "head_dim": 64,
+        "num_attention_heads": 4,
+        "initializer_range": 0.06,
+    },
 )
+PROMPTS = [random_prompt(length, length) for length in (3, 17, 40, 64, 90)]
 
 
 @pytest.mark.parametrize(("num_tokens", "rank"), [(1, 32), (64, 32), (700, 200)])
@@ -53,8 +67,8 @@ def test_tokens_are_likeliest_of_merged_models(has_graphs, tmp_path) -> None:
     folder = save_tiny_model(MODEL, tmp_path / "model")
     base = eager_reference(folder).eval()
     adapters = [
-        save_adapter(tmp_path / "0", base, 0, rank=8, targets=EVERY),
-        save_adapter(tmp_path / "1", base, 1, rank=32, targets=ATTENTION),
+        save_adapter(tmp_path / "0", base, 0, rank=8, targets=EVERY, lora_alpha=8),
+        save_adapter(tmp_path / "1", base, 1, rank=32, targets=ATTENTION, lora_alpha=16),
     ]
     references = [base, *(merged_reference(folder, adapter) for adapter in adapters)]
     config = EngineConfig(
@@ -70,25 +84,26 @@ def test_tokens_are_likeliest_of_merged_models(has_graphs, tmp_path) -> None:
             pass
         info = engine.info.adapters
         refs = [None, *(adapter_at(str(n), one, info) for n, one in enumerate(adapters))]
-        prompts = [random_prompt(length, length) for length in (3, 40, 90)]
-        worn = [ref for ref in refs for _ in prompts]
+        worn = [ref for ref in refs for _ in PROMPTS]
         for _ in range(2):
-            results = engine.generate(prompts * 3, GREEDY, adapters=worn)
+            results = engine.generate(PROMPTS * len(refs), GREEDY, adapters=worn)
         engine.check_integrity()
     finally:
         engine.close()
-    for index, result in enumerate(results):
-        model, prompt = references[index // 3].to(CUDA).bfloat16(), prompts[index % 3]
-        with torch.inference_mode():
-            text = torch.tensor([prompt + result.token_ids], device=CUDA)
-            logits = model(text).logits[0, len(prompt) - 1 : -1].float()
-        chosen = logits.gather(1, text[0, len(prompt) :, None]).squeeze(1)
-        assert (logits.max(-1).values - chosen).max() < NEAR_TIE
+    for index, reference in enumerate(references):
+        own = results[index * len(PROMPTS) : (index + 1) * len(PROMPTS)]
+        found = gaps(reference.to(CUDA), [result.token_ids for result in own])
+        assert (found > NEAR_TIE).float().mean() < MAX_SHARE, (index, found)
+
+
+def gaps(reference, outputs):
+    """How far below its likeliest token's logit a model in float32 puts each token."""
+    logits = logits_of(reference, PROMPTS, outputs)
+    return below_the_likeliest(logits, torch.tensor(sum(outputs, []), device=CUDA))
 
 
 def test_a_step_without_adapters_is_the_models_own(tmp_path) -> None:
     folder = save_tiny_model(MODEL, tmp_path / "model")
-    prompts = [random_prompt(length, length) for length in (3, 40, 90)]
     texts = []
     for max_loras in (0, 2):
         config = EngineConfig(
@@ -96,7 +111,7 @@ def test_a_step_without_adapters_is_the_models_own(tmp_path) -> None:
         )
         engine = Engine.from_config(config)
         try:
-            texts.append([one.token_ids for one in engine.generate(prompts, GREEDY)])
+            texts.append([one.token_ids for one in engine.generate(PROMPTS, GREEDY)])
         finally:
             engine.close()
     assert texts[0] == texts[1]

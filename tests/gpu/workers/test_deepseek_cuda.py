@@ -88,7 +88,11 @@ def config_of(folder, **changes):
 
 def reference_logits(folder, prompts, outputs, dtype):
     """Transformers' for each token of the outputs."""
-    reference = eager_reference(folder).eval().to(CUDA, dtype)
+    return logits_of(eager_reference(folder).eval().to(CUDA, dtype), prompts, outputs)
+
+
+def logits_of(reference, prompts, outputs):
+    """float32 (tokens of the outputs, vocabulary), each token's behind all of the text before."""
     found = []
     for prompt, tokens in zip(prompts, outputs, strict=True):
         text = torch.tensor([prompt + tokens], device=CUDA)
