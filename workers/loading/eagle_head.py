@@ -56,20 +56,36 @@ def read_head_config(folder: Path, num_target_layers: int) -> HeadConfig:
     for key in _OTHER_HEADS:
         if getattr(config, key, None):
             raise ModelLoadError(f"{folder}: heads with {key} are not served")
+    draft_vocab_size = getattr(config, "draft_vocab_size", None) or layer.vocab_size
+    if type(draft_vocab_size) is not int or not 0 < draft_vocab_size <= layer.vocab_size:
+        raise ModelLoadError(
+            f"{folder}: draft_vocab_size={draft_vocab_size!r} is no part of a vocabulary of "
+            f"{layer.vocab_size}"
+        )
     spec = EagleSpec(
         layer=layer,
         target_hidden_size=getattr(config, "target_hidden_size", None) or layer.hidden_size,
-        draft_vocab_size=getattr(config, "draft_vocab_size", None) or layer.vocab_size,
+        draft_vocab_size=draft_vocab_size,
     )
-    stated = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    stated = _stated_taps(folder, config)
+    return HeadConfig(spec, stated or _usual_taps(folder, num_target_layers))
+
+
+def _stated_taps(folder: Path, config: Any) -> tuple[int, ...]:
+    """() for a config that says nothing of them."""
+    eagle = getattr(config, "eagle_config", None) or {}
+    if not isinstance(eagle, dict):
+        raise ModelLoadError(f"{folder}: eagle_config is no object")
+    stated = eagle.get("eagle_aux_hidden_state_layer_ids")
     if stated is None:
-        return HeadConfig(spec, _usual_taps(folder, num_target_layers))
-    if len(stated) != NUM_TAPS or sorted(set(stated)) != list(stated):
+        return ()
+    are_layers = isinstance(stated, list) and all(type(layer) is int for layer in stated)
+    if not are_layers or len(stated) != NUM_TAPS or sorted(set(stated)) != stated:
         raise ModelLoadError(
             f"{folder}: eagle_aux_hidden_state_layer_ids are {NUM_TAPS} ascending layers, not "
             f"{stated}"
         )
-    return HeadConfig(spec, tuple(stated))
+    return tuple(stated)
 
 
 def _usual_taps(folder: Path, num_layers: int) -> tuple[int, ...]:

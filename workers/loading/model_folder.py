@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from workers.builtin import builtin_draft_path, builtin_model_path
@@ -19,6 +20,12 @@ from workers.loading.quantization.read import read_recipe
 from workers.pooling.params import EmbeddingInfo
 
 TOKENIZER_FILE = "tokenizer.json"
+
+# What transformers raises for fields of wrong types or values, some by its classes of configs.
+_CONFIG_ERRORS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    StrictDataclassError,
+)
 
 # Rope variants whose reach is the config's limit times their factor.
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")
@@ -74,7 +81,7 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{folder} has no config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _CONFIG_ERRORS as error:
         raise ModelLoadError(f"{folder / 'config.json'} cannot be used: {error}") from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
