@@ -19,6 +19,7 @@ from workers import Engine
 from workers.builtin import builtin_model_path
 from workers.builtin.corpus import collect_corpus, is_held_out
 from workers.config import EngineConfig
+from workers.engine.protocol import EngineStats
 from workers.sampling.params import SamplingParams
 
 METHODS = ("none", "ngram", "suffix", "draft:builtin-draft", "eagle3")
@@ -34,12 +35,21 @@ def held_out_prompts(num_prompts: int) -> list[list[int]]:
     return [one.ids[:PROMPT_TOKENS] for one in encoded]
 
 
-def row_of(method: str, prompts: list[list[int]], max_draft_tokens: int) -> str:
+def served(
+    method: str,
+    prompts: list[list[int]],
+    max_draft_tokens: int,
+    sampling: SamplingParams,
+    enable_overlap: bool = True,
+) -> tuple[EngineStats, float]:
+    """What an engine counted, and the tokens a second that it made. enable_overlap: the last steps
+    of a text have fewer drafts than there is room for, as what holds is known one step late."""
     engine = Engine.from_config(
         EngineConfig(
             device="cpu",
             num_cpu_threads=1,
             enable_prefix_cache=False,
+            enable_overlap=enable_overlap,
             speculative=None if method == "none" else method,
             draft_policy="fixed",
             max_draft_tokens=max_draft_tokens,
@@ -48,12 +58,15 @@ def row_of(method: str, prompts: list[list[int]], max_draft_tokens: int) -> str:
     try:
         started_s = time.perf_counter()
         num_tokens = sum(
-            len(engine.generate([prompt], SAMPLING)[0].token_ids) for prompt in prompts
+            len(engine.generate([prompt], sampling)[0].token_ids) for prompt in prompts
         )
-        rate = num_tokens / (time.perf_counter() - started_s)
-        stats = engine.stats()
+        return engine.stats(), num_tokens / (time.perf_counter() - started_s)
     finally:
         engine.close()
+
+
+def row_of(method: str, prompts: list[list[int]], max_draft_tokens: int) -> str:
+    stats, rate = served(method, prompts, max_draft_tokens, SAMPLING)
     if not stats.num_drafted_runs:
         return f"| {method} | | | {rate:.0f} |"
     length = 1 + stats.num_accepted_draft_tokens / stats.num_drafted_runs

@@ -1,9 +1,10 @@
 """Prompts behind which a head's target speaks, as token ids.
 
 Of the built-in model: beginnings of documents of its corpus, and its conversations up to the first
-answer. Of others: lines of a file.
+answer; the same corpus is there to be read as it is, too. Of others: lines of a file.
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,11 @@ _ANSWER = "<|im_start|>assistant\n"
 _MAX_PROMPT_TOKENS = 96
 _MIN_DOCUMENT_TOKENS = 8
 _DOCUMENT_CHARS = 600
-_HELD_OUT_ONE_IN = 12
+_PIECE_TOKENS = 256
+_LONG_PIECE_TOKENS = 768
+_CHATS_ONE_IN = 4
+_TOKENS_OF_MADE = 1500
+"""Of what is read, for each pair of conversations made: about a third of it are such ones."""
 
 
 class Prompts(NamedTuple):
@@ -29,11 +34,12 @@ class Prompts(NamedTuple):
     held_out: list[list[int]]
 
 
-def builtin_prompts(tokenizer: Tokenizer, stdlib: Path, num: int, seed: int) -> Prompts:
-    """A third of documents, of chats, and of conversations with functions or JSON. Held out are
-    those of what the target never saw."""
+def builtin_prompts(
+    tokenizer: Tokenizer, stdlib: Path, num: int, num_held_out: int, seed: int
+) -> Prompts:
+    """A third of documents, of chats, and of conversations with functions or JSON, shuffled. Held
+    out are those of what the target never saw."""
     rng = random.Random(seed)
-    num_held_out = max(3, num // _HELD_OUT_ONE_IN)
     texts = collect_texts(collect_corpus(stdlib), seed, num // 6 + 1, num_held_out // 24 + 1)
     held_out_made = [example.prompt for example in texts.examples]
     return Prompts(
@@ -42,13 +48,42 @@ def builtin_prompts(tokenizer: Tokenizer, stdlib: Path, num: int, seed: int) -> 
     )
 
 
-def file_prompts(tokenizer: Tokenizer, file: Path, num: int, seed: int) -> Prompts:
-    """A prompt a line, special tokens written out; every _HELD_OUT_ONE_IN-th is held out."""
+def builtin_reading(
+    tokenizer: Tokenizer, stdlib: Path, max_tokens: int, seed: int
+) -> list[list[int]]:
+    """Pieces of the documents, chats and other conversations that the target was trained on, of
+    _PIECE_TOKENS and of _LONG_PIECE_TOKENS at most; shuffled, max_tokens together at most."""
+    rng = random.Random(seed + 1)
+    texts = collect_texts(collect_corpus(stdlib), seed, max_tokens // _TOKENS_OF_MADE, 1)
+    chats = rng.sample(texts.chats, len(texts.chats) // _CHATS_ONE_IN)
+    whole = [document.text for document in texts.train]
+    whole += [*map(render_chat, chats), *texts.made]
+    encodings = tokenizer.encode_batch(whole, add_special_tokens=False)
+    pieces = [piece for one in encodings for piece in _pieces(one.ids, rng)]
+    rng.shuffle(pieces)
+    lens = itertools.accumulate(map(len, pieces))
+    return [piece for piece, end in zip(pieces, lens, strict=True) if end <= max_tokens]
+
+
+def file_prompts(
+    tokenizer: Tokenizer, file: Path, num: int, num_held_out: int, seed: int
+) -> Prompts:
+    """A prompt a line, special tokens written out. Raises ValueError where there are none beside
+    those held out."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    if len(lines) <= num_held_out:
+        raise ValueError(f"{file} has {len(lines)} prompts, of which {num_held_out} are held out")
     random.Random(seed).shuffle(lines)
-    ids = [_cut(tokenizer, line) for line in lines[:num]]
-    held_out = ids[::_HELD_OUT_ONE_IN]
-    return Prompts([one for i, one in enumerate(ids) if i % _HELD_OUT_ONE_IN], held_out)
+    ids = [_cut(tokenizer, line) for line in lines[: num + num_held_out]]
+    return Prompts(ids[num_held_out:], ids[:num_held_out])
+
+
+def _pieces(ids: list[int], rng: random.Random) -> Iterator[list[int]]:
+    """Of one text, from end to end; one in four is long."""
+    while len(ids) >= _MIN_DOCUMENT_TOKENS:
+        length = rng.choice((_PIECE_TOKENS, _PIECE_TOKENS, _PIECE_TOKENS, _LONG_PIECE_TOKENS))
+        yield ids[:length]
+        ids = ids[length:]
 
 
 def _mixed(
@@ -63,7 +98,9 @@ def _mixed(
     asked = [render_chat(rng.choice(chats)) for _ in range(num // 3)]
     asked += rng.sample(list(made), min(num // 3, len(made)))
     prompts = [_cut(tokenizer, text.partition(_ANSWER)[0] + _ANSWER) for text in asked]
-    return prompts + [next(beginnings) for _ in range(num - len(prompts))]
+    prompts += [next(beginnings) for _ in range(num - len(prompts))]
+    rng.shuffle(prompts)
+    return prompts
 
 
 def _beginnings(

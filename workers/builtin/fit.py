@@ -203,7 +203,7 @@ def fit(
     torch.manual_seed(recipe.seed)
     started = time.monotonic()
     handles = _add_dropout(model, recipe.dropout)
-    optimizer = optimizer_of(model, recipe)
+    optimizer = optimizer_of(model, recipe.learning_rate, recipe.weight_decay)
     curve: list[CurvePoint] = []
     weights_at: dict[int, dict[str, Tensor]] = {}
     batches = sampler.batches(recipe.batch_tokens)
@@ -306,17 +306,19 @@ def lr_fraction(progress: float) -> float:
     return _FINAL_LR_FRACTION + (1 - _FINAL_LR_FRACTION) * 0.5 * (1 + math.cos(math.pi * phase))
 
 
-def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+def optimizer_of(
+    model: nn.Module, learning_rate: float, weight_decay: float
+) -> torch.optim.AdamW:
     """Of what is trained of the model; norms' gains do not decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     gains = [p for p in trained if p.ndim < 2]
     return torch.optim.AdamW(
         [
-            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": matrices, "weight_decay": weight_decay},
             {"params": gains, "weight_decay": 0.0},
         ],
-        lr=recipe.learning_rate,
+        lr=learning_rate,
         betas=(0.9, 0.95),
         fused=True,
     )
