@@ -25,7 +25,6 @@ class OwnText:
     token_ids: list[int]
     num_prompt: int
 
-
     @property
     def num_said(self) -> int:
         return len(self.token_ids) - self.num_prompt

@@ -76,9 +76,7 @@ def unrolled_loss(head: TrainedHead, batch: ReadBatch, num_drafts: int) -> Tenso
 
 
 @torch.no_grad()
-def acceptance(
-    head: TrainedHead, batches: Iterable[ReadBatch], num_drafts: int
-) -> Acceptance:
+def acceptance(head: TrainedHead, batches: Iterable[ReadBatch], num_drafts: int) -> Acceptance:
     """Of greedy chains over what the target said, run after run as in use: the first behind its
     first token, each other one behind the token that the one before it ended with. A draft is right
     if it is the text's, and what follows a right one is read as in a chain. As in use of texts that

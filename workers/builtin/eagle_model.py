@@ -171,7 +171,9 @@ class TrainedHead(nn.Module):
         """token_ids: int64 (B, T + 1). taps: the target's, (B, T, NUM_TAPS * hidden_size), of all
         tokens but the last. Logits (B, T, draft_vocab_size) of each step: at anchor j of step k,
         of the token behind j + 1 + k, told all tokens up to that one. Behind a text's end: any."""
-        states, steps, logits = self.fc(taps), list[tuple[Tensor, Tensor]](), []
+        # The stream stays in float32, whatever dtype the caller casts products to.
+        states = self.fc(taps).float()
+        steps, logits = list[tuple[Tensor, Tensor]](), list[Tensor]()
         for step in range(num_steps):
             ids = functional.pad(token_ids[:, 1 + step :], (0, step))
             states = self.midlayer(functional.embedding(ids, self._embedding[0]), states, steps)

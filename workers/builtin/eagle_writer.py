@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workers.builtin import report
 from workers.builtin.eagle_fit import HeadPoint
-from workers.builtin.eagle_model import HeadShape, TrainedHead
+from workers.builtin.eagle_model import TrainedHead
 
 _WEIGHTS = "model.safetensors"
 

@@ -306,9 +306,7 @@ def lr_fraction(progress: float) -> float:
     return _FINAL_LR_FRACTION + (1 - _FINAL_LR_FRACTION) * 0.5 * (1 + math.cos(math.pi * phase))
 
 
-def optimizer_of(
-    model: nn.Module, learning_rate: float, weight_decay: float
-) -> torch.optim.AdamW:
+def optimizer_of(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """Of what is trained of the model; norms' gains do not decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]

@@ -85,7 +85,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--time-limit-s", type=float, default=300.0, help="of updates, which end annealed")
     add("--eval-every-s", type=float, default=20.0, help="between two points of the curve")
     add("--taps", type=int, nargs=3, default=(1, 3, 5), help="layers of the target, ascending")
-    add("--draft-vocab-size", type=int, default=2048, help="the most frequent tokens")
+    add("--draft-vocab-size", type=int, default=4096, help="the most frequent tokens")
     add("--intermediate-size", type=int, default=1024)
     add("--num-q-heads", type=int, default=8)
     add("--num-kv-heads", type=int, default=4)

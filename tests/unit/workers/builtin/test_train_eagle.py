@@ -124,7 +124,9 @@ def test_a_pass_has_every_text_once_in_batches_of_the_size_asked() -> None:
         rows = [
             row[:num]
             for batch in one
-            for row, num in zip(batch.token_ids.tolist(), batch.lens.flatten().tolist())
+            for row, num in zip(
+                *(x.tolist() for x in (batch.token_ids, batch.lens[:, 0])), strict=True
+            )
         ]
         assert sorted(rows) == sorted(text.token_ids for text in texts)
         assert all(batch.token_ids[:, 1:].numel() <= 128 for batch in one)
