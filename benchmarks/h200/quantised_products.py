@@ -1,12 +1,16 @@
 """Products with quantised weights beside cuBLAS's with bfloat16, and how far from their floors.
 
     python3 -m benchmarks.h200.quantised_products [--rows 1 8 16 64 256 4096] [--formats fp8_rows]
+    python3 -m benchmarks.h200.quantised_products --sweep [--rows 1 16 64 256] [--formats int4]
 
 Weights are those of Llama-3.1-8B's layers, of one copy each way in turns, so that none is in the
-cache. A line a matrix, format and number of rows: microseconds of bfloat16, of the product as it is
-chosen, of the kernel for few rows and of the way of many, speed-up over bfloat16, and the chosen
-one's share of the floor: the longer of reading all bytes once and of multiplying at the peak of the
-tensor cores that it uses. Last what a layer's four matrices take together.
+cache. A line a matrix, format and number of rows: microseconds of bfloat16, of the product as
+tile_table.py chooses it and of the way of many, speed-up over bfloat16, and the chosen one's share
+of the floor: the longer of reading all bytes once and of multiplying at the peak of the tensor
+cores that it uses. Last what a layer's four matrices take together.
+
+--sweep: a line for each of the tiles that are worth trying, and the fastest last: what to write
+into tile_table.py.
 """
 
 from __future__ import annotations
@@ -14,17 +18,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.kept.weight import KeptWeight
-from workers.layers.quantised import fp8_products, int4_products
+from workers.layers.quantised import tile_table
+from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
+from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.products import kept_product
+from workers.layers.quantised.skinny_shape import SkinnyTiles
+from workers.layers.quantised.tile_table import TileTable, tiles_for
 
 CUDA = torch.device("cuda", 0)
 MATRICES = {
@@ -41,7 +50,6 @@ BYTES_PER_S = 4.8e12
 FLOPS = {"bf16": 989e12, "fp8": 1979e12}
 """Of an H200, dense, as NVIDIA gives them."""
 MIN_BYTES = 256 << 20
-MAX_SKINNY_ROWS = 64
 
 
 def fp8_values(rows: int, columns: int) -> torch.Tensor:
@@ -72,18 +80,28 @@ def int4(rows: int, columns: int) -> KeptWeight:
     return kept
 
 
-FORMATS = {"fp8_rows": fp8_rows, "fp8_blocks": fp8_blocks, "int4": int4}
-LIMITED = {"fp8_rows": fp8_products, "fp8_blocks": fp8_products, "int4": int4_products}
-"""By format, the module whose MAX_SKINNY_ROWS says which way a number of rows takes."""
+@dataclass(frozen=True, slots=True)
+class Format:
+    make: Callable[[int, int], KeptWeight]
+    product: Callable[..., KeptProduct]
+    """Of a kept weight, whether its reader sums parts up, and tiles."""
+    table: TileTable
+
+
+FORMATS = {
+    "fp8_rows": Format(fp8_rows, Fp8RowProduct, tile_table.FP8_ROWS),
+    "fp8_blocks": Format(fp8_blocks, Fp8BlockProduct, tile_table.FP8_BLOCKS),
+    "int4": Format(int4, Int4Product, tile_table.INT4),
+}
+_MANY: TileTable = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds. skinny: None for more rows than that kernel's one tile is worth."""
+    """Seconds."""
 
     bf16: float
     chosen: float
-    skinny: float | None
     many: float
     floor: float
 
@@ -109,66 +127,119 @@ def floor_of(kept: KeptWeight, name: str, num_rows: int, is_skinny: bool) -> flo
     return max((kept_bytes(kept) + activations) / BYTES_PER_S, flops / FLOPS[tensor_cores])
 
 
-def by_way(name: str, products: Sequence[KeptProduct], x: torch.Tensor, limit: int) -> float:
-    """With the limit of the kernel for few rows set to this."""
-    module = LIMITED[name]
-    before = module.MAX_SKINNY_ROWS
-    module.MAX_SKINNY_ROWS = limit
-    try:
-        return seconds([lambda product=product: product(x) for product in products])
-    finally:
-        module.MAX_SKINNY_ROWS = before
-
-
 def copies(kept: KeptWeight) -> int:
     return max(1, -(-MIN_BYTES // kept_bytes(kept)))
 
 
-def timed(name: str, matrix: str, num_rows: int) -> Timed:
-    out_features, in_features, can_split = MATRICES[matrix]
-    first = FORMATS[name](out_features, in_features)
-    weights = [first, *(FORMATS[name](out_features, in_features) for _ in range(copies(first) - 1))]
-    products = [kept_product(kept, can_split) for kept in weights]
-    x = torch.randn(num_rows, in_features, device=CUDA).bfloat16()
+def weights_of(name: str, matrix: str) -> list[KeptWeight]:
+    out_features, in_features, _ = MATRICES[matrix]
+    first = FORMATS[name].make(out_features, in_features)
+    others = range(copies(first) - 1)
+    return [first, *(FORMATS[name].make(out_features, in_features) for _ in others)]
+
+
+def by_table(
+    name: str, matrix: str, weights: Sequence[KeptWeight], x: torch.Tensor, table: TileTable
+) -> float:
+    products = [FORMATS[name].product(kept, MATRICES[matrix][2], table) for kept in weights]
+    return seconds([partial(product, x) for product in products])
+
+
+def bf16_seconds(matrix: str, x: torch.Tensor) -> float:
+    out_features, in_features, _ = MATRICES[matrix]
     plain = [torch.randn(out_features, in_features, device=CUDA).bfloat16() for _ in range(4)]
-    limit = LIMITED[name].MAX_SKINNY_ROWS
+    return seconds([partial(torch.mm, x, weight.t()) for weight in plain])
+
+
+def inputs_of(matrix: str, num_rows: int) -> torch.Tensor:
+    return torch.randn(num_rows, MATRICES[matrix][1], device=CUDA).bfloat16()
+
+
+def timed(name: str, matrix: str, num_rows: int) -> Timed:
+    weights, x, table = weights_of(name, matrix), inputs_of(matrix, num_rows), FORMATS[name].table
+    is_skinny = tiles_for(table, num_rows) is not None
     return Timed(
-        bf16=seconds([lambda weight=weight: x @ weight.t() for weight in plain]),
-        chosen=by_way(name, products, x, limit),
-        skinny=by_way(name, products, x, num_rows) if num_rows <= MAX_SKINNY_ROWS else None,
-        many=by_way(name, products, x, 0),
-        floor=floor_of(first, name, num_rows, num_rows <= limit),
+        bf16=bf16_seconds(matrix, x),
+        chosen=by_table(name, matrix, weights, x, table),
+        many=by_table(name, matrix, weights, x, _MANY),
+        floor=floor_of(weights[0], name, num_rows, is_skinny),
     )
 
 
-def shown(microseconds: float | None) -> str:
-    return "      -" if microseconds is None else f"{microseconds * 1e6:7.1f}"
+def show(name: str, num_rows: int) -> None:
+    found = {matrix: timed(name, matrix, num_rows) for matrix in MATRICES}
+    for matrix, one in found.items():
+        print(
+            f"{name:10} {matrix:8} rows {num_rows:5} bf16 {one.bf16 * 1e6:7.1f} "
+            f"chosen {one.chosen * 1e6:7.1f} many {one.many * 1e6:7.1f} "
+            f"x{one.bf16 / one.chosen:.2f} of the floor {one.floor / one.chosen:.0%}"
+        )
+    bf16, chosen = (
+        sum(getattr(one, kind) for one in found.values()) for kind in ("bf16", "chosen")
+    )
+    print(
+        f"{name:10} layer    rows {num_rows:5} bf16 {bf16 * 1e6:7.1f} "
+        f"chosen {chosen * 1e6:7.1f} x{bf16 / chosen:.2f}",
+        flush=True,
+    )
+
+
+def worth_trying(num_rows: int, turn: int) -> list[SkinnyTiles]:
+    """turn: of the form, of which a turn is at most twice as much."""
+    tokens = min(128, max(16, 1 << (num_rows - 1).bit_length()))
+    shapes = [(64, 4, 4), (64, 3, 4), (64, 2, 4), (128, 4, 8), (128, 3, 8), (128, 2, 8)]
+    if tokens <= 16:
+        shapes += [(64, 6, 4), (128, 3, 4), (128, 4, 4), (256, 3, 8)]
+    tried = [
+        SkinnyTiles(rows, tokens, turn, programs, stages, warps)
+        for rows, stages, warps in shapes
+        for programs in (132, 264, 528)
+    ]
+    if tokens == 128:
+        tried += [SkinnyTiles(rows, 64, turn, 132, 2, rows // 16) for rows in (64, 128)]
+    return tried
+
+
+def sweep(name: str, num_rows: int) -> None:
+    weights = {matrix: weights_of(name, matrix) for matrix in MATRICES}
+    inputs = {matrix: inputs_of(matrix, num_rows) for matrix in MATRICES}
+    turns = (128, 256) if name == "fp8_rows" else (128,)
+    tables: list[TileTable] = [_MANY]
+    tables += [((num_rows, tiles),) for turn in turns for tiles in worth_trying(num_rows, turn)]
+    bf16 = sum(bf16_seconds(matrix, inputs[matrix]) for matrix in MATRICES)
+    found: dict[TileTable, float] = {}
+    for table in tables:
+        way = str(table[0][1]) if table else "many"
+        try:
+            each = {
+                matrix: by_table(name, matrix, weights[matrix], inputs[matrix], table)
+                for matrix in MATRICES
+            }
+        except OutOfResources as error:
+            print(f"sweep {name} rows {num_rows} {way}: {error}", flush=True)
+            continue
+        found[table] = sum(each.values())
+        shown = " ".join(f"{matrix} {one * 1e6:.1f}" for matrix, one in each.items())
+        print(f"sweep {name} rows {num_rows} {way}: {shown} layer {found[table] * 1e6:.1f}")
+    for table in sorted(found, key=found.__getitem__)[:4]:
+        way = str(table[0][1]) if table else "many"
+        print(
+            f"best {name} rows {num_rows} bf16 {bf16 * 1e6:.1f} layer {found[table] * 1e6:.1f} "
+            f"x{bf16 / found[table]:.2f} {way}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(CUDA))
     for name in arguments.formats:
         for num_rows in arguments.rows:
-            found = {matrix: timed(name, matrix, num_rows) for matrix in MATRICES}
-            for matrix, one in found.items():
-                print(
-                    f"{name:10} {matrix:8} rows {num_rows:5} bf16 {shown(one.bf16)} "
-                    f"chosen {shown(one.chosen)} skinny {shown(one.skinny)} "
-                    f"many {shown(one.many)} x{one.bf16 / one.chosen:.2f} "
-                    f"of the floor {one.floor / one.chosen:.0%}"
-                )
-            bf16, chosen = (
-                sum(getattr(one, kind) for one in found.values()) for kind in ("bf16", "chosen")
-            )
-            print(
-                f"{name:10} layer    rows {num_rows:5} bf16 {shown(bf16)} chosen {shown(chosen)} "
-                f"x{bf16 / chosen:.2f}",
-                flush=True,
-            )
+            (sweep if arguments.sweep else show)(name, num_rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs a block of the PTX that packs two 16-bit floats into a register, as the instruction set has
-it: prmt, shifts, lop3, and, sub and mul of halves. Registers are int64 tensors below 2**32."""
+it: prmt, shifts, lop3, and, sub and mul of halves, mov into two. Registers are int64 tensors below
+2**32."""
 
 import re
 
@@ -57,8 +58,8 @@ _INSTRUCTIONS = {
 
 
 def run_ptx(text, inputs, num_outputs, kind):
-    """inputs: registers $num_outputs and on, int64 (n,). The values of $0 and on, each two halves
-    of kind as float64 (2, n)."""
+    """inputs: registers $num_outputs and on, int64 (n,). The values of $0 and on, each half a
+    register, of kind as float64 (n,)."""
     registers = {f"${num_outputs + place}": value for place, value in enumerate(inputs)}
 
     def read(name):
@@ -66,13 +67,18 @@ def run_ptx(text, inputs, num_outputs, kind):
             return registers[name]
         return torch.tensor(int(name, 0)).expand_as(inputs[0])
 
-    for line in text.strip("{} ").split(";"):
+    for line in text.strip()[1:-1].split(";"):
         name, _, operands = line.strip().partition(" ")
         if not name or name == ".reg":
+            continue
+        if name == "mov.b32":
+            low, high, source = re.split(r",\s*", operands)
+            value = read(source)
+            registers[low.strip("{ ")], registers[high.strip("} ")] = value & 0xFFFF, value >> 16
             continue
         target, *sources = re.split(r",\s*", operands)
         values = [read(source) for source in sources]
         if name in ("prmt.b32", "lop3.b32"):
             values[-1] = int(sources[-1], 0)
         registers[target] = _INSTRUCTIONS[name](*values)
-    return [_halves(registers[f"${place}"], kind) for place in range(num_outputs)]
+    return [_halves(registers[f"${place}"], kind)[0] for place in range(num_outputs)]

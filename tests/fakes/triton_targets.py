@@ -35,6 +35,7 @@ from workers.layers.quantised import (
     fp8_skinny,
     int4_skinny,
     int4_spread,
+    tile_table,
 )
 
 KIB = 1 << 10
@@ -148,15 +149,16 @@ def expert_variants(capability):
 
 def quantised_variants():
     """Products with kept weights, as a GPU from sm90 on launches them."""
-    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
-    fp8 = {**kept, "weight": "*fp8e4nv", "values": "*fp8e4nv", "num_columns": "i32"}
-    int4 = {**kept, "words": "*i32", "zeros": "*u8"}
-    options = {"num_stages": 4, "num_warps": 4}
-    for tokens, rows in ((16, 64), (16, 32), (64, 64)):
-        tile = {"BLOCK_TOKENS": tokens, "BLOCK_ROWS": rows}
-        for by_block in (False, True):
-            constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": 128, "NUM_LINES": 4}
+    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32", "words": "*i32"}
+    fp8 = {**kept, "values": "*fp8e4nv", "num_columns": "i32"}
+    int4 = {**kept, "zeros": "*i32"}
+    tables = {True: tile_table.FP8_BLOCKS, False: tile_table.FP8_ROWS}
+    for by_block, table in tables.items():
+        for tile, options, block_k in _skinny_tiles(table):
+            constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": block_k, "NUM_LINES": 4}
+            constants["IS_PACKED"] = True
             yield Variant(fp8_skinny._fp8_skinny_kernel, fp8, constants, options)
+    for tile, options, _ in _skinny_tiles(tile_table.INT4):
         for turn in (128, 256):
             constants = {**tile, "GROUP_SIZE": 128, "TURN": turn, "IS_PACKED": True}
             yield Variant(int4_skinny._int4_skinny_kernel, int4, constants, options)
@@ -170,13 +172,18 @@ def quantised_variants():
     yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
 
 
+def _skinny_tiles(table):
+    for _, tiles in table:
+        tile = {"BLOCK_TOKENS": tiles.block_tokens, "BLOCK_ROWS": tiles.block_rows}
+        yield tile, {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}, tiles.block_k
+
+
 def _kept_expert_variants():
     """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
     tiles = dict.fromkeys(tiles for _, tiles in expert_products._TILES)
     for one, is_fp4 in itertools.product(tiles, (True, False)):
         width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
-        stack = "*i32" if is_fp4 else "*fp8e4nv"
-        types = {**_EXPERTS, "gate_up": stack, "down": stack}
+        types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
         types["scales"] = "*i32" if is_fp4 else "*fp32"
         constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
         constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}

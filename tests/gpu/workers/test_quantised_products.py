@@ -16,10 +16,10 @@ from workers.config import EngineConfig
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
-from workers.layers.quantised.fp8_products import MAX_SKINNY_ROWS
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.products import kept_product
+from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, tiles_for
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
 
@@ -81,6 +81,7 @@ KINDS = {
     "int4": int4,
     "int4_act_order": int4_in_order_of_its_own,
 }
+TABLES = {"fp8_rows": FP8_ROWS, "fp8_blocks": FP8_BLOCKS}
 
 
 def relative_error(out, want):
@@ -97,7 +98,7 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
         out = made(x)
         assert out.shape[1:] == (num_rows, size[0])
         assert can_split or len(out) == 1
-        is_exact = kind.startswith("int4") or num_rows <= MAX_SKINNY_ROWS
+        is_exact = kind.startswith("int4") or is_few(kind, num_rows)
         error = relative_error(out.double().sum(0), x.double() @ matrix.t())
         assert error < (EXACT if is_exact else ROUNDED), (num_rows, can_split, error)
         peers = torch.empty_like(out)
@@ -109,10 +110,15 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
             assert again < EXACT, (num_rows, can_split, again)
 
 
+def is_few(kind, num_rows):
+    """Whether weights are multiplied as they are kept."""
+    return tiles_for(TABLES[kind], num_rows) is not None
+
+
 def is_repeatable(kind, size, num_rows):
     """Not where sglang-kernel takes CUTLASS' stream-K, which adds up sums as they are ready."""
     rows, columns = size
-    return kind != "fp8_blocks" or num_rows <= MAX_SKINNY_ROWS or columns <= 3 * rows
+    return kind != "fp8_blocks" or is_few(kind, num_rows) or columns <= 3 * rows
 
 
 @pytest.mark.parametrize("kind", KINDS)

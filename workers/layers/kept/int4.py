@@ -9,6 +9,7 @@ from torch import nn
 from workers.layers.kept.weight import KeptWeight
 
 VALUES_PER_WORD = 8
+PAIRS_PER_WORD = 4
 _TURNS = (256, 128)
 _BITS = 4
 
@@ -17,10 +18,12 @@ class Int4Groups(KeptWeight):
     """(values - zeros) * scales, of columns as `order` has them.
 
     words: int32 (out_features, in_features / 8). A turn's columns, `turn` of them, lie in turn / 8
-    words: word w has columns w, w + turn / 8, w + 2 * turn / 8 and so on, the lowest bits first, so
-    that the values of one shift are of neighbouring columns. scales: float16 or float32 (groups,
-    out_features). zeros: uint8, likewise. order: int64 (in_features,), which input feature each
-    column is of; None where they are in order.
+    words, each of four pairs, one from every quarter of the turn: word w has columns 2 * w and
+    2 * w + 1 of quarter j in the bits from 4 * j on and from 4 * j + 16 on, so that one shift and
+    a mask leave neighbours in the two halves. scales: float16 or float32 (groups, out_features).
+    zeros: int32 (turns, out_features): that of a turn's first half in the low 16 bits, that of its
+    second in the high ones. order: int64 (in_features,), which input feature each column is of;
+    None where they are in order.
     """
 
     dtypes = (torch.bfloat16, torch.float16)
@@ -55,7 +58,7 @@ class Int4Groups(KeptWeight):
         return cls(
             packed,
             _narrow(scales.t().contiguous()),
-            zeros.t().to(torch.uint8).contiguous(),
+            _zeros_of_turns(zeros, turn, columns),
             None if is_in_order else order,
             turn,
         )
@@ -69,7 +72,8 @@ class Int4Groups(KeptWeight):
         words = torch.empty(rows, columns // VALUES_PER_WORD, dtype=torch.int32, device="meta")
         scales = torch.empty(num_groups, rows, dtype=torch.float16, device="meta")
         order = torch.empty(columns, dtype=torch.int64, device="meta") if has_order else None
-        return cls(words, scales, scales.to(torch.uint8), order, turn)
+        zeros = torch.empty(columns // turn, rows, dtype=torch.int32, device="meta")
+        return cls(words, scales, zeros, order, turn)
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self | None:
@@ -88,10 +92,11 @@ class Int4Groups(KeptWeight):
         return bool((self.scales.float() * (1 << _BITS)).isfinite().all())
 
     def dequantised(self) -> torch.Tensor:
-        shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=self.words.device)
-        by_turn = self.words.view(self.out_features, -1, 1, self.turn // VALUES_PER_WORD)
-        values = (by_turn >> shifts.view(-1, 1) & 0xF).reshape(self.out_features, -1)
-        zeros = self.zeros.t().float().repeat_interleave(self.group_size, 1)
+        by_turn = self.words.view(self.out_features, -1, 1, self.turn // VALUES_PER_WORD, 1)
+        values = by_turn >> pair_shifts(self.words.device) & 0xF
+        values = values.reshape(self.out_features, -1)
+        halves = torch.stack([self.zeros & 0xFFFF, self.zeros >> 16], dim=1).flatten(0, 1)
+        zeros = halves.t().float().repeat_interleave(self.turn // 2, 1)
         scales = self.scales.t().float().repeat_interleave(self.group_size, 1)
         matrix = (values - zeros) * scales
         if self.order is None:
@@ -122,11 +127,26 @@ def _are_even(groups: torch.Tensor, num_groups: int) -> bool:
 
 def _packed(values: torch.Tensor, turn: int) -> torch.Tensor:
     """(rows, columns) -> words as Int4Groups has them."""
-    shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=values.device)
-    by_turn = values.to(torch.int32).view(len(values), -1, VALUES_PER_WORD, turn // VALUES_PER_WORD)
+    words = turn // VALUES_PER_WORD
+    by_turn = values.to(torch.int32).view(len(values), -1, PAIRS_PER_WORD, words, 2)
     # No two values have a bit in common, so that their sum is their union, in 32 bits.
-    words = (by_turn << shifts.view(-1, 1)).sum(2, dtype=torch.int32)
-    return words.flatten(1).contiguous()
+    packed = (by_turn << pair_shifts(values.device)).sum((2, 4), dtype=torch.int32)
+    return packed.flatten(1).contiguous()
+
+
+def _zeros_of_turns(zeros: torch.Tensor, turn: int, columns: int) -> torch.Tensor:
+    """zeros: int32 (rows, groups) -> (turns, rows) as Int4Groups has them."""
+    group_size = columns // zeros.shape[1]
+    halves = torch.arange(0, columns, turn // 2, device=zeros.device) // group_size
+    low, high = zeros.t()[halves].to(torch.int32).view(-1, 2, len(zeros)).unbind(1)
+    return (low | high << 16).contiguous()
+
+
+def pair_shifts(device: torch.device) -> torch.Tensor:
+    """int32 (4, 1, 2): of each pair's two values in a word."""
+    pairs = torch.arange(0, _BITS * PAIRS_PER_WORD, _BITS, dtype=torch.int32, device=device)
+    halves = torch.tensor([0, 16], dtype=torch.int32, device=device)
+    return pairs.view(-1, 1, 1) + halves
 
 
 def _narrow(scales: torch.Tensor) -> torch.Tensor:

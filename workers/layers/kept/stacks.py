@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from workers.layers.kept.fp8 import BLOCK
+from workers.layers.kept.int4 import VALUES_PER_WORD, pair_shifts
 
 TURN = 128
 """Columns of a turn of every stack's kernel."""
-VALUES_PER_WORD = 8
 WORDS_PER_TURN = TURN // VALUES_PER_WORD
 GROUP_SIZE = 32
 GROUPS_PER_TURN = TURN // GROUP_SIZE
@@ -35,8 +35,9 @@ class KeptStack(nn.Module):
 
 
 class Fp4Stack(KeptStack):
-    """MXFP4. words: int32 (num_matrices, rows, 16 * turns): word w of a turn has columns w, w + 16,
-    w + 32 and so on of it, the lowest bits first; columns beyond the last are zeros. scales: int32
+    """MXFP4. words: int32 (num_matrices, rows, 16 * turns): word w of a turn has a pair of each of
+    its groups, columns 2 * w and 2 * w + 1 of group j in the bits from 4 * j on and from 4 * j + 16
+    on; columns beyond the last are zeros. scales: int32
     (num_matrices, turns, rows), a byte a group of 32: the exponent field of 2**126 times the
     scale in bfloat16, and 0 beyond the last column."""
 
@@ -54,23 +55,22 @@ class Fp4Stack(KeptStack):
         nibbles = torch.stack([blocks & 0xF, blocks >> _BITS], dim=-1).flatten(1)
         missing = self.num_turns * TURN - self.columns
         nibbles = nn.functional.pad(nibbles, (0, missing)).int()
-        by_turn = nibbles.view(len(nibbles), -1, VALUES_PER_WORD, WORDS_PER_TURN)
-        shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=blocks.device)
-        words = (by_turn << shifts.view(-1, 1)).sum(2, dtype=torch.int32)
+        by_turn = nibbles.view(len(nibbles), -1, GROUPS_PER_TURN, WORDS_PER_TURN, 2)
+        words = (by_turn << pair_shifts(blocks.device)).sum((2, 4), dtype=torch.int32)
         self.words[place, rows] = words.flatten(1)
         fields = nn.functional.pad(scales.int() + _SCALE_OFFSET, (0, missing // GROUP_SIZE))
         bytes_of = fields.view(len(nibbles), -1, GROUPS_PER_TURN)
-        joined = (bytes_of << shifts[::2]).sum(2, dtype=torch.int32)
+        joined = (bytes_of << _byte_shifts(blocks.device)).sum(2, dtype=torch.int32)
         self.scales[place, :, rows] = joined.t()
         return int(scales.max()) <= _MAX_EXPONENT
 
     def dequantised(self) -> torch.Tensor:
-        shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=self.words.device)
-        by_turn = self.words.view(self.num_matrices, self.rows, -1, 1, WORDS_PER_TURN)
-        codes = (by_turn >> shifts.view(-1, 1) & 0xF).flatten(2)
-        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
+        device = self.words.device
+        by_turn = self.words.view(self.num_matrices, self.rows, -1, 1, WORDS_PER_TURN, 1)
+        codes = (by_turn >> pair_shifts(device) & 0xF).flatten(2)
+        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=device)
         values = torch.cat([magnitudes, -magnitudes])[codes.long()]
-        fields = self.scales.transpose(1, 2).unsqueeze(3) >> shifts[::2] & 0xFF
+        fields = self.scales.transpose(1, 2).unsqueeze(3) >> _byte_shifts(device) & 0xFF
         exponents = fields.flatten(2).repeat_interleave(GROUP_SIZE, 2) - _SCALE_OFFSET - 127
         return torch.ldexp(values, exponents)[:, :, : self.columns]
 
@@ -96,3 +96,8 @@ class Fp8Stack(KeptStack):
     def dequantised(self) -> torch.Tensor:
         spread = self.scales.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
         return self.values.float() * spread
+
+
+def _byte_shifts(device: torch.device) -> torch.Tensor:
+    """int32 (4,): of the groups' scales in a word."""
+    return torch.arange(0, 32, 8, dtype=torch.int32, device=device)

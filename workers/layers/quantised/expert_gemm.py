@@ -16,7 +16,8 @@ from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.experts import Stack
 from workers.layers.kept.stacks import TURN, Fp4Stack
-from workers.layers.quantised.expert_turns import add_turn, scale_rows, weight_rows
+from workers.layers.quantised.expert_turns import add_turn, scale_rows, turn_inputs, weight_rows
+from workers.layers.quantised.fp8_values import UNSCALE
 from workers.layers.routed_experts import Gating
 
 _TURN = tl.constexpr(TURN)
@@ -65,15 +66,18 @@ def _activate(  # noqa: PLR0913
         gate_scales = scale_rows(scales, expert, inside, 2 * WIDTH, DEPTH_SIZE, IS_FP4)
         up_scales = scale_rows(scales, expert, WIDTH + inside, 2 * WIDTH, DEPTH_SIZE, IS_FP4)
         stride = 2 * WIDTH if IS_FP4 else 1
+        dtype: tl.constexpr = x.dtype.element_ty
         gate = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
         up = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
         for turn in range(0, (DEPTH_SIZE + _TURN - 1) // _TURN):
+            inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
             gate = add_turn(
-                gate, x_rows, gate_rows, gate_scales, turn, stride, DEPTH_SIZE, IS_FP4, IS_PACKED
+                gate, inputs, gate_rows, gate_scales, turn, stride, dtype, IS_FP4, IS_PACKED
             )
-            up = add_turn(
-                up, x_rows, up_rows, up_scales, turn, stride, DEPTH_SIZE, IS_FP4, IS_PACKED
-            )
+            up = add_turn(up, inputs, up_rows, up_scales, turn, stride, dtype, IS_FP4, IS_PACKED)
+        if not IS_FP4:
+            gate *= UNSCALE
+            up *= UNSCALE
         bias_at = bias + expert * (2 * WIDTH) + column
         gate = add_bias(tl.trans(gate), bias_at, is_column, HAS_BIAS)
         up = add_bias(tl.trans(up), bias_at + WIDTH, is_column, HAS_BIAS)
@@ -121,11 +125,15 @@ def _project(  # noqa: PLR0913
         down_rows = weight_rows(down, expert * WIDTH + inside, DEPTH_SIZE, IS_FP4)
         down_scales = scale_rows(scales, expert, inside, WIDTH, DEPTH_SIZE, IS_FP4)
         stride = WIDTH if IS_FP4 else 1
+        dtype: tl.constexpr = x.dtype.element_ty
         total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
         for turn in range(0, (DEPTH_SIZE + _TURN - 1) // _TURN):
+            inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
             total = add_turn(
-                total, x_rows, down_rows, down_scales, turn, stride, DEPTH_SIZE, IS_FP4, IS_PACKED
+                total, inputs, down_rows, down_scales, turn, stride, dtype, IS_FP4, IS_PACKED
             )
+        if not IS_FP4:
+            total *= UNSCALE
         product = add_bias(tl.trans(total), bias + expert * WIDTH + column, is_column, HAS_BIAS)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
         row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
@@ -231,4 +239,4 @@ class KeptTiles:
 
 
 def _weights(stack: Stack) -> torch.Tensor:
-    return stack.words if isinstance(stack, Fp4Stack) else stack.values
+    return stack.words if isinstance(stack, Fp4Stack) else stack.values.view(torch.int32)

@@ -11,7 +11,7 @@ from workers.layers.quantised.expert_gemm import KeptTiles
 _TILES: tuple[tuple[float, KeptTiles], ...] = (
     (15.75, KeptTiles(16, 64, 4, 4)),
     (31.75, KeptTiles(32, 64, 4, 4)),
-    (64, KeptTiles(64, 64, 3, 4)),
+    (64, KeptTiles(64, 128, 3, 8)),
     (math.inf, KeptTiles(128, 128, 2, 8)),
 )
 """By the most rows an expert, on average, that each is for."""

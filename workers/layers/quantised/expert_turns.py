@@ -1,82 +1,86 @@
 """One turn, 128 columns, of a block's rows and a tile of an expert's kept weights, in registers.
 
-Weights are the first operand, so that they go from registers to the tensor cores. Knows no expert's
-bias or gate.
+Weights are the first operand, so that they go from registers to the tensor cores. A turn's sum is
+one of its own: with one that goes on ptxas waits for every product. Knows no expert's bias or gate.
 """
 
 import triton
 import triton.language as tl
 
-from workers.layers.kept.stacks import TURN, VALUES_PER_WORD, WORDS_PER_TURN
+from workers.layers.kept.stacks import TURN, WORDS_PER_TURN
 from workers.layers.quantised.fp4_values import fp4_values
+from workers.layers.quantised.fp8_values import fp8_pairs, pair_columns
 
 _TURN = tl.constexpr(TURN)
-_SHIFTS = tl.constexpr(VALUES_PER_WORD)
-_WORDS = tl.constexpr(WORDS_PER_TURN)
+_QUARTER = tl.constexpr(TURN // 4)
+_FP4_WORDS = tl.constexpr(WORDS_PER_TURN)
+_FP8_WORDS = tl.constexpr(TURN // 4)
 
 
-def _run_fp4_turn(
-    total: tl.tensor,
+def _run_part(
     x_rows: tl.tensor,
-    weights: tl.tensor,
-    scales: tl.tensor,
-    turn: tl.tensor,
-    scale_stride: tl.tensor,
+    columns: tl.tensor,
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
-    IS_PACKED: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """total + weights (COLUMNS, turn) @ x (ROWS, turn).T. x_rows: pointers (ROWS,) to rows'
-    beginnings; weights: (COLUMNS,) to words of turn 0; scales: (COLUMNS,) to those of turn 0."""
-    lanes = tl.arange(0, _WORDS)
-    dtype = x_rows.dtype.element_ty
-    words = tl.load(weights[:, None] + (lanes + turn * _WORDS)[None, :])
-    values = fp4_values(words, tl.load(scales + turn * scale_stride), dtype, IS_PACKED)
-    for shift in tl.static_range(_SHIFTS):
-        columns = lanes + (turn * _TURN + shift * _WORDS)
+    """(columns, ROWS) of x, zeros beyond DEPTH_SIZE. x_rows: pointers (ROWS,) to row beginnings."""
+    if DEPTH_SIZE == DEPTH_SIZE // _TURN * _TURN:
+        return tl.load(x_rows[:, None] + columns[None, :]).T
+    else:  # noqa: RET505
         is_inner = (columns < DEPTH_SIZE)[None, :]
-        inputs = tl.load(x_rows[:, None] + columns[None, :], mask=is_inner, other=0.0)
-        total = tl.dot(values[shift], inputs.T, total)
-    return total
+        return tl.load(x_rows[:, None] + columns[None, :], mask=is_inner, other=0.0).T
 
 
-fp4_turn = triton.jit(_run_fp4_turn)
+_part = triton.jit(_run_part)
 
 
-def _run_fp8_turn(
-    total: tl.tensor,
+def _run_turn_inputs(
     x_rows: tl.tensor,
-    weights: tl.tensor,
-    scales: tl.tensor,
     turn: tl.tensor,
-    scale_stride: tl.tensor,
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
-    IS_PACKED: tl.constexpr,  # noqa: N803
+    IS_FP4: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """The same of FP8 in blocks. DEPTH_SIZE is whole turns."""
-    columns = tl.arange(0, _TURN) + turn * _TURN
-    tile = tl.load(weights[:, None] + columns[None, :]).to(x_rows.dtype.element_ty)
-    inputs = tl.load(x_rows[:, None] + columns[None, :])
-    return total + tl.dot(tile, inputs.T) * tl.load(scales + turn * scale_stride)[:, None]
+    """The turn's columns of x as add_turn takes them: quarters, or pairs by turns."""
+    if IS_FP4:
+        columns = tl.arange(0, _QUARTER) + turn * _TURN
+        return (
+            _part(x_rows, columns, DEPTH_SIZE),
+            _part(x_rows, columns + _QUARTER, DEPTH_SIZE),
+            _part(x_rows, columns + 2 * _QUARTER, DEPTH_SIZE),
+            _part(x_rows, columns + 3 * _QUARTER, DEPTH_SIZE),
+        )
+    else:  # noqa: RET505
+        columns = pair_columns(_FP8_WORDS) + turn * _TURN
+        return _part(x_rows, columns, DEPTH_SIZE), _part(x_rows, columns + 2, DEPTH_SIZE)
 
 
-fp8_turn = triton.jit(_run_fp8_turn)
+turn_inputs = triton.jit(_run_turn_inputs)
 
 
 def _run_add_turn(  # noqa: PLR0913
     total: tl.tensor,
-    x_rows: tl.tensor,
+    inputs: tl.tensor,
     weights: tl.tensor,
     scales: tl.tensor,
     turn: tl.tensor,
     scale_stride: tl.tensor,
-    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    dtype: tl.constexpr,
     IS_FP4: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
+    """total + weights (COLUMNS, turn) @ inputs. weights: pointers (COLUMNS,) to words of turn 0;
+    scales: (COLUMNS,) to those of turn 0. FP8's total is times 2**-120."""
+    scale = tl.load(scales + turn * scale_stride)
     if IS_FP4:
-        return fp4_turn(total, x_rows, weights, scales, turn, scale_stride, DEPTH_SIZE, IS_PACKED)
+        lanes = tl.arange(0, _FP4_WORDS) + turn * _FP4_WORDS
+        words = tl.load(weights[:, None] + lanes[None, :])
+        one, two, three, four = fp4_values(words, scale, dtype, IS_PACKED)
+        part = tl.dot(two, inputs[1], tl.dot(one, inputs[0]))
+        return total + tl.dot(four, inputs[3], tl.dot(three, inputs[2], part))
     else:  # noqa: RET505
-        return fp8_turn(total, x_rows, weights, scales, turn, scale_stride, DEPTH_SIZE, IS_PACKED)
+        lanes = tl.arange(0, _FP8_WORDS) + turn * _FP8_WORDS
+        words = tl.load(weights[:, None] + lanes[None, :])
+        first, last = fp8_pairs(words, dtype, IS_PACKED)
+        return total + tl.dot(last, inputs[1], tl.dot(first, inputs[0])) * scale[:, None]
 
 
 add_turn = triton.jit(_run_add_turn)
@@ -88,11 +92,11 @@ def _run_weight_rows(
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
     IS_FP4: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Pointers to rows' beginnings. row: int64 (COLUMNS,), of all experts' rows."""
+    """Pointers to rows' beginnings. weights: of words; row: int64 (COLUMNS,), of all experts'."""
     if IS_FP4:
-        return weights + row * ((DEPTH_SIZE + _TURN - 1) // _TURN * _WORDS)
+        return weights + row * ((DEPTH_SIZE + _TURN - 1) // _TURN * _FP4_WORDS)
     else:  # noqa: RET505
-        return weights + row * DEPTH_SIZE
+        return weights + row * (DEPTH_SIZE // _TURN * _FP8_WORDS)
 
 
 weight_rows = triton.jit(_run_weight_rows)

@@ -2,44 +2,39 @@
 
 A value's three bits of magnitude at the border of bfloat16's exponent and mantissa are the value
 times 2**-126, zero and one half included; the scale, which a stack keeps times 2**126, makes it
-whole. PTX, as for four-bit integers: two values of two words in one register. Knows no product.
+whole. PTX, as for four-bit integers: a word's pairs in two halves of a register. Knows no product.
 """
 
 import triton
 import triton.language as tl
 
+from workers.layers.quantised.tiles import joined
 
-def _moved(half: str, bits: int, out: str) -> str:
+
+def _moved(word: str, bits: int, out: str) -> str:
     """To the left by bits; to the right where they are negative."""
     kind = "shl.b32" if bits >= 0 else "shr.u32"
-    return f"{kind} {out}, {half}, {abs(bits)};"
+    return f"{kind} {out}, {word}, {abs(bits)};"
 
 
-def _assembly() -> str:
-    """$0 to $7: the values of each shift, of two words $8, $9. $10 to $17: the scales of two shifts
-    each in both halves, by word."""
-    lines = [
-        ".reg .b32 low, high, sign, size, v, z0, z1, z2, z3;",
-        "prmt.b32 low, $8, $9, 0x5410;",
-        "prmt.b32 high, $8, $9, 0x7632;",
-    ]
-    lines += [
-        f"prmt.b32 z{group}, ${10 + 2 * group}, ${11 + 2 * group}, 0x5410;" for group in range(4)
-    ]
-    for place in range(8):
-        half, at = ("low", "high")[place // 4], 4 * (place % 4)
+def assembly() -> str:
+    """$0, $1 to $6, $7: the four pairs of the word $8. $9 to $12: their scales, each in both
+    halves."""
+    lines = [".reg .b32 sign, size, v;"]
+    for pair in range(4):
         lines += [
-            _moved(half, 12 - at, "sign"),
-            _moved(half, 6 - at, "size"),
+            _moved("$8", 12 - 4 * pair, "sign"),
+            _moved("$8", 6 - 4 * pair, "size"),
             "and.b32 size, size, 0x01C001C0;",
             "lop3.b32 v, sign, 0x80008000, size, 0xEA;",
-            f"mul.rn.bf16x2 ${place}, v, z{place // 2};",
+            f"mul.rn.bf16x2 v, v, ${9 + pair};",
+            f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, v;",
         ]
     return "{ " + " ".join(lines) + " }"
 
 
-_ASSEMBLY = tl.constexpr(_assembly())
-_CONSTRAINTS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 10))
+_ASSEMBLY = tl.constexpr(assembly())
+_CONSTRAINTS = tl.constexpr(",".join(["=h"] * 8 + ["r"] * 5))
 
 
 def _run_scale_bits(scales: tl.tensor, words: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:  # noqa: N803
@@ -55,14 +50,15 @@ def _run_fp4_value(
     words: tl.tensor,
     scales: tl.tensor,
     dtype: tl.constexpr,
-    SHIFT: tl.constexpr,  # noqa: N803
+    PAIR: tl.constexpr,  # noqa: N803
+    HALF: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """One shift's, by arithmetic that any device has."""
-    code = words >> (4 * SHIFT)
+    """One of a pair's, by arithmetic that any device has."""
+    code = words >> (4 * PAIR + 16 * HALF)
     exponent = (code >> 1) & 3
     half = (code & 1).to(tl.float32) * 0.5
     size = tl.where(exponent == 0, half, (1.0 + half) * (1 << exponent).to(tl.float32) * 0.5)
-    field = (scales >> (8 * (SHIFT // 2))) & 255
+    field = (scales >> (8 * PAIR)) & 255
     scale = tl.exp2(field.to(tl.float32) - 253.0)
     return (tl.where((code & 8) == 0, size, -size) * scale[:, None]).to(dtype)
 
@@ -76,10 +72,11 @@ def _run_fp4_values(
     dtype: tl.constexpr,
     IS_PACKED: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """words int32 (rows, words), scales int32 (rows,) of a turn -> values by shift, 0 to 7, each
-    (rows, words) of dtype. IS_PACKED: dtype is bfloat16 and this is a GPU from sm90 on."""
+    """words int32 (rows, words), scales int32 (rows,) of a turn -> values of each quarter of its
+    columns, (rows, 2 * words) of dtype. IS_PACKED: dtype is bfloat16 and this is a GPU from sm90
+    on."""
     if IS_PACKED:
-        return tl.inline_asm_elementwise(
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
             _ASSEMBLY,
             _CONSTRAINTS,
             [
@@ -100,18 +97,15 @@ def _run_fp4_values(
                 tl.bfloat16,
             ),
             is_pure=True,
-            pack=2,
+            pack=1,
         )
+        return joined(a, b), joined(c, d), joined(e, f), joined(g, h)
     else:  # noqa: RET505
         return (
-            _fp4_value(words, scales, dtype, 0),
-            _fp4_value(words, scales, dtype, 1),
-            _fp4_value(words, scales, dtype, 2),
-            _fp4_value(words, scales, dtype, 3),
-            _fp4_value(words, scales, dtype, 4),
-            _fp4_value(words, scales, dtype, 5),
-            _fp4_value(words, scales, dtype, 6),
-            _fp4_value(words, scales, dtype, 7),
+            joined(_fp4_value(words, scales, dtype, 0, 0), _fp4_value(words, scales, dtype, 0, 1)),
+            joined(_fp4_value(words, scales, dtype, 1, 0), _fp4_value(words, scales, dtype, 1, 1)),
+            joined(_fp4_value(words, scales, dtype, 2, 0), _fp4_value(words, scales, dtype, 2, 1)),
+            joined(_fp4_value(words, scales, dtype, 3, 0), _fp4_value(words, scales, dtype, 3, 1)),
         )
 
 

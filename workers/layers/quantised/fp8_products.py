@@ -12,13 +12,14 @@ import torch
 from workers.errors import ConfigError
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised import tile_table
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.product import KeptProduct
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
-MAX_SKINNY_ROWS = 16
-"""Not measured yet: benchmarks/h200/quantised_products.py shows both ways beside each other."""
+_MIN_TURN = 32
+"""Input features that the kernel for few rows takes at once: other sizes go the way of many."""
 
 BlockScaledMM = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
@@ -28,20 +29,18 @@ row by row, the others column by column."""
 
 
 class Fp8RowProduct(KeptProduct):
-    """can_split: whether whoever reads the product sums up partial ones."""
-
-    def __init__(self, kept: Fp8Rows, can_split: bool) -> None:
-        self.in_features = kept.in_features
+    def __init__(
+        self, kept: Fp8Rows, can_split: bool, table: tile_table.TileTable = tile_table.FP8_ROWS
+    ) -> None:
+        turn = turn_of(kept.in_features)
+        super().__init__(kept, can_split, table if turn >= _MIN_TURN else (), turn)
         self._kept = kept
-        self._shape = SkinnyShape.of(
-            kept.out_features, kept.in_features, turn_of(kept.in_features), can_split
-        )
 
-    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
-        kept = self._kept
-        if x.shape[0] <= MAX_SKINNY_ROWS:
-            return fp8_skinny(x, kept.values, kept.scales, self._shape, new)
-        rounded = round_rows(x)
+    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
+        return fp8_skinny(x, self._kept.values, self._kept.scales, shape, new)
+
+    def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        kept, rounded = self._kept, round_rows(x)
         out = new((1, x.shape[0], kept.out_features), dtype=x.dtype, device=x.device)
         torch._scaled_mm(
             rounded.values,
@@ -56,27 +55,28 @@ class Fp8RowProduct(KeptProduct):
 
 
 class Fp8BlockProduct(KeptProduct):
-    """As Fp8RowProduct. Raises ConfigError where sglang-kernel is missing.
+    """Raises ConfigError where sglang-kernel is missing.
 
     Its CUTLASS kernel shares input features out among programs where these are more than three
     times the output features, and adds their sums in the order in which they are ready: there one
     product is not always the same, bit for bit, as the next one of the same input.
     """
 
-    def __init__(self, kept: Fp8Blocks, can_split: bool) -> None:
-        self.in_features = kept.in_features
+    def __init__(
+        self, kept: Fp8Blocks, can_split: bool, table: tile_table.TileTable = tile_table.FP8_BLOCKS
+    ) -> None:
+        super().__init__(kept, can_split, table, BLOCK)
         self._kept = kept
         self._multiply = load_block_scaled_mm()
-        self._shape = SkinnyShape.of(kept.out_features, kept.in_features, BLOCK, can_split)
 
-    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
-        kept, num_rows = self._kept, x.shape[0]
-        if num_rows <= MAX_SKINNY_ROWS:
-            return fp8_skinny(x, kept.values, kept.scales, self._shape, new)
-        rounded = round_groups(x)
+    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
+        return fp8_skinny(x, self._kept.values, self._kept.scales, shape, new)
+
+    def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        kept, rounded = self._kept, round_groups(x)
         product = self._multiply(
             rounded.values, kept.values.t(), rounded.scales, kept.scales.t(), x.dtype
-        )[:num_rows]
+        )[: x.shape[0]]
         if new is torch.empty:
             return product.unsqueeze(0)
         out = new((1, *product.shape), dtype=x.dtype, device=x.device)

@@ -1,8 +1,7 @@
-"""A Triton GEMM over packed four-bit weights for up to a tile of rows.
+"""A Triton GEMM over packed four-bit weights, for any number of tiles of rows.
 
-A turn is 128 or 256 columns: eight products, one of each shift's values with its columns of x. Each
-half of them is of one group, and what they add up to is multiplied by its scale in float32. Knows
-no layer.
+A turn is 128 or 256 columns: four products, one of each quarter of them. Each half of a turn is of
+one group, and what its products add up to is multiplied by its scale in float32. Knows no layer.
 """
 
 import torch
@@ -15,8 +14,24 @@ from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.int4_values import int4_values
 from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.tiles import store_parts
 
-_SHIFTS = tl.constexpr(VALUES_PER_WORD)
+_VALUES = tl.constexpr(VALUES_PER_WORD)
+
+
+def _run_half_scales(
+    scales_at: tl.tensor,
+    column: tl.tensor,
+    out_features: tl.tensor,
+    in_features: tl.tensor,
+    GROUP_SIZE: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """float32 (rows,), of the column's group; of the last one beyond it. scales_at: of group 0."""
+    group = tl.minimum(column, in_features - 1) // GROUP_SIZE
+    return tl.load(scales_at + group * out_features).to(tl.float32)
+
+
+half_scales = triton.jit(_run_half_scales)
 
 
 def _int4_skinny(  # noqa: PLR0913
@@ -36,42 +51,47 @@ def _int4_skinny(  # noqa: PLR0913
     IS_PACKED: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    WORDS: tl.constexpr = TURN // _SHIFTS  # noqa: N806
+    """Program (block of rows, split, block of tokens)."""
+    WORDS: tl.constexpr = TURN // _VALUES  # noqa: N806
+    QUARTER: tl.constexpr = TURN // 4  # noqa: N806
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     split = tl.program_id(1)
     safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
     first_k = split * k_per_split
-    row_starts = words + (safe_rows * in_features + first_k) // _SHIFTS
+    row_starts = words + (safe_rows * in_features + first_k) // _VALUES
     if IS_DEPENDENT:
         prefetch_lines(row_starts.to(tl.int64))
+    # Scales of a turn are read in the one before, so that none waits for them.
+    scales_at = scales + safe_rows
+    low_scales = half_scales(scales_at, first_k, out_features, in_features, GROUP_SIZE)
+    high_scales = half_scales(scales_at, first_k + TURN // 2, out_features, in_features, GROUP_SIZE)
     begin_dependent(IS_DEPENDENT)
-    tokens = tl.arange(0, BLOCK_TOKENS)
+    tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = tokens[:, None] < num_tokens
-    lanes = tl.arange(0, WORDS)
-    words_at = row_starts[:, None] + lanes[None, :]
-    inputs_at = x + tokens[:, None] * in_features + (first_k + lanes)[None, :]
+    words_at = row_starts[:, None] + tl.arange(0, WORDS)[None, :]
+    columns = first_k + tl.arange(0, QUARTER)
+    inputs_at = x + tokens[:, None].to(tl.int64) * in_features + columns[None, :]
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
     for start in range(0, k_per_split, TURN):
-        packed = tl.load(words_at + start // _SHIFTS)
-        low_at = (first_k + start) // GROUP_SIZE * out_features + safe_rows
-        high_at = (first_k + start + TURN // 2) // GROUP_SIZE * out_features + safe_rows
-        low_zeros = tl.load(zeros + low_at).to(tl.int32)
-        high_zeros = tl.load(zeros + high_at).to(tl.int32)
-        values = int4_values(packed, low_zeros, high_zeros, x.dtype.element_ty, IS_PACKED)
-        low = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
-        high = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
-        for shift in tl.static_range(_SHIFTS):
-            inputs_here = inputs_at + start + shift * WORDS
-            inputs = tl.trans(tl.load(inputs_here, mask=is_token, other=0.0))
-            if shift < _SHIFTS // 2:
-                low = tl.dot(values[shift], inputs, low)
-            else:
-                high = tl.dot(values[shift], inputs, high)
-        total += low * tl.load(scales + low_at).to(tl.float32)[:, None]
-        total += high * tl.load(scales + high_at).to(tl.float32)[:, None]
-    target = out + (split * num_tokens + tokens[:, None]).to(tl.int64) * out_features
-    is_real = is_token & (rows[None, :] < out_features)
-    tl.store(target + rows[None, :], tl.trans(total).to(out.dtype.element_ty), mask=is_real)
+        packed = tl.load(words_at + start // _VALUES)
+        turn_zeros = tl.load(zeros + (first_k + start) // TURN * out_features + safe_rows)
+        here = inputs_at + start
+        first = tl.trans(tl.load(here, mask=is_token, other=0.0))
+        second = tl.trans(tl.load(here + QUARTER, mask=is_token, other=0.0))
+        third = tl.trans(tl.load(here + 2 * QUARTER, mask=is_token, other=0.0))
+        fourth = tl.trans(tl.load(here + 3 * QUARTER, mask=is_token, other=0.0))
+        after = first_k + start + TURN
+        next_low = half_scales(scales_at, after, out_features, in_features, GROUP_SIZE)
+        next_high = half_scales(scales_at, after + TURN // 2, out_features, in_features, GROUP_SIZE)
+        dtype: tl.constexpr = x.dtype.element_ty
+        one, two = int4_values(packed, turn_zeros & 0xFFFF, dtype, 0, IS_PACKED)
+        low = tl.dot(two, second, tl.dot(one, first))
+        total += low * low_scales[:, None]
+        three, four = int4_values(packed, turn_zeros >> 16, dtype, 1, IS_PACKED)
+        high = tl.dot(four, fourth, tl.dot(three, third))
+        total += high * high_scales[:, None]
+        low_scales, high_scales = next_low, next_high
+    store_parts(out, total, split, tokens, rows, num_tokens, out_features)
 
 
 _int4_skinny_kernel = triton.jit(_int4_skinny, do_not_specialize=("num_tokens",))
@@ -81,14 +101,16 @@ def int4_skinny(
     x: torch.Tensor, kept: Int4Groups, shape: SkinnyShape, new: NewTensor = torch.empty
 ) -> torch.Tensor:
     """x (n, in_features), its columns as kept has them, contiguous -> (shape.num_splits, n,
-    out_features), n small enough for one tile. One split has x's dtype, several are float32: their
-    sum is the product. shape.block_k: kept.turn."""
+    out_features). One split has x's dtype, several are float32: their sum is the product.
+    shape.block_k: kept.turn."""
     num_tokens, in_features = x.shape
     out_dtype = x.dtype if shape.num_splits == 1 else torch.float32
     size = (shape.num_splits, num_tokens, kept.out_features)
     out = new(size, dtype=out_dtype, device=x.device)
     is_dependent = dependent_launch(x)
-    _int4_skinny_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](
+    tokens = min(block_tokens(num_tokens), shape.block_tokens)
+    num_blocks = triton.cdiv(kept.out_features, shape.block_rows)
+    _int4_skinny_kernel[(num_blocks, shape.num_splits, triton.cdiv(num_tokens, tokens))](
         x,
         kept.words,
         kept.scales,
@@ -100,7 +122,7 @@ def int4_skinny(
         in_features // shape.num_splits,
         GROUP_SIZE=kept.group_size,
         TURN=kept.turn,
-        BLOCK_TOKENS=block_tokens(num_tokens),
+        BLOCK_TOKENS=tokens,
         BLOCK_ROWS=shape.block_rows,
         IS_PACKED=x.is_cuda,
         IS_DEPENDENT=is_dependent,

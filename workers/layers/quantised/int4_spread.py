@@ -8,7 +8,7 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.quantised.int4_values import int4_values
 
-_SHIFTS = tl.constexpr(VALUES_PER_WORD)
+_VALUES = tl.constexpr(VALUES_PER_WORD)
 _BLOCK_ROWS = 32
 
 
@@ -27,27 +27,31 @@ def _int4_spread(  # noqa: PLR0913
 ) -> None:
     """Program (block of rows, turn)."""
     begin_dependent(IS_DEPENDENT)
-    WORDS: tl.constexpr = TURN // _SHIFTS  # noqa: N806
+    WORDS: tl.constexpr = TURN // _VALUES  # noqa: N806
+    QUARTER: tl.constexpr = TURN // 4  # noqa: N806
     rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     is_row = rows < out_features
     start = tl.program_id(1) * TURN
     lanes = tl.arange(0, WORDS)
     words_at = (
-        words + rows[:, None] * (in_features // _SHIFTS) + (start // _SHIFTS + lanes)[None, :]
+        words + rows[:, None] * (in_features // _VALUES) + (start // _VALUES + lanes)[None, :]
     )
     packed = tl.load(words_at, mask=is_row[:, None], other=0)
-    target = out + rows[:, None] * in_features + (start + lanes)[None, :]
+    columns = start + tl.arange(0, QUARTER)
+    target = out + rows[:, None] * in_features + columns[None, :]
     low_at = start // GROUP_SIZE * out_features + rows
     high_at = (start + TURN // 2) // GROUP_SIZE * out_features + rows
-    low_zeros = tl.load(zeros + low_at, mask=is_row, other=0).to(tl.int32)
-    high_zeros = tl.load(zeros + high_at, mask=is_row, other=0).to(tl.int32)
+    turn_zeros = tl.load(zeros + tl.program_id(1) * out_features + rows, mask=is_row, other=0)
     low_scales = tl.load(scales + low_at, mask=is_row, other=0.0).to(tl.float32)
     high_scales = tl.load(scales + high_at, mask=is_row, other=0.0).to(tl.float32)
-    values = int4_values(packed, low_zeros, high_zeros, out.dtype.element_ty, IS_PACKED)
-    for shift in tl.static_range(_SHIFTS):
-        scale = low_scales if shift < _SHIFTS // 2 else high_scales
-        matrix = (values[shift].to(tl.float32) * scale[:, None]).to(out.dtype.element_ty)
-        tl.store(target + shift * WORDS, matrix, mask=is_row[:, None])
+    for half in tl.static_range(2):
+        scale = high_scales if half else low_scales
+        half_zeros = turn_zeros >> 16 if half else turn_zeros & 0xFFFF
+        pairs = int4_values(packed, half_zeros, out.dtype.element_ty, half, IS_PACKED)
+        for place in tl.static_range(2):
+            matrix = (pairs[place].to(tl.float32) * scale[:, None]).to(out.dtype.element_ty)
+            here = target + (2 * half + place) * QUARTER
+            tl.store(here, matrix, mask=is_row[:, None])
 
 
 _int4_spread_kernel = triton.jit(_int4_spread)

@@ -6,22 +6,46 @@ import torch
 
 from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.gate import Gate
+from workers.layers.kept.weight import KeptWeight
 from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.tile_table import TileTable, tiles_for
 
 
 class KeptProduct(ABC):
     """PartialProducts of a weight as it is kept: x (n, in_features), contiguous, of a dtype that
-    the weight names."""
+    the weight names.
 
-    in_features: int
+    can_split: whether whoever reads the product sums up partial ones. table: tiles by the number of
+    rows. turn: input features that the kernel for few rows takes at least at once.
+    """
+
+    def __init__(self, kept: KeptWeight, can_split: bool, table: TileTable, turn: int) -> None:
+        self.in_features = kept.in_features
+        self._out_features = kept.out_features
+        self._can_split, self._table, self._turn = can_split, table, turn
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.into(torch.empty, x)
 
-    @abstractmethod
     def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         """(parts, n, out_features), whose sum over parts is the product, in a tensor that new
         makes. One part has x's dtype, several are float32."""
+        tiles = tiles_for(self._table, x.shape[0])
+        if tiles is None:
+            return self._of_many(new, x)
+        shape = tiles.of(
+            self._out_features, self.in_features, self._turn, x.shape[0], self._can_split
+        )
+        return self._of_few(new, x, shape)
+
+    @abstractmethod
+    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
+        """By the kernel that reads the weight as it is kept, in tiles."""
+
+    @abstractmethod
+    def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        """By a library's product, of one part."""
 
 
 class KeptGatedProduct:

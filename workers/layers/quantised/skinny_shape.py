@@ -2,36 +2,59 @@
 
 from dataclasses import dataclass
 
-_MIN_PROGRAMS = 384
-"""About three a multiprocessor of an H200: enough reads under way."""
 _MAX_SPLITS = 8
 _MIN_TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyShape:
-    """block_rows: output features of a program. block_k: input features of a turn. num_splits:
-    programs that share input features out. num_stages, num_warps: Triton's."""
+class SkinnyTiles:
+    """How matrices of any size are multiplied by up to so many rows. block_rows: output features of
+    a program; block_tokens: the most rows of x of one. block_k: input features of a turn, at most.
+    min_programs: input features are shared out until there are so many. num_stages, num_warps:
+    Triton's."""
 
     block_rows: int
+    block_tokens: int
     block_k: int
-    num_splits: int
+    min_programs: int
     num_stages: int
     num_warps: int
 
-    @classmethod
     def of(
-        cls, out_features: int, in_features: int, block_k: int, can_split: bool
+        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
     ) -> "SkinnyShape":
-        """in_features: a multiple of block_k. can_split: whether partial products are summed up."""
-        block_rows = 64 if can_split or out_features >= 64 * _MIN_PROGRAMS else 32
-        num_blocks, num_splits = -(-out_features // block_rows), 1
+        """turn: divides in_features; turns are multiples of it. can_split: whether partial products
+        are summed up."""
+        block_k = turn
+        while 2 * block_k <= self.block_k and in_features % (2 * block_k) == 0:
+            block_k *= 2
+        num_blocks = -(-out_features // self.block_rows) * -(-num_rows // self.block_tokens)
+        num_splits = 1
         while (
             can_split
             and num_splits < _MAX_SPLITS
-            and num_blocks * num_splits < _MIN_PROGRAMS
+            and num_blocks * num_splits < self.min_programs
             and in_features % (2 * num_splits * block_k) == 0
             and in_features // (2 * num_splits * block_k) >= _MIN_TURNS
         ):
             num_splits *= 2
-        return cls(block_rows, block_k, num_splits, num_stages=4, num_warps=4)
+        return SkinnyShape(
+            self.block_rows,
+            self.block_tokens,
+            block_k,
+            num_splits,
+            self.num_stages,
+            self.num_warps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyShape:
+    """The same of one matrix. num_splits: programs that share input features out."""
+
+    block_rows: int
+    block_tokens: int
+    block_k: int
+    num_splits: int
+    num_stages: int
+    num_warps: int

@@ -18,13 +18,15 @@ from workers.layers.formats.scaling import PerBlock, PerChannel, PerTensor
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.weight import join_kept
 from workers.layers.quantised import fp8_products
-from workers.layers.quantised.fp8_products import MAX_SKINNY_ROWS, Fp8BlockProduct, Fp8RowProduct
+from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounding import Rounded
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.skinny_shape import SkinnyTiles
+from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, INT4
 
 WHOLE = Cut((256, 384), slice(0, 256), slice(0, 384))
-MANY = MAX_SKINNY_ROWS + 5
+FEW = 1
+MANY = 1 + max(FP8_ROWS[-1][0], FP8_BLOCKS[-1][0])
 
 
 def values_of(*shape):
@@ -146,15 +148,27 @@ def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
     peers = OneTensor((1, MANY, 256))
     assert torch.equal(product.into(peers, x), out)
     assert torch.equal(peers.memory, out)
-    assert torch.equal(product(x[:MAX_SKINNY_ROWS]), torch.zeros(1, MAX_SKINNY_ROWS, 256))
+    assert torch.equal(product(x[:FEW]), torch.zeros(1, FEW, 256))
+
+
+TILES = (1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
 
 
 @pytest.mark.usefixtures("kernels")
 def test_parts_are_several_where_their_reader_sums_up() -> None:
     kept = Fp8Rows(values_of(128, 4096), torch.ones(1))
     x = torch.ones(1, 4096)
-    assert len(Fp8RowProduct(kept, can_split=True)(x)) == 8
-    assert len(Fp8RowProduct(kept, can_split=False)(x)) == 1
+    assert len(Fp8RowProduct(kept, can_split=True, table=(TILES,))(x)) == 8
+    assert len(Fp8RowProduct(kept, can_split=False, table=(TILES,))(x)) == 1
+
+
+@pytest.mark.usefixtures("kernels")
+def test_sizes_that_no_turn_divides_go_the_way_of_many() -> None:
+    kept = Fp8Rows(values_of(32, 48), torch.ones(1))
+    x = torch.randn(1, 48).bfloat16()
+    want = x.float() @ kept.dequantised().t()
+    out = Fp8RowProduct(kept, can_split=False, table=(TILES,))(x)
+    assert (out[0] - want).norm() / want.norm() < 0.1
 
 
 def test_blocks_need_their_kernel(monkeypatch) -> None:
@@ -167,6 +181,21 @@ def test_blocks_need_their_kernel(monkeypatch) -> None:
 @pytest.mark.parametrize("out_features", [128, 4096, 6144, 28672])
 @pytest.mark.parametrize("in_features", [512, 1792, 4096, 14336])
 def test_splits_are_whole_turns(out_features, in_features, can_split) -> None:
-    shape = SkinnyShape.of(out_features, in_features, 128, can_split)
-    assert in_features % (shape.num_splits * shape.block_k) == 0
-    assert shape.num_splits == 1 or can_split
+    for most, tiles in (*FP8_ROWS, *FP8_BLOCKS, *INT4):
+        shape = tiles.of(out_features, in_features, 128, most, can_split)
+        assert in_features % (shape.num_splits * shape.block_k) == 0
+        assert shape.num_splits == 1 or can_split
+
+
+@pytest.mark.parametrize("table", [FP8_ROWS, FP8_BLOCKS, INT4])
+def test_tables_are_in_order(table) -> None:
+    limits = [most for most, _ in table]
+    assert limits == sorted(set(limits))
+    for _, tiles in table:
+        assert tiles.block_rows >= 64
+        assert tiles.block_tokens >= 16
+
+
+def test_a_turn_is_a_blocks_width() -> None:
+    """A scale is read a turn."""
+    assert all(tiles.block_k == 128 for _, tiles in FP8_BLOCKS)
