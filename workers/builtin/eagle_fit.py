@@ -121,7 +121,10 @@ class HeadFit:
         train: TextBatches,
         held_out: TextBatches,
         recipe: HeadRecipe,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """clock: in seconds."""
+        self._clock = clock
         self._head = head
         self._reader = reader
         self._train = train
@@ -132,7 +135,7 @@ class HeadFit:
     def run(self, report: Callable[[HeadPoint], None]) -> None:
         """Trains the head in place. report: sees each point with the head as it is then; the last
         one is annealed."""
-        started, recipe = time.monotonic(), self._recipe
+        started, recipe = self._clock(), self._recipe
         batches = self._train.shuffled(recipe.seed)
         losses, reported_s = list[Tensor](), 0.0
         update, num_tokens, progress = 0, 0, 0.0
@@ -140,7 +143,7 @@ class HeadFit:
             batch = next(batches)
             losses.append(self._update(batch, progress))
             update, num_tokens = update + 1, num_tokens + batch.token_ids.numel()
-            elapsed_s = time.monotonic() - started
+            elapsed_s = self._clock() - started
             progress = max(update / recipe.num_updates, elapsed_s / recipe.budget_s)
             if elapsed_s - reported_s >= recipe.eval_every_s or progress >= 1.0:
                 mean = torch.stack(losses).mean().item()
