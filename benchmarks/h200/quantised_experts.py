@@ -1,10 +1,12 @@
 """Experts' products with kept weights beside those with bfloat16, and how far from their floors.
 
-    python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192]
+    python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192] [--sweep]
 
 Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a number of tokens:
 microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
 of the floor: the longer of reading the chosen experts' bytes and of multiplying in bfloat16.
+--sweep: before it a line for each of the tiles that are worth trying, and for matrices: what to
+write into workers/layers/quantised/expert_products.py.
 """
 
 from __future__ import annotations
@@ -15,13 +17,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax
 from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
-from workers.layers.quantised.expert_products import kept_partial_products
+from workers.layers.quantised.expert_gemm import KeptTiles
+from workers.layers.quantised.expert_products import (
+    by_matrices,
+    by_tiles,
+    kept_partial_products,
+)
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
 
 CUDA = torch.device("cuda", 0)
@@ -93,18 +101,49 @@ def floor_seconds(model: Model, kept: KeptExperts, chosen: Chosen) -> float:
     return max(num_bytes / BYTES_PER_S, flops / FLOPS)
 
 
+def worth_trying(rows: float) -> list[KeptTiles]:
+    """rows: of an expert, on average."""
+    fitting = [n for n in (16, 32, 64, 128) if rows / 4 <= n <= max(16, 4 * rows)]
+    shapes = [(64, 4), (128, 8), (128, 4), (256, 8)]
+    return [
+        KeptTiles(block_rows, columns, stages, warps)
+        for block_rows in fitting
+        for columns, warps in shapes
+        for stages in (2, 3, 4)
+        if block_rows * columns <= 2048 * warps
+    ]
+
+
+def sweep(name: str, x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> None:
+    rows = chosen.ids.numel() / kept.down.num_matrices
+    found = {"matrices": graphed_seconds(partial(by_matrices, x, chosen, kept, 0), REPEATS)}
+    for tiles in worth_trying(rows):
+        try:
+            run = partial(by_tiles, x, chosen, kept, 0, tiles)
+            found[str(tiles)] = graphed_seconds(run, REPEATS)
+        except OutOfResources as error:
+            print(f"sweep {name} tokens {len(x)} {tiles}: {error}", flush=True)
+    for way in sorted(found, key=found.__getitem__):
+        print(f"sweep {name} tokens {len(x)} rows {rows} {found[way] * 1e6:8.1f} {way}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=NUM_TOKENS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--sweep", action="store_true")
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(CUDA))
-    for name, model in MODELS.items():
+    for name in arguments.models:
+        model = MODELS[name]
         kept = kept_experts(model)
         plain = plain_experts(kept)
         for num_tokens in arguments.tokens:
             x = torch.randn(num_tokens, model.hidden_size, device=CUDA).bfloat16()
             logits = torch.randn(num_tokens, model.num_experts, device=CUDA)
             chosen = choose_by_softmax(logits, model.num_chosen, 0, 1.0, True)
+            if arguments.sweep:
+                sweep(name, x, chosen, kept)
             before = graphed_seconds(partial(partial_products, x, chosen, plain), REPEATS)
             after = graphed_seconds(partial(kept_partial_products, x, chosen, kept, 0), REPEATS)
             floor = floor_seconds(model, kept, chosen)

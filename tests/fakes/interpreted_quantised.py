@@ -14,6 +14,7 @@ from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.quantised.expert_products import kept_partial_products
+from workers.layers.quantised.expert_spread import spread
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.int4_skinny import int4_skinny
@@ -94,6 +95,11 @@ def check_experts(stack, hidden_size, width, gating, has_bias):
     check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 1e-5)
 
 
+def check_spread(stack):
+    """MXFP4 is exact in float32, FP8 rounded once."""
+    assert torch.equal(spread(stack, torch.float32), stack.dequantised())
+
+
 def check_rounding(num_rows, num_columns):
     """Within half a step of E4M3's three bits, or of its least one. Not looked at are the
     least values and what a GPU rounds up to a power of two: the interpreter carries no bit there.
@@ -124,5 +130,7 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
+    check_spread(fp4_stack(2, 80, 160))
+    check_spread(fp8_stack(2, 128, 256))
     check_rounding(5, 384)
     print("all equal")

@@ -1,6 +1,5 @@
 """The engine's Triton kernels compiled for GPUs that are not here: Triton's ptxas needs none."""
 
-import itertools
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,9 +27,11 @@ from workers.layers.cuda import (
 )
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
+from workers.layers.kept import stacks
 from workers.layers.quantised import expert_gemm as quantised_experts
 from workers.layers.quantised import (
     expert_products,
+    expert_spread,
     fp8_rounding,
     fp8_skinny,
     int4_skinny,
@@ -180,18 +181,28 @@ def _skinny_tiles(table):
 
 def _kept_expert_variants():
     """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
-    tiles = dict.fromkeys(tiles for _, tiles in expert_products._TILES)
-    for one, is_fp4 in itertools.product(tiles, (True, False)):
-        width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
-        types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
-        types["scales"] = "*i32" if is_fp4 else "*fp32"
-        constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
-        constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}
-        options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
-        gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
-        down = {"DEPTH_SIZE": width, "WIDTH": hidden}
-        yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
-        yield Variant(quantised_experts._project_kernel, types, constants | down, options)
+    for stack, table in expert_products.TABLES.items():
+        for _, tiles in table:
+            yield from _kept_expert_products(tiles, stack is stacks.Fp4Stack)
+    sizes = dict.fromkeys(("num_rows", "num_columns", "num_turns"), "i32")
+    rows, options = {"BLOCK_ROWS": 64}, {"num_warps": 4}
+    fp4 = {**sizes, "words": "*i32", "scales": "*i32", "out": "*bf16"}
+    yield Variant(expert_spread._fp4_spread_kernel, fp4, {**rows, "IS_PACKED": True}, options)
+    fp8 = {**sizes, "values": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
+    yield Variant(expert_spread._fp8_spread_kernel, fp8, rows, options)
+
+
+def _kept_expert_products(one, is_fp4):
+    width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
+    types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
+    types["scales"] = "*i32" if is_fp4 else "*fp32"
+    constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
+    constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}
+    options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
+    gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
+    down = {"DEPTH_SIZE": width, "WIDTH": hidden}
+    yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
+    yield Variant(quantised_experts._project_kernel, types, constants | down, options)
 
 
 def expert_variant(tiles, product, depth, width, has_bias=False):

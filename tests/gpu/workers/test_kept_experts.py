@@ -47,7 +47,7 @@ def fp8_stack(rows, columns):
     return stack
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 40, 130, 250, 700])
+@pytest.mark.parametrize("num_tokens", [1, 3, 40, 130, 250, 700, 1000])
 @pytest.mark.parametrize(
     ("stack", "hidden_size", "width", "gating"),
     [

@@ -56,6 +56,11 @@ BY_MAPS: TileTable = (
 def table_for(experts: RoutedWeights, limits: DeviceLimits) -> TileTable:
     """The fastest that these experts can have on a device of these limits."""
     _, hidden_size, width = experts.down.shape
+    return table_of(hidden_size, width, limits)
+
+
+def table_of(hidden_size: int, width: int, limits: DeviceLimits) -> TileTable:
+    """The same of experts of these sizes."""
     is_mapped = limits.has_copy_engine and has_maps(hidden_size, width)
     return BY_MAPS if is_mapped else BY_POINTERS
 
