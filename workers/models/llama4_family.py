@@ -77,6 +77,11 @@ def llama4_spec(config: Any) -> Llama4Spec:
         raise ModelLoadError(f"model_type {config.model_type!r} is no Llama 4")
     if text.hidden_act != "silu":
         raise ModelLoadError(f"Llama 4 has silu activations only, not {text.hidden_act!r}")
+    if len(text.no_rope_layers) != text.num_hidden_layers:
+        raise ModelLoadError(
+            f"no_rope_layers says something of {len(text.no_rope_layers)} layers, the model has "
+            f"{text.num_hidden_layers}"
+        )
     all_layers = range(text.num_hidden_layers)
     return Llama4Spec(
         vocab_size=text.vocab_size,

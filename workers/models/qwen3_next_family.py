@@ -94,6 +94,13 @@ def qwen3_next_spec(config: Any) -> Qwen3NextSpec:
 
 def _delta_heads(config: Any) -> DeltaHeads:
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    sizes = (
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+        *("linear_value_head_dim", "linear_conv_kernel_dim"),
+    )
+    for name in sizes:
+        if getattr(config, name) < 1:
+            raise ModelLoadError(f"{name}={getattr(config, name)} is less than 1")
     if value_heads % key_heads:
         raise ModelLoadError(f"{value_heads} value heads do not share {key_heads} key heads")
     return DeltaHeads(

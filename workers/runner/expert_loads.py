@@ -3,6 +3,7 @@
 Every rank routes all tokens, so that what one rank counts is true of all of them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from workers.loading.expert_load_file import write_expert_loads
 from workers.parallel.expert_copies import ExpertHolders
 from workers.sampling.transfer import start_download
 
+logger = logging.getLogger(__name__)
+
 MIN_WRITE_INTERVAL_S = 60.0
 
 ReadLoad = Callable[[], ExpertRecord]
@@ -29,7 +32,7 @@ ReadLoad = Callable[[], ExpertRecord]
 
 class ExpertLoads:
     """holders: of each mixture. file: where the loads are kept, at most once in
-    MIN_WRITE_INTERVAL_S; None keeps none."""
+    MIN_WRITE_INTERVAL_S; None keeps none. Nobody's request ends for want of it."""
 
     def __init__(
         self,
@@ -64,7 +67,10 @@ class ExpertLoads:
         new, self._before = tokens - self._before, tokens.copy()
         if self._file is not None and self._clock() >= self._next_write_s:
             self._next_write_s = self._clock() + MIN_WRITE_INTERVAL_S
-            write_expert_loads(self._file, tokens.tolist())
+            try:
+                write_expert_loads(self._file, tokens.tolist())
+            except OSError as error:
+                logger.warning("expert_load_file %s is not written: %s", self._file, error)
         by_part = np.einsum("me,mep->mp", new, self._shares)
         of_parts = by_part.sum(axis=0).round().astype(np.int64)
         return ExpertRecord(tuple(of_parts.tolist()), _busiest(new), _busiest(by_part))
@@ -98,11 +104,13 @@ def expert_loads(
             "expert_load_interval_steps counts tokens of experts in native models, and this model "
             "has none there; leave it out"
         )
-    file = config.expert_load_file
+    file = None if config.expert_load_file is None else Path(config.expert_load_file).expanduser()
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"expert_load_file: there is no folder {file.parent}; make it")
     return ExpertLoads(
         ExpertTally(mixtures, device),
         config.expert_load_interval_steps,
         [mixture.experts.holders for mixture in mixtures],
         config.ep_size,
-        None if file is None else Path(file).expanduser(),
+        file,
     )

@@ -105,6 +105,10 @@ def test_bfloat16_rounds_where_transformers_rounds(tmp_path: Path) -> None:
 ODDITIES = {
     "activation": ({"hidden_act": "gelu"}, "silu activations only, not 'gelu'"),
     "chunks": ({"attention_chunk_size": None}, "with attention_chunk_size None"),
+    "rotations": (
+        {"no_rope_layers": [1], "layer_types": ["chunked_attention"] * 3},
+        "says something of 1 layers, the model has 3",
+    ),
     "choice": ({"num_experts_per_tok": 5}, "cannot take 5 of 4 experts"),
     "rope": (
         {

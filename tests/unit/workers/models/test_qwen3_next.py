@@ -173,6 +173,8 @@ ODDITIES = {
     "activation": ({"hidden_act": "gelu"}, "silu activations only, not 'gelu'"),
     "layers": ({"layer_types": ["full_attention"] * 4}, "are not those of Qwen3-Next"),
     "heads": ({"linear_num_value_heads": 3}, "3 value heads do not share 2 key heads"),
+    "no heads": ({"linear_num_key_heads": 0}, "linear_num_key_heads=0 is less than 1"),
+    "no convolution": ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 is less than 1"),
     "experts": ({"num_experts_per_tok": 0}, "cannot take 0 of"),
 }
 

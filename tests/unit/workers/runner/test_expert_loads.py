@@ -104,6 +104,43 @@ def test_copies_share_what_their_expert_gets_and_loads_are_kept(tmp_path: Path) 
     assert read_expert_loads(tmp_path / "none.json", 1, 2) == [[0, 0]]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, *(f'{{"tokens": [[{one}, 1]]}}' for one in ("1e400", "-1", 2**63, "2.5"))],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "loads.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no loads of experts"):
+        read_expert_loads(file, 1, 2)
+    with pytest.raises(ConfigError, match="holds no loads of experts"):
+        read_expert_loads(tmp_path, 1, 2)
+
+
+def test_loads_that_cannot_be_kept_are_told_of_and_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = ExpertTally.__new__(ExpertTally)
+    tally.tokens = torch.tensor([[4, 0, 2, 2]])
+    file = tmp_path / "loads.json"
+    file.mkdir()
+    read = ExpertLoads(tally, 1, [ExpertHolders.of_owners(4, 2)], 2, file).after_launch()
+    assert read is not None
+    assert read().tokens_by_part == (4, 4)
+    assert f"expert_load_file {file} is not written" in caplog.text
+    assert list(tmp_path.iterdir()) == [file]
+    folder = save_tiny_model(MIXTURES["qwen2_moe"], tmp_path / "model")
+    config = EngineConfig(
+        model=str(folder),
+        device="cpu",
+        num_pages=32,
+        expert_load_interval_steps=1,
+        expert_load_file=str(tmp_path / "nowhere" / "loads.json"),
+    )
+    with pytest.raises(ConfigError, match="expert_load_file: there is no folder"):
+        Engine.from_config(config)
+
+
 def test_copies_go_where_there_is_least_to_do() -> None:
     """Of the busiest, as often as pays; parts 0 to 2 own two each."""
     holders = ExpertHolders.of_loads([90, 10, 10, 10, 40, 10], 3, 3)
