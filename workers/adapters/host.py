@@ -63,15 +63,27 @@ class AdapterReader:
         return HostAdapter(
             ref,
             {
-                module: self._pair(tensors, pair, self._parts[module])
+                module: self._pair(*self._whole(tensors, module, pair), self._parts[module])
                 for module, pair in pairs.items()
             },
         )
 
-    def _pair(self, tensors: TensorsInMemory, pair: ModulePair, part: SitePart) -> HostPair:
-        a = tensors.read(pair.a_name)[:, part.cut.columns]
-        b = tensors.read(pair.b_name)[part.cut.rows]
-        pair_here = a.to(self._dtype, copy=True), (b.float() * pair.scale).to(self._dtype)
-        if self._is_pinned:
-            return HostPair(*(one.pin_memory() for one in pair_here))
-        return HostPair(*pair_here)
+    def _whole(
+        self, tensors: TensorsInMemory, module: str, pair: ModulePair
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In the model's dtype, before anything is cut: what one rank refuses, all do."""
+        a = tensors.read(pair.a_name).to(self._dtype)
+        b = (tensors.read(pair.b_name).float() * pair.scale).to(self._dtype)
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise AdapterError(
+                f"{module} has values that are no finite numbers in {self._dtype}, or gets such by "
+                f"its scale of {pair.scale:g}"
+            )
+        return a, b
+
+    def _pair(self, a: torch.Tensor, b: torch.Tensor, part: SitePart) -> HostPair:
+        here = (
+            one.clone(memory_format=torch.contiguous_format)
+            for one in (a[:, part.cut.columns], b[part.cut.rows])
+        )
+        return HostPair(*(one.pin_memory() if self._is_pinned else one for one in here))

@@ -40,7 +40,7 @@ class AdapterStore:
                 raise RequestRejectedError(
                     ErrorCode.QUEUE_FULL,
                     f"requests at hand have {len(self._num_live)} adapters, and the engine keeps "
-                    f"{self._max_adapters} at a time",
+                    f"{self._max_adapters} at a time (max_cpu_loras)",
                     "model",
                 )
             self._num_live[ref.key] = self._num_live.get(ref.key, 0) + 1

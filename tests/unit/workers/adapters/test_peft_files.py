@@ -198,15 +198,33 @@ def test_who_writes_to_a_file_that_is_being_read_changes_nothing(
             path.write_bytes(other if change == "overwritten" else b"")
 
     monkeypatch.setattr("workers.adapters.host.check_fits", check_and_change)
-    part = SitePart(Q, Cut((10, 6), slice(0, 10), slice(0, 6)), slice(0, 10))
-    reader = AdapterReader(
-        [Site(torch.nn.Identity(), (part,))], INFO, torch.float32, torch.device("cpu")
-    )
+    reader = reader_of(torch.float32)
     read = reader.read(ref).pairs[Q]
     assert torch.equal(read.a, torch.ones((2, 6)))
     assert torch.equal(read.b, torch.full((10, 2), 4.0))
     with pytest.raises(AdapterError, match="have changed since|cannot be read: No such file"):
         reader.read(ref)
+
+
+def reader_of(dtype, rows=slice(0, 10)):
+    part = SitePart(Q, Cut((10, 6), rows, slice(0, 6)), slice(0, 10))
+    return AdapterReader([Site(torch.nn.Identity(), (part,))], INFO, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e5])
+def test_values_that_are_no_numbers_are_refused_by_every_rank(tmp_path, value) -> None:
+    """By one whose own rows are numbers, too. 1e5 is none in float16."""
+    tensors = pair()
+    tensors[name_of(Q, "B")][9, 0] = value
+    write(tmp_path, tensors)
+    ref = adapter_at("one", tmp_path, INFO)
+    for rows in (slice(0, 5), slice(5, 10)):
+        with pytest.raises(AdapterError, match=f"{Q} has values that are no finite numbers in"):
+            reader_of(torch.float16, rows).read(ref)
+    write(tmp_path, pair(), lora_alpha=1e300)
+    ref = adapter_at("one", tmp_path, INFO)
+    with pytest.raises(AdapterError, match=r"by its scale of 5e\+299"):
+        reader_of(torch.float32).read(ref)
 
 
 def test_no_salt_is_taken_for_an_adapters() -> None:
