@@ -90,9 +90,9 @@ class AdapterControl:
             raise ApiError(
                 ApiErrorCode.MODEL_NOT_FOUND, f"no adapter {name[:128]!r} is loaded", "lora_name"
             )
-        await self._set(
-            AdapterEntry(shelves[0].model, name, None), f"unload_lora_adapter {name}", by
-        )
+        (shelf, *_) = shelves
+        entry = AdapterEntry(shelf.model, name, None, shelf.is_configured(name))
+        await self._set(entry, f"unload_lora_adapter {name}", by)
 
     async def _set(self, entry: AdapterEntry, action: str, by: str) -> None:
         await self.take(await self._board.set(entry, self._table, action, by))

@@ -20,6 +20,10 @@ class AdapterShelf:
     def __len__(self) -> int:
         return len(self._adapters)
 
+    def is_configured(self, name: str) -> bool:
+        """Whether it is there from the start."""
+        return name in self._configured
+
     def find(self, name: str) -> AdapterRef | None:
         return self._adapters.get(name)
 

@@ -11,23 +11,27 @@ from workers.adapters.ref import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """The last word on a name. adapter: None: it is not served, whatever the configuration says."""
+    """The last word on a name. adapter: None: it is not served. is_configured: the configuration
+    says something else of the name, so that this has to be remembered."""
 
     model: str
     name: str
     adapter: AdapterRef | None
+    is_configured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTable:
-    """Of two tables the one of the higher version counts. entries: one for each model and name."""
+    """Of two tables the one of the higher version counts. entries: one for each model and name.
+    Names that come and go leave nothing behind."""
 
     version: int = 0
     entries: tuple[AdapterEntry, ...] = ()
 
     def with_entry(self, entry: AdapterEntry, version: int) -> "AdapterTable":
         others = [one for one in self.entries if (one.model, one.name) != (entry.model, entry.name)]
-        return AdapterTable(version, (*others, entry))
+        is_needed = entry.adapter is not None or entry.is_configured
+        return AdapterTable(version, (*others, entry) if is_needed else tuple(others))
 
 
 class AdapterBoard:

@@ -304,12 +304,30 @@ def test_many_adapters_are_listed_at_once_and_none_is_kept_that_is_gone() -> Non
     assert len(served._made) <= 2 * len(refs)
 
 
+@pytest.mark.asyncio
+async def test_adapters_that_came_and_went_are_no_entries_for_good(served, tmp_path) -> None:
+    """Every view of the registry has all of them."""
+    folder = save(tmp_path / "one")
+    for index in range(3):
+        await served.control.load("", f"one-{index}", folder, "me", in_place=False)
+        await served.control.unload("", f"one-{index}", "me")
+    assert served.board.board.table.entries == ()
+    await served.control.unload("", "sql", "me")
+    (entry,) = served.board.board.table.entries
+    assert (entry.name, entry.adapter) == ("sql", None)
+    with pytest.raises(ApiError):
+        served.directory.find("sql")
+    await served.control.load("", "sql", folder, "me", in_place=False)
+    assert served.directory.find("sql").name == "sql"
+
+
 def test_the_newer_word_on_a_name_counts() -> None:
     board, ref = AdapterBoard(lambda: 7), AdapterRef("a", "/a", "k")
     first = board.set(AdapterEntry("m", "a", ref), AdapterTable())
-    second = board.set(AdapterEntry("m", "a", None), AdapterTable())
+    gone = AdapterEntry("m", "a", None, is_configured=True)
+    second = board.set(gone, AdapterTable())
     assert second.version > first.version
-    assert second.entries == (AdapterEntry("m", "a", None),)
+    assert second.entries == (gone,)
     assert not board.restore(first)
     shelf = AdapterShelf("m", {"a": ref})
     shelf.take(second)
