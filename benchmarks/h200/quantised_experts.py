@@ -24,10 +24,12 @@ from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax
 from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_products import (
-    by_matrices,
-    by_tiles,
+    AsKept,
+    ByMatrices,
+    ExpertWay,
     kept_partial_products,
 )
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
@@ -101,30 +103,34 @@ def floor_seconds(model: Model, kept: KeptExperts, chosen: Chosen) -> float:
     return max(num_bytes / BYTES_PER_S, flops / FLOPS)
 
 
-def worth_trying(rows: float) -> list[KeptTiles]:
+def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     """rows: of an expert, on average."""
     fitting = [n for n in (16, 32, 64, 128) if rows / 4 <= n <= max(16, 4 * rows)]
     shapes = [(64, 4), (128, 8), (128, 4), (256, 8)]
-    return [
-        KeptTiles(block_rows, columns, stages, warps)
+    ways: list[ExpertWay] = [ByMatrices()]
+    ways += [
+        AsKept(KeptTiles(block_rows, columns, stages, warps))
         for block_rows in fitting
         for columns, warps in shapes
         for stages in (2, 3, 4)
         if block_rows * columns <= 2048 * warps
     ]
+    if is_fp8:
+        ways += [RoundedTiles(64, stages, warps) for stages in (3, 4) for warps in (4, 8)]
+        ways += [RoundedTiles(128, stages, 8) for stages in (2, 3, 4)]
+    return ways
 
 
 def sweep(name: str, x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> None:
     rows = chosen.ids.numel() / kept.down.num_matrices
-    found = {"matrices": graphed_seconds(partial(by_matrices, x, chosen, kept, 0), REPEATS)}
-    for tiles in worth_trying(rows):
+    found: dict[str, float] = {}
+    for way in worth_trying(rows, isinstance(kept.down, Fp8Stack)):
         try:
-            run = partial(by_tiles, x, chosen, kept, 0, tiles)
-            found[str(tiles)] = graphed_seconds(run, REPEATS)
+            found[str(way)] = graphed_seconds(partial(way.products, x, chosen, kept, 0), REPEATS)
         except OutOfResources as error:
-            print(f"sweep {name} tokens {len(x)} {tiles}: {error}", flush=True)
-    for way in sorted(found, key=found.__getitem__):
-        print(f"sweep {name} tokens {len(x)} rows {rows} {found[way] * 1e6:8.1f} {way}", flush=True)
+            print(f"sweep {name} tokens {len(x)} {way}: {error}", flush=True)
+    for shown in sorted(found, key=found.__getitem__):
+        print(f"sweep {name} tokens {len(x)} rows {rows} {found[shown] * 1e6:8.1f} {shown}")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import kept_partial_products
 from workers.layers.quantised.expert_spread import spread
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
@@ -95,6 +96,18 @@ def check_experts(stack, hidden_size, width, gating, has_bias):
     check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 1e-5)
 
 
+def check_rounded_experts(hidden_size, width):
+    gate_up, down = fp8_stack(4, 2 * width, hidden_size), fp8_stack(4, hidden_size, width)
+    plain = RoutedWeights(gate_up.dequantised(), down.dequantised(), SILU)
+    x, weights = torch.randn(5, hidden_size), torch.rand(5, 2)
+    ids = torch.tensor([[0, 3], [1, 0], [3, 1], [0, 1], [3, 0]], dtype=torch.int32)
+    kept = KeptExperts(gate_up, down, SILU, None, None)
+    parts = RoundedTiles(16, 1, 4).products(x, counted(weights, ids, 4), kept, 0)
+    # Activations are rounded to three bits twice; the interpreter, which carries no bit, halves
+    # what a GPU rounds up to a power of two.
+    check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 0.15)
+
+
 def check_spread(stack):
     """MXFP4 is exact in float32, FP8 rounded once."""
     assert torch.equal(spread(stack, torch.float32), stack.dequantised())
@@ -130,6 +143,7 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
+    check_rounded_experts(256, 128)
     check_spread(fp4_stack(2, 80, 160))
     check_spread(fp8_stack(2, 128, 256))
     check_rounding(5, 384)

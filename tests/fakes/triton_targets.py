@@ -28,8 +28,8 @@ from workers.layers.cuda import (
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept import stacks
-from workers.layers.quantised import expert_gemm as quantised_experts
 from workers.layers.quantised import (
+    expert_fp8,
     expert_products,
     expert_spread,
     fp8_rounding,
@@ -38,6 +38,7 @@ from workers.layers.quantised import (
     int4_spread,
     tile_table,
 )
+from workers.layers.quantised import expert_gemm as quantised_experts
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -182,14 +183,30 @@ def _skinny_tiles(table):
 def _kept_expert_variants():
     """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
     for stack, table in expert_products.TABLES.items():
-        for _, tiles in table:
-            yield from _kept_expert_products(tiles, stack is stacks.Fp4Stack)
+        for _, way in table:
+            if isinstance(way, expert_products.AsKept):
+                yield from _kept_expert_products(way.tiles, stack is stacks.Fp4Stack)
+            elif isinstance(way, expert_fp8.RoundedTiles):
+                yield from _rounded_expert_products(way)
     sizes = dict.fromkeys(("num_rows", "num_columns", "num_turns"), "i32")
     rows, options = {"BLOCK_ROWS": 64}, {"num_warps": 4}
     fp4 = {**sizes, "words": "*i32", "scales": "*i32", "out": "*bf16"}
     yield Variant(expert_spread._fp4_spread_kernel, fp4, {**rows, "IS_PACKED": True}, options)
     fp8 = {**sizes, "values": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
     yield Variant(expert_spread._fp8_spread_kernel, fp8, rows, options)
+
+
+def _rounded_expert_products(tiles):
+    types = {**_EXPERTS, **dict.fromkeys(("x", "gate_up", "down"), "*fp8e4nv")}
+    types |= dict.fromkeys(("scales", "x_scales", "out_scales"), "*fp32")
+    constants = {"NUM_CHOSEN": 8, "ROWS": tiles.block_rows, "GROUP": 12}
+    options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
+    gate = {"DEPTH_SIZE": 2048, "WIDTH": 768, "ALPHA": 1.0, "LIMIT": 0.0}
+    gate["DTYPE"] = triton.language.bfloat16
+    activated = {**types, "out": "*fp8e4nv"}
+    yield Variant(expert_fp8._activate_kernel, activated, constants | gate, options)
+    down = {"DEPTH_SIZE": 768, "WIDTH": 2048}
+    yield Variant(expert_fp8._project_kernel, types, constants | down, options)
 
 
 def _kept_expert_products(one, is_fp4):

@@ -16,7 +16,7 @@ from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.moe.experts import Experts
-from workers.layers.quantised.expert_products import kept_partial_products
+from workers.layers.quantised.expert_products import TABLES, AsKept, kept_partial_products
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
@@ -25,6 +25,9 @@ pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
 NUM_EXPERTS, NUM_CHOSEN = 8, 2
 ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
+ROUNDED_TO_FP8 = 5e-2
+"""The same with activations of both in FP8."""
+FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept))
 
 
 def fp4_stack(rows, columns):
@@ -75,7 +78,9 @@ def test_products_are_those_of_dequantised_experts(
     some = slice(0, 60)
     want = routed_in_torch(x[some].float(), chosen.ids[some], chosen.weights[some], plain)
     got = parts[:, some].float().sum(0)
-    assert (got - want).norm() / want.norm() < ROUNDED
+    is_in_fp8 = stack is fp8_stack and num_tokens * NUM_CHOSEN / NUM_EXPERTS > FEW_ROWS
+    bound = ROUNDED_TO_FP8 if is_in_fp8 else ROUNDED
+    assert (got - want).norm() / want.norm() < bound
 
 
 def test_an_engine_keeps_mxfp4(tmp_path) -> None:

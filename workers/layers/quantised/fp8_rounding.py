@@ -27,6 +27,18 @@ class Rounded(NamedTuple):
     scales: torch.Tensor
 
 
+def _run_to_fp8(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """values: float32 (rows, columns) -> dtype, and the rows' scales."""
+    scale = tl.maximum(tl.max(tl.abs(values), axis=1), _LEAST) / _FP8_MAX
+    scaled = values / scale[:, None]
+    # Not minimum and maximum: what is no number has to stay none.
+    scaled = tl.where(scaled > _FP8_MAX, _FP8_MAX, tl.where(scaled < -_FP8_MAX, -_FP8_MAX, scaled))
+    return scaled.to(dtype), scale
+
+
+to_fp8 = triton.jit(_run_to_fp8)
+
+
 def _round_groups(  # noqa: PLR0913
     x: tl.tensor,
     values: tl.tensor,
@@ -47,11 +59,8 @@ def _round_groups(  # noqa: PLR0913
     begin_dependent(IS_DEPENDENT)
     at = row * num_columns + columns
     part = tl.load(x + at, mask=is_real, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(part), axis=1), _LEAST) / _FP8_MAX
-    scaled = part / scale[:, None]
-    # Not minimum and maximum: what is no number has to stay none.
-    scaled = tl.where(scaled > _FP8_MAX, _FP8_MAX, tl.where(scaled < -_FP8_MAX, -_FP8_MAX, scaled))
-    tl.store(values + at, scaled.to(values.dtype.element_ty), mask=is_real)
+    rounded, scale = to_fp8(part, values.dtype.element_ty)
+    tl.store(values + at, rounded, mask=is_real)
     is_group = groups * GROUP_SIZE < num_columns
     tl.store(scales + groups * scale_stride + row, scale, mask=is_group)
 
