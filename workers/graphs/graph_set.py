@@ -21,6 +21,7 @@ from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
 from workers.graphs.verify_graphs import VerifyGraphs, verify_shapes
+from workers.layers.embedding import VocabShard
 from workers.models.base import CausalLM
 from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
@@ -171,15 +172,18 @@ def build_adapted_graphs(
 
 def build_verify_graphs(
     config: EngineConfig,
-    model: CausalLM,
+    model: GraphedModel,
+    vocab_shard: VocabShard | None,
     backend: AttentionBackend,
     sampling: SamplingState,
     padding_slot: int,
     tp: TPGroup,
     capturer: CudaGraphCapturer,
+    graphs_class: type[VerifyGraphs] = VerifyGraphs,
 ) -> VerifyGraphs | None:
-    """Behind build_decode_graphs, which made the backend's static buffers. None where there are no
-    drafts, or where their steps cannot be captured: they run eagerly then."""
+    """Behind build_decode_graphs, which made the backend's static buffers. vocab_shard: the
+    model's. None where there are no drafts, or where their steps cannot be captured: they run
+    eagerly then."""
     speculation = config.speculation
     if speculation is None or not isinstance(backend, GraphAttentionBackend):
         return None
@@ -193,10 +197,10 @@ def build_verify_graphs(
     max_tokens = max(shape.rows * shape.tokens_per_row for shape in shapes)
     device = backend.config.device
     tables = backend.req_to_token_pool.own_tables
-    return VerifyGraphs(
+    return graphs_class(
         model,
         backend,
-        step_kernels(tables, sampling.last_token_ids, tp, model.vocab_shard, max_tokens),
+        step_kernels(tables, sampling.last_token_ids, tp, vocab_shard, max_tokens),
         capturer,
         StagingRing.pinned(max_tokens, MAX_UNCOMMITTED_PLANS, device, len(tables)),
         shapes,

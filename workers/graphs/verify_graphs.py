@@ -26,8 +26,8 @@ from workers.graphs.decode_step import (
     DecodeStepKernels,
     StepRows,
 )
+from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.ring import StagingRing, StagingSlot
-from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
@@ -92,7 +92,7 @@ class VerifyGraphs:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: GraphedModel,
         backend: GraphAttentionBackend,
         kernels: DecodeStepKernels,
         capturer: GraphCapturer,
@@ -134,8 +134,11 @@ class VerifyGraphs:
         places = self._last_replay().places
         if sampling.is_plainly_greedy(*_sampled_places(plan)):
             return VerifiedStep(slot, slot.step, places)
-        drafts = RunDrafts.of(plan) if plan.has_runs else None
-        return self.finish(plan, sampling, partial(sampling.sample, drafts=drafts))
+        return self.finish(plan, sampling, partial(sampling.sample, drafts=self.run_drafts(plan)))
+
+    def run_drafts(self, plan: StepPlan) -> RunDrafts | None:
+        """Of the plan that has just been replayed; None where it has none."""
+        return RunDrafts.of(plan) if plan.has_runs else None
 
     def replay(self, plan: StepPlan) -> StagingSlot:
         """As run, of a plan whose samples are drawn later, by finish."""
@@ -143,11 +146,15 @@ class VerifyGraphs:
         if shape is None or shape not in self._graphs:
             raise RuntimeError("a plan is replayed that no captured graph covers")
         slot, places = self._stage(shape, plan)
+        self._before_replay(plan, places)
         graph = self._graphs[shape]
         graph.replay()
         self._replayed = _Replayed(graph.logits, plan, places)
         slot.mark_used()
         return slot
+
+    def _before_replay(self, plan: StepPlan, places: npt.NDArray[np.int64]) -> None:
+        """places: of the plan's tokens among the graph's."""
 
     def finish(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:
         """Tokens of the plan that has just been replayed. The step can be repeated: its plan names
@@ -190,6 +197,7 @@ class VerifyGraphs:
 
         def run() -> torch.Tensor:
             self._kernels.begin(self._staging.ring, tokens)
+            self._name_drafts(tokens)
             self._fill_rows(shape, tokens)
             # As in DecodeGraphs: the embedding lookup waits for all of this.
             self._backend.record_step_tables(batch)
@@ -205,6 +213,9 @@ class VerifyGraphs:
             slot.mark_used()
             self._staging.point_device_at_next()
 
+    def _name_drafts(self, tokens: StepRows) -> None:
+        """Within a graph: what the host could not name of its tokens. Here it has named all."""
+
     def _fill_rows(self, shape: StepShape, tokens: StepRows) -> None:
         """Rows from their tokens: the prefix is the first one's, the length the last one's."""
         size = shape.rows, shape.tokens_per_row
@@ -212,6 +223,11 @@ class VerifyGraphs:
         self._slots[: shape.rows].copy_(tokens.slots.view(size)[:, 0])
         seq_lens.copy_(tokens.seq_lens.view(size)[:, -1])
         prefix_lens.copy_(tokens.prefix_lens.view(size)[:, 0])
+
+    @property
+    def replayed_places(self) -> npt.NDArray[np.int64]:
+        """Where among the graph's tokens those of the last replayed plan stand, int64 (n,)."""
+        return self._last_replay().places
 
     def _last_replay(self) -> _Replayed:
         if self._replayed is None:

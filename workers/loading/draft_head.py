@@ -12,7 +12,8 @@ from workers.models.mtp_head import MtpHead
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
     """In eval mode with its weights, on one rank. hidden_size: of a state. taps_final_states:
-    whether it reads the target's final states, of every token, in place of ModelOutput.taps."""
+    whether it reads the target's final states, of every token, in place of ModelOutput.taps.
+    num_taps: how many states of each token it reads."""
 
     model: EagleHead | MtpHead
     hidden_size: int
@@ -20,6 +21,7 @@ class LoadedHead:
     dtype: torch.dtype
     device: torch.device
     taps_final_states: bool = False
+    num_taps: int = 1
 
     def attention_config(self, page_size: int, kv_dtype: torch.dtype) -> AttentionConfig:
         """As LoadedModel.attention_config."""

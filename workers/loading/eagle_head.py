@@ -127,6 +127,7 @@ def load_head(
         target.facts.max_context_len,
         shard.dtype,
         shard.device,
+        num_taps=NUM_TAPS,
     )
 
 

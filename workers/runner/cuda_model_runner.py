@@ -26,6 +26,8 @@ from workers.graphs.graph_set import (
     build_segment_graphs,
     build_verify_graphs,
 )
+from workers.graphs.graphed_model import GraphedModel
+from workers.graphs.segment_graphs import SegmentGraphs
 from workers.graphs.verify_graphs import VerifiedStep, VerifyGraphs
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput, TokenInputs
@@ -67,6 +69,7 @@ class CudaModelRunner(ModelRunner):
     """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
 
     num_padding_slots: ClassVar[int] = 1
+    _verify_class: ClassVar[type[VerifyGraphs]] = VerifyGraphs
     _verify_graphs: VerifyGraphs | None = None
     _adapted_graphs: tuple[DecodeGraphs | None, ...] = ()
 
@@ -84,8 +87,9 @@ class CudaModelRunner(ModelRunner):
         padding_slot = config.max_running_requests
         capturer = CudaGraphCapturer(device)
         self._captures = CaptureAttempts(self._is_alone, self._free_memory)
+        graphed = self._graphed_model()
         self._graphs = build_decode_graphs(
-            config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
+            config, self._model, self._backend, self._sampling, padding_slot, tp, capturer, graphed
         )
         self._adapted_graphs = tuple(
             build_adapted_graphs(
@@ -102,11 +106,28 @@ class CudaModelRunner(ModelRunner):
         )
         if self._graphs is not None:
             self._verify_graphs = build_verify_graphs(
-                config, self._model, self._backend, self._sampling, padding_slot, tp, capturer
+                config,
+                graphed,
+                self._model.vocab_shard,
+                self._backend,
+                self._sampling,
+                padding_slot,
+                tp,
+                capturer,
+                self._verify_class,
             )
-        self._segments = build_segment_graphs(config, self._model, self._backend, capturer)
+        self._segments = self._segment_graphs(config, capturer)
         self._measure_largest_step(config)
         self._product_s = self._time_products(config)
+
+    def _graphed_model(self) -> GraphedModel:
+        """What graphs of whole steps run."""
+        return self._model
+
+    def _segment_graphs(
+        self, config: EngineConfig, capturer: CudaGraphCapturer
+    ) -> SegmentGraphs | None:
+        return build_segment_graphs(config, self._model, self._backend, capturer)
 
     def _measure_largest_step(self, config: EngineConfig) -> None:
         """Prove at the start, not under load, that memory suffices. Raises ConfigError."""
@@ -191,13 +212,12 @@ class CudaModelRunner(ModelRunner):
         graphs = self._graphs_of(plan)
         if graphs is None:
             return self._launch(plan)
-        self._prepare_replay(plan)
+        self._prepare_replay(graphs, plan)
         step = self._within_replay(graphs, plan, lambda: graphs.run(plan, self._sampling))
-        for states in self._states:
-            save_behind_replay(states, plan, self._device)
+        self._behind_replay(graphs, plan)
         return step
 
-    def _prepare_replay(self, plan: StepPlan) -> None:
+    def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         for media in self._media:
             media.apply(plan.media)
         if self.adapters:
@@ -206,6 +226,10 @@ class CudaModelRunner(ModelRunner):
             begin_replay(states, plan, self._device)
         self._sampling.admit(plan.admitted)
         self._inputs.apply_memory_writes(plan)
+
+    def _behind_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
+        for states in self._states:
+            save_behind_replay(states, plan, self._device)
 
     def _begin_within_memory(self, plan: StepPlan) -> LaunchSamples:
         """Launch the forward pass of a plan that waits for masks. What is returned launches the
@@ -224,19 +248,18 @@ class CudaModelRunner(ModelRunner):
         if graphs is None:
             begun = self._begin(plan)
             return lambda: self._finish(begun)
-        self._prepare_replay(plan)
+        self._prepare_replay(graphs, plan)
         graphs.replay(plan)
-        for states in self._states:
-            save_behind_replay(states, plan, self._device)
+        self._behind_replay(graphs, plan)
         return lambda: self._finish_replay(graphs, plan)
 
     @torch.inference_mode()
     def _finish_replay(self, graphs: StepGraphs, plan: StepPlan) -> ReadableStep:
-        draw = self._draw(plan)
+        draw = self._draw(graphs, plan)
         return self._within_replay(graphs, plan, lambda: graphs.finish(plan, self._sampling, draw))
 
-    def _draw(self, plan: StepPlan) -> DrawSamples:
-        drafts = RunDrafts.of(plan) if plan.has_runs else None
+    def _draw(self, graphs: StepGraphs, plan: StepPlan) -> DrawSamples:
+        drafts = graphs.run_drafts(plan) if isinstance(graphs, VerifyGraphs) else None
         if plan.has_masks:
             return partial(self._sample_masked, plan.step_id, plan.masked_slots, drafts)
         return partial(self._sampling.sample, drafts=drafts)
@@ -294,7 +317,7 @@ class CudaModelRunner(ModelRunner):
         return launch_in_pieces(plan, partial(self._sample_replayed, graphs), self._free_memory)
 
     def _sample_replayed(self, graphs: StepGraphs, plan: StepPlan) -> ReadableStep:
-        sampled = graphs.sample(plan, self._sampling, self._draw(plan))
+        sampled = graphs.sample(plan, self._sampling, self._draw(graphs, plan))
         return LaunchedStep(sampled.start_download())
 
     def _final_states(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:

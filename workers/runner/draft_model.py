@@ -22,6 +22,8 @@ from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.speculation.device_draft import DeviceDraftModel
+from workers.speculation.device_step import DeviceDrafter
 from workers.speculation.draft import DraftModelProposer
 from workers.speculation.draft_tree import DraftTreeProposer
 from workers.speculation.history import TokenHistory
@@ -46,6 +48,14 @@ class PlacedModel:
         """As PlacedDrafter.proposer: it reads tokens only."""
         own = history, self.model, self.backend, self.table
         return DraftTreeProposer(*own, self.tree) if self.tree else DraftModelProposer(*own)
+
+    def device_drafter(self) -> DeviceDrafter:
+        """As PlacedDrafter.device_drafter: chains."""
+        return DeviceDraftModel(self.model, self.backend)
+
+    def prepare_while_idle(self) -> bool:
+        """As PlacedDrafter.prepare_while_idle."""
+        return self.model.prepare_while_idle()
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         """As PlacedDrafter.clear_tokens."""
@@ -86,6 +96,11 @@ class DraftModel:
     def taps_final_states(self) -> bool:
         """As PagedDrafter.taps_final_states: it reads tokens only."""
         return False
+
+    @property
+    def num_taps(self) -> int:
+        """As PagedDrafter.num_taps."""
+        return 0
 
     def num_bytes_a_token(self) -> int:
         """As PagedDrafter.num_bytes_a_token: of keys and values."""

@@ -1,7 +1,7 @@
 """Drafts for ranks that know of none: what they are sent has its tokens named and its lengths true.
 
-For devices that the host runs ahead of, and proposers that look things up on the host. A step that
-verifies drafts, or follows one that does, waits for the step before; while it runs, that one is
+For devices that the host runs ahead of, and proposers that look things up on the host; or for ranks
+that make the drafts and tell afterwards which (`name_drafts`). A step that verifies drafts, or follows one that does, waits for the step before; while it runs, that one is
 committed and the next one scheduled. Other steps are launched ahead, as without drafts. What holds
 is found out here, from the samples, so that graphs and ranks know nothing of it; the sampler finds
 out for itself what to count for penalties.
@@ -9,6 +9,7 @@ out for itself what to count for penalties.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -23,10 +24,21 @@ from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
+from workers.speculation.rank_proposer import RankProposer
 from workers.speculation.runs import HostRuns, observed_step, ranges, result_of_runs
 from workers.speculation.verifier import Verifier
 
 NO_WAIT_S = float("inf")
+
+_HOST = torch.device("cpu")
+
+NameDrafts = Callable[[StepPlan], StepPlan]
+"""A plan that has been launched, with its drafts named. Waits for who makes them."""
+
+
+def has_named_drafts(plan: StepPlan) -> StepPlan:
+    """Of plans whose drafts the host has named before."""
+    return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,8 @@ class DraftedStep:
     """A step under way. plan: as it runs; planned: as it was scheduled, for whom the outcome is.
 
     waited_until_s: when the step ended that its drafts waited for: their making counts as part of
-    this one. NO_WAIT_S for none. draft_s: how long that took.
+    this one. NO_WAIT_S for none. draft_s: how long that took. name_drafts: of plan, whose ranks may
+    have made them.
     """
 
     def __init__(
@@ -112,8 +125,10 @@ class DraftedStep:
         verifier: Verifier,
         waited_until_s: float,
         draft_s: float,
+        name_drafts: NameDrafts = has_named_drafts,
     ) -> None:
         self.plan = plan
+        self._name_drafts = name_drafts
         self._draft_s = draft_s
         self._has_runs = planned.has_runs
         self._pending = pending
@@ -159,7 +174,8 @@ class DraftedStep:
         if self._ended is None:
             outcome = self._pending.outcome()
             if self.plan.has_runs:
-                samples = SampledRows.of_runs(self.plan, outcome.result, self._verifier)
+                named = self._name_drafts(self.plan)
+                samples = SampledRows.of_runs(named, outcome.result, self._verifier)
             else:
                 samples = SampledRows.of_one_each(self.plan, outcome.result)
             self._ended = outcome, samples
@@ -170,10 +186,16 @@ class DraftingExecutor:
     """A StepExecutor around one that launches plans without drafts left to propose."""
 
     def __init__(
-        self, inner: StepExecutor, runs: HostRuns, proposer: Proposer, verifier: Verifier
+        self,
+        inner: StepExecutor,
+        runs: HostRuns,
+        proposer: Proposer,
+        verifier: Verifier,
+        name_drafts: NameDrafts = has_named_drafts,
     ) -> None:
         """runs: over a table and a history on the CPU, which nobody else writes to."""
         self._inner = inner
+        self._name_drafts = name_drafts
         self._runs = runs
         self._proposer = proposer
         self._verifier = verifier
@@ -200,6 +222,7 @@ class DraftingExecutor:
             self._verifier,
             waited_until_s if has_drafts else NO_WAIT_S,
             draft_s,
+            self._name_drafts,
         )
         self._untold.append((step, set()))
         self._last_plan = exact
@@ -208,7 +231,7 @@ class DraftingExecutor:
     def named(self, plan: StepPlan) -> StepPlan:
         if self._last_plan is None or self._last_plan.step_id != plan.step_id:
             raise RuntimeError(f"step {plan.step_id} is not the one that was launched last")
-        return self._last_plan
+        return self._name_drafts(self._last_plan)
 
     def provide(self, masks: StepMasks) -> None:
         self._inner.provide(masks)
@@ -263,7 +286,28 @@ def drafting_executor(
     max_context_len: int,
     verifier: Verifier,
 ) -> DraftingExecutor:
-    history = TokenHistory(num_slots, max_context_len, torch.device("cpu"))
+    """Drafts are looked up on the host."""
+    history = TokenHistory(num_slots, max_context_len, _HOST)
     proposer = make_proposer(speculation.method, history)
+    runs = _host_runs(num_slots, max_context_len, history, proposer)
+    return DraftingExecutor(inner, runs, proposer, verifier)
+
+
+def rank_drafting_executor(
+    inner: StepExecutor,
+    num_slots: int,
+    max_context_len: int,
+    verifier: Verifier,
+    name_drafts: NameDrafts,
+) -> DraftingExecutor:
+    """The rank behind inner makes the drafts; name_drafts knows which, once it has."""
+    history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankProposer()
+    runs = _host_runs(num_slots, max_context_len, history, proposer)
+    return DraftingExecutor(inner, runs, proposer, verifier, name_drafts)
+
+
+def _host_runs(
+    num_slots: int, max_context_len: int, history: TokenHistory, proposer: Proposer
+) -> HostRuns:
     table = torch.from_numpy(np.zeros((num_slots, max_context_len), dtype=np.int32))
-    return DraftingExecutor(inner, HostRuns(table, history, proposer), proposer, verifier)
+    return HostRuns(table, history, proposer)

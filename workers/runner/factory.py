@@ -7,6 +7,7 @@ from workers.errors import ConfigError
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
+from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
@@ -30,12 +31,7 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
                 f"draft_tree={list(speculation.tree)}: trees of drafts run on CPU only so far; "
                 "leave it out for drafts one behind the other"
             )
-        if has_drafter:
-            raise ConfigError(
-                f"speculative={config.speculative!r}: draft models and heads run on CPU only so "
-                "far, on GPUs ngram and suffix do"
-            )
-        return CudaModelRunner
+        return CudaRankDraftsRunner if has_drafter else CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner
     if speculation is None:

@@ -13,13 +13,17 @@ from workers.loading.draft_head import LoadedHead
 from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.speculation.device_pairs import DevicePairs
+from workers.speculation.device_step import DeviceDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.pair_tree import PairTreeProposer
 from workers.speculation.pairs import FIRST_PAIR, PairHead, PairProposer
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
 
-_ANY_PAGE_SIZE = 1
+_PAGE_SIZE = 1
+"""Pairs stand a position behind their tokens: no page of theirs begins where one of the target's
+does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,15 @@ class PlacedHead:
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
         own = history, self.head, self.backend, self.req_to_token_pool, self.states, taps
         return PairTreeProposer(*own, self.tree) if self.tree else PairProposer(*own)
+
+    def device_drafter(self) -> DeviceDrafter:
+        """As PlacedDrafter.device_drafter: chains."""
+        table = self.req_to_token_pool.req_to_token
+        return DevicePairs(self.head, self.backend, table, self.states)
+
+    def prepare_while_idle(self) -> bool:
+        """As PlacedDrafter.prepare_while_idle: there is nothing to measure."""
+        return False
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
         self.pool.clear_tokens(cache_indices)
@@ -56,27 +69,32 @@ class HeadDrafter:
         return self._loaded.taps_final_states
 
     @property
+    def num_taps(self) -> int:
+        return self._loaded.num_taps
+
+    @property
     def _kv_dtype(self) -> torch.dtype:
         return resolve_kv_dtype(self._config.kv_cache_dtype, self._loaded.dtype)
 
     def num_bytes_a_token(self) -> int:
         """Of keys and values, and of the states beside them."""
         loaded = self._loaded
-        own = loaded.attention_config(_ANY_PAGE_SIZE, self._kv_dtype)
+        own = loaded.attention_config(_PAGE_SIZE, self._kv_dtype)
         return own.kv_bytes_of_account(0) + loaded.hidden_size * loaded.dtype.itemsize
 
     def place(
         self, target: AttentionConfig, num_pages: int, req_to_token_pool: ReqToTokenPool
     ) -> PlacedHead:
         loaded = self._loaded
-        config = replace(self._config, page_size=target.page_size)
+        config = replace(self._config, page_size=_PAGE_SIZE)
         chosen = choose_attention(config, loaded, self._tp)
         own = loaded.attention_config(chosen.page_size, self._kv_dtype)
-        pool = create_kv_pool(own, (num_pages,), ())
+        num_tokens = num_pages * target.page_size
+        pool = create_kv_pool(own, (num_tokens,), ())
         own_positions = req_to_token_pool.without_first(FIRST_PAIR)
-        backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(own_positions, pool)
+        backend = AttentionPlan(chosen.routes, own, (num_tokens,), 0).build(own_positions, pool)
         states = torch.zeros(
-            num_pages * chosen.page_size,
+            num_tokens,
             loaded.hidden_size,
             dtype=loaded.dtype,
             device=loaded.device,

@@ -4,7 +4,6 @@ Knows no request, no scheduler and no Ray. Every rank of an engine runs the same
 order and samples the same tokens; only rank 0 reads them back.
 """
 
-import logging
 import time
 from functools import partial
 from typing import ClassVar
@@ -59,8 +58,6 @@ from workers.sampling.token_masks import find_masks, rule_out
 from workers.sampling.transfer import start_download
 from workers.scheduler.config import BoundedAccount, EncoderAccount, SchedulerConfig
 from workers.scheduler.plan import IntArray, PromptLogprobRow, StepPlan
-
-logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -127,6 +124,10 @@ class ModelRunner:
         self._expert_loads = expert_loads(config, self._model, device)
         self._masks = MaskInbox()
         self._mask_source: MaskSource = self._masks
+        self._place_beside(config)
+
+    def _place_beside(self, config: EngineConfig) -> None:
+        """Give memory to what stands beside the model. Nothing has been launched or captured."""
 
     def _plan_attention(
         self, config: EngineConfig, loaded: LoadedModel, tp: TPGroup, on_progress: OnProgress

@@ -9,6 +9,7 @@ import torch
 
 from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
+from workers.speculation.device_step import DeviceDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
@@ -19,6 +20,14 @@ class PlacedDrafter(Protocol):
 
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
         """taps: filled by every pass of the target."""
+        ...
+
+    def device_drafter(self) -> DeviceDrafter:
+        """The same on a device that the host runs ahead of."""
+        ...
+
+    def prepare_while_idle(self) -> bool:
+        """As CausalLM.prepare_while_idle."""
         ...
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
@@ -32,6 +41,11 @@ class PagedDrafter(Protocol):
     @property
     def taps_final_states(self) -> bool:
         """Whether it reads the target's final states, of every token, in place of taps."""
+        ...
+
+    @property
+    def num_taps(self) -> int:
+        """How many states of each token the target hands over to it."""
         ...
 
     def num_bytes_a_token(self) -> int:

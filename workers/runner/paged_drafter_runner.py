@@ -1,24 +1,16 @@
 """A rank whose drafts come from a model or a head beside its own."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import torch
 
 from workers.config import EngineConfig
-from workers.errors import ConfigError
-from workers.layers.sharding import ShardContext
-from workers.loading.eagle_head import load_head
 from workers.loading.loader import LoadedModel
-from workers.loading.mtp_head import load_mtp_head
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput
 from workers.parallel.group import TPGroup
-from workers.runner.draft_model import DraftModel, check_pages, kv_bytes_a_token
-from workers.runner.head_drafter import HeadDrafter
+from workers.runner.drafter_loading import load_drafter
 from workers.runner.naming_executor import NamedStep
 from workers.runner.paged_drafter import PagedDrafter, PlacedDrafter
-from workers.runner.sizing import AttentionPlan
+from workers.runner.sizing import AttentionPlan, plan_attention
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.step_inputs import StepInputs
 from workers.scheduler.plan import StepPlan
@@ -26,25 +18,6 @@ from workers.speculation.config import SpeculativeConfig
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
-
-
-def load_drafter(
-    config: EngineConfig, target: LoadedModel, tp: TPGroup, on_progress: OnProgress
-) -> PagedDrafter:
-    """Of config.speculation. Raises ConfigError where it does not fit its target, beside what
-    load_model, load_head and load_mtp_head raise."""
-    speculation = config.speculation
-    if speculation is None:
-        raise ConfigError("a runner of a drafter beside the model needs to know which one")
-    if speculation.method == "draft":
-        return DraftModel(config, str(speculation.model), target, tp, on_progress)
-    check_pages(target, "have a head that drafts")
-    shard = ShardContext(tp, target.dtype, target.device)
-    if speculation.method == "mtp":
-        return HeadDrafter(config, load_mtp_head(config, target, shard), tp)
-    seed = config.dummy_weights_seed if config.load_format == "dummy" else None
-    loaded = load_head(Path(str(speculation.model)).expanduser(), target, shard, seed)
-    return HeadDrafter(config, loaded, tp)
 
 
 class PagedDrafterRunner(SpeculativeModelRunner):
@@ -58,10 +31,8 @@ class PagedDrafterRunner(SpeculativeModelRunner):
     ) -> AttentionPlan:
         """A token takes both models' bytes of what is there for KV memory."""
         self._drafter = load_drafter(config, loaded, tp, on_progress)
-        own = kv_bytes_a_token(config, loaded)
-        left_bytes = config.kv_cache_bytes * own // (own + self._drafter.num_bytes_a_token())
-        return super()._plan_attention(
-            replace(config, kv_cache_bytes=left_bytes), loaded, tp, on_progress
+        return plan_attention(
+            config, loaded, self.num_padding_slots, tp, self._drafter.num_bytes_a_token()
         )
 
     def _make_proposer(self, speculation: SpeculativeConfig, history: TokenHistory) -> Proposer:

@@ -118,10 +118,12 @@ def plan_attention(
     loaded: LoadedModel,
     num_padding_slots: int = 0,
     tp: TPGroup = _ALONE,
+    bytes_beside: int = 0,
 ) -> AttentionPlan:
     """Choose backends, page size and number of pages for a loaded model.
 
-    num_padding_slots: beyond those of requests, with states of their own. All ranks of tp call it.
+    num_padding_slots: beyond those of requests, with states of their own. bytes_beside: of KV
+    memory, which somebody else keeps of every token that the model keeps. All ranks of tp call it.
     Raises AttentionBackendError when no backend fits, ConfigError when the memory holds no page.
     """
     chosen = choose_attention(config, loaded, tp)
@@ -133,6 +135,9 @@ def plan_attention(
     entries = loaded.model.state_entries
     state_bytes = state_bytes_of(config.max_running_requests + num_padding_slots, entries)
     kv_bytes = _kv_budget_bytes(config, attention_config.device)
+    if bytes_beside:
+        own = attention_config.kv_bytes_of_account(0)
+        kv_bytes = kv_bytes * own // (own + bytes_beside)
     num_snapshots = num_snapshots_of(config, loaded.model, kv_bytes - state_bytes)
     state_bytes += num_snapshots * bytes_per_slot(entries)
     pages = pages_by_account(config, attention_config, kv_bytes - state_bytes, state_bytes)

@@ -6,7 +6,7 @@ wrong draft none does. Knows slots' rows and token ids.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +76,28 @@ class RunDrafts:
                 )
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRunDrafts(RunDrafts):
+    """Of drafts that the host does not know, which stand one behind the other: token_ids are any
+    where on_device, int64 (n,), says which."""
+
+    on_device: Tensor = field(kw_only=True)
+
+    @classmethod
+    def with_ids(cls, drafts: RunDrafts, on_device: Tensor) -> "DeviceRunDrafts":
+        return cls(drafts.token_ids, drafts.num_before, on_device=on_device)
+
+    def before(
+        self, rows: npt.NDArray[np.int64], device: torch.device
+    ) -> "tuple[DraftsBefore, ...]":
+        return tuple(self._named(one) for one in RunDrafts.before(self, rows, device))
+
+    def _named(self, before: "DraftsBefore") -> "DraftsBefore":
+        # A draft stands behind the sample that was to be it.
+        places = (before.sources + 1).clamp(max=len(self.on_device) - 1)
+        return before._replace(token_ids=self.on_device[places] * before.counts)
 
 
 class DraftsBefore(NamedTuple):

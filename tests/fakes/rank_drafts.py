@@ -1,0 +1,100 @@
+"""Ranks on CPU that make drafts as one on CUDA does: of plans that leave their places open."""
+
+import torch
+
+from attention.graph_timing import GraphAttentionTimer
+from tests.fakes.drafted_runner import ClosureCapturer, ReplayedVerifyBackend
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
+from workers.graphs.decode_step import TorchStepKernels
+from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
+from workers.graphs.measured_turns import MeasuredTurns
+from workers.graphs.ring import StagingRing
+from workers.graphs.verify_graphs import verify_shapes
+from workers.parallel.group import SingleRank
+from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
+from workers.runner.model_runner import ModelRunner
+from workers.runner.rank_drafts_runner import RankDraftsRunner
+from workers.scheduler.plan import StepPlan
+from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
+from workers.speculation.draft_mailbox import Passed, PassedAtOnce
+from workers.speculation.policies import draft_lengths
+
+CPU = torch.device("cpu")
+
+
+class EagerRank(RankDraftsRunner):
+    num_padding_slots = 1
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, SingleRank(), CPU, lambda done, total: None)
+        self._config = config
+
+    def engine(self) -> Engine:
+        return Engine.of_runner(self._config, self)
+
+
+class ReplayingRank(CudaRankDraftsRunner):
+    """Launches as on CUDA, with closures for graphs, which are captured behind the steps that went
+    without."""
+
+    _sample_masked = ModelRunner._sample_masked
+    prepare_while_idle = ModelRunner.prepare_while_idle
+
+    def __init__(self, config: EngineConfig) -> None:
+        ModelRunner.__init__(self, config, SingleRank(), CPU, lambda done, total: None)
+        assert config.speculation is not None, "a rank of drafts is asked for with speculative"
+        self._config = config
+        self._backend = backend = ReplayedVerifyBackend(
+            self._backend.config, self._backend.req_to_token_pool, self._backend.token_to_kv_pool
+        )
+        self._timer._backend = backend
+        self.decodes, self.verifies = ClosureCapturer(), ClosureCapturer()
+        graphed, tables = self._graphed_model(), backend.req_to_token_pool.own_tables
+        kernels = TorchStepKernels(tables, self._sampling.last_token_ids)
+        max_rows = config.max_running_requests
+        self._segments = None
+        self._graphs = DecodeGraphs(
+            graphed,
+            backend,
+            kernels,
+            self.decodes,
+            StagingRing.on_host(max_rows, MAX_UNCOMMITTED_PLANS, len(tables)),
+            sorted({1, 4, max_rows}),
+            max_rows,
+            AttentionTwins(
+                MeasuredTurns(0), lambda one: GraphAttentionTimer(one, lambda: None, lambda: None)
+            ),
+        )
+        lengths = [1 + own for own in draft_lengths(config.speculation) if own]
+        shapes = verify_shapes(max_rows, lengths)
+        max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
+        self._verify_graphs = DraftedVerifyGraphs(
+            graphed,
+            backend,
+            kernels,
+            self.verifies,
+            StagingRing.on_host(max_tokens, MAX_UNCOMMITTED_PLANS, len(tables)),
+            shapes,
+            max_rows,
+        )
+
+    def _new_mark(self) -> Passed:
+        return PassedAtOnce()
+
+    def make_executor(self) -> StepExecutor:
+        return ThreadStepExecutor(self.run, self._masks)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        self._mailbox.begin(plan.step_id)
+        result = self._launch_within_memory(plan, self._launch_any).read()
+        self._capture_missing(plan)
+        return StepOutcome(result, 0.0, 0.0, ())
+
+    def close(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def engine(self) -> Engine:
+        return Engine.of_runner(self._config, self)

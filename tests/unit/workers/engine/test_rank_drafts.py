@@ -1,0 +1,180 @@
+"""Drafts that a rank's device makes: texts stay, and drafts are those that the host would make."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.eagle_heads import HeadOracle, save_head
+from tests.fakes.rank_drafts import EagerRank, ReplayingRank
+from tests.fakes.tiny_models import LATENT, MIXTURES, TinyModel, eager_reference, save_tiny_model
+from tests.unit.workers.engine.test_draft_model import GREEDY, PROMPTS
+from tests.unit.workers.engine.test_drafts_under_grammars import (
+    CountedDrafts,
+    check_grammars,
+    results_under_grammars,
+)
+from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS, MOST_DRAFTS, Asked
+from tests.unit.workers.engine.test_mtp import Oracle, save_target
+from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from workers import Engine
+from workers.config import EngineConfig
+from workers.engine.protocol import EngineStats, GenerateRequest
+from workers.engine.results import GenerateResult, ResultCollector
+from workers.speculation.device_step import DrafterStep
+
+Rank = EagerRank | ReplayingRank
+DRAFT: dict[str, Any] = {"speculative": "draft:builtin-draft", "draft_policy": "fixed"}
+
+
+def config_of(**settings: Any) -> EngineConfig:
+    return EngineConfig(
+        device="cpu",
+        num_cpu_threads=1,
+        check_integrity_when_idle=True,
+        **{"draft_policy": "fixed", "max_draft_tokens": 3, **settings},
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[GenerateResult]:
+    return run()[0]
+
+
+def check_replays(rank: Rank) -> None:
+    if isinstance(rank, ReplayingRank):
+        assert min(rank.verifies.num_replays, rank.decodes.num_replays) > 3
+
+
+@pytest.mark.parametrize(
+    ("rank_class", "settings"),
+    [
+        (EagerRank, {"page_size": 4, "max_step_tokens": 24}),
+        (ReplayingRank, {"page_size": 1, "num_pages": 160, "max_running_requests": 6}),
+    ],
+    ids=["chunked", "replayed_and_retracted"],
+)
+def test_texts_are_the_same(
+    plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
+) -> None:
+    """Penalties, bad words, log probabilities and early ends among them."""
+    rank = rank_class(config_of(**DRAFT, **settings))
+    engine = rank.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    check_replays(rank)
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0 or "num_pages" not in settings
+
+
+@pytest.mark.parametrize("rank_class", [EagerRank, ReplayingRank])
+def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> None:
+    """Over cached prefixes, whose keys the draft has, too, and over retraction."""
+    settings = {"page_size": 4, "num_pages": 34, "max_step_tokens": 40, "max_running_requests": 6}
+    engine = rank_class(config_of(speculative="draft:builtin", **settings)).engine()
+    try:
+        for _ in range(2):
+            engine.generate(PROMPTS, GREEDY)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert stats.num_preemptions > 0
+    assert stats.num_cached_prompt_tokens > 0
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 3 * 24
+
+
+def test_masks_are_made_behind_drafts_that_the_rank_made() -> None:
+    """The host learns of them while the step runs."""
+    plain = Engine.from_config(EngineConfig(device="cpu", num_cpu_threads=1))
+    drafted = ReplayingRank(config_of(**DRAFT, max_running_requests=7)).engine()
+    counted = CountedDrafts(drafted)
+    try:
+        results = results_under_grammars(drafted)
+        assert_same(results, results_under_grammars(plain))
+    finally:
+        drafted.close()
+        plain.close()
+    check_grammars(results)
+    assert counted.num_allowed > 5
+
+
+class Recorded:
+    """A rank's drafts, beside the texts that they go on from, which the host knows by then."""
+
+    def __init__(self, rank: Rank, engine: Engine) -> None:
+        self.asked: list[Asked] = []
+        drafter, history = rank._device_drafter, engine._executor._runs._history
+        own = drafter.propose
+
+        def propose(step: DrafterStep) -> torch.Tensor:
+            drafts, runs = own(step), step.runs
+            rows = zip(runs.slots, runs.prefix_lens, runs.num_drafts, drafts, strict=True)
+            for slot, prefix_len, num_drafts, made in rows:
+                text = history.token_ids[slot, : prefix_len + 1].tolist()
+                self.asked.append(Asked(text, made[:num_drafts].tolist()))
+            return drafts
+
+        drafter.propose = propose
+
+
+def recorded_run(rank: Rank) -> tuple[list[Asked], EngineStats]:
+    """Prompts twice, so that the second time finds them in the cache; requests that want fewer
+    drafts, or none, among them."""
+    engine, collector = rank.engine(), ResultCollector()
+    recorded = Recorded(rank, engine)
+    prompts = [[*range(20, 50), 60 + index] for index in range(4)]
+    try:
+        for turn in range(2):
+            for index, prompt in enumerate(prompts):
+                most = MOST_DRAFTS[(turn + index) % len(MOST_DRAFTS)]
+                name = f"{turn}-{index}"
+                engine.submit(GenerateRequest(name, prompt, ALLOWED, max_draft_tokens=most))
+                collector.expect(name)
+            while collector.is_waiting or engine.has_work:
+                collector.add(engine.step())
+        return recorded.asked, engine.stats()
+    finally:
+        engine.close()
+
+
+FEW_PAGES = {"page_size": 4, "num_pages": 26, "max_step_tokens": 24, "max_running_requests": 4}
+
+
+def check_drafts(oracle: HeadOracle | Oracle, rank: Rank) -> None:
+    asked, stats = recorded_run(rank)
+    check_replays(rank)
+    assert [one.drafts for one in asked[::3]] == [
+        oracle.drafts(one.token_ids, len(one.drafts)) for one in asked[::3]
+    ]
+    assert len(asked) > 20
+    assert stats.num_accepted_draft_tokens > 10
+    assert stats.num_cached_prompt_tokens > 0
+    assert stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("rank_class", [EagerRank, ReplayingRank])
+def test_drafts_are_the_published_heads(rank_class: type[Rank], tmp_path: Path) -> None:
+    """Over chunks, cached prefixes, retraction, drafts that were right before, and none at all."""
+    target = save_tiny_model(DEEP, tmp_path / "target")
+    own = json.loads((target / "config.json").read_text())
+    head = save_head(tmp_path / "head", own, DRAFT_IDS)
+    config = config_of(model=str(target), speculative=f"eagle3:{head}", **FEW_PAGES)
+    check_drafts(HeadOracle(head, eager_reference(target)), rank_class(config))
+
+
+@pytest.mark.parametrize(
+    ("tiny", "rank_class"),
+    [(LATENT["deepseek_v3"], EagerRank), (MIXTURES["glm4_moe"], ReplayingRank)],
+    ids=["latents", "replayed"],
+)
+def test_drafts_are_those_of_the_layer_behind_the_last(
+    tiny: TinyModel, rank_class: type[Rank], tmp_path: Path
+) -> None:
+    whole = save_target(tiny, tmp_path)
+    config = config_of(model=str(tmp_path), speculative="mtp", **FEW_PAGES)
+    check_drafts(Oracle(tmp_path, whole), rank_class(config))

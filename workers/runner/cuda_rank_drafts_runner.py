@@ -1,0 +1,104 @@
+"""A CUDA rank that makes drafts by a model or a head beside its own."""
+
+from typing import ClassVar
+
+import torch
+
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
+from workers.graphs.graph_set import MAX_GRAPH_BATCH_SIZE, CudaGraphCapturer
+from workers.graphs.graphed_model import GraphedModel
+from workers.graphs.segment_graphs import SegmentGraphs
+from workers.graphs.tapped_model import TappedModel
+from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifyGraphs
+from workers.runner.cuda_model_runner import CudaModelRunner, LaunchSamples, StepGraphs
+from workers.runner.executor import PendingStep
+from workers.runner.rank_drafts_runner import RankDraftsRunner
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import StepPlan
+from workers.speculation.device_step import DrafterStep, RunRows
+from workers.speculation.draft_mailbox import NO_DRAFT_TOKEN, Passed
+
+MAX_GRAPHED_TOKENS = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
+
+
+class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
+    """As RankDraftsRunner and CudaModelRunner. Drafts are made ahead of a replay; what the target's
+    graph hands over is read behind it.
+
+    Where a head reads states of the target, steps with prompts have no graphs between their layers'
+    attention: these hand over none.
+    """
+
+    _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs
+    _tapped: TappedModel | None = None
+    _replayed_step: DrafterStep | None = None
+
+    def _place_beside(self, config: EngineConfig) -> None:
+        super()._place_beside(config)
+        if self.adapters and self._device_drafter.reads_target:
+            raise ConfigError(
+                f"speculative={config.speculative!r} and max_loras={config.max_loras}: on GPUs, "
+                "steps with adapters hand over no states for a head; take draft:MODEL, ngram or "
+                "suffix, or leave adapters out"
+            )
+
+    def _new_mark(self) -> Passed:
+        event: Passed = torch.cuda.Event()
+        return event
+
+    def _graphed_model(self) -> GraphedModel:
+        if not self._device_drafter.reads_target:
+            return super()._graphed_model()
+        shape = MAX_GRAPHED_TOKENS, self._model.input_embedding().shape[1]
+        taps = [
+            torch.zeros(shape, dtype=self.dtype, device=self._device)
+            for _ in range(self._drafter.num_taps)
+        ]
+        self._tapped = TappedModel(self._model, taps, self._drafter.taps_final_states)
+        return self._tapped
+
+    def _segment_graphs(
+        self, config: EngineConfig, capturer: CudaGraphCapturer
+    ) -> SegmentGraphs | None:
+        if self._device_drafter.reads_target:
+            return None
+        return super()._segment_graphs(config, capturer)
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self._mailbox.begin(plan.step_id)
+        return super().launch(plan)
+
+    def _begin_within_memory(self, plan: StepPlan) -> LaunchSamples:
+        """Masks are made behind drafts: where there was no memory to make these, any tokens stand
+        for them, in the pieces of the step as well."""
+        finish = super()._begin_within_memory(plan)
+        runs = RunRows.of(plan)
+        if len(runs) and self._mailbox.made(plan.step_id, runs.slots) is None:
+            any_tokens = torch.full((len(runs), runs.width), NO_DRAFT_TOKEN, device=self._device)
+            self._mailbox.put(plan.step_id, runs.slots, any_tokens)
+            self._mailbox.end(plan.step_id)
+        return finish
+
+    def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
+        super()._prepare_replay(graphs, plan)
+        self._replayed_step = step = self._name_drafts(plan)
+        if isinstance(graphs, DraftedVerifyGraphs):
+            graphs.name_tokens(step.ids)
+
+    def _behind_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
+        super()._behind_replay(graphs, plan)
+        step, self._replayed_step = self._replayed_step, None
+        if step is None:
+            raise RuntimeError("a step was replayed whose drafts nobody has made")
+        self._device_drafter.behind(step, self._taps_of_replay(graphs, plan))
+
+    def _taps_of_replay(self, graphs: StepGraphs, plan: StepPlan) -> tuple[torch.Tensor, ...]:
+        """Of the plan's tokens."""
+        if self._tapped is None:
+            return ()
+        if not isinstance(graphs, VerifyGraphs):
+            return tuple(tap[: plan.batch_size] for tap in self._tapped.taps)
+        (places,) = upload([graphs.replayed_places], self._device)
+        return tuple(tap.index_select(0, places) for tap in self._tapped.taps)

@@ -1,0 +1,111 @@
+"""A step as a drafter on a rank's device sees it: its tokens, and its rows that want drafts.
+
+Plans say true lengths and places; only tokens may be unknown to the host. Nothing here waits for
+the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.sampling.state import SamplingState
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+from workers.speculation.runs import ranges
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """Rows whose drafts are to be made, host arrays. rows: int64 (n,), which of the plan's. slots,
+    prefix_lens, num_drafts: int32 (n,); the token sampled last stands behind the prefix. firsts:
+    int64 (n,), where among the step's tokens each row begins."""
+
+    rows: npt.NDArray[np.int64]
+    slots: IntArray
+    prefix_lens: IntArray
+    num_drafts: IntArray
+    firsts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Self:
+        starts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
+        num_drafts = np.add.reduceat(plan.input_ids == DRAFT_TOKEN, starts, dtype=np.int32)
+        rows = np.flatnonzero(num_drafts)
+        own = plan.slots[rows], plan.prefix_lens[rows], num_drafts[rows]
+        return cls(rows, *own, starts[rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def width(self) -> int:
+        """Of the row with the most drafts."""
+        return int(self.num_drafts.max(initial=0))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows want as many."""
+        return bool((self.num_drafts == self.width).all())
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStep:
+    """plan: as it runs. runs: of it. ids, token_slots, positions, out_cache_loc: int64
+    (num_tokens,) on the device, of its new tokens; where drafts are to stand, ids are any until
+    name fills them in."""
+
+    plan: StepPlan
+    runs: RunRows
+    ids: torch.Tensor
+    token_slots: torch.Tensor
+    positions: torch.Tensor
+    out_cache_loc: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: StepPlan, sampling: SamplingState, table: torch.Tensor) -> Self:
+        """The table, int32 (num_slots, max_context_len), learns where the tokens go. What the plan
+        admits, clears and writes to it has been done."""
+        token_slots = np.repeat(plan.slots, plan.num_new_tokens)
+        positions = ranges(plan.prefix_lens, plan.num_new_tokens)
+        own = (plan.input_ids, token_slots, positions, plan.out_cache_loc)
+        ids, slots, places, locs = upload([one.astype(np.int64) for one in own], table.device)
+        table[slots, places] = locs.int()
+        return cls(plan, RunRows.of(plan), sampling.resolve(ids, slots), slots, places, locs)
+
+    def name(self, drafts: torch.Tensor) -> None:
+        """drafts: int64 (len(runs), width); what stands behind a row's own is any."""
+        runs = self.runs
+        columns = np.arange(drafts.shape[1])
+        filled = columns < runs.num_drafts[:, None]
+        places = (runs.firsts[:, None] + 1 + columns)[filled]
+        targets, sources = upload([places, np.flatnonzero(filled)], drafts.device)
+        self.ids.index_copy_(0, targets, drafts.reshape(-1).index_select(0, sources))
+
+
+class DeviceDrafter(Protocol):
+    """Makes drafts of the rows of one rank, and keeps what it needs of every token.
+
+    What it keeps of a token that turns out to be wrong is written anew before it is read, so that
+    it need not know what holds: the next plan's lengths say where to go on.
+    """
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether behind needs what the target makes of a step's tokens."""
+        ...
+
+    def propose(self, step: DrafterStep) -> torch.Tensor:
+        """Drafts of the step's runs, int64 (len(runs), width)."""
+        ...
+
+    def before(self, step: DrafterStep) -> None:
+        """The drafts are named, the target has not run."""
+        ...
+
+    def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
+        """The target has run. taps: what it handed over, each (num_tokens, its size)."""
+        ...

@@ -1,0 +1,121 @@
+"""Drafts on their way from a rank's device to the host, which verifies them and makes masks.
+
+From the thread that runs steps to the one that plans them. Knows no proposer and no model.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from workers.sampling.transfer import start_download
+from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+
+NO_DRAFT_TOKEN = 0
+"""Stands for a draft that there was no memory to make: any token does, since it is verified."""
+_NUM_KEPT_STEPS = 8
+"""More than there are plans under way."""
+
+
+class Passed(Protocol):
+    """A point on the device's stream. torch.cuda.Event is one."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class PassedAtOnce:
+    """Of a device whose work is done when its call returns."""
+
+    def record(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeDrafts:
+    """slots: host int32 (n,). token_ids: int64 (n, width) on the device; on_host: the same once
+    passed has been waited for."""
+
+    slots: IntArray
+    token_ids: torch.Tensor
+    on_host: torch.Tensor
+    passed: Passed
+
+
+@dataclass(slots=True)
+class _Step:
+    made: list[MadeDrafts] = field(default_factory=list)
+    is_whole: bool = False
+
+
+class DraftMailbox:
+    """Of one rank. new_mark: makes marks of its device's stream."""
+
+    def __init__(self, new_mark: Callable[[], Passed]) -> None:
+        self._new_mark = new_mark
+        self._changed = threading.Condition()
+        self._steps: dict[int, _Step] = {}
+
+    def begin(self, step_id: int) -> None:
+        """A step is launched, for the first time."""
+        with self._changed:
+            self._steps[step_id] = _Step()
+            for old in list(self._steps)[:-_NUM_KEPT_STEPS]:
+                del self._steps[old]
+
+    def put(self, step_id: int, slots: IntArray, token_ids: torch.Tensor) -> None:
+        """Of some rows of the step; their copy is on its way behind what the device has to do."""
+        on_host, passed = start_download(token_ids), self._new_mark()
+        passed.record()
+        with self._changed:
+            self._steps[step_id].made.append(MadeDrafts(slots, token_ids, on_host, passed))
+
+    def end(self, step_id: int) -> None:
+        """All drafts of the step are there, or on their way, or there is no memory to make them."""
+        with self._changed:
+            self._steps[step_id].is_whole = True
+            self._changed.notify_all()
+
+    def made(self, step_id: int, slots: IntArray) -> torch.Tensor | None:
+        """What was put for these slots before the step was launched again, in their order; None
+        where some lack."""
+        with self._changed:
+            found = list(self._steps[step_id].made)
+        for one in found:
+            if np.isin(slots, one.slots).all():
+                rows = [int(np.flatnonzero(one.slots == slot)[0]) for slot in slots.tolist()]
+                return torch.stack([one.token_ids[row] for row in rows])
+        return None
+
+    def named(self, plan: StepPlan) -> StepPlan:
+        """The plan with tokens in place of DRAFT_TOKEN. Waits for the device to have made them."""
+        is_draft = plan.input_ids == DRAFT_TOKEN
+        if not is_draft.any():
+            return plan
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_whole(plan.step_id))
+            made = list(self._steps[plan.step_id].made)
+        starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        row_of = {slot: row for row, slot in enumerate(plan.slots.tolist())}
+        input_ids = plan.input_ids.copy()
+        input_ids[is_draft] = NO_DRAFT_TOKEN
+        for one in made:
+            one.passed.synchronize()
+            token_ids = one.on_host.numpy().astype(np.int32)
+            for slot, own in zip(one.slots.tolist(), token_ids, strict=True):
+                row = row_of[slot]
+                drafts = slice(starts[row] + 1, starts[row] + plan.num_new_tokens[row])
+                input_ids[drafts] = own[: plan.num_new_tokens[row] - 1]
+        return msgspec.structs.replace(plan, input_ids=input_ids)
+
+    def _is_whole(self, step_id: int) -> bool:
+        """Of a step that may not have begun."""
+        return step_id in self._steps and self._steps[step_id].is_whole
