@@ -8,6 +8,7 @@ from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
 from workers.graphs.decode_step import TorchStepKernels
+from workers.graphs.draft_graphs import DraftGraphs, draft_graph_lengths
 from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
@@ -19,6 +20,7 @@ from workers.runner.model_runner import ModelRunner
 from workers.runner.rank_drafts_runner import RankDraftsRunner
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
+from workers.speculation.device_pass import DevicePasses
 from workers.speculation.draft_mailbox import Passed, PassedAtOnce
 from workers.speculation.policies import draft_lengths
 
@@ -80,6 +82,17 @@ class ReplayingRank(CudaRankDraftsRunner):
             shapes,
             max_rows,
         )
+
+        self.drafts = ClosureCapturer()
+        drafter = self._device_drafter
+        own = ReplayedVerifyBackend(
+            drafter.backend.config,
+            drafter.backend.req_to_token_pool,
+            drafter.backend.token_to_kv_pool,
+        )
+        drafter.backend, drafter._passes = own, DevicePasses(own)
+        shapes = verify_shapes(max_rows, draft_graph_lengths(drafter, config.speculation))
+        self._draft_graphs = DraftGraphs(drafter, own, self.drafts, shapes, max_rows)
 
     def _new_mark(self) -> Passed:
         return PassedAtOnce()

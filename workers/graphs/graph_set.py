@@ -16,6 +16,7 @@ from workers.graphs.decode_graphs import (
     Replay,
     batch_size_ladder,
 )
+from workers.graphs.draft_graphs import DraftGraphs, draft_graph_lengths
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
@@ -27,6 +28,7 @@ from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
+from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.policies import draft_lengths
 
 logger = logging.getLogger(__name__)
@@ -176,7 +178,6 @@ def build_verify_graphs(
     vocab_shard: VocabShard | None,
     backend: AttentionBackend,
     sampling: SamplingState,
-    padding_slot: int,
     tp: TPGroup,
     capturer: CudaGraphCapturer,
     graphs_class: type[VerifyGraphs] = VerifyGraphs,
@@ -204,8 +205,28 @@ def build_verify_graphs(
         capturer,
         StagingRing.pinned(max_tokens, MAX_UNCOMMITTED_PLANS, device, len(tables)),
         shapes,
-        padding_slot,
+        config.max_running_requests,
     )
+
+
+def build_draft_graphs(
+    config: EngineConfig, drafter: ChainDrafter, padding_slot: int, capturer: CudaGraphCapturer
+) -> DraftGraphs | None:
+    """None where drafts are made eagerly: the drafter, its backend or a flag do not allow it."""
+    backend, speculation = drafter.backend, config.speculation
+    if speculation is None or not config.enable_cuda_graphs:
+        return None
+    obstacle = drafter.capture_obstacle(backend.config.max_context_len)
+    if not isinstance(backend, GraphAttentionBackend):
+        obstacle = f"{backend.capability.name} cannot be captured"
+    elif "flashinfer" in backend.capability.name:
+        obstacle = f"{backend.capability.name} plans every pass on the host"
+    if obstacle or not isinstance(backend, GraphAttentionBackend):
+        logger.warning("drafts are made without CUDA graphs: %s", obstacle)
+        return None
+    max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
+    shapes = verify_shapes(max_rows, draft_graph_lengths(drafter, speculation))
+    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot)
 
 
 def build_segment_graphs(

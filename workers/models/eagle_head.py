@@ -88,6 +88,10 @@ class EagleHead(nn.Module):
         ids = torch.arange(spec.draft_vocab_size, device=shard.device)
         self.target_ids = nn.Buffer(ids, persistent=False)
 
+    def capture_obstacle(self) -> str:
+        """As PairHead.capture_obstacle."""
+        return ""
+
     def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
         """NUM_TAPS states of the target, each (n, target_hidden_size) -> (n, hidden_size)."""
         fused: torch.Tensor = self.fc(torch.cat(list(taps), dim=-1))

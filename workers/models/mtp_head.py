@@ -22,6 +22,7 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.deepseek import DeepseekDecoderLayer
 from workers.models.deepseek_family import DeepseekSpec
+from workers.models.feed_forward import experts_obstacle
 from workers.models.llama import LlamaDecoderLayer
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.stream_decoder import StreamAttention
@@ -93,6 +94,10 @@ class MtpHead(nn.Module):
         self.shared_head = SharedHead(
             RMSNorm(size, eps, shard), ParallelLMHead(vocab_size, size, shard)
         )
+
+    def capture_obstacle(self) -> str:
+        """As PairHead.capture_obstacle."""
+        return experts_obstacle(self)
 
     def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
         """As PairHead.fuse: one state, as it is."""

@@ -111,7 +111,6 @@ class CudaModelRunner(ModelRunner):
                 self._model.vocab_shard,
                 self._backend,
                 self._sampling,
-                padding_slot,
                 tp,
                 capturer,
                 self._verify_class,

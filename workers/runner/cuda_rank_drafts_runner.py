@@ -6,12 +6,19 @@ import torch
 
 from workers.config import EngineConfig
 from workers.errors import ConfigError
+from workers.graphs.draft_graphs import DraftGraphs
 from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
-from workers.graphs.graph_set import MAX_GRAPH_BATCH_SIZE, CudaGraphCapturer
+from workers.graphs.graph_set import (
+    MAX_GRAPH_BATCH_SIZE,
+    CudaGraphCapturer,
+    build_draft_graphs,
+)
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.segment_graphs import SegmentGraphs
 from workers.graphs.tapped_model import TappedModel
 from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifyGraphs
+from workers.loading.weights import OnProgress
+from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner, LaunchSamples, StepGraphs
 from workers.runner.executor import PendingStep
 from workers.runner.rank_drafts_runner import RankDraftsRunner
@@ -34,6 +41,15 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs
     _tapped: TappedModel | None = None
     _replayed_step: DrafterStep | None = None
+    _draft_graphs: DraftGraphs | None = None
+
+    def __init__(
+        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
+    ) -> None:
+        super().__init__(config, tp, device, on_progress)
+        self._draft_graphs = build_draft_graphs(
+            config, self._device_drafter, config.max_running_requests, CudaGraphCapturer(device)
+        )
 
     def _place_beside(self, config: EngineConfig) -> None:
         super()._place_beside(config)
@@ -80,6 +96,32 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
             self._mailbox.put(plan.step_id, runs.slots, any_tokens)
             self._mailbox.end(plan.step_id)
         return finish
+
+    def _make_drafts(self, step: DrafterStep) -> None:
+        graphs, plan, runs = self._draft_graphs, step.plan, step.runs
+        is_again = len(runs) > 0 and self._mailbox.made(plan.step_id, runs.slots) is not None
+        if graphs is None or is_again or not graphs.covers(plan):
+            super()._make_drafts(step)
+            return
+        drafts = graphs.run(step)
+        if len(runs):
+            self._mailbox.put(plan.step_id, runs.slots, drafts)
+            step.name(drafts)
+            self._mailbox.end(plan.step_id)
+
+    def _capture_missing(self, plan: StepPlan) -> bool:
+        if self._draft_graphs is not None:
+            self._draft_graphs.capture_after(plan)
+        return super()._capture_missing(plan)
+
+    def _capture_next(self) -> bool:
+        if super()._capture_next():
+            return True
+        return self._draft_graphs is not None and self._draft_graphs.capture_next()
+
+    def close(self) -> None:
+        super().close()
+        self._draft_graphs = None
 
     def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._prepare_replay(graphs, plan)

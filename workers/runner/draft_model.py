@@ -13,6 +13,7 @@ from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.tuning.candidates import AUTO_TUNED
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import LoadedModel, load_model
@@ -23,7 +24,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.speculation.device_draft import DeviceDraftModel
-from workers.speculation.device_step import DeviceDrafter
+from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.draft import DraftModelProposer
 from workers.speculation.draft_tree import DraftTreeProposer
 from workers.speculation.history import TokenHistory
@@ -111,6 +112,8 @@ class DraftModel:
     ) -> PlacedModel:
         """target: whose pages these are. num_pages: of it, the reserved one counted."""
         config = replace(self._config, page_size=target.page_size)
+        if self._loaded.device.type == "cuda":
+            config = untuned(config)
         chosen = choose_attention(config, self._loaded, self._tp)
         kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, self._loaded.dtype)
         own = self._loaded.attention_config(chosen.page_size, kv_dtype)
@@ -119,6 +122,23 @@ class DraftModel:
         self._loaded.model.prepare(req_to_token_pool, pool)
         table = req_to_token_pool.req_to_token
         return PlacedModel(self._loaded.model, backend, pool, table, config.draft_tree)
+
+
+def untuned(config: EngineConfig) -> EngineConfig:
+    """By preference where attention is to be chosen by measurement: by then the pools have the
+    memory that measuring takes, and a drafter's graphs hold one backend."""
+    asked = (
+        config.attention_backend,
+        config.prefill_attention_backend,
+        config.decode_attention_backend,
+    )
+    chosen = [None if name == AUTO_TUNED else name for name in asked]
+    return replace(
+        config,
+        attention_backend=chosen[0],
+        prefill_attention_backend=chosen[1],
+        decode_attention_backend=chosen[2],
+    )
 
 
 def kv_bytes_a_token(config: EngineConfig, loaded: LoadedModel) -> int:

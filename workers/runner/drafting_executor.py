@@ -1,10 +1,11 @@
 """Drafts for ranks that know of none: what they are sent has its tokens named and its lengths true.
 
 For devices that the host runs ahead of, and proposers that look things up on the host; or for ranks
-that make the drafts and tell afterwards which (`name_drafts`). A step that verifies drafts, or follows one that does, waits for the step before; while it runs, that one is
-committed and the next one scheduled. Other steps are launched ahead, as without drafts. What holds
-is found out here, from the samples, so that graphs and ranks know nothing of it; the sampler finds
-out for itself what to count for penalties.
+that make the drafts and tell afterwards which (name_drafts). A step that verifies drafts, or
+follows one that does, waits for the step before; while it runs, that one is committed and the next
+one scheduled. Other steps are launched ahead, as without drafts. What holds is found out here, from
+the samples, so that graphs and ranks know nothing of it; the sampler finds out for itself what to
+count for penalties.
 """
 
 import time

@@ -11,10 +11,11 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.config import EngineConfig
 from workers.loading.draft_head import LoadedHead
 from workers.parallel.group import TPGroup
+from workers.runner.draft_model import untuned
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.device_pairs import DevicePairs
-from workers.speculation.device_step import DeviceDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.pair_tree import PairTreeProposer
 from workers.speculation.pairs import FIRST_PAIR, PairHead, PairProposer
@@ -87,6 +88,8 @@ class HeadDrafter:
     ) -> PlacedHead:
         loaded = self._loaded
         config = replace(self._config, page_size=_PAGE_SIZE)
+        if loaded.device.type == "cuda":
+            config = untuned(config)
         chosen = choose_attention(config, loaded, self._tp)
         own = loaded.attention_config(chosen.page_size, self._kv_dtype)
         num_tokens = num_pages * target.page_size

@@ -9,7 +9,7 @@ import torch
 
 from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from workers.speculation.device_step import DeviceDrafter
+from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps

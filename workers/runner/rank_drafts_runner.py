@@ -112,15 +112,20 @@ class RankDraftsRunner(ModelRunner):
         launched again has the drafts that it had."""
         self._clear_tokens(plan.cleared)
         step = DrafterStep.of(plan, self._sampling, self._req_to_token)
-        if len(step.runs):
-            drafts = self._mailbox.made(plan.step_id, step.runs.slots)
+        self._make_drafts(step)
+        return step
+
+    def _make_drafts(self, step: DrafterStep) -> None:
+        """And all else that the drafter does ahead of the target."""
+        plan, runs = step.plan, step.runs
+        if len(runs):
+            drafts = self._mailbox.made(plan.step_id, runs.slots)
             if drafts is None:
                 drafts = self._device_drafter.propose(step)
-                self._mailbox.put(plan.step_id, step.runs.slots, drafts)
+                self._mailbox.put(plan.step_id, runs.slots, drafts)
             step.name(drafts)
             self._mailbox.end(plan.step_id)
         self._device_drafter.before(step)
-        return step
 
     def _clear_tokens(self, cache_indices: IntArray) -> None:
         """Before who takes these places over writes there."""

@@ -6,9 +6,11 @@ import numpy as np
 import torch
 
 from attention.backends.base import AttentionBackend
+from attention.forward_batch import ForwardBatch
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.sampling.transfer import upload
+from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses, PassRows
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.runs import ranges
@@ -21,34 +23,18 @@ class DeviceDraftModel:
     backend: over a pool with the target's cache indices.
     """
 
+    first_position = 0
+    carried_size = 0
+    reads_last = True
+    reads_target = False
+
     def __init__(self, model: CausalLM, backend: AttentionBackend) -> None:
+        self.backend = backend
         self._model = model
         self._passes = DevicePasses(backend)
 
-    @property
-    def reads_target(self) -> bool:
-        return False
-
     def propose(self, step: DrafterStep) -> torch.Tensor:
-        runs, device = step.runs, step.ids.device
-        drafts = torch.zeros(len(runs), runs.width, dtype=torch.int64, device=device)
-        (firsts,) = upload([runs.firsts], device)
-        before = step.ids.index_select(0, firsts)
-        for column in range(runs.width):
-            wanting = np.flatnonzero(runs.num_drafts > column)
-            (index,) = upload([wanting], device)
-            rows = PassRows(
-                runs.slots[wanting],
-                runs.prefix_lens[wanting] + np.int32(column),
-                np.ones(len(wanting), dtype=np.int32),
-                step.plan.out_cache_loc[runs.firsts[wanting] + column],
-            )
-            batch = self._passes.prepare(rows, before.index_select(0, index))
-            hidden = self._model(TokenInputs(batch.input_ids, batch.positions), batch).hidden
-            likeliest = self._model.compute_logits(hidden).argmax(dim=-1)
-            before = before.index_copy(0, index, likeliest)
-            drafts[:, column] = before
-        return drafts
+        return draft_chains(self, self._passes, step)
 
     def before(self, step: DrafterStep) -> None:
         """Of a run its last draft, of other rows all tokens."""
@@ -58,13 +44,31 @@ class DeviceDraftModel:
         num_new = plan.num_new_tokens - num_read
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         tokens = ranges(starts + num_read, num_new)
-        rows = PassRows(
-            plan.slots, plan.prefix_lens + num_read, num_new, plan.out_cache_loc[tokens]
-        )
-        own, nothing = upload([tokens, tokens[:0]], step.ids.device)
-        batch = self._passes.prepare(rows, step.ids.index_select(0, own))
-        # Nobody asks what follows.
-        self._model.forward_rows(TokenInputs(batch.input_ids, batch.positions), batch, nothing)
+        places = plan.out_cache_loc[tokens]
+        rows = PassRows(plan.slots, plan.prefix_lens + num_read, num_new, places)
+        (own,) = upload([tokens], step.ids.device)
+        ids = step.ids.index_select(0, own)
+        self.read(ids, self._passes.prepare(rows, ids))
 
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """It reads tokens only."""
+
+    def capture_obstacle(self, max_context_len: int) -> str:
+        """As ChainDrafter.capture_obstacle."""
+        return self._model.capture_obstacle(max_context_len)
+
+    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+        """Nothing."""
+        return step.ids.new_empty((len(tokens), 0))
+
+    def draft(
+        self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ChainDrafter.draft."""
+        hidden = self._model(TokenInputs(ids, batch.positions), batch).hidden
+        return self._model.compute_logits(hidden).argmax(dim=-1), carried
+
+    def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
+        """As ChainDrafter.read."""
+        nothing = torch.empty(0, dtype=torch.int64, device=ids.device)
+        self._model.forward_rows(TokenInputs(ids, batch.positions), batch, nothing)

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from attention.backends.base import AttentionBackend
+from attention.forward_batch import ForwardBatch
 from workers.sampling.transfer import upload
+from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses, PassRows
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.pairs import FIRST_PAIR, PairHead
@@ -22,6 +24,10 @@ class DevicePairs:
     indices, hidden_size), fused ones.
     """
 
+    first_position = FIRST_PAIR
+    reads_last = False
+    reads_target = True
+
     def __init__(
         self,
         head: PairHead,
@@ -29,40 +35,17 @@ class DevicePairs:
         table: torch.Tensor,
         states: torch.Tensor,
     ) -> None:
+        self.backend = backend
+        self.carried_size = states.shape[1]
         self._head = head
         self._passes = DevicePasses(backend)
         self._pool = backend.token_to_kv_pool
         self._table = table
         self._states = states
 
-    @property
-    def reads_target(self) -> bool:
-        return True
-
     def propose(self, step: DrafterStep) -> torch.Tensor:
         """A row's last token has one before it, since it was sampled."""
-        runs, device = step.runs, step.ids.device
-        drafts = torch.zeros(len(runs), runs.width, dtype=torch.int64, device=device)
-        (firsts,) = upload([runs.firsts], device)
-        before = step.ids.index_select(0, firsts)
-        states = self._states_before(step, firsts)
-        for column in range(runs.width):
-            wanting = np.flatnonzero(runs.num_drafts > column)
-            (index,) = upload([wanting], device)
-            rows = PassRows(
-                runs.slots[wanting],
-                runs.prefix_lens[wanting] + np.int32(column - FIRST_PAIR),
-                np.ones(len(wanting), dtype=np.int32),
-                step.plan.out_cache_loc[runs.firsts[wanting] + column],
-            )
-            ids = before.index_select(0, index)
-            batch = self._passes.prepare(rows, ids)
-            made = self._head(ids, states.index_select(0, index), batch)
-            states = states.index_copy(0, index, made)
-            likeliest = self._head.named(self._head.logits(made).argmax(dim=-1))
-            before = before.index_copy(0, index, likeliest)
-            drafts[:, column] = before
-        return drafts
+        return draft_chains(self, self._passes, step)
 
     def before(self, step: DrafterStep) -> None:
         """It waits for the target's states."""
@@ -87,11 +70,24 @@ class DevicePairs:
         (own,) = upload([tokens], step.ids.device)
         ids = step.ids.index_select(0, own)
         batch = self._passes.prepare(rows, ids)
-        self._head.read(ids, self._states_before(step, own), batch, self._pool)
+        self._head.read(ids, self.begin(step, own), batch, self._pool)
 
-    def _states_before(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's fused states of the tokens before these of the step's, int64 (n,) ->
-        (n, hidden_size)."""
+    def capture_obstacle(self, max_context_len: int) -> str:
+        """As ChainDrafter.capture_obstacle."""
+        return self._head.capture_obstacle()
+
+    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's fused states of the tokens before these."""
         slots = step.token_slots.index_select(0, tokens)
         positions = step.positions.index_select(0, tokens) - 1
         return self._states.index_select(0, self._table[slots, positions].long())
+
+    def draft(
+        self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ChainDrafter.draft: the head's own state goes with its draft."""
+        made = self._head(ids, carried, batch)
+        return self._head.named(self._head.logits(made).argmax(dim=-1)), made
+
+    def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
+        """A pair is read behind the target's pass, with its states."""

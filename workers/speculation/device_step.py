@@ -4,9 +4,8 @@ Plans say true lengths and places; only tokens may be unknown to the host. Nothi
 the device.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,28 +83,3 @@ class DrafterStep:
         places = (runs.firsts[:, None] + 1 + columns)[filled]
         targets, sources = upload([places, np.flatnonzero(filled)], drafts.device)
         self.ids.index_copy_(0, targets, drafts.reshape(-1).index_select(0, sources))
-
-
-class DeviceDrafter(Protocol):
-    """Makes drafts of the rows of one rank, and keeps what it needs of every token.
-
-    What it keeps of a token that turns out to be wrong is written anew before it is read, so that
-    it need not know what holds: the next plan's lengths say where to go on.
-    """
-
-    @property
-    def reads_target(self) -> bool:
-        """Whether behind needs what the target makes of a step's tokens."""
-        ...
-
-    def propose(self, step: DrafterStep) -> torch.Tensor:
-        """Drafts of the step's runs, int64 (len(runs), width)."""
-        ...
-
-    def before(self, step: DrafterStep) -> None:
-        """The drafts are named, the target has not run."""
-        ...
-
-    def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
-        """The target has run. taps: what it handed over, each (num_tokens, its size)."""
-        ...

@@ -36,6 +36,10 @@ FIRST_PAIR = 1
 class PairHead(Protocol):
     """One layer over pairs, which has keys and values of its own."""
 
+    def capture_obstacle(self) -> str:
+        """What a pass does that a CUDA graph would not repeat; "" where a graph repeats all."""
+        ...
+
     def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the target hands over of n tokens -> one state each, (n, hidden_size)."""
         ...

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.fakes.eagle_heads import HeadOracle, save_head
 from tests.fakes.rank_drafts import EagerRank, ReplayingRank
@@ -45,7 +44,8 @@ def plain() -> list[GenerateResult]:
 
 def check_replays(rank: Rank) -> None:
     if isinstance(rank, ReplayingRank):
-        assert min(rank.verifies.num_replays, rank.decodes.num_replays) > 3
+        capturers = rank.verifies, rank.decodes, rank.drafts
+        assert min(one.num_replays for one in capturers) > 3
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,18 @@ class Recorded:
 
     def __init__(self, rank: Rank, engine: Engine) -> None:
         self.asked: list[Asked] = []
-        drafter, history = rank._device_drafter, engine._executor._runs._history
-        own = drafter.propose
+        own, history = rank._make_drafts, engine._executor._runs._history
 
-        def propose(step: DrafterStep) -> torch.Tensor:
-            drafts, runs = own(step), step.runs
-            rows = zip(runs.slots, runs.prefix_lens, runs.num_drafts, drafts, strict=True)
-            for slot, prefix_len, num_drafts, made in rows:
+        def make_drafts(step: DrafterStep) -> None:
+            own(step)
+            runs = step.runs
+            rows = zip(runs.slots, runs.prefix_lens, runs.num_drafts, runs.firsts, strict=True)
+            for slot, prefix_len, num_drafts, first in rows:
                 text = history.token_ids[slot, : prefix_len + 1].tolist()
-                self.asked.append(Asked(text, made[:num_drafts].tolist()))
-            return drafts
+                drafts = step.ids[first + 1 : first + 1 + num_drafts].tolist()
+                self.asked.append(Asked(text, drafts))
 
-        drafter.propose = propose
+        rank._make_drafts = make_drafts
 
 
 def recorded_run(rank: Rank) -> tuple[list[Asked], EngineStats]:

@@ -1,0 +1,250 @@
+"""A rank's drafts as CUDA graphs: all passes of a drafter in one, for some numbers of rows and
+drafts.
+
+A step replays the smallest graph that holds it, if no row computes a prompt. Rows with fewer drafts
+than the graph has, and rows that pad it, are filled up with passes that are nobody's: their keys
+and values go to the dummy page, or behind a row's own in its last page, where nobody reads them
+before they are written anew. Knows no model and no scheduler; how a graph is captured is handed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from attention.backends.base import GraphAttentionBackend
+from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
+from workers.graphs.decode_graphs import GraphCapturer, Replay
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import NAN_TOKEN, StepPlan
+from workers.speculation.config import SpeculativeConfig
+from workers.speculation.device_chain import ChainDrafter
+from workers.speculation.device_step import DrafterStep
+from workers.speculation.policies import draft_lengths
+
+_SLOTS, _POSITIONS, _IS_ROW, _FIRST_PLACES = range(4)
+"""Rows of the staged matrix; from the last on the cache index of each of a row's tokens."""
+
+
+def draft_graph_lengths(drafter: ChainDrafter, speculation: SpeculativeConfig) -> list[int]:
+    """Tokens that a row brings to a step in which the drafter has something to do ahead."""
+    lengths = {0, *draft_lengths(speculation)}
+    return sorted(1 + own for own in lengths if own or drafter.reads_last)
+
+
+@dataclass(frozen=True, slots=True)
+class _StaticRows:
+    """What graphs read and write, of up to max_rows rows. staged: int64 (3 + most tokens of a row,
+    max_rows), as a step fills it in. ids, positions, out_cache_loc: int64, seq_lens, prefix_lens,
+    is_row: int32 (max_rows,), of the pass under way. carried: (max_rows, carried_size). drafts:
+    int64 (max_rows, most drafts)."""
+
+    staged: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    out_cache_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    prefix_lens: torch.Tensor
+    is_row: torch.Tensor
+    ones: torch.Tensor
+    carried: torch.Tensor
+    drafts: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        max_rows: int,
+        max_tokens: int,
+        carried_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "_StaticRows":
+        staged = torch.zeros(
+            (_FIRST_PLACES + max_tokens, max_rows), dtype=torch.int64, device=device
+        )
+        wide = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
+        narrow = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
+        return cls(
+            staged,
+            *wide,
+            *narrow,
+            torch.ones(max_rows, dtype=torch.int32, device=device),
+            torch.zeros((max_rows, carried_size), dtype=dtype, device=device),
+            torch.zeros((max_rows, max_tokens), dtype=torch.int64, device=device),
+        )
+
+
+class DraftGraphs:
+    """Of one rank. No method waits for the device.
+
+    drafter: over a backend that can be captured and plans nothing on the host. shapes: as
+    verify_shapes gives them, rows and tokens that each brings, of which the first is the one
+    sampled last and the others are drafts; the largest first. padding_slot: as of DecodeGraphs.
+    """
+
+    def __init__(
+        self,
+        drafter: ChainDrafter,
+        backend: GraphAttentionBackend,
+        capturer: GraphCapturer,
+        shapes: Sequence[StepShape],
+        padding_slot: int,
+    ) -> None:
+        self._drafter = drafter
+        self._backend = backend
+        self._capturer = capturer
+        self._padding_slot = padding_slot
+        self._rows = sorted({one.rows for one in shapes})
+        self._lengths = sorted({one.tokens_per_row for one in shapes})
+        self._max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
+        config = backend.config
+        self._static = _StaticRows.allocate(
+            self._rows[-1], self._lengths[-1], drafter.carried_size, config.dtype, config.device
+        )
+        self._table = backend.req_to_token_pool.req_to_token
+        self._missing = list(shapes)
+        self._graphs: dict[StepShape, Replay] = {}
+        backend.init_cuda_graph_state(self._rows[-1])
+
+    def covers(self, plan: StepPlan) -> bool:
+        """Whether a captured graph has all that the drafter does ahead of the target's pass."""
+        return self._shape_for(plan) in self._graphs
+
+    def run(self, step: DrafterStep) -> torch.Tensor:
+        """Drafts of the step's runs, int64 (len(runs), width), of a plan that is covered. Where the
+        drafter reads last drafts, it has read these, and the tokens of rows without drafts."""
+        shape = self._shape_for(step.plan)
+        if shape is None or shape not in self._graphs:
+            raise RuntimeError("drafts are made by a graph that has not been captured")
+        self._stage(shape, step)
+        self._graphs[shape]()
+        (rows,) = upload([step.runs.rows], self._static.ids.device)
+        return self._static.drafts[:, : step.runs.width].index_select(0, rows)
+
+    def capture_after(self, plan: StepPlan) -> None:
+        """Capture the graph that the plan, which has just been launched, went without, if any."""
+        shape = self._shape_for(plan)
+        if shape is not None and shape in self._missing:
+            self.capture(shape)
+
+    def capture_next(self) -> bool:
+        """Capture the largest missing one; whether there was one."""
+        if not self._missing:
+            return False
+        self.capture(self._missing[0])
+        return True
+
+    @torch.inference_mode()
+    def capture(self, shape: StepShape) -> None:
+        """Capture one of the shapes. The trial's rows are all padding."""
+        self._missing.remove(shape)
+        batch = self._batch(shape.rows)
+        self._static.staged.zero_()
+        self._static.staged[_SLOTS] = self._padding_slot
+        self._backend.init_forward_metadata_capture_cuda_graph(batch)
+        self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape, batch))
+
+    def _passes(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
+        """What a graph holds."""
+        static, n = self._static, shape.rows
+        self._begin(shape)
+        for column in range(shape.tokens_per_row - 1):
+            self._begin_pass(batch, column)
+            ids, carried = self._drafter.draft(batch.input_ids, static.carried[:n], batch)
+            static.drafts[:n, column].copy_(ids)
+            static.ids[:n].copy_(ids)
+            static.carried[:n].copy_(carried)
+            self._end_pass(n)
+        if self._drafter.reads_last:
+            self._begin_pass(batch, shape.tokens_per_row - 1)
+            self._drafter.read(batch.input_ids, batch)
+        return static.drafts
+
+    def _begin(self, shape: StepShape) -> None:
+        """Rows as the first pass has them; the table learns where all passes write."""
+        static, n = self._static, shape.rows
+        staged = static.staged[:, :n]
+        positions, is_row = staged[_POSITIONS], staged[_IS_ROW]
+        static.positions[:n].copy_(positions)
+        static.is_row[:n].copy_(is_row)
+        static.prefix_lens[:n].copy_(positions)
+        static.seq_lens[:n].copy_(positions + is_row)
+        columns = torch.arange(shape.tokens_per_row, device=positions.device).unsqueeze(1)
+        places = staged[_FIRST_PLACES : _FIRST_PLACES + shape.tokens_per_row]
+        slots = staged[_SLOTS].expand_as(places)
+        self._table[slots, positions + columns] = places.int()
+
+    def _begin_pass(self, batch: ForwardBatch, column: int) -> None:
+        n = batch.batch_size
+        batch.out_cache_loc.copy_(self._static.staged[_FIRST_PLACES + column, :n])
+        # As in DecodeGraphs: the embedding lookup, an ordinary launch, waits for all of this.
+        self._backend.record_step_tables(batch)
+
+    def _end_pass(self, num_rows: int) -> None:
+        static, n = self._static, num_rows
+        for tensor in (static.positions, static.prefix_lens, static.seq_lens):
+            tensor[:n].add_(static.is_row[:n])
+
+    def _shape_for(self, plan: StepPlan) -> StepShape | None:
+        """The smallest shape that holds the plan; None where there is none."""
+        if plan.shape.mode is ForwardMode.EXTEND or plan.has_repeats or not plan.samples.all():
+            return None
+        rows = next((own for own in self._rows if own >= plan.batch_size), None)
+        most, first_position = int(plan.num_new_tokens.max()), self._drafter.first_position
+        if most == 1 and not self._drafter.reads_last:
+            return None
+        # A first token may be one that the drafter does not count.
+        if int(plan.prefix_lens.min()) < first_position:
+            return None
+        length = next((own for own in self._lengths if own >= most), None)
+        if rows is None or length is None or rows * length > self._max_tokens:
+            return None
+        # What fills a row up writes to the dummy page, which other rows load.
+        if most > 1 and (plan.input_ids == NAN_TOKEN).any():
+            return None
+        # Passes that fill a row up have places in its slot's table, too.
+        if int(plan.prefix_lens.max()) + length > self._table.shape[1]:
+            return None
+        return StepShape(ForwardMode.TARGET_VERIFY, rows, length)
+
+    def _stage(self, shape: StepShape, step: DrafterStep) -> None:
+        """The plan's rows, and padding up to shape."""
+        plan, n = step.plan, step.plan.batch_size
+        staged = np.zeros((_FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
+        staged[_SLOTS] = self._padding_slot
+        staged[_SLOTS, :n] = plan.slots
+        staged[_POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
+        staged[_IS_ROW, :n] = 1
+        columns = np.arange(shape.tokens_per_row)[:, None] < plan.num_new_tokens
+        places = np.zeros((n, shape.tokens_per_row), dtype=np.int64)
+        places[columns.T] = plan.out_cache_loc
+        staged[_FIRST_PLACES:, :n] = places.T
+        firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
+        on_device, tokens = upload([staged, firsts], self._static.ids.device)
+        self._static.staged[: len(staged), : shape.rows].copy_(on_device)
+        self._static.ids[:n].copy_(step.ids.index_select(0, tokens))
+        self._static.ids[n : shape.rows].zero_()
+        self._static.carried[:n].copy_(self._drafter.begin(step, tokens))
+
+    def _batch(self, num_rows: int) -> ForwardBatch:
+        """The batch of a capture. Its host copies are placeholders: a replay reads none."""
+        static, n = self._static, num_rows
+        ones = np.ones(n, dtype=np.int32)
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=n,
+            num_tokens=n,
+            input_ids=static.ids[:n],
+            positions=static.positions[:n],
+            req_pool_indices=static.staged[_SLOTS, :n],
+            seq_lens=static.seq_lens[:n],
+            extend_seq_lens=static.ones[:n],
+            extend_prefix_lens=static.prefix_lens[:n],
+            out_cache_loc=static.out_cache_loc[:n],
+            seq_lens_cpu=ones,
+            extend_seq_lens_cpu=ones,
+            extend_prefix_lens_cpu=ones,
+            attn_backend=self._backend,
+            is_captured=True,
+        )

@@ -1,0 +1,75 @@
+"""Greedy chains of drafts on a rank's device: one pass of a drafter a draft, one after another."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from attention.backends.base import AttentionBackend
+from attention.forward_batch import ForwardBatch
+from workers.sampling.transfer import upload
+from workers.speculation.device_pass import DevicePasses, PassRows
+from workers.speculation.device_step import DrafterStep
+
+
+class ChainDrafter(Protocol):
+    """What is the same in every pass of a drafter.
+
+    backend: over a pool with the target's cache indices. first_position: the text's position that
+    it counts as 0. carried_size: of what a pass hands to the next one of its row, 0 for nothing.
+    reads_last: whether it has to read a row's last draft, too.
+    """
+
+    @property
+    def backend(self) -> AttentionBackend: ...
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def carried_size(self) -> int: ...
+    @property
+    def reads_last(self) -> bool: ...
+
+    def capture_obstacle(self, max_context_len: int) -> str:
+        """As CausalLM.capture_obstacle, of a pass."""
+        ...
+
+    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: int64 (n,), of the step's, which the first pass reads -> what is handed to it,
+        (n, carried_size)."""
+        ...
+
+    def draft(
+        self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a row, int64 (n,), and what the pass before handed over -> what is likeliest to
+        follow, and what is handed on."""
+        ...
+
+    def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
+        """As draft, of tokens of which nobody asks what follows."""
+        ...
+
+
+def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep) -> torch.Tensor:
+    """Drafts of the step's runs, int64 (len(runs), width). A row reads as many tokens as it drafts;
+    what stands behind its own drafts is any."""
+    runs, device = step.runs, step.ids.device
+    drafts = torch.zeros(len(runs), runs.width, dtype=torch.int64, device=device)
+    (firsts,) = upload([runs.firsts], device)
+    ids, carried = step.ids.index_select(0, firsts), drafter.begin(step, firsts)
+    for column in range(runs.width):
+        wanting = np.flatnonzero(runs.num_drafts > column)
+        (index,) = upload([wanting], device)
+        rows = PassRows(
+            runs.slots[wanting],
+            runs.prefix_lens[wanting] + np.int32(column - drafter.first_position),
+            np.ones(len(wanting), dtype=np.int32),
+            step.plan.out_cache_loc[runs.firsts[wanting] + column],
+        )
+        own = ids.index_select(0, index)
+        batch = passes.prepare(rows, own)
+        likeliest, made = drafter.draft(own, carried.index_select(0, index), batch)
+        ids = ids.index_copy(0, index, likeliest)
+        carried = carried.index_copy(0, index, made)
+        drafts[:, column] = ids
+    return drafts
