@@ -13,13 +13,14 @@ def draft_methods(
     capability: ModelCapability,
     geometry: AttentionGeometry | None,
     state_entries: tuple[StateEntry, ...],
-    device_type: str,
+    num_gpus: int,
 ) -> dict[str, str]:
-    """Method -> why not, "" where it takes it."""
+    """Method -> why not, "" where it takes it. num_gpus: 0 for a CPU."""
     general = _general_obstacle(capability, geometry, state_entries)
+    beside = "draft models and heads run on one GPU only so far" if num_gpus > 1 else ""
     return {
         method: general
-        or (_OBSTACLES[method](capability, geometry, device_type) if method in _OBSTACLES else "")
+        or (beside or _OBSTACLES[method](capability, geometry) if method in _OBSTACLES else "")
         for method in METHODS
     }
 
@@ -40,40 +41,25 @@ def _general_obstacle(
     return ""
 
 
-_ON_CPU_ONLY = "draft models and heads run on CPU only so far"
-
-
-def _draft_model_obstacle(
-    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
-) -> str:
-    if device_type != "cpu":
-        return _ON_CPU_ONLY
+def _draft_model_obstacle(capability: ModelCapability, geometry: AttentionGeometry | None) -> str:
     if geometry is not None and geometry.latent is not None:
         return "a draft model shares the pages of keys and values, not of latents"
     return ""
 
 
-def _head_obstacle(
-    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
-) -> str:
-    if device_type != "cpu":
-        return _ON_CPU_ONLY
+def _head_obstacle(capability: ModelCapability, geometry: AttentionGeometry | None) -> str:
     if capability in BRIDGED:
         return "transformers' code hands over no states of its layers"
     return ""
 
 
-def _mtp_obstacle(
-    capability: ModelCapability, geometry: AttentionGeometry | None, device_type: str
-) -> str:
-    if device_type != "cpu":
-        return _ON_CPU_ONLY
+def _mtp_obstacle(capability: ModelCapability, geometry: AttentionGeometry | None) -> str:
     if capability.subject not in LAYERS:
         return "checkpoints of its kind have no layer for multi-token prediction that is read"
     return ""
 
 
-_OBSTACLES: dict[str, Callable[[ModelCapability, AttentionGeometry | None, str], str]] = {
+_OBSTACLES: dict[str, Callable[[ModelCapability, AttentionGeometry | None], str]] = {
     "draft": _draft_model_obstacle,
     "eagle3": _head_obstacle,
     "mtp": _mtp_obstacle,

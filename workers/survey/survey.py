@@ -99,7 +99,8 @@ def survey_model(
     subject = _subject_of(config)
     meta = _meta_model(subject, config)
     facts, capability = subject.facts, subject.capability
-    drafts = draft_methods(capability, meta.geometry, meta.state_entries, config.device)
+    num_gpus = 0 if config.device == "cpu" else config.tp_size
+    drafts = draft_methods(capability, meta.geometry, meta.state_entries, num_gpus)
     return ModelSurvey(
         model=facts.name,
         architecture=facts.architecture,

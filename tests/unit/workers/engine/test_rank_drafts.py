@@ -22,6 +22,8 @@ from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
+from workers.errors import ConfigError
+from workers.runner.rank_drafts_runner import RankDraftsRunner, check_alone
 from workers.speculation.device_step import DrafterStep
 
 Rank = EagerRank | ReplayingRank
@@ -106,7 +108,7 @@ def test_masks_are_made_behind_drafts_that_the_rank_made() -> None:
 class Recorded:
     """A rank's drafts, beside the texts that they go on from, which the host knows by then."""
 
-    def __init__(self, rank: Rank, engine: Engine) -> None:
+    def __init__(self, rank: RankDraftsRunner, engine: Engine) -> None:
         self.asked: list[Asked] = []
         own, history = rank._make_drafts, engine._executor._runs._history
 
@@ -122,10 +124,10 @@ class Recorded:
         rank._make_drafts = make_drafts
 
 
-def recorded_run(rank: Rank) -> tuple[list[Asked], EngineStats]:
+def recorded_run(rank: RankDraftsRunner, engine: Engine) -> tuple[list[Asked], EngineStats]:
     """Prompts twice, so that the second time finds them in the cache; requests that want fewer
     drafts, or none, among them."""
-    engine, collector = rank.engine(), ResultCollector()
+    collector = ResultCollector()
     recorded = Recorded(rank, engine)
     prompts = [[*range(20, 50), 60 + index] for index in range(4)]
     try:
@@ -146,7 +148,7 @@ FEW_PAGES = {"page_size": 4, "num_pages": 26, "max_step_tokens": 24, "max_runnin
 
 
 def check_drafts(oracle: HeadOracle | Oracle, rank: Rank) -> None:
-    asked, stats = recorded_run(rank)
+    asked, stats = recorded_run(rank, rank.engine())
     check_replays(rank)
     assert [one.drafts for one in asked[::3]] == [
         oracle.drafts(one.token_ids, len(one.drafts)) for one in asked[::3]
@@ -178,3 +180,12 @@ def test_drafts_are_those_of_the_layer_behind_the_last(
     whole = save_target(tiny, tmp_path)
     config = config_of(model=str(tmp_path), speculative="mtp", **FEW_PAGES)
     check_drafts(Oracle(tmp_path, whole), rank_class(config))
+
+
+class TwoRanks:
+    rank, size = 0, 2
+
+
+def test_several_ranks_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"draft:builtin-draft'.* on one GPU only.*ngram"):
+        check_alone(config_of(**DRAFT), TwoRanks())  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ class StateGraphsRunner(GraphedCpuRunner):
     _launch_any = CudaModelRunner._launch_any
     _graphs_of = CudaModelRunner._graphs_of
     _prepare_replay = CudaModelRunner._prepare_replay
+    _behind_replay = CudaModelRunner._behind_replay
     _within_replay = CudaModelRunner._within_replay
     _draw = CudaModelRunner._draw
     _sample_replayed = CudaModelRunner._sample_replayed
