@@ -63,12 +63,16 @@ class _StaticRows:
         staged = torch.zeros(
             (_FIRST_PLACES + max_tokens, max_rows), dtype=torch.int64, device=device
         )
-        wide = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
-        narrow = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
+        ids, positions, places = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
+        seq_lens, prefix_lens, is_row = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
         return cls(
             staged,
-            *wide,
-            *narrow,
+            ids,
+            positions,
+            places,
+            seq_lens,
+            prefix_lens,
+            is_row,
             torch.ones(max_rows, dtype=torch.int32, device=device),
             torch.zeros((max_rows, carried_size), dtype=dtype, device=device),
             torch.zeros((max_rows, max_tokens), dtype=torch.int64, device=device),

@@ -61,7 +61,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
             )
 
     def _new_mark(self) -> Passed:
-        event: Passed = torch.cuda.Event()
+        event: Passed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return event
 
     def _graphed_model(self) -> GraphedModel:

@@ -239,7 +239,7 @@ class ModelRunner:
         self._timer.drain()
 
     def prepare_while_idle(self) -> bool:
-        """As StepExecutor.prepare_while_idle. All ranks of a group call it alike."""
+        """As StepExecutor's. All ranks of a group call it alike."""
         return False
 
     def close(self) -> None:
@@ -348,12 +348,10 @@ class ModelRunner:
     def _model_output(self, inputs: StepInputs, wants_all: bool) -> ModelOutput:
         batch = inputs.batch
         tokens = TokenInputs(batch.input_ids, inputs.positions, inputs.embeddings)
-        output: ModelOutput = (
-            self._model(tokens, batch)
-            if wants_all
-            else self._model.forward_rows(tokens, batch, inputs.state_indices)
-        )
-        return output
+        if wants_all:
+            every: ModelOutput = self._model(tokens, batch)
+            return every
+        return self._model.forward_rows(tokens, batch, inputs.state_indices)
 
     def _sample(self, begun: BegunStep) -> SampledTokens:
         inputs, logits = begun.inputs, begun.logits
