@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.integration.forked_workers import workers_are_forked
+
 OBJECT_STORE_BYTES = 100 << 20
 
 
@@ -12,6 +14,11 @@ def local_ray() -> Iterator[None]:
     """A started Ray with Serve, no proxy, no dashboard; ended at the end."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with workers_are_forked():
+        yield from _started_ray()
+
+
+def _started_ray() -> Iterator[None]:
     import ray
     from ray import serve
 
