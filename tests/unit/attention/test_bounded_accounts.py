@@ -1,9 +1,6 @@
 """Windows in accounts of their own: pages that no query sees are somebody else's, NaN here, and
 tables go on naming them. The kernels' stand-ins multiply what a window hides by zero."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -23,6 +20,7 @@ from tests.fakes.flash_attention import (
     fake_flash_attention_3,
     fake_triton_kernels,
 )
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.proofs.cells import proves
 from tests.unit.attention.account_cases import windowed, with_account
 from tests.unit.attention.cases import relative_error, rows_of
@@ -105,14 +103,7 @@ def test_tables_of_every_account_are_recorded(backend_class):
     assert relative_error(out, expected) < TOLERANCE
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_the_kernels_that_fill_a_step_s_tables_do_what_plain_torch_does() -> None:
-    """By Triton's interpreter, in a process of its own: it reads the variable when imported."""
     pytest.importorskip("triton", reason="comes with torch for CUDA only")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_step_tables"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter("tests.fakes.interpreted_step_tables")

@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 DECODE = rows_of((0, 1), (1, 1), (15, 1), (16, 1), (300, 1), (64, 1))
 EXTEND = rows_of((0, 5), (7, 130), (128, 2), (33, 16))
 MIXED = rows_of((40, 1), (0, 300), (255, 1), (17, 9), (0, 1))
+SHORT = rows_of((0, 1), (15, 1), (16, 1), (64, 1))
 DRAFTS = rows_of((7, 5), (0, 9), (20, 1), (0, 1), (3, 0), (40, 17))
 STEPS = {"decode": DECODE, "extend": EXTEND, "mixed": MIXED, "one": rows_of((40, 1))}
 LAYERS = {
@@ -88,11 +89,19 @@ def test_every_page_size_in_every_step(rows, layer, page_size):
 
 
 @pytest.mark.usefixtures("listed")
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.parametrize("layer", ["plain", "window", "chunks", "all"])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_every_kind_of_visibility(make, layer):
-    for rows in (DRAFTS, rows_of((30, 150), (0, 140), (5, 1)), DECODE):
-        assert error_of(build_visible(CaseSpec(rows, layer=layer), make)) < TOLERANCE
+    """Few tokens, and more than a tile has of a row."""
+    for rows in (DRAFTS, rows_of((30, 130), (5, 1))):
+        spec = CaseSpec(rows, q_heads=4, kv_heads=2, layer=LAYERS[layer])
+        assert error_of(build_visible(spec, make)) < TOLERANCE
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_of_visibility_of_single_tokens(make):
+    assert error_of(build_visible(CaseSpec(DECODE, layer=LAYERS["all"]), make)) < TOLERANCE
 
 
 @pytest.mark.usefixtures("listed")
@@ -106,13 +115,15 @@ def test_any_number_of_heads_shares_a_kv_head(q_heads, kv_heads):
 
 @pytest.mark.parametrize("layer", ["plain", "chunks", "all"])
 def test_flex_attention_itself_computes_what_the_oracle_does(layer):
-    assert error_of(build_case(CaseSpec(DECODE, layer=LAYERS[layer]))) < TOLERANCE
-    assert error_of(build_case(CaseSpec(DRAFTS, layer=LAYERS[layer]))) < TOLERANCE
+    for rows in (SHORT, DRAFTS):
+        spec = CaseSpec(rows, q_heads=4, kv_heads=2, layer=LAYERS[layer])
+        assert error_of(build_case(spec)) < TOLERANCE
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_flex_attention_itself_has_every_mask(make):
-    assert error_of(build_visible(CaseSpec(DRAFTS, layer=LAYERS["all"]), make)) < TOLERANCE
+    spec = CaseSpec(DRAFTS, q_heads=4, kv_heads=2, layer=LAYERS["all"])
+    assert error_of(build_visible(spec, make)) < TOLERANCE
 
 
 def test_steps_of_any_size_take_the_kernels_of_the_first(monkeypatch):
@@ -133,7 +144,7 @@ def test_steps_of_any_size_take_the_kernels_of_the_first(monkeypatch):
         return kernels[shape]
 
     monkeypatch.setattr(flex, "unfused_kernel", counted)
-    steps = [DECODE, rows_of((9, 1)), EXTEND, rows_of((0, 1), (30, 2)), MIXED]
+    steps = [SHORT, rows_of((9, 1)), EXTEND, rows_of((0, 1), (30, 2)), rows_of((0, 140), (9, 1))]
     for number, rows in enumerate(steps):
         layer = list(LAYERS.values())[number % 4]  # nothing of them is in a kernel but cap and sink
         assert error_of(build_case(CaseSpec(rows, q_heads=4, layer=layer))) < TOLERANCE

@@ -263,7 +263,7 @@ def test_mask_band_grows_with_the_reach_asked_for():
 lengths = st.tuples(st.integers(0, 200), st.integers(0, 150) | st.just(1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     pairs=st.lists(lengths, max_size=6),
     page_size=st.sampled_from(PAGE_SIZES),

@@ -1,8 +1,5 @@
 """The triton backends: their kernels by the interpreter, their tiles, and what they refuse."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -27,6 +24,7 @@ from tests.fakes.attention_targets import (
     join_variant,
     limits_of,
 )
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.triton_targets import SHARED_BYTES
 from tests.unit.attention.cases import CaseSpec, build_case, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
@@ -43,16 +41,9 @@ def ampere(monkeypatch):
         monkeypatch.setattr(module, "gpu_limits", lambda device: limits_of((8, 0)))
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_compute_what_the_oracle_does() -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_attention"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter("tests.fakes.interpreted_attention")
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)

@@ -51,7 +51,7 @@ values = st.recursive(
 
 
 @given(value=values, is_compact=st.booleans(), is_ascii=st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_but_long_lists_changes(value, is_compact, is_ascii):
     separators = (",", ":") if is_compact else None
     body = json.dumps(value, separators=separators, ensure_ascii=is_ascii).encode(

@@ -1,8 +1,5 @@
 """Gemma over fused kernels: by Triton's interpreter, and how many launches a decode layer is."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.tiny_models import GEMMA, tiny_config
 from workers.layers.quantised import products
 from workers.layers.sharding import ShardContext
@@ -24,16 +22,9 @@ CPU = torch.device("cpu")
 MAX_LAUNCHES = 9
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_and_model_compute_what_plain_torch_does() -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_gemma"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter("tests.fakes.interpreted_gemma")
 
 
 class Launches(Counter):

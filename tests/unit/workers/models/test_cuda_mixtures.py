@@ -1,29 +1,19 @@
 """Mixtures of experts over fused kernels, by Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.tiny_models import MIXTURES, NATIVE, tiny_config
 from workers.models.fused_members import has_fused_llama
 from workers.models.llama_family import llama_family_spec
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_and_models_compute_what_plain_torch_does() -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_mixtures"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter("tests.fakes.interpreted_mixtures")
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ class AnyTraffic(RuleBasedStateMachine):
 
 TestAnyTraffic = AnyTraffic.TestCase
 TestAnyTraffic.settings = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -237,7 +237,7 @@ TestAnyTraffic.settings = settings(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(configs(), st.booleans(), st.booleans(), st.lists(specs, min_size=4, max_size=16))
 def test_requests_submitted_together_get_what_each_gets_alone(
     config: SchedulerConfig,

@@ -1,14 +1,13 @@
 """Mixtures of experts: the kernels by Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(
     "checks",
     [
@@ -17,12 +16,4 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
     ],
 )
 def test_kernels_compute_what_plain_torch_does(checks) -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", checks],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter(checks)

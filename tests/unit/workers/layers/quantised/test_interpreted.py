@@ -1,21 +1,12 @@
 """The kernels of kept weights, by Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_compute_what_dequantised_weights_do() -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_quantised"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "all equal", done.stderr
+    check_by_interpreter("tests.fakes.interpreted_quantised")
