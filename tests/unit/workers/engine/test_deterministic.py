@@ -17,9 +17,9 @@ SAMPLING = SamplingParams(
     temperature=0.8, top_p=0.9, seed=5, max_tokens=9, ignore_eos=True, logprobs=3
 )
 ALONE = CompanySpec(PROMPT, SAMPLING, 1, 1, 60, 12, 120)
-AMONG_OTHERS = CompanySpec(PROMPT, SAMPLING, 3, 12, 20, 30, 120, seed=1)
+AMONG_OTHERS = CompanySpec(PROMPT, SAMPLING, 4, 16, 20, 40, 120, seed=1)
 WAYS = {
-    "retracted": {"num_pages": 30, "max_step_tokens": 32},
+    "retracted": {"num_pages": 34, "max_step_tokens": 32},
     "short_chunks": {"max_step_tokens": 13, "page_size": 8},
     "uncached": {"enable_prefix_cache": False, "enable_mixed_batches": False},
 }
