@@ -4,23 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workers.adapters.folder import absolute, content_key
-from workers.adapters.peft_weights import read_pairs
+from workers.adapters.peft_weights import check_ranks, read_pairs
 from workers.adapters.ref import AdapterRef
 from workers.errors import AdapterError, ConfigError
 
 
-def configured_adapters(folders: Mapping[str, str]) -> dict[str, AdapterRef]:
-    """folders: by name. Whether they fit the model its engine says, when it is asked for one.
+def configured_adapters(folders: Mapping[str, str], max_rank: int) -> dict[str, AdapterRef]:
+    """folders: by name. max_rank: that the model's engine takes; whether their modules are the
+    model's it says, when it is asked for one.
 
     Raises ConfigError for files that cannot be read or that are served with no model.
     """
-    return {name: _adapter(name, folder) for name, folder in folders.items()}
+    return {name: _adapter(name, folder, max_rank) for name, folder in folders.items()}
 
 
-def _adapter(name: str, stated: str) -> AdapterRef:
+def _adapter(name: str, stated: str, max_rank: int) -> AdapterRef:
     try:
         folder = absolute(Path(stated))
-        read_pairs(folder)
+        check_ranks(read_pairs(folder), max_rank)
         return AdapterRef(name, str(folder), content_key(folder))
     except AdapterError as error:
         raise ConfigError(f"engine.lora.{name}: {stated}: {error}") from error

@@ -91,7 +91,7 @@ class ModelFront:
             self._sampling_defaults(folder),
         )
         name = self._model.name
-        configured = await asyncio.to_thread(configured_adapters, engine.lora)
+        configured = await asyncio.to_thread(configured_adapters, engine.lora, engine.max_lora_rank)
         self.shelf = AdapterShelf(name, configured)
         adapters = ServedAdapters(
             self.shelf, handler, self._router, lambda: self.is_ready, self._adapter_metrics

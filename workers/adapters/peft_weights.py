@@ -82,8 +82,7 @@ def reading_weights() -> Iterator[None]:
 
 def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
     """Raise AdapterError unless a model that takes such adapters takes this one."""
-    if not pairs:
-        raise AdapterError(f"{WEIGHTS_FILE} changes nothing")
+    check_ranks(pairs, info.max_rank)
     for module, pair in pairs.items():
         if module not in info.modules:
             raise AdapterError(
@@ -96,8 +95,15 @@ def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
                 f"{module} has {pair.a_shape[1]} inputs and {pair.b_shape[0]} outputs there, the "
                 f"model's {in_features} and {out_features}"
             )
-        if pair.rank > info.max_rank:
-            raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {info.max_rank}")
+
+
+def check_ranks(pairs: Mapping[str, ModulePair], max_rank: int) -> None:
+    """What can be told without the model. Raises AdapterError."""
+    if not pairs:
+        raise AdapterError(f"{WEIGHTS_FILE} changes nothing")
+    for module, pair in pairs.items():
+        if pair.rank > max_rank:
+            raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {max_rank}")
 
 
 def _pairs(headers: TensorHeaders, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:

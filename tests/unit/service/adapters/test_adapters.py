@@ -79,7 +79,7 @@ class Served:
     def __init__(self, tmp_path, info=INFO):
         self.bench = make_bench(tmp_path / "model", info=info)
         self.registry = CollectorRegistry()
-        shelf = AdapterShelf("tiny", configured_adapters({"sql": save(tmp_path / "sql")}))
+        shelf = AdapterShelf("tiny", configured_adapters({"sql": save(tmp_path / "sql")}, 4))
         self.board = LocalBoard()
         self.control = AdapterControl(
             {"tiny": shelf}, lambda name: self.bench.backend.info.adapters, self.board
@@ -376,6 +376,8 @@ def test_the_configuration_names_folders_and_keys(tmp_path) -> None:
         with pytest.raises(ConfigError, match=message):
             parse_config(broken)
     with pytest.raises(ConfigError, match=r"engine\.lora\.two: .*the folder cannot be found"):
-        configured_adapters({"two": "~nobody-of-this-name/x"})
+        configured_adapters({"two": "~nobody-of-this-name/x"}, 4)
     with pytest.raises(ConfigError, match=r"engine\.lora\.two: .*there is no adapter_config"):
-        configured_adapters({"two": str(tmp_path / "nowhere")})
+        configured_adapters({"two": str(tmp_path / "nowhere")}, 4)
+    with pytest.raises(ConfigError, match=r"engine\.lora\.two: .*rank 8, max_lora_rank is 4"):
+        configured_adapters({"two": save(tmp_path / "large", rank=8)}, 4)
