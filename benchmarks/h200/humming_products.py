@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from benchmarks.h200.quantised_products import CUDA, MATRICES, inputs_of, seconds
 
 ROWS = (1, 16, 64, 256, 4096)
-WEIGHTS = {
+WEIGHTS: Mapping[str, Mapping[str, object]] = {
     "int4": {"dtype": "uint4", "group_size": 128},
     "fp8_rows": {"dtype": "float8e4m3"},
 }
