@@ -41,6 +41,7 @@ def _lop3(a, b, c, table):
 
 
 _INSTRUCTIONS = {
+    "mov.b32": lambda value: value,
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,
     "and.b32": lambda a, b: a & b,
@@ -71,7 +72,7 @@ def run_ptx(text, inputs, num_outputs, kind):
         name, _, operands = line.strip().partition(" ")
         if not name or name == ".reg":
             continue
-        if name == "mov.b32":
+        if name == "mov.b32" and "{" in operands:
             low, high, source = re.split(r",\s*", operands)
             value = read(source)
             registers[low.strip("{ ")], registers[high.strip("} ")] = value & 0xFFFF, value >> 16

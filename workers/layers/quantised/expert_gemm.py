@@ -17,7 +17,6 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.experts import Stack
 from workers.layers.kept.stacks import TURN, Fp4Stack
 from workers.layers.quantised.expert_turns import add_turn, scale_rows, turn_inputs, weight_rows
-from workers.layers.quantised.fp8_values import UNSCALE
 from workers.layers.routed_experts import Gating
 
 _TURN = tl.constexpr(TURN)
@@ -75,9 +74,6 @@ def _activate(  # noqa: PLR0913
                 gate, inputs, gate_rows, gate_scales, turn, stride, dtype, IS_FP4, IS_PACKED
             )
             up = add_turn(up, inputs, up_rows, up_scales, turn, stride, dtype, IS_FP4, IS_PACKED)
-        if not IS_FP4:
-            gate *= UNSCALE
-            up *= UNSCALE
         bias_at = bias + expert * (2 * WIDTH) + column
         gate = add_bias(tl.trans(gate), bias_at, is_column, HAS_BIAS)
         up = add_bias(tl.trans(up), bias_at + WIDTH, is_column, HAS_BIAS)
@@ -132,8 +128,6 @@ def _project(  # noqa: PLR0913
             total = add_turn(
                 total, inputs, down_rows, down_scales, turn, stride, dtype, IS_FP4, IS_PACKED
             )
-        if not IS_FP4:
-            total *= UNSCALE
         product = add_bias(tl.trans(total), bias + expert * WIDTH + column, is_column, HAS_BIAS)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
         row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN

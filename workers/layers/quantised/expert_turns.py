@@ -68,7 +68,7 @@ def _run_add_turn(  # noqa: PLR0913
     IS_PACKED: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
     """total + weights (COLUMNS, turn) @ inputs. weights: pointers (COLUMNS,) to words of turn 0;
-    scales: (COLUMNS,) to those of turn 0. FP8's total is times 2**-120."""
+    scales: (COLUMNS,) to those of turn 0."""
     scale = tl.load(scales + turn * scale_stride)
     if IS_FP4:
         lanes = tl.arange(0, _FP4_WORDS) + turn * _FP4_WORDS

@@ -1,6 +1,6 @@
 """A Triton GEMM for few tokens over FP8 weights: a byte of weights is read once, as it lies.
 
-Elements become bfloat16 in registers, exactly but for a power of two; sums are float32, and the
+Elements become bfloat16 in registers, exactly; sums are float32, and the
 scales come behind them: a row's at the end, a block's behind each of its products. Knows no layer.
 """
 
@@ -12,7 +12,7 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefet
 from workers.layers.gemm.configs import block_tokens
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.new_tensor import NewTensor
-from workers.layers.quantised.fp8_values import UNSCALE, fp8_pairs, pair_columns
+from workers.layers.quantised.fp8_values import fp8_pairs, pair_columns
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
@@ -76,7 +76,6 @@ def _fp8_skinny(  # noqa: PLR0913
             scale = next_scale
         else:
             total += part
-    total *= UNSCALE
     if not BY_BLOCK:
         total *= tl.load(scales + safe_rows)[:, None]
     store_parts(out, total, split, tokens, rows, num_tokens, out_features)
