@@ -92,6 +92,7 @@ class RankDraftsRunner(ModelRunner):
         super().try_largest_step(config)
         self._clear_tokens(largest_step(self.scheduler_config(config)).out_cache_loc)
 
+    @torch.inference_mode()
     def prepare_while_idle(self) -> bool:
         return super().prepare_while_idle() or self._placed.prepare_while_idle()
 
