@@ -5,6 +5,7 @@ checked.
 import atexit
 import gc
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,9 @@ from tests.skips import skip_line
 # A name that is no folder is an id of the hub, and no test may ask the real one. Set before
 # anything imports the hub's library, which reads it once; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Every client of HTTP reads all authorities when it is made, for 50 ms of CPU; no test asks anybody
+# outside, so one that has signed nothing will do. Whoever tests TLS brings an authority of its own.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "fakes" / "authority_of_nobody.pem")
 
 # An example that a busy machine makes late is not wrong.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
