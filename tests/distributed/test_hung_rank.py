@@ -17,7 +17,8 @@ from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams
 
 STEP_TIMEOUT_S = 1.5
-LATEST_S = 5.0
+# A stopped rank is noticed after a second and a half, or never.
+LATEST_S = 60.0
 
 
 @contextlib.contextmanager
