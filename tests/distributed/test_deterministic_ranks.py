@@ -9,7 +9,7 @@ from workers.sampling.params import SamplingParams
 PROMPT = tuple(3 + 7 * i % 120 for i in range(20))
 SAMPLING = SamplingParams(temperature=0.8, seed=5, max_tokens=6, ignore_eos=True, logprobs=3)
 ALONE = CompanySpec(PROMPT, SAMPLING, 1, 1, 20, 30, 120)
-AMONG_OTHERS = CompanySpec(PROMPT, SAMPLING, 4, 8, 20, 30, 120, seed=1)
+AMONG_OTHERS = CompanySpec(PROMPT, SAMPLING, 2, 6, 20, 16, 120, seed=1)
 
 
 def answers(folder, spec, **changes):
