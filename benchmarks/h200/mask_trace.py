@@ -38,7 +38,6 @@ from workers.constraints.mask_deadline import NEVER
 from workers.constraints.templates import TemplateCache
 from workers.engine.engine import Engine
 from workers.engine.mask_patience import MaskPatience
-from workers.scheduler import forced_rows
 from workers.scheduler.request import ConstrainedRequest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -81,15 +80,6 @@ def nothing_forced() -> Iterator[None]:
 
 
 @contextmanager
-def forced_beside(max_share: int) -> Iterator[None]:
-    """Beyond flat steps, at most one row to so many is there for a forced token."""
-    before = forced_rows.MAX_SHARE
-    forced_rows.MAX_SHARE = max_share
-    yield
-    forced_rows.MAX_SHARE = before
-
-
-@contextmanager
 def never_late() -> Iterator[None]:
     """Every step waits for all of its masks."""
     before = MaskPatience.deadline
@@ -122,9 +112,6 @@ VARIATIONS: dict[str, tuple[Callable[[], Any], int]] = {
     "patient": (never_late, NUM_THREADS),
     "templates8": (few_templates, NUM_THREADS),
     "unforced": (nothing_forced, NUM_THREADS),
-    "share8": (partial(forced_beside, 8), NUM_THREADS),
-    "share16": (partial(forced_beside, 16), NUM_THREADS),
-    "flat": (partial(forced_beside, 1 << 30), NUM_THREADS),
     "memory": (kept_memory, NUM_THREADS),
 }
 """What is changed, and how many native threads there are."""

@@ -21,7 +21,8 @@ from workers.scheduler.slot_pages import SlotArray
 FLAT_ROWS = 64
 """Up to about so many rows a step takes as long as with one."""
 MAX_SHARE = 4
-"""Beyond, forced tokens add at most one row to so many: other requests wait for the step."""
+"""Beyond, forced tokens add at most one row to so many, and none where a request without a grammar
+would wait for the longer step (decision 0088)."""
 
 
 class ForcedRows:
@@ -49,20 +50,26 @@ class ForcedRows:
     def _num_forced(self, slots: SlotArray, requests: list[Request]) -> IntArray:
         """How many forced tokens each slot brings beside the one sampled last. A request's last
         token never enters the pool."""
-        if not any(isinstance(one, ConstrainedRequest) and one.forced for one in requests):
+        num_spare = self._num_spare(requests)
+        if num_spare == 0 or not any(
+            isinstance(one, ConstrainedRequest) and one.forced for one in requests
+        ):
             return np.zeros(len(requests), dtype=np.int32)
         seq_lens = self._table.seq_lens[slots]
         most = self._table.max_total_lens[slots] - 2 - seq_lens
         known = np.array([_num_known(request) for request in requests], dtype=np.int32)
         wanted = np.maximum(np.minimum(known - 1 - seq_lens, most), 0)
         # First come, first served: who gets none now is nearer to the front in no time.
-        granted = np.minimum(np.cumsum(wanted), self._num_spare(len(slots)))
+        granted = np.minimum(np.cumsum(wanted), num_spare)
         num_forced: IntArray = granted.astype(np.int32)
         num_forced[1:] -= num_forced[:-1].copy()
         return num_forced
 
-    def _num_spare(self, num_rows: int) -> int:
-        most = max(FLAT_ROWS - num_rows, num_rows // MAX_SHARE)
+    def _num_spare(self, requests: list[Request]) -> int:
+        num_rows = len(requests)
+        most = FLAT_ROWS - num_rows
+        if all(isinstance(one, ConstrainedRequest) for one in requests):
+            most = max(most, num_rows // MAX_SHARE)
         return max(min(most, self._max_rows - num_rows), 0)
 
     def _advance(self, slots: SlotArray, requests: list[Request], num_new: IntArray) -> DecodeDraft:

@@ -14,6 +14,7 @@ from workers.config import EngineConfig
 from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.runner import model_runner
+from workers.scheduler import forced_rows
 
 NAMES = [f"the_{word}_of_the_customer" for word in ("name", "street", "number", "country")]
 SCHEMA = {
@@ -147,6 +148,25 @@ def test_a_request_gets_one_output_a_step_with_all_of_its_tokens() -> None:
     # The first mask had one token, which the rest follows.
     assert [len(one.token_ids) for one in outputs] == [1, len(TOKENIZER.encode(TEXT)) - 1]
     assert all(len(one.logprobs or []) == len(one.token_ids) for one in outputs)
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_who_has_no_grammar_waits_for_nobody_s_forced_tokens(has_other, monkeypatch) -> None:
+    """Beyond the rows that cost nothing: only a step of grammars alone may be longer."""
+    monkeypatch.setattr(forced_rows, "FLAT_ROWS", 4)
+    engine = start()
+    try:
+        for index in range(6):
+            engine.submit(request_of(index, FIXED, max_tokens=100))
+        if has_other:
+            engine.submit(request_of(9, "", temperature=0.0, max_tokens=60, ignore_eos=True))
+        most = 0
+        while engine.has_work:
+            outputs = engine.step()
+            most = max([most, *(len(one.token_ids) for one in outputs)])
+    finally:
+        engine.close()
+    assert most == 1 if has_other else most > 1
 
 
 def test_what_another_engine_began_may_go_on_within_what_is_forced(
