@@ -16,11 +16,21 @@ import triton.language as tl
 from workers.layers.cuda.adapter_groups import TokenGroups
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 
-_BLOCK_TOKENS = 16
-_BLOCK_RANK = 16
-_BLOCK_INPUTS = 128
-_BLOCK_OUTPUTS = 64
-_NUM_SPLITS = 8
+
+@dataclass(frozen=True, slots=True)
+class AdapterTiles:
+    """What a program has at once, and how many share the inputs of a shrink (num_splits). Not
+    measured yet: benchmarks/h200/adapter_products.py does."""
+
+    tokens: int = 16
+    rank: int = 16
+    inputs: int = 128
+    outputs: int = 64
+    num_splits: int = 8
+    num_warps: int = 4
+
+
+USUAL_TILES = AdapterTiles()
 
 
 def _shrink(  # noqa: PLR0913
@@ -142,28 +152,30 @@ _expand_kernel = triton.jit(_expand)
 class AdapterMatrices:
     """Of one layer. a (num_slots + 1, parts * max_rank, num_inputs), b (num_slots + 1, num_outputs,
     max_rank): as SiteBank has them. ranks: int32 (num_slots + 1, parts). blocks: int32 (n, 3), of
-    the outputs: part, first, stop."""
+    the outputs: part, first, stop, as output_blocks has them for the same tiles."""
 
     a: torch.Tensor
     b: torch.Tensor
     ranks: torch.Tensor
     blocks: torch.Tensor
+    tiles: AdapterTiles = USUAL_TILES
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor, groups: TokenGroups) -> None:
         """out (n, num_outputs), contiguous, += what tokens' adapters make of x (n, num_inputs).
 
         x: its rows may lie apart.
         """
-        num_parts, num_tokens = self.ranks.shape[1], x.shape[0]
+        tiles, num_parts, num_tokens = self.tiles, self.ranks.shape[1], x.shape[0]
         columns, num_inputs = self.a.shape[1:]
         max_rank = columns // num_parts
         shrunk = torch.empty(
-            (_NUM_SPLITS, num_tokens, columns), dtype=torch.float32, device=x.device
+            (tiles.num_splits, num_tokens, columns), dtype=torch.float32, device=x.device
         )
         is_dependent = dependent_launch(x)
-        of_split = triton.cdiv(triton.cdiv(num_inputs, _NUM_SPLITS), _BLOCK_INPUTS) * _BLOCK_INPUTS
-        rank_blocks = num_parts * triton.cdiv(max_rank, _BLOCK_RANK)
-        _shrink_kernel[(groups.num_slots, rank_blocks, _NUM_SPLITS)](
+        of_split = triton.cdiv(num_inputs, tiles.num_splits)
+        of_split = triton.cdiv(of_split, tiles.inputs) * tiles.inputs
+        rank_blocks = num_parts * triton.cdiv(max_rank, tiles.rank)
+        _shrink_kernel[(groups.num_slots, rank_blocks, tiles.num_splits)](
             x,
             self.a,
             shrunk,
@@ -176,11 +188,11 @@ class AdapterMatrices:
             x.stride(0),
             NUM_PARTS=num_parts,
             MAX_RANK=max_rank,
-            BLOCK_TOKENS=_BLOCK_TOKENS,
-            BLOCK_RANK=_BLOCK_RANK,
-            BLOCK_INPUTS=_BLOCK_INPUTS,
+            BLOCK_TOKENS=tiles.tokens,
+            BLOCK_RANK=tiles.rank,
+            BLOCK_INPUTS=tiles.inputs,
             IS_DEPENDENT=is_dependent,
-            num_warps=4,
+            num_warps=tiles.num_warps,
             launch_pdl=is_dependent,
         )
         _expand_kernel[(groups.num_slots, self.blocks.shape[0])](
@@ -195,21 +207,23 @@ class AdapterMatrices:
             out.shape[1],
             NUM_PARTS=num_parts,
             MAX_RANK=max_rank,
-            NUM_SPLITS=_NUM_SPLITS,
-            BLOCK_TOKENS=_BLOCK_TOKENS,
-            BLOCK_RANK=_BLOCK_RANK,
-            BLOCK_OUTPUTS=_BLOCK_OUTPUTS,
+            NUM_SPLITS=tiles.num_splits,
+            BLOCK_TOKENS=tiles.tokens,
+            BLOCK_RANK=tiles.rank,
+            BLOCK_OUTPUTS=tiles.outputs,
             IS_DEPENDENT=is_dependent,
-            num_warps=4,
+            num_warps=tiles.num_warps,
             launch_pdl=is_dependent,
         )
 
 
-def output_blocks(parts: Sequence[slice], device: torch.device) -> torch.Tensor:
+def output_blocks(
+    parts: Sequence[slice], device: torch.device, tiles: AdapterTiles = USUAL_TILES
+) -> torch.Tensor:
     """AdapterMatrices.blocks. parts: of the outputs, each with a start and a stop."""
     blocks = [
         (part, first, rows.stop)
         for part, rows in enumerate(parts)
-        for first in range(rows.start, rows.stop, _BLOCK_OUTPUTS)
+        for first in range(rows.start, rows.stop, tiles.outputs)
     ]
     return torch.tensor(blocks, dtype=torch.int32, device=device)

@@ -1,0 +1,126 @@
+"""What adapters add to a decode step's products: microseconds a layer, by tiles, beside the floor.
+
+    python3 -m benchmarks.h200.adapter_products [--tokens 64] [--adapters 8] [--rank 32]
+
+Adapters of Llama-3.1-8B's shapes on all projections, tokens dealt out evenly. A line for each of
+the tiles that are worth trying, as they are first: microseconds of each projection's shrink and
+expand in a graph, and of a layer's together. floor: adapters' matrices read once. To be written
+into AdapterTiles where another line is the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from itertools import product
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from benchmarks.h200.attention_steps import graphed_seconds
+from workers.layers.cuda.adapter_groups import TokenGroups, group_tokens
+from workers.layers.cuda.adapter_products import (
+    USUAL_TILES,
+    AdapterMatrices,
+    AdapterTiles,
+    output_blocks,
+)
+
+CUDA = torch.device("cuda", 0)
+HIDDEN, WIDTH, KV = 4096, 14336, 1024
+PROJECTIONS = {
+    "qkv": (HIDDEN, (HIDDEN, KV, KV)),
+    "o": (HIDDEN, (HIDDEN,)),
+    "gate_up": (HIDDEN, (WIDTH, WIDTH)),
+    "down": (WIDTH, (HIDDEN,)),
+}
+"""(inputs, outputs of each part), on one rank."""
+REPEATS = 20
+NUM_COPIES = 32
+"""Of every matrix, by turns as layers have their own: they do not stay in the L2 cache."""
+BYTES_PER_S = 4.8e12
+"""Of an H200, as NVIDIA gives it."""
+
+
+def parts_of(outputs: tuple[int, ...]) -> list[slice]:
+    stops = [sum(outputs[: index + 1]) for index in range(len(outputs))]
+    return [slice(stop - size, stop) for stop, size in zip(stops, outputs, strict=True)]
+
+
+def matrices(
+    inputs: int, outputs: tuple[int, ...], num_adapters: int, rank: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """a, b and ranks as AdapterMatrices has them."""
+    num_slots = num_adapters + 1
+    a = torch.randn(num_slots, len(outputs) * rank, inputs, device=CUDA).bfloat16()
+    b = torch.randn(num_slots, sum(outputs), rank, device=CUDA).bfloat16()
+    ranks = torch.full((num_slots, len(outputs)), rank, dtype=torch.int32, device=CUDA)
+    return a, b, ranks
+
+
+class Case:
+    """One projection of all layers, with inputs and groups of tokens."""
+
+    def __init__(
+        self, inputs: int, outputs: tuple[int, ...], num_tokens: int, num_adapters: int, rank: int
+    ) -> None:
+        self._parts = parts_of(outputs)
+        self._matrices = [matrices(inputs, outputs, num_adapters, rank) for _ in range(NUM_COPIES)]
+        self._x = torch.randn(num_tokens, inputs, device=CUDA).bfloat16()
+        self._out = torch.zeros(num_tokens, sum(outputs), device=CUDA).bfloat16()
+        a, b, _ = self._matrices[0]
+        self.floor_s = (a[1:].numel() + b[1:].numel()) * 2 / BYTES_PER_S
+
+    def seconds(self, tiles: AdapterTiles, groups: TokenGroups) -> float:
+        """Of one layer. Raises OutOfResources where the tiles do not fit."""
+        blocks = output_blocks(self._parts, CUDA, tiles)
+        layers = [AdapterMatrices(*one, blocks, tiles) for one in self._matrices]
+
+        def run() -> None:
+            for layer in layers:
+                layer.add_to(self._out, self._x, groups)
+
+        return graphed_seconds(run, REPEATS) / NUM_COPIES
+
+
+def worth_trying() -> list[AdapterTiles]:
+    others = [
+        AdapterTiles(16, rank, inputs, outputs, num_splits, num_warps)
+        for rank, inputs, outputs, num_splits, num_warps in product(
+            (16, 32), (128, 256), (64, 128, 256), (4, 8, 16), (4, 8)
+        )
+    ]
+    return [USUAL_TILES, *(tiles for tiles in others if tiles != USUAL_TILES)]
+
+
+def measure(cases: dict[str, Case], groups: TokenGroups, tiles: AdapterTiles) -> str:
+    try:
+        seconds = {name: case.seconds(tiles, groups) for name, case in cases.items()}
+    except OutOfResources as error:
+        return f"{tiles}: {error}"
+    each = " ".join(f"{name} {value * 1e6:6.1f}" for name, value in seconds.items())
+    return f"{each} layer {sum(seconds.values()) * 1e6:6.1f}  {tiles}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=32)
+    arguments = parser.parse_args()
+    slots = torch.arange(arguments.tokens, device=CUDA)
+    adapter_of_slot = (1 + slots % arguments.adapters).to(torch.int32)
+    groups = group_tokens(adapter_of_slot, slots, arguments.adapters)
+    cases = {
+        name: Case(inputs, outputs, arguments.tokens, arguments.adapters, arguments.rank)
+        for name, (inputs, outputs) in PROJECTIONS.items()
+    }
+    print(f"{torch.cuda.get_device_name()}, {arguments}")
+    print(f"floor {sum(case.floor_s for case in cases.values()) * 1e6:.1f} us a layer")
+    for tiles in worth_trying():
+        fitting = replace(tiles, rank=min(tiles.rank, max(16, arguments.rank)))
+        print(measure(cases, groups, fitting), flush=True)
+
+
+if __name__ == "__main__":
+    main()
