@@ -7,6 +7,7 @@ and values go to the dummy page, or behind a row's own in its last page, where n
 before they are written anew. Knows no model and no scheduler; how a graph is captured is handed in.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.policies import draft_lengths
+
+logger = logging.getLogger(__name__)
 
 _SLOTS, _POSITIONS, _IS_ROW, _FIRST_PLACES = range(4)
 """Rows of the staged matrix; from the last on the cache index of each of a row's tokens."""
@@ -108,8 +111,14 @@ class DraftGraphs:
         )
         self._table = backend.req_to_token_pool.req_to_token
         self._missing = list(shapes)
+        self.num_shapes = len(shapes)
         self._graphs: dict[StepShape, Replay] = {}
         backend.init_cuda_graph_state(self._rows[-1])
+
+    @property
+    def num_captured(self) -> int:
+        """Of num_shapes; a capture that failed is not among them."""
+        return len(self._graphs)
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether a captured graph has all that the drafter does ahead of the target's pass."""
@@ -148,6 +157,8 @@ class DraftGraphs:
         self._static.staged[_SLOTS] = self._padding_slot
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
         self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape, batch))
+        if self.num_captured == self.num_shapes:
+            logger.info("all %d graphs of drafts are captured", self.num_shapes)
 
     def _passes(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
         """What a graph holds."""

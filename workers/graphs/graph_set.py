@@ -212,9 +212,13 @@ def build_verify_graphs(
 def build_draft_graphs(
     config: EngineConfig, drafter: ChainDrafter, padding_slot: int, capturer: CudaGraphCapturer
 ) -> DraftGraphs | None:
-    """None where drafts are made eagerly: the drafter, its backend or a flag do not allow it."""
+    """None where drafts are made eagerly, which the log says: the drafter, its backend or a flag do
+    not allow it."""
     backend, speculation = drafter.backend, config.speculation
-    if speculation is None or not config.enable_cuda_graphs:
+    if speculation is None:
+        return None
+    if not config.enable_cuda_graphs:
+        logger.info("drafts are made without CUDA graphs: enable_cuda_graphs is off")
         return None
     obstacle = drafter.capture_obstacle(backend.config.max_context_len)
     if not isinstance(backend, GraphAttentionBackend):

@@ -25,6 +25,7 @@ from workers.models.llama4_family import llama4_obstacle, llama4_spec
 from workers.models.llama_family import llama_family_spec, native_obstacle
 from workers.models.qwen3_next import Qwen3NextForCausalLM
 from workers.models.qwen3_next_family import qwen3_next_obstacle, qwen3_next_spec
+from workers.speculation.config import METHODS_READING_STATES
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ def choose_implementation(
     quantised.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
-    ConfigError when it can, but not on engine.tp_size ranks.
+    ConfigError when it can, but not on engine.tp_size ranks or with engine.speculation.
     """
     requested = engine.model_impl
     if requested != "transformers":
@@ -202,6 +203,7 @@ def choose_implementation(
         if obstacle is not None and architecture in NATIVE_ARCHITECTURES:
             logger.warning("%s; it runs through transformers", obstacle)
     _check_transformers(config, architecture)
+    _check_drafts(config, architecture, engine, device_type)
     if engine.ep_size > 1:
         raise ConfigError(f"{architecture} runs through transformers, without ep_size")
     if engine.tp_size > 1:
@@ -245,9 +247,13 @@ def _native_obstacle(
 
 
 def _is_left_to_transformers(architecture: str, engine: EngineConfig, device_type: str) -> bool:
-    """On one GPU, what nobody has measured natively runs as it did before, unless asked for."""
+    """On one GPU, what nobody has measured natively runs as it did before, unless asked for, or for
+    drafts that only a native class has states for."""
     is_measured = NATIVE_ARCHITECTURES[architecture].is_measured
     is_open = engine.model_impl == "auto" and engine.tp_size == 1
+    speculation = engine.speculation
+    if speculation is not None and speculation.method in METHODS_READING_STATES:
+        return False
     return is_open and device_type == "cuda" and not is_measured
 
 
@@ -271,6 +277,19 @@ def _check_transformers(config: PreTrainedConfig, architecture: str) -> None:
         served_class(config)
     except ModelLoadError as error:
         raise ModelLoadError(f"{architecture}: {error}. Supported: {supported_models()}") from error
+
+
+def _check_drafts(
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+) -> None:
+    """transformers' class has no room for the layer. Raises ConfigError."""
+    if engine.speculation is None or engine.speculation.method != "mtp":
+        return
+    reason = why_not_native(config, architecture, engine, device_type)
+    raise ConfigError(
+        f"speculative 'mtp': {architecture} runs through transformers, which does not read the "
+        f"layer for multi-token prediction ({reason}); run it natively or take another method"
+    )
 
 
 def _check_ranks(

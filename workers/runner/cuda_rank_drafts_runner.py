@@ -1,5 +1,8 @@
 """A CUDA rank that makes drafts by a model or a head beside its own."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -26,6 +29,8 @@ from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
 from workers.speculation.device_step import DrafterStep, RunRows
 from workers.speculation.draft_mailbox import NO_DRAFT_TOKEN, Passed
+
+logger = logging.getLogger(__name__)
 
 MAX_GRAPHED_TOKENS = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
 
@@ -110,14 +115,33 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
             self._mailbox.end(plan.step_id)
 
     def _capture_missing(self, plan: StepPlan) -> bool:
-        if self._draft_graphs is not None:
-            self._draft_graphs.capture_after(plan)
-        return super()._capture_missing(plan)
+        with self._failure_told():
+            if self._draft_graphs is not None:
+                self._draft_graphs.capture_after(plan)
+            return super()._capture_missing(plan)
 
     def _capture_next(self) -> bool:
-        if super()._capture_next():
-            return True
-        return self._draft_graphs is not None and self._draft_graphs.capture_next()
+        with self._failure_told():
+            if super()._capture_next():
+                return True
+            return self._draft_graphs is not None and self._draft_graphs.capture_next()
+
+    @contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        """After a capture that fails, of whatever graph, no other is tried (CaptureAttempts)."""
+        try:
+            yield
+        except RuntimeError as error:
+            graphs = self._draft_graphs
+            if graphs is not None and graphs.num_captured < graphs.num_shapes:
+                logger.warning(
+                    "%d of %d graphs of drafts are captured, other drafts are made pass by pass: "
+                    "%s",
+                    graphs.num_captured,
+                    graphs.num_shapes,
+                    error,
+                )
+            raise
 
     def close(self) -> None:
         super().close()

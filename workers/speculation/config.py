@@ -24,6 +24,9 @@ METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft", "eagle3", 
 METHODS_BESIDE: frozenset[Method] = METHODS_WITH_MODEL | {"mtp"}
 """What runs a model or a layer beside the served model's own."""
 
+METHODS_READING_STATES: frozenset[Method] = frozenset({"eagle3", "mtp"})
+"""What reads states of the served model, which only native classes hand over."""
+
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 
 

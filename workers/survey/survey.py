@@ -23,6 +23,7 @@ from workers.loading.quantization.read import weight_recipe
 from workers.models.features import ENCODER, ModelCapability, ModelFeature, native_capability
 from workers.models.registry import choose_implementation, why_not_native
 from workers.runner.kv_memory import resolve_kv_dtype
+from workers.speculation.config import METHODS_READING_STATES
 from workers.survey.drafts import draft_methods
 from workers.survey.fit import Fit, fit_on_gpu
 from workers.survey.formats import StoredFormat
@@ -99,8 +100,6 @@ def survey_model(
     subject = _subject_of(config)
     meta = _meta_model(subject, config)
     facts, capability = subject.facts, subject.capability
-    num_gpus = 0 if config.device == "cpu" else config.tp_size
-    drafts = draft_methods(capability, meta.geometry, meta.state_entries, num_gpus)
     return ModelSurvey(
         model=facts.name,
         architecture=facts.architecture,
@@ -115,7 +114,7 @@ def survey_model(
         max_context_len=facts.max_context_len,
         ranks=_possible_ranks(subject),
         features={one.value: capability.why_not.get(one, "") for one in ModelFeature},
-        drafts=drafts,
+        drafts=_drafts(subject, meta),
         memory=_memory(subject, meta, gpu_memory_gib, request_tokens),
     )
 
@@ -157,6 +156,27 @@ def _reason(subject: _Subject) -> str:
         return "encoders run in transformers' own classes"
     architecture = architecture_of(subject.hf_config)
     return why_not_native(subject.hf_config, architecture, subject.config, subject.config.device)
+
+
+def _drafts(subject: _Subject, meta: MetaModel) -> dict[str, str]:
+    """By method, of the code that would run the model with it."""
+    config, facts = subject.config, subject.facts
+    num_gpus = 0 if config.device == "cpu" else config.tp_size
+
+    def of(capability: ModelCapability, meta: MetaModel) -> dict[str, str]:
+        return draft_methods(capability, meta.geometry, meta.state_entries, num_gpus)
+
+    drafts = of(subject.capability, meta)
+    reading = replace(config, speculative="mtp", draft_tree=(), deterministic=False)
+    if (
+        subject.runs == "native"
+        or facts.is_encoder_only
+        or why_not_native(subject.hf_config, facts.architecture, reading, config.device)
+    ):
+        return drafts
+    native = native_on_meta(config, facts, subject.hf_config, subject.dtype, subject.recipe)
+    natively = of(native_capability(facts.architecture), native)
+    return drafts | {method: natively[method] for method in METHODS_READING_STATES}
 
 
 def _meta_model(subject: _Subject, config: EngineConfig) -> MetaModel:

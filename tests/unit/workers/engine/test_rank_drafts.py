@@ -1,10 +1,12 @@
 """Drafts that a rank's device makes: texts stay, and drafts are those that the host would make."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fakes.eagle_heads import HeadOracle, save_head
 from tests.fakes.rank_drafts import EagerRank, ReplayingRank
@@ -23,6 +25,8 @@ from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.errors import ConfigError
+from workers.graphs.capture_attempts import CaptureAttempts
+from workers.graphs.graph_set import build_draft_graphs
 from workers.runner.rank_drafts_runner import RankDraftsRunner, check_alone
 from workers.speculation.device_step import DrafterStep
 
@@ -180,6 +184,62 @@ def test_drafts_are_those_of_the_layer_behind_the_last(
     whole = save_target(tiny, tmp_path)
     config = config_of(model=str(tmp_path), speculative="mtp", **FEW_PAGES)
     check_drafts(Oracle(tmp_path, whole), rank_class(config))
+
+
+def test_a_capture_that_fails_is_told_of_drafts_and_they_go_on(
+    plain: list[GenerateResult], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second graph of drafts fails: no other is tried, of any kind."""
+    rank = ReplayingRank(config_of(**DRAFT, max_running_requests=6))
+    capture, tried = rank.drafts.capture, list[str]()
+
+    def fails_later(run: Any) -> Any:
+        tried.append("draft")
+        if len(tried) > 1:
+            raise torch.OutOfMemoryError("injected")
+        return capture(run)
+
+    rank.drafts.capture = fails_later
+    rank._captures, own = CaptureAttempts(True, lambda: None), rank._capture_missing
+    rank._capture_missing = lambda plan: rank._captures.attempt(lambda: own(plan))
+    engine = rank.engine()
+    try:
+        for _ in range(2):
+            assert_same(engine.generate(*mixed_requests()), plain)
+    finally:
+        engine.close()
+    assert len(tried) == 2
+    assert rank._draft_graphs.num_captured == 1
+    num_shapes = rank._draft_graphs.num_shapes
+    told = f"1 of {num_shapes} graphs of drafts are captured, other drafts are made pass by pass: "
+    assert caplog.text.count(f"{told}injected") == 1
+
+
+def test_it_is_told_that_all_graphs_of_drafts_are_captured(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank = ReplayingRank(config_of(**DRAFT, max_running_requests=4))
+    caplog.set_level(logging.INFO)
+    num_shapes = rank._draft_graphs.num_shapes
+    with torch.inference_mode():
+        assert [rank._capture_next() for _ in range(num_shapes + 30)][-1] is False
+    assert caplog.text.count(f"all {num_shapes} graphs of drafts are captured") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({}, "torch_native cannot be captured"), ({"enable_cuda_graphs": False}, "is off")],
+    ids=["backend", "flag"],
+)
+def test_drafts_without_graphs_say_why(
+    settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(**DRAFT, **settings)
+    caplog.set_level(logging.INFO)
+    drafter = EagerRank(config)._device_drafter
+    assert build_draft_graphs(config, drafter, 1, None) is None  # type: ignore[arg-type]
+    assert caplog.text.count("drafts are made without CUDA graphs: ") == 1
+    assert reason in caplog.text
 
 
 class TwoRanks:

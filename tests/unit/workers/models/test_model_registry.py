@@ -17,6 +17,8 @@ from tests.fakes.tiny_models import (
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import LoadedModel, load_model
+from workers.loading.model_folder import architecture_of, read_hf_config
+from workers.models.registry import choose_implementation
 from workers.parallel.group import SingleRank
 
 
@@ -46,6 +48,43 @@ def test_what_states_a_native_architecture_and_does_not_fit_it_goes_through_tran
     assert "not 'gelu'; model_impl='transformers' may run it; it runs through" in caplog.text
     with pytest.raises(ModelLoadError, match="natively: .* not 'gelu'; model_impl='transformers'"):
         load(folder, model_impl="native")
+
+
+@pytest.mark.parametrize(
+    ("settings", "implementation"),
+    [
+        ({}, "transformers"),
+        ({"speculative": "draft:builtin"}, "transformers"),
+        ({"speculative": "ngram"}, "transformers"),
+        ({"speculative": "mtp"}, "native"),
+        ({"speculative": "eagle3:head"}, "native"),
+        ({"speculative": "eagle3:head", "model_impl": "transformers"}, "transformers"),
+    ],
+    ids=["no_drafts", "draft", "ngram", "mtp", "eagle3", "asked_for"],
+)
+def test_on_one_gpu_drafts_that_read_a_mixtures_states_have_it_run_natively(
+    settings: dict[str, Any], implementation: str, tmp_path: Path
+) -> None:
+    config = EngineConfig(model=str(save_tiny_model(MIXTURES["glm4_moe"], tmp_path)), **settings)
+    hf_config = read_hf_config(tmp_path)
+    chosen = choose_implementation(hf_config, architecture_of(hf_config), config, "cuda")
+    assert chosen == implementation
+
+
+@pytest.mark.parametrize(
+    ("tiny", "settings", "reason"),
+    [
+        (MIXTURES["glm4_moe"], {"model_impl": "transformers"}, "model_impl='transformers' was"),
+        (THROUGH_TRANSFORMERS["olmo2"], {}, "has no native class"),
+    ],
+    ids=["asked_for", "not_native"],
+)
+def test_transformers_reads_no_layer_for_multi_token_prediction(
+    tiny: TinyModel, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = save_tiny_model(tiny, tmp_path)
+    with pytest.raises(ConfigError, match=rf"'mtp': .*ForCausalLM runs.*{reason}.*natively or"):
+        load(folder, speculative="mtp", **settings)
 
 
 def test_geometry_is_learnt_from_the_model(tmp_path: Path) -> None:
