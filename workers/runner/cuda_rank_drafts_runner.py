@@ -111,8 +111,8 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         drafts = graphs.run(step)
         if len(runs):
             self._mailbox.put(plan.step_id, runs.slots, drafts)
-            step.name(drafts)
             self._mailbox.end(plan.step_id)
+            step.name(drafts)
 
     def _capture_missing(self, plan: StepPlan) -> bool:
         with self._failure_told():

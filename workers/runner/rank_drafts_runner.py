@@ -124,8 +124,9 @@ class RankDraftsRunner(ModelRunner):
             if drafts is None:
                 drafts = self._device_drafter.propose(step)
                 self._mailbox.put(plan.step_id, runs.slots, drafts)
-            step.name(drafts)
+            # Before anything else that may find no memory: who waits for a step's drafts is told.
             self._mailbox.end(plan.step_id)
+            step.name(drafts)
         self._device_drafter.before(step)
 
     def _clear_tokens(self, cache_indices: IntArray) -> None:

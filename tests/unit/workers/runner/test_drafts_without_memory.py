@@ -1,0 +1,65 @@
+"""A step whose drafts find no memory, wherever: who waits for them goes on."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.scheduler.plan import DRAFT_TOKEN
+from workers.speculation.device_step import RunRows
+from workers.speculation.draft_mailbox import DraftMailbox, PassedAtOnce
+
+
+class Plan(msgspec.Struct):
+    """What drafts need of a StepPlan: one row with two drafts."""
+
+    step_id: int
+    input_ids: Any
+    num_new_tokens: Any
+    slots: Any
+    prefix_lens: Any
+
+
+def exhausted(*arguments: object) -> None:
+    raise torch.OutOfMemoryError("of this test")
+
+
+def runner_of(place: str, has_graphs: bool) -> tuple[Any, Plan]:
+    """A runner whose launch makes drafts only, and has no memory left at one place."""
+    row = ([5, DRAFT_TOKEN, DRAFT_TOKEN], [3], [0], [4])
+    plan = Plan(1, *(np.array(one, np.int32) for one in row))
+    runner: Any = object.__new__(CudaRankDraftsRunner)
+    runner._mailbox, runner._is_alone = DraftMailbox(PassedAtOnce), True
+    runner._device, runner._draft_graphs = torch.device("cpu"), None
+    drafts = torch.tensor([[7, 8]])
+    ways = {
+        "propose": lambda step: drafts,
+        "name": lambda made: None,
+        "before": lambda step: None,
+        place: exhausted,
+    }
+    runner._device_drafter = SimpleNamespace(propose=ways["propose"], before=ways["before"])
+    if has_graphs:
+        runner._draft_graphs = SimpleNamespace(covers=lambda plan: True, run=ways["propose"])
+    step = SimpleNamespace(plan=plan, runs=RunRows.of(plan), name=ways["name"])  # type: ignore[arg-type]
+    runner._begin_any = lambda plan: runner._make_drafts(step)
+    return runner, plan
+
+
+@pytest.mark.parametrize(
+    ("place", "has_graphs"),
+    [("propose", False), ("name", False), ("before", False), ("propose", True), ("name", True)],
+)
+def test_whoever_waits_for_drafts_goes_on(place: str, has_graphs: bool) -> None:
+    runner, plan = runner_of(place, has_graphs)
+    runner._mailbox.begin(plan.step_id)
+    runner._begin_within_memory(plan)
+    waiting = threading.Thread(target=runner._mailbox.named, args=(plan,), daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
