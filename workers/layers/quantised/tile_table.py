@@ -1,7 +1,8 @@
 """Which way a product with kept weights takes, by its form and number of rows.
 
 Tiles of the kernels for few rows, up to the most rows that each is for; beyond the last a form has
-its way of many rows. benchmarks/h200/quantised_products.py --sweep prints what is fastest.
+its way of many rows. Not measured yet: benchmarks/h200/quantised_products.py --sweep prints what is
+fastest.
 """
 
 from workers.layers.quantised.skinny_shape import SkinnyTiles
