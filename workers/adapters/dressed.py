@@ -5,47 +5,19 @@ any. Needs Triton.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from attention import ForwardBatch
 from attention.memory.slot_states import StateEntry
+from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
 from workers.adapters.bank import SiteBank
-from workers.layers.cuda.adapter_groups import TokenGroups, group_tokens
+from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
 from workers.layers.formats.layer import LinearLayer
 from workers.layers.gemm.matrix import PartialProducts
-from workers.layers.new_tensor import NewTensor
 from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.token_inputs import ModelOutput, TokenInputs
-
-
-@dataclass(slots=True)
-class _StepGroups:
-    """Of the pass that runs, or is being captured."""
-
-    groups: TokenGroups | None = field(default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedProducts:
-    """PartialProducts with what adapters add to their sum."""
-
-    products: PartialProducts
-    matrices: AdapterMatrices
-    step: _StepGroups
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._adapted(self.products(x), x)
-
-    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
-        return self._adapted(self.products.into(new, x), x)
-
-    def _adapted(self, parts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        assert self.step.groups is not None, "layers with adapters run within a dressed pass"
-        self.matrices.add_to(parts[0], x, self.step.groups)
-        return parts
 
 
 class DressedModel:
@@ -57,12 +29,14 @@ class DressedModel:
         model: FusedStreamCausalLM,
         banks: Sequence[SiteBank],
         adapter_of_slot: torch.Tensor,
+        add: AddAdapters = AddedBehind,
     ) -> None:
+        self._add = add
         self.state_entries: tuple[StateEntry, ...] = model.state_entries
         self._model = model
         self._num_slots = banks[0].a.shape[0] - 1
         self._adapter_of_slot = adapter_of_slot
-        self._step = _StepGroups()
+        self._step = StepGroups()
         matrices = {bank.site.layer: _matrices(bank) for bank in banks}
         model.expect_adapters(lambda layer, products: self._adapt(matrices, layer, products))
 
@@ -72,7 +46,7 @@ class DressedModel:
         layer: LinearLayer,
         products: PartialProducts,
     ) -> PartialProducts:
-        return AdaptedProducts(products, matrices[layer], self._step)
+        return self._add(products, matrices[layer], self._step)
 
     def __call__(self, tokens: TokenInputs, batch: ForwardBatch) -> ModelOutput:
         slots = batch.req_pool_indices
@@ -81,12 +55,12 @@ class DressedModel:
             slots = torch.repeat_interleave(
                 slots, batch.extend_seq_lens, output_size=batch.num_tokens
             )
-        self._step.groups = group_tokens(self._adapter_of_slot, slots, self._num_slots)
+        self._step.of_pass = group_tokens(self._adapter_of_slot, slots, self._num_slots)
         try:
             with self._model.adapted():
                 output: ModelOutput = self._model(tokens, batch)
         finally:
-            self._step.groups = None
+            self._step.of_pass = None
         return output
 
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Adapters on an NVIDIA GPU: kernels against plain torch, engines against merged models."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -62,8 +64,64 @@ def test_kernels_add_what_plain_torch_adds(num_tokens, rank) -> None:
             assert error <= 0.01 * expected.abs().max() + 1e-3
 
 
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_is_shrunk_beside_the_product_is_what_is_shrunk_behind_it(is_captured) -> None:
+    from workers.adapters.adapted_products import AddedBehind, ShrunkBeside, StepGroups
+    from workers.layers.cuda.adapter_groups import group_tokens
+    from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+    from workers.layers.gemm.matrix import PartialGemm
+
+    def multiply(x, weight, new):
+        out = new((1, x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+        torch.mm(x, weight.t(), out=out[0])
+        return out
+
+    torch.manual_seed(0)
+    num_tokens, size, rank = 64, 4096, 32
+    adapter_of_slot = torch.arange(num_tokens, device=CUDA, dtype=torch.int32) % 9
+    step = StepGroups(group_tokens(adapter_of_slot, torch.arange(num_tokens, device=CUDA), 8))
+    layers = []
+    for _ in range(6):
+        a = torch.randn(9, rank, size, device=CUDA).bfloat16() / 64
+        b = torch.randn(9, size, rank, device=CUDA).bfloat16() / 8
+        ranks = torch.full((9, 1), rank, dtype=torch.int32, device=CUDA)
+        matrices = AdapterMatrices(a, b, ranks, output_blocks([slice(0, size)], CUDA))
+        weight = torch.randn(size, size, device=CUDA).bfloat16() / 64
+        layers.append((PartialGemm(weight, {1 << 20: multiply}), matrices, step))
+    x = torch.randn(num_tokens, size, device=CUDA).bfloat16()
+
+    def run(ways):
+        hidden = x
+        for way in ways:
+            hidden = way(hidden)[0] * 0.5
+        return hidden
+
+    expected = run([AddedBehind(*layer) for layer in layers])
+    beside = [ShrunkBeside(*layer, torch.cuda.Stream(CUDA)) for layer in layers]
+    if is_captured:
+        run(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run(beside)
+        for _ in range(50):
+            graph.replay()
+            assert torch.equal(found, expected)
+    for _ in range(50):
+        assert torch.equal(run(beside), expected)
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
 @pytest.mark.parametrize("has_graphs", [False, True])
-def test_tokens_are_likeliest_of_merged_models(has_graphs, tmp_path) -> None:
+def test_tokens_are_likeliest_of_merged_models(
+    has_graphs, is_beside, tmp_path, monkeypatch
+) -> None:
+    from workers.adapters import device_stage
+    from workers.adapters.adapted_products import ShrunkBeside
+
+    if is_beside:
+        add = partial(ShrunkBeside, stream=torch.cuda.Stream(CUDA))
+        dressed = partial(device_stage.DressedModel, add=add)
+        monkeypatch.setattr(device_stage, "DressedModel", dressed)
     folder = save_tiny_model(MODEL, tmp_path / "model")
     base = eager_reference(folder).eval()
     adapters = [

@@ -165,16 +165,31 @@ class AdapterMatrices:
 
         x: its rows may lie apart.
         """
-        tiles, num_parts, num_tokens = self.tiles, self.ranks.shape[1], x.shape[0]
+        shrunk = self.new_shrunk(x)
+        self.shrink(shrunk, x, groups)
+        self.expand(out, shrunk, groups)
+
+    def new_shrunk(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 (num_splits, n, parts * max_rank), of which only what tokens' adapters have is
+        ever written or read."""
+        size = self.tiles.num_splits, x.shape[0], self.a.shape[1]
+        return torch.empty(size, dtype=torch.float32, device=x.device)
+
+    def shrink(
+        self,
+        shrunk: torch.Tensor,
+        x: torch.Tensor,
+        groups: TokenGroups,
+        follows_own_stream: bool = True,
+    ) -> None:
+        """follows_own_stream: whether all that it needs was launched on the stream that it is
+        launched on, so that it may start before that has ended."""
+        tiles, num_parts = self.tiles, self.ranks.shape[1]
         columns, num_inputs = self.a.shape[1:]
-        max_rank = columns // num_parts
-        shrunk = torch.empty(
-            (tiles.num_splits, num_tokens, columns), dtype=torch.float32, device=x.device
-        )
-        is_dependent = dependent_launch(x)
+        is_dependent = dependent_launch(x) and follows_own_stream
         of_split = triton.cdiv(num_inputs, tiles.num_splits)
         of_split = triton.cdiv(of_split, tiles.inputs) * tiles.inputs
-        rank_blocks = num_parts * triton.cdiv(max_rank, tiles.rank)
+        rank_blocks = num_parts * triton.cdiv(columns // num_parts, tiles.rank)
         _shrink_kernel[(groups.num_slots, rank_blocks, tiles.num_splits)](
             x,
             self.a,
@@ -182,12 +197,12 @@ class AdapterMatrices:
             groups.order,
             groups.counts,
             self.ranks,
-            num_tokens,
+            x.shape[0],
             num_inputs,
             of_split,
             x.stride(0),
             NUM_PARTS=num_parts,
-            MAX_RANK=max_rank,
+            MAX_RANK=columns // num_parts,
             BLOCK_TOKENS=tiles.tokens,
             BLOCK_RANK=tiles.rank,
             BLOCK_INPUTS=tiles.inputs,
@@ -195,6 +210,17 @@ class AdapterMatrices:
             num_warps=tiles.num_warps,
             launch_pdl=is_dependent,
         )
+
+    def expand(
+        self,
+        out: torch.Tensor,
+        shrunk: torch.Tensor,
+        groups: TokenGroups,
+        follows_own_stream: bool = True,
+    ) -> None:
+        """As shrink. Its successor may start early either way."""
+        tiles, num_parts = self.tiles, self.ranks.shape[1]
+        is_dependent = dependent_launch(out)
         _expand_kernel[(groups.num_slots, self.blocks.shape[0])](
             shrunk,
             self.b,
@@ -203,17 +229,17 @@ class AdapterMatrices:
             groups.order,
             groups.counts,
             self.ranks,
-            num_tokens,
+            shrunk.shape[1],
             out.shape[1],
             NUM_PARTS=num_parts,
-            MAX_RANK=max_rank,
+            MAX_RANK=shrunk.shape[2] // num_parts,
             NUM_SPLITS=tiles.num_splits,
             BLOCK_TOKENS=tiles.tokens,
             BLOCK_RANK=tiles.rank,
             BLOCK_OUTPUTS=tiles.outputs,
             IS_DEPENDENT=is_dependent,
             num_warps=tiles.num_warps,
-            launch_pdl=is_dependent,
+            launch_pdl=is_dependent and follows_own_stream,
         )
 
 
