@@ -55,7 +55,7 @@ def run_engine(
         status = process.wait()
     finally:
         timer.cancel()
-        _end_group(process)
+        end_group(process)
     if is_late.is_set():
         raise EngineFailedError(f"ended after {timeout_s:g} s, its limit")
     if status != 0:
@@ -71,7 +71,7 @@ def _row(line: str) -> Row | None:
     return row if isinstance(row, dict) and "engine" in row else None
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
+def end_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """Children that outlive the driver hold GPU memory: end them and wait until they are gone."""
     _kill_group(process.pid)
     process.wait()

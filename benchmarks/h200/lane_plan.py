@@ -1,0 +1,92 @@
+"""Lanes of GPUs and their jobs, as a plan in TOML has them (lanes.py says how). Starts nothing."""
+
+import shlex
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """needs: a file that is there when a job may start; None: at once."""
+
+    command: str
+    folder: str = "."
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneJob:
+    name: str
+    limit_s: float
+    command: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+    needs: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLane:
+    gpus: tuple[int, ...]
+    cores: frozenset[int]
+    jobs: tuple[LaneJob, ...]
+
+
+def job_of(line: str, kinds: Mapping[str, Kind], values: Mapping[str, str]) -> LaneJob:
+    """Raises ValueError where line is no job."""
+    try:
+        name, limit_s, kind_name, *arguments = shlex.split(line)
+        kind = kinds[kind_name]
+        arguments = [argument.format(**values) for argument in arguments]
+        named = {**values, "rest": shlex.join(arguments[_num_places(kind.command) :])}
+        return LaneJob(
+            name,
+            float(limit_s),
+            tuple(shlex.split(kind.command.format(*arguments, **named))),
+            Path(kind.folder.format(*arguments, **named)),
+            {key: one.format(*arguments, **named) for key, one in kind.environment.items()},
+            None if kind.needs is None else Path(kind.needs.format(*arguments, **named)),
+        )
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"{line!r} is no NAME LIMIT_S KIND ARGUMENT ...: {error!r}") from error
+
+
+def lanes_of(
+    plan: Mapping[str, Any], given: Mapping[str, str], cores: Iterable[int]
+) -> list[GpuLane]:
+    """given: values instead of the plan's. Raises ValueError where a part of the plan is wrong."""
+    unknown = set(plan) - {"values", "kinds", "lanes"}
+    if unknown:
+        raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")
+    values = {**plan.get("values", {}), **given}
+    try:
+        kinds = {name: Kind(**one) for name, one in plan["kinds"].items()}
+        lanes = [
+            (int(lane["gpus"]), tuple(job_of(line, kinds, values) for line in lane["jobs"]))
+            for lane in plan["lanes"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {error!r}") from error
+    names = [job.name for _, jobs in lanes for job in jobs]
+    if len(set(names)) < len(names):
+        raise ValueError("jobs of one name would write one log")
+    return _on_host(lanes, sorted(cores))
+
+
+def _on_host(lanes: Sequence[tuple[int, tuple[LaneJob, ...]]], cores: list[int]) -> list[GpuLane]:
+    """lanes: numbers of GPUs, and jobs."""
+    share, made, first = max(1, len(cores) // sum(size for size, _ in lanes)), [], 0
+    for size, jobs in lanes:
+        own = cores[first * share : (first + size) * share] or cores
+        made.append(GpuLane(tuple(range(first, first + size)), frozenset(own), jobs))
+        first += size
+    return made
+
+
+def _num_places(text: str) -> int:
+    """How many of the arguments text names by their numbers: all up to the last of these."""
+    names = [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    return max((int(name) + 1 for name in names if name.isdigit()), default=0)

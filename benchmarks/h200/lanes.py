@@ -1,0 +1,106 @@
+"""Any commands on the GPUs of one host at once: lanes of GPUs, each with its jobs in their order.
+
+    python3 -m benchmarks.h200.lanes PLAN.toml --out OUT [--set NAME=VALUE ...]
+
+A plan (see plans/) has [values], which --set replaces; [kinds.NAME], each a command and, where it
+takes one, the folder that it runs in, its environment and a file that it waits for; and [[lanes]],
+each a number of gpus and its jobs, "NAME LIMIT_S KIND ARGUMENT ...". A kind's texts name {values}
+and {0}, {1}, ... of the arguments, which may name values, too; {rest} is what is left of those.
+Lanes take GPUs in their order, and shares of the cores by their GPUs. OUT/NAME.log has what a job
+prints, OUT/jobs.txt a line a job that ended. One that fails or is late ends with all its processes,
+and its lane goes on. Exit status 1 if one did.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.h200.engine_process import end_group
+from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of
+
+WAIT_STEP_S = 0.2
+LATE = "late"
+
+
+class Runs:
+    """out: the folder of logs, made anew or added to."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+
+    def run_lane(self, lane: GpuLane) -> int:
+        """How many of its jobs failed."""
+        # Of this thread alone, and of the processes that it starts.
+        os.sched_setaffinity(0, lane.cores)
+        gpus = ",".join(str(gpu) for gpu in lane.gpus)
+        return sum(not self._run(job, gpus) for job in lane.jobs)
+
+    def _run(self, job: LaneJob, gpus: str) -> bool:
+        start_s = time.monotonic()
+        while job.needs is not None and not job.needs.exists():
+            if time.monotonic() > start_s + job.limit_s:
+                return self._note(job, f"{job.needs} is {LATE}", start_s)
+            time.sleep(WAIT_STEP_S)
+        start_s = time.monotonic()
+        status = self._status_of(job, gpus)
+        return self._note(job, status, start_s)
+
+    def _status_of(self, job: LaneJob, gpus: str) -> int | str:
+        """0 where all went well."""
+        environment = {**os.environ, **job.environment, "CUDA_VISIBLE_DEVICES": gpus}
+        with (self._out / f"{job.name}.log").open("wb") as log:
+            try:
+                process = subprocess.Popen(
+                    job.command,
+                    cwd=job.folder,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return repr(error)
+            try:
+                return process.wait(job.limit_s)
+            except subprocess.TimeoutExpired:
+                return LATE
+            finally:
+                end_group(process)
+
+    def _note(self, job: LaneJob, status: int | str, start_s: float) -> bool:
+        line = f"{time.strftime('%T')} {job.name} {status} {time.monotonic() - start_s:.0f} s"
+        with self._lock, (self._out / "jobs.txt").open("a") as jobs:
+            print(line, file=jobs)
+        print(line, flush=True)
+        return status == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args(arguments)
+    given = dict(entry.split("=", 1) for entry in options.set)
+    try:
+        plan = tomllib.loads(options.plan.read_text())
+        lanes = lanes_of(plan, given, os.sched_getaffinity(0))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    runs = Runs(options.out)
+    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+        return 1 if sum(pool.map(runs.run_lane, lanes)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
