@@ -3,7 +3,7 @@
 import shlex
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,21 @@ def lanes_of(
         ]
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error
-    names = [job.name for _, jobs in lanes for job in jobs]
+    return _on_host(lanes, sorted(cores))
+
+
+def one_behind_the_other(plans: Sequence[Sequence[GpuLane]]) -> list[GpuLane]:
+    """Lanes with the jobs of all plans. Raises ValueError where plans share GPUs out otherwise, or
+    jobs have one name."""
+    if len({tuple(lane.gpus for lane in lanes) for lanes in plans}) > 1:
+        raise ValueError("plans of one run share GPUs out alike")
+    names = [job.name for lanes in plans for lane in lanes for job in lane.jobs]
     if len(set(names)) < len(names):
         raise ValueError("jobs of one name would write one log")
-    return _on_host(lanes, sorted(cores))
+    return [
+        replace(lanes[0], jobs=tuple(job for lane in lanes for job in lane.jobs))
+        for lanes in zip(*plans, strict=True)
+    ]
 
 
 def _on_host(lanes: Sequence[tuple[int, tuple[LaneJob, ...]]], cores: list[int]) -> list[GpuLane]:

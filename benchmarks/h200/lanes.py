@@ -1,6 +1,6 @@
 """Any commands on the GPUs of one host at once: lanes of GPUs, each with its jobs in their order.
 
-    python3 -m benchmarks.h200.lanes PLAN.toml --out OUT [--set NAME=VALUE ...]
+    python3 -m benchmarks.h200.lanes PLAN.toml [PLAN.toml ...] --out OUT [--set NAME=VALUE ...]
 
 A plan (see plans/) has [values], which --set replaces; [kinds.NAME], each a command and, where it
 takes one, the folder that it runs in, its environment and a file that it waits for; and [[lanes]],
@@ -8,7 +8,8 @@ each a number of gpus and its jobs, "NAME LIMIT_S KIND ARGUMENT ...". A kind's t
 and {0}, {1}, ... of the arguments, which may name values, too; {rest} is what is left of those.
 Lanes take GPUs in their order, and shares of the cores by their GPUs. OUT/NAME.log has what a job
 prints, OUT/jobs.txt a line a job that ended. One that fails or is late ends with all its processes,
-and its lane goes on. Exit status 1 if one did.
+and its lane goes on, with the same lane's jobs of the next plan behind its own. Exit status 1 if
+one did.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.h200.engine_process import end_group
-from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of
+from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of, one_behind_the_other
 
 WAIT_STEP_S = 0.2
 LATE = "late"
@@ -86,14 +87,15 @@ class Runs:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("plans", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args(arguments)
     given = dict(entry.split("=", 1) for entry in options.set)
     try:
-        plan = tomllib.loads(options.plan.read_text())
-        lanes = lanes_of(plan, given, os.sched_getaffinity(0))
+        plans = [tomllib.loads(plan.read_text()) for plan in options.plans]
+        cores = os.sched_getaffinity(0)
+        lanes = one_behind_the_other([lanes_of(plan, given, cores) for plan in plans])
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.h200.lane_plan import Kind, job_of, lanes_of
+from benchmarks.h200.lane_plan import GpuLane, Kind, job_of, lanes_of, one_behind_the_other
 from benchmarks.h200.lanes import main
 from tests.unit.benchmarks.h200.test_compare import ROOT
 
@@ -131,13 +131,25 @@ def test_what_is_no_job_is_refused_by_its_line(line: str) -> None:
         ({"lane": []}, "a plan has no lane"),
         ({"kinds": {"say": {"order": "echo"}}}, "not a plan"),
         ({"lanes": [{"gpus": 1}]}, "not a plan"),
-        ({"lanes": [{"gpus": 1, "jobs": ["a 1 say", "a 1 say"]}]}, "one log"),
     ],
 )
 def test_what_is_no_plan_is_refused(changes, reason: str) -> None:
     plan = {"kinds": {"say": {"command": "echo"}}, "lanes": [], **changes}
     with pytest.raises(ValueError, match=reason):
         lanes_of(plan, {}, {0})
+
+
+def test_plans_of_one_run_go_on_lane_by_lane() -> None:
+    def lanes(*jobs: str, gpus: int = 1) -> list[GpuLane]:
+        kinds = {"say": {"command": "echo"}}
+        return lanes_of({"kinds": kinds, "lanes": [{"gpus": gpus, "jobs": jobs}]}, {}, {0})
+
+    (lane,) = one_behind_the_other([lanes("a 1 say"), lanes("b 1 say", "c 1 say")])
+    assert [job.name for job in lane.jobs] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="one log"):
+        one_behind_the_other([lanes("a 1 say"), lanes("a 1 say")])
+    with pytest.raises(ValueError, match="alike"):
+        one_behind_the_other([lanes("a 1 say"), lanes("b 1 say", gpus=2)])
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/h200/plans").glob("*.toml")), ids=str)
