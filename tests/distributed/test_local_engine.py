@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from tests.nightly.random_schemas import generated
 from tests.nightly.schema_outputs import Way, count_valid, taken
-from tests.unit.workers.engine.test_grammars import run
+from tests.unit.workers.engine.test_grammars import run_together
 from tests.unit.workers.engine.test_late_masks import make_late, requests
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -126,11 +126,11 @@ def test_ranks_propose_verify_and_mask_alike():
 
 def test_ranks_run_rows_again_alike_whose_masks_are_late():
     alone = Engine.from_config(config_for(1))
-    expected = [result.token_ids for result in run(alone, *requests())]
+    expected = [result.token_ids for result in run_together(alone, *requests())]
     alone.close()
     with engine_of_two(Starter(), threading.Event()) as engine:
         again = make_late(engine)
-        assert [result.token_ids for result in run(engine, *requests())] == expected
+        assert [result.token_ids for result in run_together(engine, *requests())] == expected
         assert again.request_ids
         way = Way(num_choices=2)
         assert count_valid(engine, taken([generated(0)]), way) == 2

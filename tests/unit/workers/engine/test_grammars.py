@@ -2,8 +2,9 @@
 
 import json
 import re
-import time
+import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -65,6 +66,23 @@ def run(engine: Engine, *requests: GenerateRequest) -> list[GenerateResult]:
     while collector.is_waiting or engine.has_work:
         collector.add(engine.step())
     return collector.results()
+
+
+def run_together(engine: Engine, *requests: GenerateRequest) -> list[GenerateResult]:
+    """All of them begin in one step, however long their grammars are compiled."""
+    collector = ResultCollector()
+    for request in requests:
+        engine.submit(request)
+        collector.expect(request.request_id)
+    wait_until_compiled(engine)
+    while collector.is_waiting or engine.has_work:
+        collector.add(engine.step())
+    return collector.results()
+
+
+def wait_until_compiled(engine: Engine) -> None:
+    """Whatever has been submitted begins with the next step."""
+    wait([future for _, future in engine._grammars._waiting.values()])
 
 
 def text_of(result: GenerateResult) -> str:
@@ -143,10 +161,10 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(shared: Engine
 def test_an_id_is_in_use_while_its_grammar_is_compiled(
     shared: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_ = GrammarCompiler.compile
+    compile_, may_compile = GrammarCompiler.compile, threading.Event()
 
     def slowly(*args: Any) -> Any:
-        time.sleep(0.2)
+        assert may_compile.wait(60)
         return compile_(*args)
 
     monkeypatch.setattr(GrammarCompiler, "compile", slowly)
@@ -158,6 +176,7 @@ def test_an_id_is_in_use_while_its_grammar_is_compiled(
     shared.abort("r0")
     (output,) = shared.step()
     assert output.finish_reason is FinishReason.ABORT
+    may_compile.set()
     while shared.has_work:
         assert shared.step() == []
 

@@ -11,7 +11,13 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.unit.workers.engine.test_forced_tokens import FORM, told
-from tests.unit.workers.engine.test_grammars import TOKENIZER, request_of, run
+from tests.unit.workers.engine.test_grammars import (
+    TOKENIZER,
+    request_of,
+    run,
+    run_together,
+    wait_until_compiled,
+)
 from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.mask_deadline import NEVER, MaskDeadline
@@ -65,7 +71,7 @@ def patient() -> list[GenerateResult]:
     engine = start()
     engine._patience.deadline = lambda plan: NEVER  # type: ignore[method-assign]
     try:
-        return run(engine, *requests())
+        return run_together(engine, *requests())
     finally:
         engine.close()
 
@@ -132,7 +138,7 @@ def test_texts_are_those_of_masks_in_time(
     engine = start(**settings)
     again = make_late(engine, nth)
     try:
-        results = run(engine, *requests())
+        results = run_together(engine, *requests())
         num_tokens = engine.stats().num_output_tokens
     finally:
         engine.close()
@@ -177,9 +183,10 @@ def test_a_row_without_a_grammar_goes_on_while_another_waits_for_its_mask() -> N
         told_of.update(one.request_id for one in outputs)
 
     try:
-        for request in (request_of(0, FORM, **COMMON), plain(1, max_tokens=200)):
+        for request in (request_of(0, FORM, **COMMON), plain(1, max_tokens=1000)):
             engine.submit(request)
             collector.expect(request.request_id)
+        wait_until_compiled(engine)
         step_until(lambda: told_of.keys() == {"r0", "r1"}, step)
         stuck = Stuck(engine)
         step_until(stuck.asked.is_set, step)
@@ -214,12 +221,11 @@ def test_a_row_with_a_grammar_goes_on_while_another_waits_for_its_mask() -> None
     def submit(request: GenerateRequest) -> None:
         engine.submit(request)
         collector.expect(request.request_id)
+        wait_until_compiled(engine)
 
-    # Compiled before, so that nobody waits for it.
-    run(engine, request_of(9, LETTERS, **COMMON))
     submit(request_of(0, FORM, **COMMON))
     # A row that has nobody beside it is waited for.
-    submit(plain(2, max_tokens=400))
+    submit(plain(2, max_tokens=1000))
     told_of: set[str] = set()
     step_until(
         lambda: told_of == {"r0", "r2"},
@@ -246,6 +252,7 @@ def test_what_was_sampled_is_told_before_the_next_masks_are_waited_for() -> None
     try:
         for request in (request_of(0, FORM, **COMMON), plain(1)):
             engine.submit(request)
+        wait_until_compiled(engine)
         step_until(
             lambda: told_of.keys() == {"r0", "r1"},
             lambda: told_of.update(one.request_id for one in engine.step()),
@@ -279,6 +286,7 @@ def test_a_request_that_is_aborted_while_its_mask_is_made_is_not_waited_for() ->
         for request in requests:
             engine.submit(request)
             collector.expect(request.request_id)
+        wait_until_compiled(engine)
         # Both have begun, so that the first one's next row may run again.
         seen: set[str] = set()
 

@@ -9,7 +9,7 @@ from tests.fakes.tiny_models import NATIVE, random_prompt, save_tiny_model
 from tests.fakes.tiny_state_models import save_state_model
 from tests.fakes.tiny_vision import image, prompt_of, save_vision_model
 from tests.unit.workers.engine.test_forced_tokens import told
-from tests.unit.workers.engine.test_grammars import run
+from tests.unit.workers.engine.test_grammars import run_together
 from tests.unit.workers.engine.test_late_masks import make_late
 from workers.config import EngineConfig
 from workers.constraints.desk import CompilingDesk
@@ -87,7 +87,7 @@ def in_time(folder, requests, **settings):
     engine = start(folder, **settings)
     engine._patience.deadline = lambda plan: NEVER
     try:
-        return told(run(engine, *requests))
+        return told(run_together(engine, *requests))
     finally:
         engine.close()
 
@@ -106,7 +106,7 @@ def test_texts_are_those_of_masks_in_time(make, settings, tmp_path) -> None:
     engine = start(folder, **settings)
     again = make_late(engine)
     try:
-        assert told(run(engine, *requests)) == expected
+        assert told(run_together(engine, *requests)) == expected
         assert set(again.request_ids) == {"r0", "r2"}
     finally:
         engine.close()
@@ -118,7 +118,7 @@ def test_a_row_whose_state_has_taken_its_token_in_is_waited_for(tmp_path) -> Non
     engine = start(folder)
     again = make_late(engine)
     try:
-        assert told(run(engine, *requests)) == expected
+        assert told(run_together(engine, *requests)) == expected
         assert not again.request_ids
     finally:
         engine.close()
