@@ -101,8 +101,8 @@ class ReplayingRank(CudaRankDraftsRunner):
         return ThreadStepExecutor(self.run, self._masks)
 
     def run(self, plan: StepPlan) -> StepOutcome:
-        self._mailbox.begin(plan.step_id)
-        result = self._launch_within_memory(plan, self._launch_any).read()
+        with self._mailbox.launching(plan.step_id):
+            result = self._launch_within_memory(plan, self._launch_any).read()
         self._capture_missing(plan)
         return StepOutcome(result, 0.0, 0.0, ())
 

@@ -88,8 +88,8 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         return super()._segment_graphs(config, capturer)
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        self._mailbox.begin(plan.step_id)
-        return super().launch(plan)
+        with self._mailbox.launching(plan.step_id):
+            return super().launch(plan)
 
     def _begin_within_memory(self, plan: StepPlan) -> LaunchSamples:
         """Masks are made behind drafts: where there was no memory to make these, any tokens stand

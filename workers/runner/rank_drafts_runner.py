@@ -85,8 +85,8 @@ class RankDraftsRunner(ModelRunner):
         )
 
     def run(self, plan: StepPlan) -> StepOutcome:
-        self._mailbox.begin(plan.step_id)
-        return super().run(plan)
+        with self._mailbox.launching(plan.step_id):
+            return super().run(plan)
 
     def try_largest_step(self, config: EngineConfig) -> None:
         super().try_largest_step(config)

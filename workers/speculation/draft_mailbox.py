@@ -4,7 +4,8 @@ From the thread that runs steps to the one that plans them. Knows no proposer an
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from workers.errors import EngineFailedError
 from workers.sampling.transfer import start_download
 from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
 
@@ -52,8 +54,11 @@ class MadeDrafts:
 
 @dataclass(slots=True)
 class _Step:
+    """failure: that there will be no more drafts for."""
+
     made: list[MadeDrafts] = field(default_factory=list)
     is_whole: bool = False
+    failure: BaseException | None = None
 
 
 class DraftMailbox:
@@ -64,12 +69,22 @@ class DraftMailbox:
         self._changed = threading.Condition()
         self._steps: dict[int, _Step] = {}
 
-    def begin(self, step_id: int) -> None:
-        """A step is launched, for the first time."""
+    @contextmanager
+    def launching(self, step_id: int) -> Iterator[None]:
+        """A step is launched within, for the first time. What it raises before its drafts are
+        whole is told to who waits for them."""
+        step = _Step()
         with self._changed:
-            self._steps[step_id] = _Step()
+            self._steps[step_id] = step
             for old in list(self._steps)[:-_NUM_KEPT_STEPS]:
                 del self._steps[old]
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                step.failure = error
+                self._changed.notify_all()
+            raise
 
     def put(self, step_id: int, slots: IntArray, token_ids: torch.Tensor) -> None:
         """Of some rows of the step; their copy is on its way behind what the device has to do."""
@@ -96,13 +111,19 @@ class DraftMailbox:
         return None
 
     def named(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in place of DRAFT_TOKEN. Waits for the device to have made them."""
+        """The plan with tokens in place of DRAFT_TOKEN. Waits for the device to have made them.
+        Raises EngineFailedError where the step's launch has failed before."""
         is_draft = plan.input_ids == DRAFT_TOKEN
         if not is_draft.any():
             return plan
         with self._changed:
-            self._changed.wait_for(lambda: self._is_whole(plan.step_id))
-            made = list(self._steps[plan.step_id].made)
+            self._changed.wait_for(lambda: self._is_settled(plan.step_id))
+            step = self._steps[plan.step_id]
+            made = list(step.made)
+        if not step.is_whole:
+            raise EngineFailedError(
+                f"step {plan.step_id} has failed before its drafts were made"
+            ) from step.failure
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         row_of = {slot: row for row, slot in enumerate(plan.slots.tolist())}
         input_ids = plan.input_ids.copy()
@@ -116,6 +137,7 @@ class DraftMailbox:
                 input_ids[drafts] = own[: plan.num_new_tokens[row] - 1]
         return msgspec.structs.replace(plan, input_ids=input_ids)
 
-    def _is_whole(self, step_id: int) -> bool:
+    def _is_settled(self, step_id: int) -> bool:
         """Of a step that may not have begun."""
-        return step_id in self._steps and self._steps[step_id].is_whole
+        step = self._steps.get(step_id)
+        return step is not None and (step.is_whole or step.failure is not None)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from tests.unit.workers.engine.test_drafts_under_grammars import (
     results_under_grammars,
 )
 from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS, MOST_DRAFTS, Asked
+from tests.unit.workers.engine.test_grammars import PERSON, request_of, run_together
 from tests.unit.workers.engine.test_mtp import Oracle, save_target
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
 from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
-from workers.errors import ConfigError
+from workers.errors import ConfigError, EngineFailedError
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.graph_set import build_draft_graphs
 from workers.runner.rank_drafts_runner import RankDraftsRunner, check_alone
@@ -107,6 +109,30 @@ def test_masks_are_made_behind_drafts_that_the_rank_made() -> None:
         plain.close()
     check_grammars(results)
     assert counted.num_allowed > 5
+
+
+class BrokenError(Exception):
+    """What nobody foresees."""
+
+
+def test_a_step_that_fails_before_its_drafts_are_made_ends_who_waits_for_them() -> None:
+    """Masks wait for drafts, which the thread of steps makes."""
+    rank = EagerRank(config_of(**DRAFT))
+
+    def broken(step: DrafterStep) -> torch.Tensor:
+        raise BrokenError
+
+    rank._device_drafter.propose = broken
+    engine = rank.engine()
+    pool = ThreadPoolExecutor(1)
+    try:
+        running = pool.submit(run_together, engine, request_of(0, PERSON))
+        failure = running.exception(timeout=60)
+    finally:
+        pool.shutdown(wait=False)
+    engine.close()
+    assert isinstance(failure, EngineFailedError)
+    assert isinstance(failure.__cause__, BrokenError)
 
 
 class Recorded:

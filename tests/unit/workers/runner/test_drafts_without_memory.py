@@ -1,6 +1,8 @@
-"""A step whose drafts find no memory, wherever: who waits for them goes on."""
+"""A step whose drafts find no memory, wherever: who waits for them goes on; of any other failure
+they are told."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from workers.errors import EngineFailedError
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.scheduler.plan import DRAFT_TOKEN
 from workers.speculation.device_step import RunRows
@@ -57,9 +60,49 @@ def runner_of(place: str, has_graphs: bool) -> tuple[Any, Plan]:
 )
 def test_whoever_waits_for_drafts_goes_on(place: str, has_graphs: bool) -> None:
     runner, plan = runner_of(place, has_graphs)
-    runner._mailbox.begin(plan.step_id)
-    runner._begin_within_memory(plan)
+    with runner._mailbox.launching(plan.step_id):
+        runner._begin_within_memory(plan)
     waiting = threading.Thread(target=runner._mailbox.named, args=(plan,), daemon=True)
     waiting.start()
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+class BrokenError(Exception):
+    """What a launch raises that no memory is to blame for."""
+
+
+def launch_that_breaks(runner: Any, plan: Plan, is_whole: bool) -> None:
+    def launch() -> None:
+        with runner._mailbox.launching(plan.step_id):
+            if is_whole:
+                runner._begin_within_memory(plan)
+            raise BrokenError
+
+    with pytest.raises(BrokenError):
+        launch()
+
+
+@pytest.mark.parametrize("waits_before", [True, False])
+def test_whoever_waits_for_drafts_is_told_of_any_failure(waits_before: bool) -> None:
+    runner, plan = runner_of("nowhere", has_graphs=False)
+    pool = ThreadPoolExecutor(1)
+    try:
+        if waits_before:
+            waiting = pool.submit(runner._mailbox.named, plan)
+            launch_that_breaks(runner, plan, is_whole=False)
+        else:
+            launch_that_breaks(runner, plan, is_whole=False)
+            waiting = pool.submit(runner._mailbox.named, plan)
+        failure = waiting.exception(timeout=60)
+        assert isinstance(failure, EngineFailedError)
+        assert isinstance(failure.__cause__, BrokenError)
+        assert "step 1 has failed" in str(failure)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def test_drafts_that_are_there_are_told_though_their_step_fails() -> None:
+    runner, plan = runner_of("nowhere", has_graphs=False)
+    launch_that_breaks(runner, plan, is_whole=True)
+    assert runner._mailbox.named(plan).input_ids.tolist() == [5, 7, 8]
