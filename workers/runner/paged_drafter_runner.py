@@ -1,8 +1,10 @@
 """A rank whose drafts come from a model or a head beside its own."""
 
+import msgspec
 import torch
 
 from workers.config import EngineConfig
+from workers.kv_cache.radix_node import EMPTY
 from workers.loading.loader import LoadedModel
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput
@@ -53,7 +55,12 @@ class PagedDrafterRunner(SpeculativeModelRunner):
         return output
 
     def name(self, plan: StepPlan) -> NamedStep:
+        """Memory changes first: a page that a running row gave up, as another has the same tokens,
+        may be where its drafts are written."""
+        self._inputs.apply_memory_writes(plan)
         if len(plan.cleared):
             # Before who takes these places over writes there.
             self._placed.clear_tokens(torch.from_numpy(plan.cleared.astype("int64")))
-        return super().name(plan)
+        return super().name(
+            msgspec.structs.replace(plan, cleared=EMPTY, bounded_cleared=(), table_writes=())
+        )
