@@ -58,11 +58,12 @@ class EngineConfig:
     tokens up in the request's own text, "suffix" in recent outputs of others of its salt, too, and
     proposes as much as it found alike; "draft:MODEL" is a smaller model of the same vocabulary,
     given as model is, "eagle3:FOLDER" a head that reads the model's states, "mtp" the layer for
-    that behind its checkpoint's last one; they share what there is of KV memory (on CPU only).
+    that behind its checkpoint's last one, "dflash:FOLDER" a model that makes a block of drafts of
+    these states in one pass (on CPU only); they share what there is of KV memory.
     max_draft_tokens: of a request and step; draft_policy: who chooses how many of them a step has.
-    draft_tree: of all but "ngram", how many of the likeliest drafts a step verifies one, two, ...
-    tokens ahead, [4, 4, 2] for 10 together, whatever max_draft_tokens is; empty: one behind the
-    other. On CPU only.
+    draft_tree: of all but "ngram" and "dflash", how many of the likeliest drafts a step verifies
+    one, two, ... tokens ahead, [4, 4, 2] for 10 together, whatever max_draft_tokens is; empty: one
+    behind the other. On CPU only.
     deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
     its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
     these, on CPU token by token. What cannot is refused at the start, with the reason.

@@ -54,7 +54,8 @@ KVCache = Annotated[
 Drafts = Annotated[
     str | None,
     typer.Option(
-        "--speculative", help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER, mtp."
+        "--speculative",
+        help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER, mtp, dflash:FOLDER.",
     ),
 ]
 Deterministic = Annotated[

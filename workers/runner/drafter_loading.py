@@ -5,11 +5,13 @@ from pathlib import Path
 from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.layers.sharding import ShardContext
+from workers.loading.dflash import load_dflash
 from workers.loading.eagle_head import load_head
 from workers.loading.loader import LoadedModel
 from workers.loading.mtp_head import load_mtp_head
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
+from workers.runner.block_drafter import PagedBlockDrafter
 from workers.runner.draft_model import DraftModel, check_pages
 from workers.runner.head_drafter import HeadDrafter
 from workers.runner.paged_drafter import PagedDrafter
@@ -19,16 +21,19 @@ def load_drafter(
     config: EngineConfig, target: LoadedModel, tp: TPGroup, on_progress: OnProgress
 ) -> PagedDrafter:
     """Of config.speculation. Raises ConfigError where it does not fit its target, beside what
-    load_model, load_head and load_mtp_head raise."""
+    load_model, load_head, load_mtp_head and load_dflash raise."""
     speculation = config.speculation
     if speculation is None:
         raise ConfigError("a runner of a drafter beside the model needs to know which one")
     if speculation.method == "draft":
         return DraftModel(config, str(speculation.model), target, tp, on_progress)
-    check_pages(target, "have a head that drafts")
+    check_pages(target, "hand over states to what drafts")
     shard = ShardContext(tp, target.dtype, target.device)
     if speculation.method == "mtp":
         return HeadDrafter(config, load_mtp_head(config, target, shard), tp)
     seed = config.dummy_weights_seed if config.load_format == "dummy" else None
-    loaded = load_head(Path(str(speculation.model)).expanduser(), target, shard, seed)
-    return HeadDrafter(config, loaded, tp)
+    folder = Path(str(speculation.model)).expanduser()
+    if speculation.method == "dflash":
+        most = speculation.max_draft_tokens
+        return PagedBlockDrafter(config, load_dflash(folder, target, shard, most, seed))
+    return HeadDrafter(config, load_head(folder, target, shard, seed), tp)

@@ -12,7 +12,7 @@ from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.token_by_token_runner import TokenByTokenRunner
-from workers.speculation.config import METHODS_BESIDE
+from workers.speculation.config import METHODS_BESIDE, METHODS_ON_CPU_ONLY
 
 
 def make_model_runner(
@@ -26,6 +26,10 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
     speculation = config.speculation
     has_drafter = speculation is not None and speculation.method in METHODS_BESIDE
     if device.type == "cuda":
+        if speculation is not None and speculation.method in METHODS_ON_CPU_ONLY:
+            raise ConfigError(
+                f"speculative={config.speculative!r}: {speculation.method} runs on CPU only so far"
+            )
         if speculation is not None and speculation.tree:
             raise ConfigError(
                 f"draft_tree={list(speculation.tree)}: trees of drafts run on CPU only so far; "

@@ -9,14 +9,14 @@ from typing import Literal, Self, get_args
 
 from workers.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "draft", "eagle3", "mtp"]
+Method = Literal["ngram", "suffix", "draft", "eagle3", "mtp", "dflash"]
 DraftPolicyName = Literal["adaptive", "fixed"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
-METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft", "eagle3"})
+METHODS_WITH_MODEL: frozenset[Method] = frozenset({"draft", "eagle3", "dflash"})
 """What needs a MODEL behind a colon, as EngineConfig.model is given, or for eagle3 the folder of a
-head; others take none."""
+head, for dflash that of a block drafter; others take none."""
 
 METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft", "eagle3", "mtp"})
 """Who may propose several drafts for one place."""
@@ -24,8 +24,10 @@ METHODS_WITH_TREES: frozenset[Method] = frozenset({"suffix", "draft", "eagle3", 
 METHODS_BESIDE: frozenset[Method] = METHODS_WITH_MODEL | {"mtp"}
 """What runs a model or a layer beside the served model's own."""
 
-METHODS_READING_STATES: frozenset[Method] = frozenset({"eagle3", "mtp"})
+METHODS_READING_STATES: frozenset[Method] = frozenset({"eagle3", "mtp", "dflash"})
 """What reads states of the served model, which only native classes hand over."""
+
+METHODS_ON_CPU_ONLY: frozenset[Method] = frozenset({"dflash"})
 
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 

@@ -35,12 +35,12 @@ class DraftPasses:
         num_new: IntArray,
         input_ids: torch.Tensor,
         parents: Sequence[IntArray] = (),
+        visibility: Visibility = CAUSAL,
     ) -> ForwardBatch:
         """Of rows that bring num_new tokens behind prefix_lens ones, int32 (n,); input_ids: int64
-        (num tokens,). parents: of rows that are trees, as in Tree.of_parents. The backend is ready
-        for it."""
+        (num tokens,). parents: of rows that are trees, as in Tree.of_parents. visibility: of
+        other rows. The backend is ready for it."""
         places = positions = torch.from_numpy(ranges(prefix_lens, num_new))
-        visibility: Visibility = CAUSAL
         if parents:
             visibility = Tree.of_parents(parents, places.device)
             depths = np.concatenate([depths_of(own) for own in parents])

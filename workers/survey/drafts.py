@@ -6,7 +6,7 @@ from attention.memory.slot_states import StateEntry
 from workers.loading.mtp_head import LAYERS
 from workers.models.base import AttentionGeometry
 from workers.models.features import BRIDGED, ModelCapability, ModelFeature
-from workers.speculation.config import METHODS
+from workers.speculation.config import METHODS, METHODS_ON_CPU_ONLY, Method
 
 
 def draft_methods(
@@ -17,12 +17,21 @@ def draft_methods(
 ) -> dict[str, str]:
     """Method -> why not, "" where it takes it. num_gpus: 0 for a CPU."""
     general = _general_obstacle(capability, geometry, state_entries)
-    beside = "draft models and heads run on one GPU only so far" if num_gpus > 1 else ""
     return {
         method: general
-        or (beside or _OBSTACLES[method](capability, geometry) if method in _OBSTACLES else "")
+        or (
+            _device_obstacle(method, num_gpus) or _OBSTACLES[method](capability, geometry)
+            if method in _OBSTACLES
+            else ""
+        )
         for method in METHODS
     }
+
+
+def _device_obstacle(method: Method, num_gpus: int) -> str:
+    if num_gpus and method in METHODS_ON_CPU_ONLY:
+        return "drafters of blocks run on CPU only so far"
+    return "draft models and heads run on one GPU only so far" if num_gpus > 1 else ""
 
 
 def _general_obstacle(
@@ -63,4 +72,5 @@ _OBSTACLES: dict[str, Callable[[ModelCapability, AttentionGeometry | None], str]
     "draft": _draft_model_obstacle,
     "eagle3": _head_obstacle,
     "mtp": _mtp_obstacle,
+    "dflash": _head_obstacle,
 }

@@ -80,6 +80,17 @@ def recorded_run(
 ) -> tuple[list[Asked], EngineStats]:
     """The prompts twice, so that the second time finds them in the cache."""
     runner = made(target, head, **settings)
+    return recorded_run_of(runner, target, head, prompts, **settings)
+
+
+def recorded_run_of(
+    runner: PagedDrafterRunner,
+    target: Path,
+    head: Path,
+    prompts: Sequence[Sequence[int]],
+    **settings: Any,
+) -> tuple[list[Asked], EngineStats]:
+    """The same of a runner that was made alike."""
     recorded = Recorded(runner)
     config = EngineConfig(
         model=str(target),

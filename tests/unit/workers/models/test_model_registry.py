@@ -58,9 +58,10 @@ def test_what_states_a_native_architecture_and_does_not_fit_it_goes_through_tran
         ({"speculative": "ngram"}, "transformers"),
         ({"speculative": "mtp"}, "native"),
         ({"speculative": "eagle3:head"}, "native"),
+        ({"speculative": "dflash:drafter"}, "native"),
         ({"speculative": "eagle3:head", "model_impl": "transformers"}, "transformers"),
     ],
-    ids=["no_drafts", "draft", "ngram", "mtp", "eagle3", "asked_for"],
+    ids=["no_drafts", "draft", "ngram", "mtp", "eagle3", "dflash", "asked_for"],
 )
 def test_on_one_gpu_drafts_that_read_a_mixtures_states_have_it_run_natively(
     settings: dict[str, Any], implementation: str, tmp_path: Path

@@ -69,7 +69,11 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     assert on_gpu.ranks == {1: (1,), **{n: on_cpu.ranks[n] for n in on_cpu.ranks if n > 1}}
     assert on_cpu.ranks[4] == (1, 2, 4)
     assert [method for method, why_not in on_cpu.drafts.items() if why_not] == ["mtp"]
-    assert on_gpu.drafts == on_cpu.drafts  # by a start that has it run natively for these
+    # By a start that has it run natively for these.
+    assert on_gpu.drafts == {
+        **on_cpu.drafts,
+        "dflash": "drafters of blocks run on CPU only so far",
+    }
     as_asked = survey(folder, device="cuda", model_impl="transformers").drafts
     assert "hands over no states" in as_asked["eagle3"]
     halved = survey(folder, 1.0, device="cuda", dtype="bfloat16", tp_size=2, ep_size=2)
