@@ -40,6 +40,9 @@ def check_skinny(kept, num_tokens, num_splits):
     shape = SkinnyShape(32, 16, min(128, kept.in_features // num_splits), num_splits, 1, 4)
     out = fp8_skinny(x, kept.values, kept.scales, shape)
     assert out.shape == (num_splits, num_tokens, kept.out_features)
+    # Parts of sums are rounded once, where they are added; whole ones where they are made.
+    rounded = fp8_skinny(x.bfloat16(), kept.values, kept.scales, shape)
+    assert rounded.dtype == (torch.bfloat16 if num_splits == 1 else torch.float32)
     check_close(out.double().sum(0), x.double() @ kept.dequantised().double().t(), 1e-5)
 
 

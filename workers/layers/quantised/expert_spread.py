@@ -56,7 +56,8 @@ def _fp8_spread(
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """The same, of whole blocks: BLOCK_ROWS divides one."""
+    """The same, of whole blocks: BLOCK_ROWS divides one. Of no table's choice: it is what the sweep
+    of benchmarks/h200/quantised_experts.py measures FP8's other ways against on a new GPU."""
     begin_dependent(IS_DEPENDENT)
     turn, first = tl.program_id(0), tl.program_id(1) * BLOCK_ROWS
     row = tl.program_id(2).to(tl.int64) * num_rows + first + tl.arange(0, BLOCK_ROWS)
