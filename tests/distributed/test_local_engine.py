@@ -1,5 +1,6 @@
 """An engine whose further ranks are child processes: the text of one rank, and no child left."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ import pytest
 import torch.distributed as dist
 from llguidance import LLMatcher
 
+from tests.fakes.dflash_drafters import save_drafter
 from tests.nightly.random_schemas import generated
 from tests.nightly.schema_outputs import Way, count_valid, taken
 from tests.unit.workers.engine.test_grammars import run_together
 from tests.unit.workers.engine.test_late_masks import make_late, requests
+from workers.builtin import builtin_model_path
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import FinishReason, GenerateRequest
@@ -111,13 +114,18 @@ def answer_of(engine: Engine) -> list[int]:
     return result.token_ids
 
 
-def test_ranks_propose_verify_and_mask_alike():
+def test_ranks_propose_verify_and_mask_alike(tmp_path: Path):
     params = SamplingParams(temperature=0.5, seed=3, max_tokens=24, ignore_eos=True)
     alone = Engine.from_config(config_for(1))
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
     answer = answer_of(alone)
     alone.close()
-    for method, tree in (("suffix", ()), ("draft:builtin-draft", (3, 3, 2))):
+    blocks = save_drafter(tmp_path, json.loads((builtin_model_path() / "config.json").read_text()))
+    for method, tree in (
+        ("suffix", ()),
+        ("draft:builtin-draft", (3, 3, 2)),
+        (f"dflash:{blocks}", ()),
+    ):
         with engine_of_two(Starter(), threading.Event(), method, tree) as engine:
             assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
             assert engine.stats().num_draft_tokens > 0
