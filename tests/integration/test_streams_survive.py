@@ -183,7 +183,7 @@ def test_every_stream_is_the_one_that_an_undisturbed_service_gives(service):
         print(name, {index: len(ids) for index, ids in answer.token_ids.items()})
         answer.check(expected[name])
     # The stop string's stream may be short; most others were at the replica that died, or not.
-    wait_until(lambda: (service.metric("tessera_stream_pause_seconds_count") or 0) > 3, 10)
+    wait_until(lambda: (service.metric("tessera_stream_pause_seconds_count") or 0) > 3, 60)
     wait_until(lambda: service.metric("tessera_connected_replicas") == 2, 90)
     wait_until(lambda: service.metric("tessera_kv_pages_used") == 0)
 

@@ -11,9 +11,12 @@ from tests.fakes.asgi_client import AsgiClient
 
 pytestmark = pytest.mark.asyncio
 
+# For what comes at once unless the machine is busy with others.
+PATIENCE_S = 60.0
+
 
 async def _until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -32,7 +35,7 @@ async def test_leaving_aborts_every_choice(app, bench, stream, n, num_tokens):
     await _until(lambda: len(bench.backend.streams) == n)
     await asyncio.sleep(0.02)
     client.left.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert all(s.is_aborted for s in bench.backend.streams)
     assert [reason for reason, _ in bench.metrics.named("finished")] == ["abort"] * n
 
@@ -46,7 +49,7 @@ async def test_a_client_that_stops_reading_still_aborts_when_it_leaves(app, benc
     await _until(lambda: bench.backend.streams)
     await asyncio.sleep(0.02)
     client.left.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert bench.backend.num_live == 0
 
 
@@ -80,7 +83,7 @@ async def test_a_stream_starts_even_if_its_first_token_takes_long(app, bench):
     assert client.messages[0]["status"] == 200
     for _ in range(100):
         bench.backend.gate.release()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     payload = b"".join(message.get("body", b"") for message in client.messages)
     assert payload.endswith(b"data: [DONE]\n\n")
     assert bench.metrics.named("finished")[0][0] == "stop"
@@ -103,7 +106,7 @@ async def test_leaving_while_no_replica_has_the_request_yet_takes_it_back(app, b
     running = asyncio.create_task(client.run())
     await asyncio.sleep(0.05)
     client.left.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert outcomes == ["taken back"] * n
 
 

@@ -150,13 +150,13 @@ async def test_a_lost_ingress_aborts_only_its_own_requests():
             kept = Sink()
             async with linked(replica.address) as leaves:
                 lost = Sink()
-                stays.submit(request("same-id", max_tokens=40), kept)
+                stays.submit(request("same-id", max_tokens=200), kept)
                 leaves.submit(request("same-id", max_tokens=100_000), lost)
                 await eventually(lambda: len(replica.engine.running) == 2)
             assert lost.is_lost
             await eventually(lambda: len(replica.engine.running) <= 1)
             await kept.wait()
-            assert kept.token_ids == list(range(6, 46))
+            assert kept.token_ids == list(range(6, 206))
 
 
 @pytest.mark.asyncio

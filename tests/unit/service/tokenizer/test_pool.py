@@ -77,11 +77,11 @@ async def _code_of(job):
 
 
 @pytest.mark.asyncio
-async def test_round_trip_through_a_process(pool):
+async def test_round_trip_through_a_process(patient_pool):
     texts = ["hello world", "naïve 🙂", "", "\x00 nul"]
     for text in texts:
-        token_ids = await pool.encode_text(EncodeText(text), ANNE)
-        assert await pool.decode(token_ids, ANNE, skip_special_tokens=True) == text
+        token_ids = await patient_pool.encode_text(EncodeText(text), ANNE)
+        assert await patient_pool.decode(token_ids, ANNE, skip_special_tokens=True) == text
 
 
 @pytest.mark.asyncio
@@ -126,12 +126,12 @@ async def test_a_killed_worker_is_a_typed_error_and_is_replaced_in_its_lane(pati
 
 
 @pytest.mark.asyncio
-async def test_a_caller_that_leaves_does_not_mix_up_the_answers(pool):
-    big = asyncio.create_task(pool.encode_text(EncodeText("hello world " * 20000), ANNE))
+async def test_a_caller_that_leaves_does_not_mix_up_the_answers(patient_pool):
+    big = asyncio.create_task(patient_pool.encode_text(EncodeText("hello world " * 20000), ANNE))
     await asyncio.sleep(0.01)
     big.cancel()
-    token_ids = await pool.encode_text(EncodeText("naïve " * MAX_SHORT_BYTES), ANNE)
-    text = await pool.decode(token_ids, ANNE, skip_special_tokens=True)
+    token_ids = await patient_pool.encode_text(EncodeText("naïve " * MAX_SHORT_BYTES), ANNE)
+    text = await patient_pool.decode(token_ids, ANNE, skip_special_tokens=True)
     assert text == "naïve " * MAX_SHORT_BYTES
 
 
@@ -189,9 +189,9 @@ async def test_the_event_loop_runs_on_while_a_large_prompt_is_encoded(patient_po
 
 
 @pytest.mark.asyncio
-async def test_a_refusal_of_the_template_is_the_clients_error(pool):
+async def test_a_refusal_of_the_template_is_the_clients_error(patient_pool):
     with pytest.raises(ApiError) as raised:
-        await pool.encode_chat(EncodeChat([]), ANNE)
+        await patient_pool.encode_chat(EncodeChat([]), ANNE)
     assert raised.value.code is ApiErrorCode.INVALID_REQUEST
     assert raised.value.param == "messages"
 

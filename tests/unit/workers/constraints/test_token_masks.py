@@ -68,7 +68,7 @@ def test_a_step_waits_for_its_own_masks_and_may_ask_again():
     waiting.join(0.05)
     assert waiting.is_alive()
     inbox.put(StepMasks(4, int32(0), int32(6), int32(2)))
-    waiting.join(5)
+    waiting.join(60)
     assert found[0].bits.tolist() == inbox.wait(4).bits.tolist() == [2]
 
 
@@ -78,5 +78,5 @@ def test_a_closed_inbox_lets_steps_end():
     waiting = threading.Thread(target=lambda: found.append(inbox.wait(4)))
     waiting.start()
     inbox.close()
-    waiting.join(5)
+    waiting.join(60)
     assert len(found[0].slots) == 0

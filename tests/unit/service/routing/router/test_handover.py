@@ -46,14 +46,14 @@ async def two_replicas(leaving, staying, **settings):
 async def test_a_draining_replica_is_empty_long_before_its_longest_stream_would_end():
     with kept("a") as a, kept("b") as b:
         async with two_replicas(a, b) as (r, link_second):
-            started = [await begun(r, f"r{i}", 300) for i in range(20)]
+            started = [await begun(r, f"r{i}", 1000) for i in range(20)]
             await link_second()
             await asyncio.to_thread(a.server.drain)
             await eventually(lambda: not a.engine.running)
-            assert a.engine.num_output_tokens < 20 * 300
+            assert a.engine.num_output_tokens < 20 * 1000
             assert a.server.num_live_requests == 0
             for stream, received in started:
-                assert received + tokens(await collect(stream)) == expected(300)
+                assert received + tokens(await collect(stream)) == expected(1000)
             assert r.metrics.reasons == {"only": 20, "drain": 20}
             assert len(r.metrics.pauses_s) == 20
             for sent in b.engine.requests:
@@ -110,13 +110,13 @@ async def test_the_longest_to_stay_go_first():
 async def test_what_still_waits_at_the_draining_replica_is_handed_over_too():
     with kept("a", max_running=1) as a, kept("b") as b:
         async with two_replicas(a, b) as (r, link_second):
-            running, received = await begun(r, "running", 100)
+            running, received = await begun(r, "running", 1000)
             waiting = await r.router.submit(request("waiting", max_tokens=100), anyone())
             await eventually(lambda: a.engine.waiting)
             await link_second()
             await asyncio.to_thread(a.server.drain)
             assert tokens(await collect(waiting)) == expected(100)
-            assert received + tokens(await collect(running)) == expected(100)
+            assert received + tokens(await collect(running)) == expected(1000)
             assert r.metrics.reasons["drain"] == 2
             assert len(r.metrics.pauses_s) == 1, "the other one had not begun"
 
@@ -180,13 +180,13 @@ async def test_a_handover_is_no_loss_however_often_it_happens():
 async def test_a_replica_that_is_killed_in_its_drain_loses_nothing_either():
     with kept("a") as a, kept("b") as b:
         async with two_replicas(a, b, max_handovers=2) as (r, link_second):
-            started = [await begun(r, f"r{i}", 300) for i in range(12)]
+            started = [await begun(r, f"r{i}", 1000) for i in range(12)]
             await link_second()
             await asyncio.to_thread(a.server.drain)
             await eventually(lambda: b.engine.requests)
             await asyncio.to_thread(a.kill)
             for stream, received in started:
-                assert received + tokens(await collect(stream)) == expected(300)
+                assert received + tokens(await collect(stream)) == expected(1000)
             assert is_clean(r)
 
 
@@ -207,7 +207,7 @@ async def test_a_stalled_replica_is_not_chosen():
 async def test_a_replica_that_comes_takes_its_share_of_what_waits_and_nothing_that_runs():
     with kept("a", max_running=2) as a, kept("b") as b:
         async with two_replicas(a, b) as (r, link_second):
-            running = [await begun(r, f"running{i}", 400) for i in range(2)]
+            running = [await begun(r, f"running{i}", 1000) for i in range(2)]
             waiting = [
                 await r.router.submit(request(f"w{i}", max_tokens=50), anyone()) for i in range(10)
             ]
@@ -219,7 +219,7 @@ async def test_a_replica_that_comes_takes_its_share_of_what_waits_and_nothing_th
             for stream in waiting:
                 assert tokens(await collect(stream)) == expected(50)
             for stream, received in running:
-                assert received + tokens(await collect(stream)) == expected(400)
+                assert received + tokens(await collect(stream)) == expected(1000)
             assert r.metrics.reasons == {"only": 12, "spread": 5}
             assert r.metrics.pauses_s == []
             assert is_clean(r)

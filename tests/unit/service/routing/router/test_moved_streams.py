@@ -21,7 +21,8 @@ from workers.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio
 
-NUM_TOKENS = 200
+# At two milliseconds each: time for all that happens to a stream on its way.
+NUM_TOKENS = 500
 EXPECTED = list(range(6, 6 + NUM_TOKENS))
 SLOW_CHANNEL = FAST.model_copy(update={"load_interval_s": 0.002})
 
