@@ -80,11 +80,24 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def wait_until(condition, timeout_s: float = 30.0) -> None:
+def wait_until(condition, timeout_s: float = 60.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "the condition did not come true in time"
         time.sleep(0.05)
+
+
+def settled(read, still_s: float = 3.0, timeout_s: float = 60.0):
+    """What read() gives once that has not changed for still_s, many intervals of what is pushed:
+    whatever was done before has been told by then."""
+    end_s = time.monotonic() + timeout_s
+    found, since_s = read(), time.monotonic()
+    while time.monotonic() < since_s + still_s:
+        assert time.monotonic() < end_s, "it goes on changing"
+        time.sleep(0.05)
+        if (now := read()) != found:
+            found, since_s = now, time.monotonic()
+    return found
 
 
 def replica_processes(app_name: str, deployment: str = "") -> list[psutil.Process]:

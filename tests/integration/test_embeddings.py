@@ -2,7 +2,6 @@
 generations: of decoders, and of an encoder and a cross-encoder.
 """
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -20,13 +19,12 @@ from tests.browser import open_browser
 from tests.fakes.tiny_encoders import one_by_one, save_tiny_encoder
 from tests.fakes.tiny_models import TinyModel, eager_reference, save_tiny_model
 from tests.fakes.tokenizer_folders import make_byte_level_folder, make_word_piece_folder
-from tests.integration.services import running_service, wait_until
+from tests.integration.services import running_service, settled, wait_until
 from tests.page_checks import check_page
 from tests.programs import needed, skip_without
 from workers.loading.pooling_config import POOLING_FILE
 
 APP, PORT = "embeddings", 18390
-PUSH_INTERVAL_S = 0.2  # as running_service sets it
 TINY = TinyModel("qwen3", {"head_dim": 16, "vocab_size": 420, "tie_word_embeddings": True})
 ENGINE = {"kv_cache_bytes": 16 << 20, "num_cpu_threads": 1, "page_size": 4, "max_step_tokens": 16}
 TEXTS = ["hello world", "the quick brown fox jumps over the lazy dog", "a", "hello there, hello"]
@@ -185,8 +183,7 @@ def test_embeddings_are_counted_and_stream_no_tokens(service):
 
     names = ("tessera_requests_accepted_total", "tessera_streamed_tokens_total")
     finished = "tessera_requests_finished_total"
-    time.sleep(5 * PUSH_INTERVAL_S)  # what earlier tests did has been told by then
-    before, ended = [value(name) for name in names], value(finished)
+    *before, ended = settled(lambda: [value(name) for name in (*names, finished)])
     vectors_of(service, "mean")
     wait_until(lambda: value(finished) == ended + len(TEXTS))
     assert [value(name) for name in names] == [before[0] + 1, before[1]]

@@ -207,7 +207,7 @@ async def test_an_answer_is_stopped_for_the_server_too(page, service, by) -> Non
         await page.click("document.getElementById('stop')")
     await page.until("document.getElementById('stop').hidden")
     assert await page.read(f"{FOCUS}.id") == "prompt"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while service.metric("tessera_running_requests"):
             await asyncio.sleep(0.1)
 

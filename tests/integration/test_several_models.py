@@ -20,6 +20,7 @@ from tests.integration.services import (
     is_ready,
     replica_processes,
     running_service,
+    settled,
     wait_until,
 )
 
@@ -186,7 +187,7 @@ def series(service, name):
 def test_metrics_of_the_models_do_not_mix(service):
     name = "tessera_requests_accepted_total"
     wait_until(lambda: set(series(service, name)) == {MAIN, DRAFT})
-    before = series(service, name)
+    before = settled(lambda: series(service, name))
     for _ in range(3):
         text_of(client_at(service), DRAFT, max_tokens=1)
     wait_until(lambda: series(service, name)[DRAFT] == before[DRAFT] + 3)
@@ -209,7 +210,7 @@ def test_a_model_that_lost_its_replica_leaves_the_other_answering(service):
         assert status_of(service, MAIN) == 503
         assert is_ready(service.url)
         assert len(set(answers)) == 1
-    wait_until(lambda: status_of(service, MAIN) == 200, timeout_s=60)
+    wait_until(lambda: status_of(service, MAIN) == 200, timeout_s=150)
     assert draft.is_running()
     assert replica_processes(APP, "Engine-org_draft") == [draft]
 
