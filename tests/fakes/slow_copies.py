@@ -80,7 +80,7 @@ def lease_and_tell(
     return work
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it never came"

@@ -96,7 +96,7 @@ def test_dropout_leaves_no_trace_in_the_fitted_model() -> None:
 
 def test_a_run_that_lags_ends_annealed_within_its_budget() -> None:
     _, result = _fit(steps=10**9, budget_s=0.8, eval_every_steps=10**9)
-    assert result.wall_s < 10.0
+    assert result.wall_s < 60.0, "all of the steps take days"
     assert len(result.curve) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from workers.parallel.plan_channel import PlanReceiver, PlanSender, Preparation, make_auth_key
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
