@@ -12,13 +12,15 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *(_Q_HEADS, _KV_HEADS, _HEAD_DIM),
 )
+_MOST = 2**31 - 1
+"""Far beyond any model; what torch says of larger ones names no key."""
 
 
 def check_sizes(path: Path, config: PreTrainedConfig) -> None:
     """config: of a language model, as transformers has read it from path.
 
-    Raises ModelLoadError for a size below one, and for heads of queries that do not share those of
-    keys and values. What a family does not state, or states for each layer, is not looked at.
+    Raises ModelLoadError for a size below one or beyond 2^31 - 1, and for heads of queries that do
+    not share those of keys and values. What a family does not state, or states for each layer, is not looked at.
     """
     sizes = {name: size for name in _SIZES if type(size := _stated(config, name)) is int}
     if _stated(config, "qk_nope_head_dim") is not None:
@@ -27,6 +29,8 @@ def check_sizes(path: Path, config: PreTrainedConfig) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ModelLoadError(f"{path}: {name}={size} is less than 1")
+        if size > _MOST:
+            raise ModelLoadError(f"{path}: {name}={size} is more than {_MOST}")
     if {_Q_HEADS, _KV_HEADS} <= sizes.keys() and sizes[_Q_HEADS] % sizes[_KV_HEADS]:
         raise ModelLoadError(
             f"{path}: {_Q_HEADS}={sizes[_Q_HEADS]} is no multiple of {_KV_HEADS}={sizes[_KV_HEADS]}"

@@ -15,6 +15,7 @@ from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.config_sizes import check_sizes
+from workers.loading.config_values import check_values
 from workers.loading.encoder_only import encoder_only_class, longest_text, read_text_info
 from workers.loading.pooling_config import read_embedding_info
 from workers.loading.quantization.read import read_recipe
@@ -76,8 +77,8 @@ def resolve_model_folder(model: str) -> Path:
 def read_hf_config(folder: Path) -> PreTrainedConfig:
     """config.json as transformers reads it, without what it says of quantisation.
 
-    Raises ModelLoadError, also for sizes that no model has and for a recipe that is not known;
-    never runs the folder's code.
+    Raises ModelLoadError, also for sizes and values that no model has and for a recipe that is not
+    known; never runs the folder's code.
     """
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json")
@@ -89,6 +90,7 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
     for one in (config, getattr(config, "text_config", None)):
         if isinstance(one, PreTrainedConfig):
+            check_values(folder / "config.json", one)
             check_sizes(folder / "config.json", one)
     _drop_recipe(folder, config)
     return config

@@ -25,6 +25,8 @@ ODDITIES = [
     ({"head_dim": -16}, "head_dim=-16 is less than 1"),
     ({"hidden_size": -64}, "hidden_size=-64 is less than 1"),
     ({"vocab_size": -3}, "vocab_size=-3 is less than 1"),
+    ({"intermediate_size": 10**14}, "intermediate_size=100000000000000 is more than 2147483647"),
+    ({"intermediate_size": 1 << 99}, "intermediate_size=633825300114114700748351602688 is more"),
 ]
 MODELS = {
     "native": NATIVE["llama3"],
