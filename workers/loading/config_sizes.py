@@ -20,7 +20,8 @@ def check_sizes(path: Path, config: PreTrainedConfig) -> None:
     """config: of a language model, as transformers has read it from path.
 
     Raises ModelLoadError for a size below one or beyond 2^31 - 1, and for heads of queries that do
-    not share those of keys and values. What a family does not state, or states for each layer, is not looked at.
+    not share those of keys and values. What a family does not state, or states for each layer, is
+    not looked at.
     """
     sizes = {name: size for name in _SIZES if type(size := _stated(config, name)) is int}
     if _stated(config, "qk_nope_head_dim") is not None:
