@@ -1,5 +1,6 @@
 """Lanes of GPUs and their jobs, as a plan in TOML has them (lanes.py says how). Starts nothing."""
 
+import math
 import shlex
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ def job_of(line: str, kinds: Mapping[str, Kind], values: Mapping[str, str]) -> L
     """Raises ValueError where line is no job."""
     try:
         name, limit_s, kind_name, *arguments = shlex.split(line)
+        if "/" in name or not 0 < float(limit_s) < math.inf:
+            raise ValueError("NAME is a log's, LIMIT_S above 0")
         kind = kinds[kind_name]
         arguments = [argument.format(**values) for argument in arguments]
         named = {**values, "rest": shlex.join(arguments[_num_places(kind.command) :])}
@@ -50,7 +53,7 @@ def job_of(line: str, kinds: Mapping[str, Kind], values: Mapping[str, str]) -> L
             {key: one.format(*arguments, **named) for key, one in kind.environment.items()},
             None if kind.needs is None else Path(kind.needs.format(*arguments, **named)),
         )
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ValueError(f"{line!r} is no NAME LIMIT_S KIND ARGUMENT ...: {error!r}") from error
 
 
@@ -58,19 +61,32 @@ def lanes_of(
     plan: Mapping[str, Any], given: Mapping[str, str], cores: Iterable[int]
 ) -> list[GpuLane]:
     """given: values instead of the plan's. Raises ValueError where a part of the plan is wrong."""
-    unknown = set(plan) - {"values", "kinds", "lanes"}
-    if unknown:
-        raise ValueError(f"a plan has no {', '.join(sorted(unknown))}")
+    _check_keys("plan", plan, {"values", "kinds", "lanes"})
+    for lane in plan.get("lanes", ()):
+        _check_keys("lane", lane, {"gpus", "jobs"})
     values = {**plan.get("values", {}), **given}
     try:
         kinds = {name: Kind(**one) for name, one in plan["kinds"].items()}
         lanes = [
-            (int(lane["gpus"]), tuple(job_of(line, kinds, values) for line in lane["jobs"]))
+            (_num_gpus(lane), tuple(job_of(line, kinds, values) for line in lane["jobs"]))
             for lane in plan["lanes"]
         ]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error
     return _on_host(lanes, sorted(cores))
+
+
+def values_of(entries: Sequence[str], plans: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Of NAME=VALUE each. Raises ValueError for others, and for a NAME that is no plan's."""
+    given: dict[str, str] = {}
+    known = {name for plan in plans for name in plan.get("values", {})}
+    for entry in entries:
+        name, is_equal, given[name] = entry.partition("=")
+        if not is_equal:
+            raise ValueError(f"{entry!r} is no NAME=VALUE")
+        if name not in known:
+            raise ValueError(f"no plan has a value {name}")
+    return given
 
 
 def one_behind_the_other(plans: Sequence[Sequence[GpuLane]]) -> list[GpuLane]:
@@ -89,12 +105,26 @@ def one_behind_the_other(plans: Sequence[Sequence[GpuLane]]) -> list[GpuLane]:
 
 def _on_host(lanes: Sequence[tuple[int, tuple[LaneJob, ...]]], cores: list[int]) -> list[GpuLane]:
     """lanes: numbers of GPUs, and jobs."""
-    share, made, first = max(1, len(cores) // sum(size for size, _ in lanes)), [], 0
+    num_gpus = sum(size for size, _ in lanes)
+    share, made, first = max(1, len(cores) // max(1, num_gpus)), [], 0
     for size, jobs in lanes:
         own = cores[first * share : (first + size) * share] or cores
         made.append(GpuLane(tuple(range(first, first + size)), frozenset(own), jobs))
         first += size
     return made
+
+
+def _check_keys(what: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = set(given) - known
+    if unknown:
+        raise ValueError(f"a {what} has no {', '.join(sorted(unknown))}")
+
+
+def _num_gpus(lane: Mapping[str, Any]) -> int:
+    size: int = lane["gpus"]
+    if type(size) is not int or size < 1:
+        raise ValueError(f"a lane has one GPU or more, not {size!r}")
+    return size
 
 
 def _num_places(text: str) -> int:

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.h200.engine_process import end_group
-from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of, one_behind_the_other
+from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of, one_behind_the_other, values_of
 
 WAIT_STEP_S = 0.2
 LATE = "late"
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args(arguments)
-    given = dict(entry.split("=", 1) for entry in options.set)
     try:
         plans = [tomllib.loads(plan.read_text()) for plan in options.plans]
+        given = values_of(options.set, plans)
         cores = os.sched_getaffinity(0)
         lanes = one_behind_the_other([lanes_of(plan, given, cores) for plan in plans])
     except (OSError, ValueError) as error:

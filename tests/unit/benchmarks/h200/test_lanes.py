@@ -15,6 +15,7 @@ from tests.unit.benchmarks.h200.test_compare import ROOT
 PLAN = """
 [values]
 word = "plain"
+folder = "."
 
 [kinds.say]
 command = "printf [%s] {word} {0} {rest}"
@@ -118,7 +119,9 @@ def test_cores_are_shared_by_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["name", "name soon say", "name 3 shout", "name 3 say", "name 3 say {unknown}"]
+    "line",
+    ["name", "name soon say", "name 3 shout", "name 3 say", "name 3 say {unknown}"]
+    + ["a/name 3 say x", "name nan say x", "name inf say x", "name 0 say x"],
 )
 def test_what_is_no_job_is_refused_by_its_line(line: str) -> None:
     with pytest.raises(ValueError, match="is no NAME LIMIT_S KIND"):
@@ -130,13 +133,31 @@ def test_what_is_no_job_is_refused_by_its_line(line: str) -> None:
     [
         ({"lane": []}, "a plan has no lane"),
         ({"kinds": {"say": {"order": "echo"}}}, "not a plan"),
+        ({"kinds": ["say"]}, "not a plan"),
         ({"lanes": [{"gpus": 1}]}, "not a plan"),
+        ({"lanes": [{"gpus": 0, "jobs": []}]}, "a lane has one GPU or more, not 0"),
+        ({"lanes": [{"gpus": "1", "jobs": []}]}, "a lane has one GPU or more, not '1'"),
+        ({"lanes": [{"gpus": 1, "jobs": [], "job": []}]}, "a lane has no job"),
     ],
 )
 def test_what_is_no_plan_is_refused(changes, reason: str) -> None:
     plan = {"kinds": {"say": {"command": "echo"}}, "lanes": [], **changes}
     with pytest.raises(ValueError, match=reason):
         lanes_of(plan, {}, {0})
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [("wrod=x", "no plan has a value wrod"), ("word", "'word' is no NAME=VALUE")],
+)
+def test_a_value_that_no_plan_has_is_refused(
+    entry: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN + "lanes = []")
+    out = tmp_path / "out"
+    assert main([str(tmp_path / "plan.toml"), "--out", str(out), "--set", entry]) == 2
+    assert reason in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_plans_of_one_run_go_on_lane_by_lane() -> None:
