@@ -143,6 +143,10 @@ class GraphAttentionRouter(AttentionRouter, GraphAttentionBackend):
         for backend in self._graphed:
             backend.record_step_tables(forward_batch)
 
+    @property
+    def plans_on_host(self) -> bool:
+        return any(backend.plans_on_host for backend in self._graphed)
+
     def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
         for backend in self._graphed:
             backend.before_replay(num_rows, seq_lens_cpu)

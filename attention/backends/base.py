@@ -226,6 +226,12 @@ class GraphAttentionBackend(AttentionBackend):
         max_context_len. Call it inside the capture, before the first layer; rows that pad the
         batch have seq_lens 0."""
 
+    @property
+    def plans_on_host(self) -> bool:
+        """Whether a replay needs before_replay: for one graph of a size, whose rows grow by no pass
+        of its own."""
+        return False
+
     def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
         """The host is about to launch the graph of num_rows rows, on the current stream.
 

@@ -170,6 +170,10 @@ class FlashInferSteps(GraphAttentionBackend):
         self._check_graph_rows(forward_batch.batch_size)
         self._fill(self._graph_lists, forward_batch, self.config.max_context_len)
 
+    @property
+    def plans_on_host(self) -> bool:
+        return True
+
     def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
         """Plans for the replay's lengths. Its pages the graph finds itself."""
         new_lens = np.ones(num_rows, dtype=np.int32)

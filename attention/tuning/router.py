@@ -164,6 +164,10 @@ class GraphTunedAttention(TunedAttention, GraphAttentionBackend):
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         self.graph_backends(forward_batch.batch_size)[0].record_step_tables(forward_batch)
 
+    @property
+    def plans_on_host(self) -> bool:
+        return any(backend.plans_on_host for backend in self._decoders().values())
+
     def before_replay(self, num_rows: int, seq_lens_cpu: Lengths) -> None:
         """Of the likeliest for so many rows, as its capture."""
         self.graph_backends(num_rows)[0].before_replay(num_rows, seq_lens_cpu)

@@ -21,12 +21,8 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
-from workers.adapters.adapted_products import (
-    AddAdapters,
-    AddedBehind,
-    ShrunkBeside,
-    StepGroups,
-)
+from benchmarks.h200.shrunk_beside import ShrunkBeside
+from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
 from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import (
     USUAL_TILES,

@@ -9,11 +9,12 @@ and {0}, {1}, ... of the arguments, which may name values, too; {rest} is what i
 Lanes take GPUs in their order, and shares of the cores by their GPUs. OUT/NAME.log has what a job
 prints, OUT/jobs.txt a line a job that ended. One that fails or is late ends with all its processes,
 and its lane goes on, with the same lane's jobs of the next plan behind its own. Exit status 1 if
-one did.
+one did. SIGTERM ends them all.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from benchmarks.h200.engine_process import end_group
 from benchmarks.h200.lane_plan import GpuLane, LaneJob, lanes_of, one_behind_the_other, values_of
 
 WAIT_STEP_S = 0.2
-LATE = "late"
+LATE, STOPPED = "late", "stopped"
 
 
 class Runs:
@@ -37,6 +38,14 @@ class Runs:
         self._out = out
         out.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Nothing that runs goes on, nothing else begins."""
+        self._is_stopped = True
+        for process in tuple(self._running):
+            end_group(process)
 
     def run_lane(self, lane: GpuLane) -> int:
         """How many of its jobs failed."""
@@ -47,12 +56,12 @@ class Runs:
 
     def _run(self, job: LaneJob, gpus: str) -> bool:
         start_s = time.monotonic()
-        while job.needs is not None and not job.needs.exists():
+        while job.needs is not None and not job.needs.exists() and not self._is_stopped:
             if time.monotonic() > start_s + job.limit_s:
                 return self._note(job, f"{job.needs} is {LATE}", start_s)
             time.sleep(WAIT_STEP_S)
         start_s = time.monotonic()
-        status = self._status_of(job, gpus)
+        status = STOPPED if self._is_stopped else self._status_of(job, gpus)
         return self._note(job, status, start_s)
 
     def _status_of(self, job: LaneJob, gpus: str) -> int | str:
@@ -70,12 +79,16 @@ class Runs:
                 )
             except OSError as error:
                 return repr(error)
+            self._running.add(process)
+            if self._is_stopped:
+                end_group(process)
             try:
                 return process.wait(job.limit_s)
             except subprocess.TimeoutExpired:
                 return LATE
             finally:
                 end_group(process)
+                self._running.discard(process)
 
     def _note(self, job: LaneJob, status: int | str, start_s: float) -> bool:
         line = f"{time.strftime('%T')} {job.name} {status} {time.monotonic() - start_s:.0f} s"
@@ -100,8 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     runs = Runs(options.out)
-    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
-        return 1 if sum(pool.map(runs.run_lane, lanes)) else 0
+    before = signal.signal(signal.SIGTERM, lambda number, frame: runs.stop())
+    try:
+        with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+            return 1 if sum(pool.map(runs.run_lane, lanes)) else 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from tests.fakes.plain_layers import rms_normed, rotated
+
 Tensors = dict[str, torch.Tensor]
 BLOCK_SIZE = 6
 MASK_TOKEN_ID = 3
@@ -131,27 +133,18 @@ class DFlashOracle:
     def _attended(self, name: str, block: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """Every token of the block sees the context and the whole block."""
         size, seen = self._config["head_dim"], torch.cat((context, block))
-        positions = torch.arange(len(seen))
+        positions, theta = torch.arange(len(seen)), self._config["rope_theta"]
         q = self._project(f"{name}.q_proj", block).unflatten(-1, (-1, size))
         k, v = (self._project(f"{name}.{one}_proj", seen).unflatten(-1, (-1, size)) for one in "kv")
-        q = self._rotated(self._norm(f"{name}.q_norm", q), positions[len(context) :])
-        k = self._rotated(self._norm(f"{name}.k_norm", k), positions)
+        q = rotated(self._norm(f"{name}.q_norm", q), positions[len(context) :], theta)
+        k = rotated(self._norm(f"{name}.k_norm", k), positions, theta)
         repeats = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(size)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
 
-    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        frequencies = self._config["rope_theta"] ** (-torch.arange(half) / half)
-        angles = (positions[:, None] * frequencies).unsqueeze(1)
-        first, second = x[..., :half], x[..., half:]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self._config["rms_norm_eps"])
-        return x * scale * self._tensors[f"{name}.weight"]
+        return rms_normed(x, self._tensors[f"{name}.weight"], self._config["rms_norm_eps"])
 
     def _project(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(

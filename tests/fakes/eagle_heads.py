@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from tests.fakes.plain_layers import rms_normed, rotated
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -135,23 +137,14 @@ class HeadOracle:
             self._project(f"self_attn.{name}", inputs).unflatten(-1, (-1, size))
             for name in ("k_proj", "v_proj")
         )
-        q, k = self._rotated(q, positions[-1:]), self._rotated(k, positions)
+        q, k = rotated(q, positions[-1:], 10000.0), rotated(k, positions, 10000.0)
         repeats = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(size)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten()
 
-    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        frequencies = 10000.0 ** (-torch.arange(half) / half)
-        angles = (positions[:, None] * frequencies).unsqueeze(1)
-        first, second = x[..., :half], x[..., half:]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self._config["rms_norm_eps"])
-        return x * scale * self._tensors[f"{name}.weight"]
+        return rms_normed(x, self._tensors[f"{name}.weight"], self._config["rms_norm_eps"])
 
     def _project(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._tensors[f"midlayer.{name}.weight"])

@@ -28,6 +28,7 @@ from workers.models.segmented import SegmentedCausalLM
 from workers.parallel.group import TPGroup
 from workers.sampling.state import SamplingState
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
+from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.policies import draft_lengths
 
@@ -164,7 +165,7 @@ def build_adapted_graphs(
     """Of steps whose rows have adapters. Before any graph is captured: static buffers of backends
     are made anew. None where build_decode_graphs gives none, or where a backend plans for one graph
     of a size."""
-    if "flashinfer" in backend.capability.name:
+    if isinstance(backend, GraphAttentionBackend) and backend.plans_on_host:
         logger.warning("%s: steps with adapters run eagerly", backend.capability.name)
         return None
     return build_decode_graphs(
@@ -223,11 +224,22 @@ def build_draft_graphs(
     obstacle = drafter.capture_obstacle(backend.config.max_context_len)
     if not isinstance(backend, GraphAttentionBackend):
         obstacle = f"{backend.capability.name} cannot be captured"
-    elif "flashinfer" in backend.capability.name:
+    elif backend.plans_on_host:
         obstacle = f"{backend.capability.name} plans every pass on the host"
-    if obstacle or not isinstance(backend, GraphAttentionBackend):
-        logger.warning("drafts are made without CUDA graphs: %s", obstacle)
-        return None
+    elif not obstacle:
+        return _draft_graphs(config, speculation, drafter, backend, padding_slot, capturer)
+    logger.warning("drafts are made without CUDA graphs: %s", obstacle)
+    return None
+
+
+def _draft_graphs(
+    config: EngineConfig,
+    speculation: SpeculativeConfig,
+    drafter: ChainDrafter,
+    backend: GraphAttentionBackend,
+    padding_slot: int,
+    capturer: CudaGraphCapturer,
+) -> DraftGraphs:
     max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
     shapes = verify_shapes(max_rows, draft_graph_lengths(drafter, speculation))
     return DraftGraphs(drafter, backend, capturer, shapes, padding_slot)

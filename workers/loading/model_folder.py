@@ -14,8 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loading.config_sizes import check_sizes
-from workers.loading.config_values import check_values
+from workers.loading.config_checks import check_config
 from workers.loading.encoder_only import encoder_only_class, longest_text, read_text_info
 from workers.loading.pooling_config import read_embedding_info
 from workers.loading.quantization.read import read_recipe
@@ -90,8 +89,7 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
     for one in (config, getattr(config, "text_config", None)):
         if isinstance(one, PreTrainedConfig):
-            check_values(folder / "config.json", one)
-            check_sizes(folder / "config.json", one)
+            check_config(folder / "config.json", one)
     _drop_recipe(folder, config)
     return config
 

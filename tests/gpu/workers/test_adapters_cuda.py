@@ -66,7 +66,8 @@ def test_kernels_add_what_plain_torch_adds(num_tokens, rank) -> None:
 
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_what_is_shrunk_beside_the_product_is_what_is_shrunk_behind_it(is_captured) -> None:
-    from workers.adapters.adapted_products import AddedBehind, ShrunkBeside, StepGroups
+    from benchmarks.h200.shrunk_beside import ShrunkBeside
+    from workers.adapters.adapted_products import AddedBehind, StepGroups
     from workers.layers.cuda.adapter_groups import group_tokens
     from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
     from workers.layers.gemm.matrix import PartialGemm
@@ -115,8 +116,8 @@ def test_what_is_shrunk_beside_the_product_is_what_is_shrunk_behind_it(is_captur
 def test_tokens_are_likeliest_of_merged_models(
     has_graphs, is_beside, tmp_path, monkeypatch
 ) -> None:
+    from benchmarks.h200.shrunk_beside import ShrunkBeside
     from workers.adapters import device_stage
-    from workers.adapters.adapted_products import ShrunkBeside
 
     if is_beside:
         add = partial(ShrunkBeside, stream=torch.cuda.Stream(CUDA))

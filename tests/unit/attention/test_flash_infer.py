@@ -174,6 +174,7 @@ def replay(backend, case, num_rows, seed=0):
     batch = padded(case.batch, num_rows)
     lengths = np.zeros(num_rows + 2, dtype=np.int32)
     lengths[: case.batch.batch_size] = case.batch.seq_lens_cpu
+    assert backend.plans_on_host
     backend.before_replay(num_rows, lengths)
     backend.record_step_tables(batch)
     rows = (case.q, case.k, case.v)

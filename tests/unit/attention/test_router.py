@@ -37,6 +37,8 @@ class Recording(TorchNativeBackend):
 
 
 class Graphable(Recording, GraphAttentionBackend):
+    plans_on_host = False
+
     def init_cuda_graph_state(self, max_bs):
         self.calls.append((self.capability.name, max_bs))
 
@@ -115,6 +117,16 @@ def test_a_graph_asks_each_backend_of_decode_steps_once():
     router.before_replay(4, "lengths")
     told = (8, "capture", "tables", (4, "lengths"))
     assert calls == [(name, what) for what in told for name in ("third", "second")]
+
+
+def test_steps_are_planned_on_the_host_where_a_backend_of_theirs_does():
+    router, _ = router_over(build_case(DECODE), Graphable, GraphAttentionRouter)
+    assert not router.plans_on_host
+    # Of prompts only.
+    router._extend[0].plans_on_host = True
+    assert not router.plans_on_host
+    router._decode[1].plans_on_host = True
+    assert router.plans_on_host
 
 
 def test_routes_of_other_layers_than_the_models_are_refused():

@@ -1,6 +1,8 @@
 """lanes.py: commands lane by lane, each within its limit, with GPUs and cores of its own."""
 
 import os
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -103,6 +105,21 @@ def test_a_job_waits_for_what_it_needs_as_long_as_its_limit(run) -> None:
         ("make", "0"),
         ("came", "0"),
     ]
+
+
+def test_a_signal_to_end_ends_every_job(tmp_path: Path) -> None:
+    jobs = '[[lanes]]\ngpus = 1\njobs = ["one 300 sleep 300", "two 300 sleep 300"]'
+    (tmp_path / "plan.toml").write_text(PLAN + jobs)
+    command = [sys.executable, "-m", "benchmarks.h200.lanes", str(tmp_path / "plan.toml")]
+    lanes = subprocess.Popen([*command, "--out", str(tmp_path / "out")], cwd=ROOT)
+    deadline_s = time.monotonic() + 60
+    while not (tmp_path / "out" / "one.log").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    lanes.terminate()
+    assert lanes.wait(60) == 1
+    told = (tmp_path / "out" / "jobs.txt").read_text().splitlines()
+    assert [line.split()[1:3] for line in told] == [["one", "-9"], ["two", "stopped"]]
 
 
 def test_cores_are_shared_by_gpus() -> None:

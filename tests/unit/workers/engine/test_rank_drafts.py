@@ -12,20 +12,20 @@ import torch
 from tests.fakes.eagle_heads import HeadOracle, save_head
 from tests.fakes.rank_drafts import EagerRank, ReplayingRank
 from tests.fakes.tiny_models import LATENT, MIXTURES, TinyModel, eager_reference, save_tiny_model
-from tests.unit.workers.engine.test_draft_model import GREEDY, PROMPTS
+from tests.unit.workers.engine.test_draft_model import check_always_right
 from tests.unit.workers.engine.test_drafts_under_grammars import (
     CountedDrafts,
     check_grammars,
     results_under_grammars,
 )
-from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS, MOST_DRAFTS, Asked
+from tests.unit.workers.engine.test_eagle import DEEP, DRAFT_IDS, Asked, run_twice
 from tests.unit.workers.engine.test_grammars import PERSON, request_of, run_together
 from tests.unit.workers.engine.test_mtp import Oracle, save_target
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
 from workers import Engine
 from workers.config import EngineConfig
-from workers.engine.protocol import EngineStats, GenerateRequest
-from workers.engine.results import GenerateResult, ResultCollector
+from workers.engine.protocol import EngineStats
+from workers.engine.results import GenerateResult
 from workers.errors import ConfigError, EngineFailedError
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.graph_set import build_draft_graphs
@@ -84,16 +84,7 @@ def test_texts_are_the_same(
 def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> None:
     """Over cached prefixes, whose keys the draft has, too, and over retraction."""
     settings = {"page_size": 4, "num_pages": 34, "max_step_tokens": 40, "max_running_requests": 6}
-    engine = rank_class(config_of(speculative="draft:builtin", **settings)).engine()
-    try:
-        for _ in range(2):
-            engine.generate(PROMPTS, GREEDY)
-        stats = engine.stats()
-    finally:
-        engine.close()
-    assert stats.num_preemptions > 0
-    assert stats.num_cached_prompt_tokens > 0
-    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 3 * 24
+    check_always_right(rank_class(config_of(speculative="draft:builtin", **settings)).engine())
 
 
 def test_masks_are_made_behind_drafts_that_the_rank_made() -> None:
@@ -155,23 +146,9 @@ class Recorded:
 
 
 def recorded_run(rank: RankDraftsRunner, engine: Engine) -> tuple[list[Asked], EngineStats]:
-    """Prompts twice, so that the second time finds them in the cache; requests that want fewer
-    drafts, or none, among them."""
-    collector = ResultCollector()
     recorded = Recorded(rank, engine)
-    prompts = [[*range(20, 50), 60 + index] for index in range(4)]
-    try:
-        for turn in range(2):
-            for index, prompt in enumerate(prompts):
-                most = MOST_DRAFTS[(turn + index) % len(MOST_DRAFTS)]
-                name = f"{turn}-{index}"
-                engine.submit(GenerateRequest(name, prompt, ALLOWED, max_draft_tokens=most))
-                collector.expect(name)
-            while collector.is_waiting or engine.has_work:
-                collector.add(engine.step())
-        return recorded.asked, engine.stats()
-    finally:
-        engine.close()
+    stats = run_twice(engine, [[*range(20, 50), 60 + index] for index in range(4)])
+    return recorded.asked, stats
 
 
 FEW_PAGES = {"page_size": 4, "num_pages": 26, "max_step_tokens": 24, "max_running_requests": 4}
@@ -266,6 +243,16 @@ def test_drafts_without_graphs_say_why(
     assert build_draft_graphs(config, drafter, 1, None) is None  # type: ignore[arg-type]
     assert caplog.text.count("drafts are made without CUDA graphs: ") == 1
     assert reason in caplog.text
+
+
+def test_a_backend_that_plans_on_the_host_drafts_without_graphs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(**DRAFT)
+    drafter = ReplayingRank(config)._device_drafter
+    monkeypatch.setattr(type(drafter.backend), "plans_on_host", True)
+    assert build_draft_graphs(config, drafter, 1, None) is None  # type: ignore[arg-type]
+    assert "plans every pass on the host" in caplog.text
 
 
 class TwoRanks:

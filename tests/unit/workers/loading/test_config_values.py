@@ -30,6 +30,8 @@ ODDITIES = [
     (rope(rope_theta=float("nan")), "rope_theta is a number above 0, not nan"),
     (rope(rope_type="linear", factor="x"), "factor is a number above 0, not 'x'"),
     (rope(rope_type="yarn", factor=-2.0), "factor is a number above 0, not -2.0"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps is a number from 0 on, not -1.0"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is a number from 0 on, not nan"),
     (rope(rope_type="linear", factor=[2.0]), r"factor is a number above 0, not \[2.0\]"),
 ]
 

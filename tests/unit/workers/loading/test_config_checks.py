@@ -11,7 +11,7 @@ from tests.fakes.tiny_models import NATIVE, THROUGH_TRANSFORMERS, TINY_MODELS, t
 from workers import Engine
 from workers.config import EngineConfig
 from workers.errors import ModelLoadError
-from workers.loading.config_sizes import check_sizes
+from workers.loading.config_checks import check_config
 
 ODDITIES = [
     ({"num_key_value_heads": 3}, "num_attention_heads=8 is no multiple of num_key_value_heads=3"),
@@ -26,6 +26,8 @@ ODDITIES = [
     ({"hidden_size": -64}, "hidden_size=-64 is less than 1"),
     ({"vocab_size": -3}, "vocab_size=-3 is less than 1"),
     ({"intermediate_size": 10**14}, "intermediate_size=100000000000000 is more than 2147483647"),
+    # Some configs have a kind for each layer.
+    ({"num_hidden_layers": 10**6}, r"=1000000 is more than 10000|\(1000000\) must be equal to"),
     ({"intermediate_size": 1 << 99}, "intermediate_size=633825300114114700748351602688 is more"),
 ]
 MODELS = {
@@ -52,9 +54,9 @@ def test_odd_sizes_are_refused_by_name(
 
 def test_what_a_family_does_not_read_may_be_anything() -> None:
     latent = {"qk_nope_head_dim": 12, "head_dim": 0}
-    check_sizes(Path("config.json"), AutoConfig.for_model("llama", **latent))
+    check_config(Path("config.json"), AutoConfig.for_model("llama", **latent))
 
 
 def test_sizes_are_looked_at_under_the_familys_own_names() -> None:
     with pytest.raises(ModelLoadError, match="num_attention_heads=-1 is less than 1"):
-        check_sizes(Path("config.json"), AutoConfig.for_model("gpt2", n_head=-1))
+        check_config(Path("config.json"), AutoConfig.for_model("gpt2", n_head=-1))
