@@ -13,7 +13,7 @@ from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.verify_graphs import verify_shapes
-from workers.parallel.group import SingleRank
+from workers.parallel.group import SingleRank, TPGroup
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.model_runner import ModelRunner
@@ -25,13 +25,14 @@ from workers.speculation.draft_mailbox import Passed, PassedAtOnce
 from workers.speculation.policies import draft_lengths
 
 CPU = torch.device("cpu")
+ALONE = SingleRank()
 
 
 class EagerRank(RankDraftsRunner):
     num_padding_slots = 1
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, SingleRank(), CPU, lambda done, total: None)
+    def __init__(self, config: EngineConfig, tp: TPGroup = ALONE) -> None:
+        super().__init__(config, tp, CPU, lambda done, total: None)
         self._config = config
 
     def engine(self) -> Engine:
@@ -45,8 +46,8 @@ class ReplayingRank(CudaRankDraftsRunner):
     _sample_masked = ModelRunner._sample_masked
     prepare_while_idle = ModelRunner.prepare_while_idle
 
-    def __init__(self, config: EngineConfig) -> None:
-        ModelRunner.__init__(self, config, SingleRank(), CPU, lambda done, total: None)
+    def __init__(self, config: EngineConfig, tp: TPGroup = ALONE) -> None:
+        ModelRunner.__init__(self, config, tp, CPU, lambda done, total: None)
         assert config.speculation is not None, "a rank of drafts is asked for with speculative"
         self._config = config
         self._backend = backend = ReplayedVerifyBackend(
@@ -103,8 +104,11 @@ class ReplayingRank(CudaRankDraftsRunner):
     def run(self, plan: StepPlan) -> StepOutcome:
         with self._mailbox.launching(plan.step_id):
             result = self._launch_within_memory(plan, self._launch_any).read()
-        self._capture_missing(plan)
+        self._capture_after(plan)
         return StepOutcome(result, 0.0, 0.0, ())
+
+    def _capture_after(self, plan: StepPlan) -> None:
+        self._capture_missing(plan)
 
     def close(self) -> None:
         """Nothing runs behind the caller's back."""

@@ -4,6 +4,7 @@ The vocabulary is padded to a multiple of the number of ranks; padding rows are 
 reaches them and their logits are cut off. Knows no sampling.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -90,11 +91,33 @@ def vocab_logits(
     return tp.all_gather_last_dim(local)[:, :vocab_size].float()
 
 
+def likeliest_tokens(local: torch.Tensor, rows: VocabShard, tp: TPGroup) -> torch.Tensor:
+    """local (m, num_rows), each rank's logits -> int64 (m,), the tokens with the largest ones, the
+    first of equals; where there is a NaN, any token.
+
+    Ranks exchange their largest logit and its token, and choose among the same bits: all get the
+    same tokens, whatever the states were that their logits are of.
+    """
+    has_real = rows.num_real_rows > 0
+    own = local[:, : rows.num_real_rows] if has_real else torch.full_like(local[:, :1], -math.inf)
+    largest, columns = own.max(dim=-1)
+    pair = largest.float().view(torch.int32), (columns + rows.first_row).int()
+    found = tp.all_gather_last_dim(torch.stack(pair, dim=-1))
+    by_rank = found.view(-1, tp.size, 2)
+    # Ranks come in the order of their tokens: equals stay with the first of them.
+    winners = by_rank[..., 0].contiguous().view(torch.float32).argmax(dim=-1, keepdim=True)
+    return by_rank[..., 1].gather(1, winners).squeeze(1).long()
+
+
 class ParallelLMHead(_VocabParallelWeight):
     """hidden (m, hidden_size) -> logits float32 (m, vocab_size), whole on every rank."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return vocab_logits(hidden, self.weight, self.vocab_size, self.tp)
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (m, hidden_size) -> likeliest_tokens of these logits, int64 (m,)."""
+        return likeliest_tokens(functional.linear(hidden, self.weight), self.rows, self.tp)
 
 
 class TiedLMHead(nn.Module):

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from attention import ForwardBatch
-from workers.errors import ConfigError
 from workers.layers.cuda.residual_stream import SelectRows
 from workers.layers.embedding import TiedLMHead
 from workers.layers.gemm.choice import GemmChooser
@@ -108,10 +107,10 @@ class FusedCausalLM(StreamCausalLM, SegmentedCausalLM):
     def decoder_ways(self) -> DecoderWays:
         """Called once, with the weights there. A collective of the ranks."""
 
-    def tap_layers(self, layer_ids: Sequence[int]) -> None:
-        if self._shard.tp.size > 1:
-            raise ConfigError("ranks keep parts of the stream each, which no drafter can read")
-        super().tap_layers(layer_ids)
+    def whole_stream(self, residual: torch.Tensor) -> torch.Tensor:
+        """Ranks may keep some rows of it each."""
+        rows = torch.arange(len(residual), device=residual.device)
+        return self._prepared_ways().select_rows(residual, rows)
 
     def prepare_while_idle(self) -> bool:
         """GEMMs that there was no time to measure, one timing at a time."""

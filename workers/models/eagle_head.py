@@ -122,6 +122,10 @@ class EagleHead(nn.Module):
         logits: torch.Tensor = self.lm_head(self.norm(states))
         return logits
 
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """As PairHead.likeliest."""
+        return self.lm_head.likeliest(self.norm(states))
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named."""
         return self.target_ids[columns]

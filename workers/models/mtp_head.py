@@ -131,6 +131,10 @@ class MtpHead(nn.Module):
         logits: torch.Tensor = self.shared_head.head(states)
         return logits
 
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """As PairHead.likeliest."""
+        return self.shared_head.head.likeliest(states)
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named: they are."""
         return columns

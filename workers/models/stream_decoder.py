@@ -124,7 +124,7 @@ class StreamCausalLM(NativeCausalLM):
                 layer, self.attended(layer, hidden, places, forward_batch), residual
             )
             if layer in self._tapped_layers:
-                taps.append(residual.clone())
+                taps.append(self.whole_stream(residual))
         return self.attended(self._last, hidden, places, forward_batch), residual
 
     def places(self, tokens: TokenInputs, batch: ForwardBatch) -> TokenPlaces:
@@ -136,6 +136,10 @@ class StreamCausalLM(NativeCausalLM):
         if unknown:
             raise ValueError(f"layers {unknown} are not in [0, {self._last})")
         self._tapped_layers = frozenset(layer_ids)
+
+    def whole_stream(self, residual: torch.Tensor) -> torch.Tensor:
+        """The stream as it is here, of every token (n, hidden_size), which no layer writes to."""
+        return residual.clone()
 
     def input_embedding(self) -> nn.Parameter:
         return self.model.embed_tokens.weight

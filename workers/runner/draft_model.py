@@ -37,13 +37,15 @@ _ANY_PAGE_SIZE = 1
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
     """A model whose backend reads and writes a pool of its own at the target's cache indices.
-    table: int32 (num_slots, max_context_len), req_to_token. tree: as in SpeculativeConfig."""
+    table: int32 (num_slots, max_context_len), req_to_token. tree: as in SpeculativeConfig. tp:
+    whose ranks have a part of the model each."""
 
     model: CausalLM
     backend: AttentionBackend
     pool: TokenToKVPool
     table: torch.Tensor
     tree: tuple[int, ...]
+    tp: TPGroup
 
     def proposer(self, history: TokenHistory, taps: StepTaps) -> Proposer:
         """As PlacedDrafter.proposer: it reads tokens only."""
@@ -52,7 +54,7 @@ class PlacedModel:
 
     def device_drafter(self) -> DeviceDrafter:
         """As PlacedDrafter.device_drafter: chains."""
-        return DeviceDraftModel(self.model, self.backend)
+        return DeviceDraftModel(self.model, self.backend, self.tp)
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle."""
@@ -121,7 +123,7 @@ class DraftModel:
         backend = AttentionPlan(chosen.routes, own, (num_pages,), 0).build(req_to_token_pool, pool)
         self._loaded.model.prepare(req_to_token_pool, pool)
         table = req_to_token_pool.req_to_token
-        return PlacedModel(self._loaded.model, backend, pool, table, config.draft_tree)
+        return PlacedModel(self._loaded.model, backend, pool, table, config.draft_tree, self._tp)
 
 
 def untuned(config: EngineConfig) -> EngineConfig:

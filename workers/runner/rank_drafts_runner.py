@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from workers.config import EngineConfig
-from workers.errors import ConfigError
 from workers.loading.loader import LoadedModel
 from workers.loading.weights import OnProgress
 from workers.models.token_inputs import ModelOutput
@@ -33,25 +32,14 @@ from workers.speculation.device_step import DrafterStep
 from workers.speculation.draft_mailbox import DraftMailbox, Passed, PassedAtOnce
 
 
-def check_alone(config: EngineConfig, tp: TPGroup) -> None:
-    """Raises ConfigError for several ranks: their drafts would have to be the same to the token."""
-    if tp.size > 1:
-        raise ConfigError(
-            f"speculative={config.speculative!r}: draft models and heads run on one GPU only so "
-            "far; take tp_size=1, or ngram or suffix"
-        )
-
-
 class RankDraftsRunner(ModelRunner):
-    """Over any device. Raises as ModelRunner, load_drafter, check_alone and check_forgets do."""
+    """Over any device. Raises as ModelRunner, load_drafter and check_forgets do.
+
+    Every rank of a group makes the drafts, of its part of the drafter: which tokens they are, ranks
+    choose among bits that they have exchanged (likeliest_tokens), so that no two can differ.
+    """
 
     _drafter: PagedDrafter
-
-    def __init__(
-        self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
-    ) -> None:
-        check_alone(config, tp)
-        super().__init__(config, tp, device, on_progress)
 
     def _plan_attention(
         self, config: EngineConfig, loaded: LoadedModel, tp: TPGroup, on_progress: OnProgress
@@ -87,6 +75,10 @@ class RankDraftsRunner(ModelRunner):
     def run(self, plan: StepPlan) -> StepOutcome:
         with self._mailbox.launching(plan.step_id):
             return super().run(plan)
+
+    def run_follower(self, plan: StepPlan) -> None:
+        with self._mailbox.launching(plan.step_id):
+            super().run_follower(plan)
 
     def try_largest_step(self, config: EngineConfig) -> None:
         super().try_largest_step(config)

@@ -7,8 +7,10 @@ import torch
 
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
+from workers.layers.embedding import likeliest_tokens
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
+from workers.parallel.group import TPGroup
 from workers.sampling.transfer import upload
 from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses, PassRows
@@ -20,7 +22,8 @@ class DeviceDraftModel:
     """As DeviceDrafter: greedy chains, one pass of the model a draft. All other tokens of a step,
     last drafts included, are read in one pass before the target runs, right or wrong.
 
-    backend: over a pool with the target's cache indices.
+    backend: over a pool with the target's cache indices. tp: whose ranks have a part of the model
+    each, and draft the same.
     """
 
     first_position = 0
@@ -28,9 +31,10 @@ class DeviceDraftModel:
     reads_last = True
     reads_target = False
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend) -> None:
+    def __init__(self, model: CausalLM, backend: AttentionBackend, tp: TPGroup) -> None:
         self.backend = backend
         self._model = model
+        self._tp = tp
         self._passes = DevicePasses(backend)
 
     def propose(self, step: DrafterStep) -> torch.Tensor:
@@ -66,7 +70,10 @@ class DeviceDraftModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ChainDrafter.draft."""
         hidden = self._model(TokenInputs(ids, batch.positions), batch).hidden
-        return self._model.compute_logits(hidden).argmax(dim=-1), carried
+        local, rows = self._model.local_logits(hidden), self._model.vocab_shard
+        if rows is None:
+            return local.argmax(dim=-1), carried
+        return likeliest_tokens(local, rows, self._tp), carried
 
     def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
         """As ChainDrafter.read."""

@@ -87,7 +87,7 @@ class DevicePairs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ChainDrafter.draft: the head's own state goes with its draft."""
         made = self._head(ids, carried, batch)
-        return self._head.named(self._head.logits(made).argmax(dim=-1)), made
+        return self._head.named(self._head.likeliest(made)), made
 
     def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
         """A pair is read behind the target's pass, with its states."""

@@ -65,6 +65,11 @@ class PairHead(Protocol):
         """The head's states (n, hidden_size) -> (n, tokens that the head can propose)."""
         ...
 
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """The same states -> the column of each one's largest logit, int64 (n,), the same on every
+        rank to the token."""
+        ...
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """Columns of logits, int64 of any shape -> the target's ids of these tokens."""
         ...
@@ -116,8 +121,7 @@ class PairProposer:
             batch = self._passes.prepare(rows.slots[wanting], pairs, ones, before)
             made = self._head(before, states[index], batch)
             states = states.index_copy(0, index, made)
-            likeliest = self._head.logits(made).argmax(dim=-1)
-            drafts[index, column] = self._head.named(likeliest)
+            drafts[index, column] = self._head.named(self._head.likeliest(made))
         self._has_read[rows.slots] = 1
         return Drafts(drafts, rows.max_drafts)
 

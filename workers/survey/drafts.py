@@ -29,9 +29,8 @@ def draft_methods(
 
 
 def _device_obstacle(method: Method, num_gpus: int) -> str:
-    if num_gpus and method in METHODS_ON_CPU_ONLY:
-        return "drafters of blocks run on CPU only so far"
-    return "draft models and heads run on one GPU only so far" if num_gpus > 1 else ""
+    is_refused = num_gpus > 0 and method in METHODS_ON_CPU_ONLY
+    return "drafters of blocks run on CPU only so far" if is_refused else ""
 
 
 def _general_obstacle(

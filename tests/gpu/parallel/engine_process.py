@@ -2,9 +2,10 @@
 
 A process belongs to one group of ranks and ends with any of them, so that tests run it from
 outside. It reads lines of JSON: first what to be, then one task after the other until there are no
-more. Prints "ready" when the engine is, then the tokens of every round as a line of JSON. It and
-its ranks are one process group, which ends with the process that started it: nothing is left on a
-GPU. Imports are done before the first line is read, which may wait for the GPUs to be free.
+more. Prints "ready" when the engine is, then the tokens of every round as a line of JSON, and where
+a task asks for counts, how many drafts there were and how many were right. It and its ranks are one
+process group, which ends with the process that started it: nothing is left on a GPU. Imports are
+done before the first line is read, which may wait for the GPUs to be free.
 """
 
 import faulthandler
@@ -17,7 +18,9 @@ import threading
 import time
 from functools import partial
 
-from tests.gpu.parallel.limited_ranks import limit_one_shot, limited_followers
+import msgspec
+
+from tests.gpu.parallel.asked_ranks import Asked, asked_followers
 from workers.config import EngineConfig
 from workers.parallel.local_engine import build_local_engine
 from workers.parallel.tp_engine import build_tp_engine
@@ -33,21 +36,28 @@ def end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def build_engine(config, one_shot_bytes):
-    """one_shot_bytes: see limited_ranks; None: as it is."""
-    if one_shot_bytes is None:
+def build_engine(config, asked):
+    """asked: see asked_ranks."""
+    record = asked.of_this_process()
+    if asked == Asked():
         return build_local_engine(config, lambda done, total: None)
-    limit_one_shot(one_shot_bytes)
-    followers = limited_followers(one_shot_bytes)
+    followers = asked_followers(asked)
     lost = partial(print, "lost rank", file=sys.stderr)
-    return build_tp_engine(config, followers, lost, lambda record: None, lambda done, total: None)
+    engine = build_tp_engine(config, followers, lost, lambda step: None, lambda done, total: None)
+    if record is not None:
+        record.history = engine._executor._runs._history
+    return engine
 
 
 def run(engine, task):
-    """task: prompts, sampling, rounds, and whether all graphs are captured before."""
+    """task: prompts, sampling, rounds, whether all graphs are captured before; or counts."""
+    if "counts" in task:
+        stats = engine.stats()
+        print(json.dumps([stats.num_draft_tokens, stats.num_accepted_draft_tokens]), flush=True)
+        return
     while task["captures"] and engine.prepare_while_idle():
         pass
-    sampling = [SamplingParams(**one) for one in task["sampling"]]
+    sampling = msgspec.convert(task["sampling"], list[SamplingParams])
     for _ in range(task["rounds"]):
         results = engine.generate(task["prompts"], sampling)
         engine.check_integrity()
@@ -61,7 +71,7 @@ def main() -> None:
     # Set when the GPUs are this process's: from then on it must come to its end.
     os.environ["CUDA_VISIBLE_DEVICES"] = told["gpus"]
     faulthandler.dump_traceback_later(told["dump_s"])
-    engine = build_engine(EngineConfig(**told["config"]), told["one_shot_bytes"])
+    engine = build_engine(EngineConfig(**told["config"]), Asked(**told["asked"]))
     print("ready", flush=True)
     for line in sys.stdin:
         run(engine, json.loads(line))

@@ -28,6 +28,11 @@ class RunningEngine:
         self.begin(prompts, sampling, rounds, captures)
         return [json.loads(self.read_line()) for _ in range(rounds)]
 
+    def draft_counts(self):
+        """Of all drafts so far: how many there were, and how many were right."""
+        self.tell({"counts": True})
+        return json.loads(self.read_line())
+
     def begin(self, prompts, sampling, rounds, captures=False):
         self.tell(
             {"prompts": prompts, "sampling": sampling, "rounds": rounds, "captures": captures}
@@ -58,9 +63,9 @@ class RunningEngine:
 
 
 @contextmanager
-def running(config, one_shot_bytes=None):
+def running(config, one_shot_bytes=None, drafts_folder=None):
     """An engine of config["tp_size"] ranks; whatever becomes of it, it is killed with all its ranks
-    in the end, and RUN_S after it got its GPUs. one_shot_bytes: see limited_ranks."""
+    in the end, and RUN_S after it got its GPUs. one_shot_bytes, drafts_folder: see asked_ranks."""
     with (
         tempfile.TemporaryFile("w+") as errors,
         started(errors) as process,
@@ -70,7 +75,9 @@ def running(config, one_shot_bytes=None):
         timer.start()
         try:
             engine = RunningEngine(process, errors)
-            told = {"config": config, "gpus": gpus, "one_shot_bytes": one_shot_bytes}
+            drafts = None if drafts_folder is None else str(drafts_folder)
+            asked = {"one_shot_bytes": one_shot_bytes, "drafts_folder": drafts}
+            told = {"config": config, "gpus": gpus, "asked": asked}
             engine.tell({**told, "dump_s": RUN_S - 10.0})
             assert engine.read_line() == "ready\n"
             yield engine

@@ -13,6 +13,17 @@ from tests.gpu.parallel.cases import (
     assert_likeliest,
     tiny_config,
 )
+from tests.gpu.parallel.draft_record import drafts_of_ranks
+from tests.gpu.parallel.drafters import (
+    ALLOWED,
+    FEW,
+    FIXED,
+    FLOAT32,
+    SHARED,
+    made_in,
+    save_eagle,
+    share_right,
+)
 from tests.gpu.parallel.running_engine import running
 
 pytestmark = [*NEEDS_GPU, NEEDS_FOUR_GPUS]
@@ -44,3 +55,20 @@ def test_four_ranks_that_share_rows_choose_likeliest_tokens_over_graphs(one_shot
         rounds = engine.generate(PROMPTS, [GREEDY] * len(PROMPTS), 3, True)
         engine.end()
     assert_likeliest(rounds)
+
+
+@pytest.mark.parametrize("one_shot_rows", [1, 8])
+def test_drafts_of_a_head_over_four_ranks_that_share_rows_are_the_published_ones(
+    one_shot_rows, tmp_path
+) -> None:
+    """It reads states of layers, of which each rank has its rows alone."""
+    target, speculative, oracle = save_eagle(tmp_path)
+    config = {"model": str(target), **FLOAT32, **FEW}
+    drafts = {**FIXED, "tp_size": 4, "speculative": speculative}
+    folder, one_shot_bytes = made_in(tmp_path / "drafts"), one_shot_rows * TINY_ROW_BYTES
+    with running({**config, **drafts}, one_shot_bytes, folder) as engine:
+        (together,) = engine.generate(SHARED, [ALLOWED] * 4)
+        engine.end()
+        told = drafts_of_ranks(folder, 4)
+    assert together == alone(config, SHARED, [ALLOWED] * 4)
+    assert share_right(told, oracle) == 1.0

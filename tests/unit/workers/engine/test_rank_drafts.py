@@ -26,10 +26,10 @@ from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats
 from workers.engine.results import GenerateResult
-from workers.errors import ConfigError, EngineFailedError
+from workers.errors import EngineFailedError
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.graph_set import build_draft_graphs
-from workers.runner.rank_drafts_runner import RankDraftsRunner, check_alone
+from workers.runner.rank_drafts_runner import RankDraftsRunner
 from workers.speculation.device_step import DrafterStep
 
 Rank = EagerRank | ReplayingRank
@@ -253,12 +253,3 @@ def test_a_backend_that_plans_on_the_host_drafts_without_graphs(
     monkeypatch.setattr(type(drafter.backend), "plans_on_host", True)
     assert build_draft_graphs(config, drafter, 1, None) is None  # type: ignore[arg-type]
     assert "plans every pass on the host" in caplog.text
-
-
-class TwoRanks:
-    rank, size = 0, 2
-
-
-def test_several_ranks_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"draft:builtin-draft'.* on one GPU only.*ngram"):
-        check_alone(config_of(**DRAFT), TwoRanks())  # type: ignore[arg-type]

@@ -236,6 +236,18 @@ def test_no_wanted_row_finishes_nothing(monkeypatch):
     assert launches.log[-1] == "attend1 rotated1x5"
 
 
+def test_a_tapped_layer_leaves_the_stream_of_every_token_as_the_ranks_keep_it(monkeypatch):
+    launches = Launches()
+    model = fused_llama(monkeypatch, launches)
+    model.tap_layers([0])
+    output = model.forward_rows(*arguments(batch_of()), ROWS)
+    first, second = ATTENDED[False]
+    tapped = [*first, *FINISHED[0], "select streamx5"]
+    assert launches.log == ["begin norm0", *tapped, *second, *FINISHED_ROWS]
+    (tap,) = output.taps
+    assert launches._name_of(tap) == "streamx5"
+
+
 class LoggingCapturer:
     """Keeps what a record launched; a replay is one line, and leaves the record's results."""
 

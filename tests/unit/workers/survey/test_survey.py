@@ -77,7 +77,7 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     as_asked = survey(folder, device="cuda", model_impl="transformers").drafts
     assert "hands over no states" in as_asked["eagle3"]
     halved = survey(folder, 1.0, device="cuda", dtype="bfloat16", tp_size=2, ep_size=2)
-    assert "on one GPU only" in halved.drafts["draft"]
+    assert halved.drafts == on_gpu.drafts
     assert halved.memory.weight_bytes < on_gpu.memory.weight_bytes * 0.7
     assert halved.memory.kv_bytes_a_token == on_gpu.memory.kv_bytes_a_token // 2
     fit = halved.memory.fit
