@@ -1,7 +1,8 @@
 """Experts with kept weights in two grouped products: in tiles of them as they are kept or, of many
 rows, with activations in FP8 or with matrices made for the one product.
 
-Not measured yet: benchmarks/h200/quantised_experts.py --sweep prints what is fastest.
+Tiles of an H200, 2026-11-28: benchmarks/h200/quantised_experts.py --sweep at 0.06 to 1,024 rows an
+expert; between these points the tables change where the tiles are full.
 """
 
 import math
@@ -87,17 +88,17 @@ WayTable = tuple[tuple[float, ExpertWay], ...]
 
 TABLES: Mapping[type[Stack], WayTable] = {
     Fp4Stack: (
-        (15.75, AsKept(KeptTiles(16, 64, 4, 4))),
-        (31.75, AsKept(KeptTiles(32, 64, 4, 4))),
-        (64, AsKept(KeptTiles(64, 128, 3, 8))),
-        (192, AsKept(KeptTiles(128, 128, 2, 8))),
+        (1, AsKept(KeptTiles(16, 64, 4, 4))),
+        (15.75, AsKept(KeptTiles(16, 128, 3, 4))),
+        (47.75, AsKept(KeptTiles(32, 128, 3, 4))),
+        (192, AsKept(KeptTiles(64, 64, 3, 4))),
         (math.inf, ByMatrices()),
     ),
     Fp8Stack: (
-        (15.75, AsKept(KeptTiles(16, 64, 4, 4))),
-        (31.75, AsKept(KeptTiles(32, 64, 4, 4))),
-        (64, RoundedTiles(64, 4, 8)),
-        (math.inf, RoundedTiles(128, 3, 8)),
+        (1, AsKept(KeptTiles(16, 64, 3, 4))),
+        (8, AsKept(KeptTiles(16, 128, 3, 4))),
+        (31.75, AsKept(KeptTiles(32, 128, 3, 4))),
+        (math.inf, RoundedTiles(64, 3, 8)),
     ),
 }
 
