@@ -22,7 +22,7 @@ from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats
 from workers.sampling.params import SamplingParams
 
-METHODS = ("none", "ngram", "suffix", "draft:builtin-draft")
+METHODS = ("none", "ngram", "suffix", "draft:builtin-draft", "eagle3:builtin-head")
 PROMPT_TOKENS = 64
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
 

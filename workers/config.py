@@ -57,7 +57,8 @@ class EngineConfig:
     the same with and without. METHOD or METHOD:MODEL, see speculation. "ngram" looks the last
     tokens up in the request's own text, "suffix" in recent outputs of others of its salt, too, and
     proposes as much as it found alike; "draft:MODEL" is a smaller model of the same vocabulary,
-    given as model is, "eagle3:FOLDER" a head that reads the model's states, "mtp" the layer for
+    given as model is, "eagle3:FOLDER" a head that reads the model's states ("builtin-head" is the
+    built-in model's), "mtp" the layer for
     that behind its checkpoint's last one, "dflash:FOLDER" a model that makes a block of drafts of
     these states in one pass (on CPU only); they share what there is of KV memory.
     max_draft_tokens: of a request and step; draft_policy: who chooses how many of them a step has.

@@ -55,7 +55,8 @@ Drafts = Annotated[
     str | None,
     typer.Option(
         "--speculative",
-        help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER, mtp, dflash:FOLDER.",
+        help="Who proposes drafts: ngram, suffix, draft:MODEL, eagle3:FOLDER, mtp, dflash:FOLDER; "
+        "draft:builtin-draft and eagle3:builtin-head are the built-in model's.",
     ),
 ]
 Deterministic = Annotated[

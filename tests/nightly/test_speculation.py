@@ -128,8 +128,10 @@ def head(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathFactory) 
         ("suffix", ()),
         ("draft:builtin-draft", ()),
         ("eagle3:HEAD", ()),
+        ("eagle3:builtin-head", ()),
         ("suffix", (4, 4, 2, 2)),
         ("draft:builtin-draft", (4, 4, 2, 2)),
+        ("eagle3:builtin-head", (4, 4, 2, 2)),
     ],
 )
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])

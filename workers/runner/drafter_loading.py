@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from workers.builtin import builtin_head_path
 from workers.config import EngineConfig
-from workers.errors import ConfigError
+from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
 from workers.loading.dflash import load_dflash
 from workers.loading.eagle_head import load_head
@@ -15,6 +16,9 @@ from workers.runner.block_drafter import PagedBlockDrafter
 from workers.runner.draft_model import DraftModel, check_pages
 from workers.runner.head_drafter import HeadDrafter
 from workers.runner.paged_drafter import PagedDrafter
+
+BUILTIN_HEAD = "builtin-head"
+"""Of `eagle3:`, the head of the built-in model that ships."""
 
 
 def load_drafter(
@@ -32,8 +36,17 @@ def load_drafter(
     if speculation.method == "mtp":
         return HeadDrafter(config, load_mtp_head(config, target, shard), tp)
     seed = config.dummy_weights_seed if config.load_format == "dummy" else None
-    folder = Path(str(speculation.model)).expanduser()
+    name = str(speculation.model)
     if speculation.method == "dflash":
-        most = speculation.max_draft_tokens
+        folder, most = Path(name).expanduser(), speculation.max_draft_tokens
         return PagedBlockDrafter(config, load_dflash(folder, target, shard, most, seed))
-    return HeadDrafter(config, load_head(folder, target, shard, seed), tp)
+    return HeadDrafter(config, load_head(_head_folder(name), target, shard, seed), tp)
+
+
+def _head_folder(name: str) -> Path:
+    if name != BUILTIN_HEAD:
+        return Path(name).expanduser()
+    try:
+        return builtin_head_path()
+    except FileNotFoundError as error:
+        raise ModelLoadError(str(error)) from error

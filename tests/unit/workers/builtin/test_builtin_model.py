@@ -10,7 +10,11 @@ import torch
 from safetensors import safe_open
 
 import workers.builtin
-from workers.builtin import builtin_draft_path, builtin_model_path
+from benchmarks.draft_acceptance import SAMPLING, held_out_prompts, served
+from workers.builtin import builtin_draft_path, builtin_head_path, builtin_model_path
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.errors import ModelLoadError
 
 _MEBIBYTE = 1 << 20
 
@@ -33,6 +37,7 @@ def _reply(model: Any, tokenizer: Any, question: str) -> str:
     [
         (builtin_model_path, 15 * _MEBIBYTE, 6_000_000, 8_000_000),
         (builtin_draft_path, 2 * _MEBIBYTE, 800_000, 1_200_000),
+        (builtin_head_path, 6 * _MEBIBYTE, 2_500_000, 2_700_000),
     ],
 )
 def test_weights_are_small_bf16_safetensors(
@@ -44,6 +49,8 @@ def test_weights_are_small_bf16_safetensors(
     with safe_open(path, framework="pt") as weights:
         for name in weights.keys():  # noqa: SIM118
             tensor = weights.get_tensor(name)
+            if name in ("d2t", "t2d"):
+                continue
             assert tensor.dtype == torch.bfloat16
             num_parameters += tensor.numel()
     assert min_parameters <= num_parameters <= max_parameters
@@ -189,3 +196,24 @@ def test_missing_files_are_named_in_the_error(
         builtin_model_path()
     with pytest.raises(FileNotFoundError, match=r"draft model is incomplete: config\.json"):
         builtin_draft_path()
+
+
+def test_the_head_brings_more_than_three_tokens_a_step() -> None:
+    """Greedy, behind held-out documents, which no head and no target learnt."""
+    stats, _ = served("eagle3:builtin-head", held_out_prompts(6), 5, SAMPLING)
+    assert 1 + stats.num_accepted_draft_tokens / stats.num_drafted_runs > 3.0
+
+
+def test_an_incomplete_head_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(workers.builtin, "files", lambda name: tmp_path)
+    with pytest.raises(FileNotFoundError, match="head is incomplete: config.json"):
+        builtin_head_path()
+
+
+def test_an_engine_names_an_incomplete_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def incomplete() -> None:
+        raise FileNotFoundError("the built-in head is incomplete")
+
+    monkeypatch.setattr("workers.runner.drafter_loading.builtin_head_path", incomplete)
+    with pytest.raises(ModelLoadError, match="head is incomplete"):
+        Engine.from_config(EngineConfig(device="cpu", speculative="eagle3:builtin-head"))
