@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection
 from attention.registry import create_attention_backend
 from attention.routes import AttentionRoutes
+from attention.visibility import VisibilityKind
 
 
 def build_attention(
@@ -37,8 +39,10 @@ def build_attention(
     backends = {name: create_attention_backend(name, config, *pools) for name in routes.names}
     if len(backends) == 1:
         return backends[routes.names[0]]
-    isgraphable = all(isinstance(backends[name], GraphAttentionBackend) for name in routes.decode)
-    router = GraphAttentionRouter if isgraphable else AttentionRouter
+    is_graphable = all(isinstance(backends[name], GraphAttentionBackend) for name in routes.decode)
+    router: type[AttentionRouter] = GraphAttentionRouter if is_graphable else AttentionRouter
+    if is_graphable and routes.trees and all(_captures_trees(backends[n]) for n in routes.trees):
+        router = GraphTreeRouter
     return router(config, *pools, routes, backends)
 
 
@@ -61,6 +65,7 @@ class AttentionRouter(AttentionBackend):
             raise ValueError(f"routes of {len(routes.decode)} layers for {config.num_layers}")
         self._extend = tuple(backends[name] for name in routes.extend)
         self._decode = tuple(backends[name] for name in routes.decode)
+        self._trees = tuple(backends[name] for name in routes.trees) or self._extend
         self.capability = replace(self._decode[0].capability, name=str(routes))
         self._names = tuple(map(routes.name_in, (ForwardMode.EXTEND, ForwardMode.DECODE)))
 
@@ -71,6 +76,11 @@ class AttentionRouter(AttentionBackend):
 
     def name_in(self, mode: ForwardMode) -> str:
         return self._names[mode.is_decode]
+
+    def name_of(self, forward_batch: ForwardBatch) -> str:
+        if forward_batch.visibility.kind is VisibilityKind.TREE:
+            return "+".join(one.capability.name for one in _each_once(self._trees))
+        return super().name_of(forward_batch)
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         for backend in _each_once(self._of(forward_batch)):
@@ -114,7 +124,10 @@ class AttentionRouter(AttentionBackend):
 
     def _of(self, forward_batch: ForwardBatch) -> tuple[AttentionBackend, ...]:
         """By layer."""
-        return self._decode if forward_batch.forward_mode.is_decode else self._extend
+        if forward_batch.forward_mode.is_decode:
+            return self._decode
+        is_tree = forward_batch.visibility.kind is VisibilityKind.TREE
+        return self._trees if is_tree else self._extend
 
 
 class GraphAttentionRouter(AttentionRouter, GraphAttentionBackend):
@@ -150,6 +163,46 @@ class GraphAttentionRouter(AttentionRouter, GraphAttentionBackend):
     def before_replay(self, num_rows: int, seq_lens_cpu: npt.NDArray[np.int32]) -> None:
         for backend in self._graphed:
             backend.before_replay(num_rows, seq_lens_cpu)
+
+
+class GraphTreeRouter(GraphAttentionRouter):
+    """Where those can be captured, too, that attend in steps with trees: of steps that verify
+    drafts, these alone are."""
+
+    captures_verify: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+        routes: AttentionRoutes,
+        backends: Mapping[str, AttentionBackend],
+    ) -> None:
+        super().__init__(config, req_to_token_pool, token_to_kv_pool, routes, backends)
+        self._all_graphed = tuple(map(graphable, _each_once((*self._decode, *self._trees))))
+
+    def init_cuda_graph_state(self, max_bs: int) -> None:
+        for backend in self._all_graphed:
+            backend.init_cuda_graph_state(max_bs)
+
+    def init_forward_metadata_capture_cuda_graph(self, forward_batch: ForwardBatch) -> None:
+        for backend in self._graphed_of(forward_batch):
+            backend.init_forward_metadata_capture_cuda_graph(forward_batch)
+
+    def record_step_tables(self, forward_batch: ForwardBatch) -> None:
+        for backend in self._graphed_of(forward_batch):
+            backend.record_step_tables(forward_batch)
+
+    def _graphed_of(self, forward_batch: ForwardBatch) -> tuple[GraphAttentionBackend, ...]:
+        """Raises AttentionBackendError for steps that cannot be captured."""
+        return tuple(map(graphable, _each_once(self._of(forward_batch))))
+
+
+def _captures_trees(backend: AttentionBackend) -> bool:
+    if not isinstance(backend, GraphAttentionBackend):
+        return False
+    return backend.captures_verify and not backend.plans_on_host
 
 
 def _each_once(backends: tuple[AttentionBackend, ...]) -> tuple[AttentionBackend, ...]:

@@ -17,6 +17,7 @@ from attention.preferences import DeviceFacts
 from attention.registration import BackendRegistry
 from attention.registry import ATTENTION_BACKENDS
 from attention.selection import AttentionNeeds, BackendChoice, select_attention_backend
+from attention.visibility import VisibilityKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,17 @@ class AskedBackends:
 @dataclass(frozen=True, slots=True)
 class AttentionRoutes:
     """A backend's name for each layer. extend: in steps in which some row has several new tokens,
-    rows that decode beside it included. decode: in steps of one new token a row."""
+    rows that decode beside it included. decode: in steps of one new token a row. trees: in steps
+    whose new tokens are trees of drafts, where others than extend's attend in these."""
 
     extend: tuple[str, ...]
     decode: tuple[str, ...]
+    trees: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Each once, those of decode steps first."""
-        return _each_once((*self.decode, *self.extend))
+        return _each_once((*self.decode, *self.extend, *self.trees))
 
     def name_in(self, mode: ForwardMode) -> str:
         """Of the backends of such a step, as text."""
@@ -46,6 +49,9 @@ class AttentionRoutes:
 
     def __str__(self) -> str:
         extend, decode = self.name_in(ForwardMode.EXTEND), self.name_in(ForwardMode.DECODE)
+        if self.trees:
+            trees = "+".join(_each_once(self.trees))
+            return f"{extend} (prefill), {decode} (decode), {trees} (draft trees)"
         return decode if extend == decode else f"{extend} (prefill), {decode} (decode)"
 
 
@@ -68,6 +74,8 @@ def choose_routes(
 ) -> RouteChoice:
     """Choose for each phase and each kind of layers. needs: what all layers have in common.
 
+    Steps with trees go to a backend of their own where that of prompts has no masks for them.
+
     Raises AttentionBackendError when a backend that was asked for cannot work for one of them, when
     none can, or when the chosen ones have no page size in common.
     """
@@ -78,11 +86,19 @@ def choose_routes(
             chosen[name, wanted] = select_attention_backend(name, device, wanted, registry)
         return chosen[name, wanted].name
 
-    of_layers = [needs_of_layer(needs, layer) for layer in layers]
+    plain = replace(needs, visibilities=needs.visibilities - {VisibilityKind.TREE})
+    of_layers = [needs_of_layer(plain, layer) for layer in layers]
     decode = tuple(
         choose(asked.decode, replace(wanted, needs_mixed_batches=False)) for wanted in of_layers
     )
-    routes = AttentionRoutes(tuple(choose(asked.extend, wanted) for wanted in of_layers), decode)
+    extend = tuple(choose(asked.extend, wanted) for wanted in of_layers)
+    trees = extend
+    if VisibilityKind.TREE in needs.visibilities:
+        trees = tuple(
+            name if _has_trees(name, registry) else choose(None, needs_of_layer(needs, layer))
+            for name, layer in zip(extend, layers, strict=True)
+        )
+    routes = AttentionRoutes(extend, decode, () if trees == extend else trees)
     return RouteChoice(
         routes,
         _common_page_size(chosen.values(), needs.page_size, registry),
@@ -119,6 +135,10 @@ def _common_page_size(
         f"attention backends of one pool need a page size that all work with ({defaults}); ask for "
         "a page_size, or for other backends"
     )
+
+
+def _has_trees(name: str, registry: BackendRegistry) -> bool:
+    return VisibilityKind.TREE in registry.get(name).capability.visibilities
 
 
 def _each_once(names: Iterable[str]) -> tuple[str, ...]:

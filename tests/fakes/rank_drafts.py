@@ -2,6 +2,7 @@
 
 import torch
 
+from attention.forward_batch import StepShape
 from attention.graph_timing import GraphAttentionTimer
 from tests.fakes.drafted_runner import ClosureCapturer, ReplayedVerifyBackend
 from workers.config import EngineConfig
@@ -9,15 +10,17 @@ from workers.engine.engine import Engine
 from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
 from workers.graphs.decode_step import TorchStepKernels
 from workers.graphs.draft_graphs import DraftGraphs, draft_graph_lengths
-from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
+from workers.graphs.tree_draft_graphs import TreeDraftGraphs
 from workers.graphs.verify_graphs import verify_shapes
 from workers.parallel.group import SingleRank, TPGroup
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.model_runner import ModelRunner
 from workers.runner.rank_drafts_runner import RankDraftsRunner
+from workers.runner.rank_trees_runner import RankTreesRunner
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 from workers.speculation.device_pass import DevicePasses
@@ -37,6 +40,10 @@ class EagerRank(RankDraftsRunner):
 
     def engine(self) -> Engine:
         return Engine.of_runner(self._config, self)
+
+
+class EagerTreeRank(RankTreesRunner, EagerRank):
+    """Its drafts are trees."""
 
 
 class ReplayingRank(CudaRankDraftsRunner):
@@ -74,7 +81,7 @@ class ReplayingRank(CudaRankDraftsRunner):
         lengths = [1 + own for own in draft_lengths(config.speculation) if own]
         shapes = verify_shapes(max_rows, lengths)
         max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
-        self._verify_graphs = DraftedVerifyGraphs(
+        self._verify_graphs = self._verify_class(config)(
             graphed,
             backend,
             kernels,
@@ -93,7 +100,13 @@ class ReplayingRank(CudaRankDraftsRunner):
         )
         drafter.backend, drafter._passes = own, DevicePasses(own)
         shapes = verify_shapes(max_rows, draft_graph_lengths(drafter, config.speculation))
-        self._draft_graphs = DraftGraphs(drafter, own, self.drafts, shapes, max_rows)
+        self._draft_graphs = self._make_draft_graphs(config, own, shapes)
+
+    def _make_draft_graphs(
+        self, config: EngineConfig, backend: ReplayedVerifyBackend, shapes: list[StepShape]
+    ) -> DraftGraphs:
+        padding_slot = config.max_running_requests
+        return DraftGraphs(self._device_drafter, backend, self.drafts, shapes, padding_slot)
 
     def _new_mark(self) -> Passed:
         return PassedAtOnce()
@@ -115,3 +128,13 @@ class ReplayingRank(CudaRankDraftsRunner):
 
     def engine(self) -> Engine:
         return Engine.of_runner(self._config, self)
+
+
+class ReplayingTreeRank(CudaRankTreesRunner, ReplayingRank):
+    """Its drafts are trees."""
+
+    def _make_draft_graphs(
+        self, config: EngineConfig, backend: ReplayedVerifyBackend, shapes: list[StepShape]
+    ) -> DraftGraphs:
+        made = self._device_drafter, backend, self.drafts, shapes, config.max_running_requests
+        return TreeDraftGraphs(*made, config.draft_tree)

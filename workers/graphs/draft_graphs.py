@@ -21,12 +21,12 @@ from workers.sampling.transfer import upload
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.policies import draft_lengths
 
 logger = logging.getLogger(__name__)
 
-_SLOTS, _POSITIONS, _IS_ROW, _FIRST_PLACES = range(4)
+SLOTS, _POSITIONS, _IS_ROW, FIRST_PLACES = range(4)
 """Rows of the staged matrix; from the last on the cache index of each of a row's tokens."""
 
 
@@ -64,7 +64,7 @@ class _StaticRows:
         device: torch.device,
     ) -> "_StaticRows":
         staged = torch.zeros(
-            (_FIRST_PLACES + max_tokens, max_rows), dtype=torch.int64, device=device
+            (FIRST_PLACES + max_tokens, max_rows), dtype=torch.int64, device=device
         )
         ids, positions, places = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
         seq_lens, prefix_lens, is_row = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
@@ -124,16 +124,16 @@ class DraftGraphs:
         """Whether a captured graph has all that the drafter does ahead of the target's pass."""
         return self._shape_for(plan) in self._graphs
 
-    def run(self, step: DrafterStep) -> torch.Tensor:
-        """Drafts of the step's runs, int64 (len(runs), width), of a plan that is covered. Where the
-        drafter reads last drafts, it has read these, and the tokens of rows without drafts."""
+    def run(self, step: DrafterStep) -> DeviceDrafts:
+        """Drafts of the step's runs, of a plan that is covered. Where the drafter reads last
+        drafts, it has read these, and the tokens of rows without drafts."""
         shape = self._shape_for(step.plan)
         if shape is None or shape not in self._graphs:
             raise RuntimeError("drafts are made by a graph that has not been captured")
         self._stage(shape, step)
         self._graphs[shape]()
         (rows,) = upload([step.runs.rows], self._static.ids.device)
-        return self._static.drafts[:, : step.runs.width].index_select(0, rows)
+        return DeviceDrafts(self._static.drafts[:, : step.runs.width].index_select(0, rows))
 
     def capture_after(self, plan: StepPlan) -> None:
         """Capture the graph that the plan, which has just been launched, went without, if any."""
@@ -154,7 +154,7 @@ class DraftGraphs:
         self._missing.remove(shape)
         batch = self._batch(shape.rows)
         self._static.staged.zero_()
-        self._static.staged[_SLOTS] = self._padding_slot
+        self._static.staged[SLOTS] = self._padding_slot
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
         self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape, batch))
         if self.num_captured == self.num_shapes:
@@ -186,13 +186,13 @@ class DraftGraphs:
         static.prefix_lens[:n].copy_(positions)
         static.seq_lens[:n].copy_(positions + is_row)
         columns = torch.arange(shape.tokens_per_row, device=positions.device).unsqueeze(1)
-        places = staged[_FIRST_PLACES : _FIRST_PLACES + shape.tokens_per_row]
-        slots = staged[_SLOTS].expand_as(places)
+        places = staged[FIRST_PLACES : FIRST_PLACES + shape.tokens_per_row]
+        slots = staged[SLOTS].expand_as(places)
         self._table[slots, positions + columns] = places.int()
 
     def _begin_pass(self, batch: ForwardBatch, column: int) -> None:
         n = batch.batch_size
-        batch.out_cache_loc.copy_(self._static.staged[_FIRST_PLACES + column, :n])
+        batch.out_cache_loc.copy_(self._static.staged[FIRST_PLACES + column, :n])
         # As in DecodeGraphs: the embedding lookup, an ordinary launch, waits for all of this.
         self._backend.record_step_tables(batch)
 
@@ -226,15 +226,15 @@ class DraftGraphs:
     def _stage(self, shape: StepShape, step: DrafterStep) -> None:
         """The plan's rows, and padding up to shape."""
         plan, n = step.plan, step.plan.batch_size
-        staged = np.zeros((_FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
-        staged[_SLOTS] = self._padding_slot
-        staged[_SLOTS, :n] = plan.slots
+        staged = np.zeros((FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
+        staged[SLOTS] = self._padding_slot
+        staged[SLOTS, :n] = plan.slots
         staged[_POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
         staged[_IS_ROW, :n] = 1
         columns = np.arange(shape.tokens_per_row)[:, None] < plan.num_new_tokens
         places = np.zeros((n, shape.tokens_per_row), dtype=np.int64)
         places[columns.T] = plan.out_cache_loc
-        staged[_FIRST_PLACES:, :n] = places.T
+        staged[FIRST_PLACES:, :n] = places.T
         firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
         on_device, tokens = upload([staged, firsts], self._static.ids.device)
         self._static.staged[: len(staged), : shape.rows].copy_(on_device)
@@ -252,7 +252,7 @@ class DraftGraphs:
             num_tokens=n,
             input_ids=static.ids[:n],
             positions=static.positions[:n],
-            req_pool_indices=static.staged[_SLOTS, :n],
+            req_pool_indices=static.staged[SLOTS, :n],
             seq_lens=static.seq_lens[:n],
             extend_seq_lens=static.ones[:n],
             extend_prefix_lens=static.prefix_lens[:n],

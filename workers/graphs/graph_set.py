@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
+from attention.forward_batch import StepShape
 from attention.graph_timing import GraphAttentionTimer, new_graph_event, new_replay_mark
 from workers.config import EngineConfig
 from workers.graphs.decode_graphs import (
@@ -21,6 +22,7 @@ from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
+from workers.graphs.tree_draft_graphs import TreeDraftGraphs
 from workers.graphs.verify_graphs import VerifyGraphs, verify_shapes
 from workers.layers.embedding import VocabShard
 from workers.models.base import CausalLM
@@ -30,6 +32,7 @@ from workers.sampling.state import SamplingState
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
+from workers.speculation.device_growth import TreeDrafter
 from workers.speculation.policies import draft_lengths
 
 logger = logging.getLogger(__name__)
@@ -181,7 +184,7 @@ def build_verify_graphs(
     sampling: SamplingState,
     tp: TPGroup,
     capturer: CudaGraphCapturer,
-    graphs_class: type[VerifyGraphs] = VerifyGraphs,
+    graphs_class: Callable[..., VerifyGraphs] = VerifyGraphs,
 ) -> VerifyGraphs | None:
     """Behind build_decode_graphs, which made the backend's static buffers. vocab_shard: the
     model's. None where there are no drafts, or where their steps cannot be captured: they run
@@ -215,8 +218,34 @@ def build_draft_graphs(
 ) -> DraftGraphs | None:
     """None where drafts are made eagerly, which the log says: the drafter, its backend or a flag do
     not allow it."""
-    backend, speculation = drafter.backend, config.speculation
-    if speculation is None:
+    backend, speculation = _draft_backend(config, drafter), config.speculation
+    if backend is None or speculation is None:
+        return None
+    shapes = _draft_shapes(config, drafter, speculation)
+    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot)
+
+
+def build_tree_draft_graphs(
+    config: EngineConfig, drafter: TreeDrafter, padding_slot: int, capturer: CudaGraphCapturer
+) -> TreeDraftGraphs | None:
+    """As build_draft_graphs."""
+    backend, speculation = _draft_backend(config, drafter), config.speculation
+    if backend is None or speculation is None:
+        return None
+    if not backend.captures_verify:
+        logger.warning(
+            "drafts are made without CUDA graphs: passes over trees by %s cannot be captured",
+            backend.capability.name,
+        )
+        return None
+    shapes = _draft_shapes(config, drafter, speculation)
+    return TreeDraftGraphs(drafter, backend, capturer, shapes, padding_slot, speculation.tree)
+
+
+def _draft_backend(config: EngineConfig, drafter: ChainDrafter) -> GraphAttentionBackend | None:
+    """None, and a line in the log, where passes of the drafter cannot be captured."""
+    backend = drafter.backend
+    if config.speculation is None:
         return None
     if not config.enable_cuda_graphs:
         logger.info("drafts are made without CUDA graphs: enable_cuda_graphs is off")
@@ -227,22 +256,16 @@ def build_draft_graphs(
     elif backend.plans_on_host:
         obstacle = f"{backend.capability.name} plans every pass on the host"
     elif not obstacle:
-        return _draft_graphs(config, speculation, drafter, backend, padding_slot, capturer)
+        return backend
     logger.warning("drafts are made without CUDA graphs: %s", obstacle)
     return None
 
 
-def _draft_graphs(
-    config: EngineConfig,
-    speculation: SpeculativeConfig,
-    drafter: ChainDrafter,
-    backend: GraphAttentionBackend,
-    padding_slot: int,
-    capturer: CudaGraphCapturer,
-) -> DraftGraphs:
+def _draft_shapes(
+    config: EngineConfig, drafter: ChainDrafter, speculation: SpeculativeConfig
+) -> list[StepShape]:
     max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
-    shapes = verify_shapes(max_rows, draft_graph_lengths(drafter, speculation))
-    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot)
+    return verify_shapes(max_rows, draft_graph_lengths(drafter, speculation))
 
 
 def build_segment_graphs(

@@ -132,7 +132,7 @@ class VerifyGraphs:
         tokens come as a VerifiedStep, others as tokens still on the device."""
         slot = self.replay(plan)
         places = self._last_replay().places
-        if sampling.is_plainly_greedy(*_sampled_places(plan)):
+        if sampling.is_plainly_greedy(*self._sampled_places(plan)):
             return VerifiedStep(slot, slot.step, places)
         return self.finish(plan, sampling, partial(sampling.sample, drafts=self.run_drafts(plan)))
 
@@ -168,7 +168,7 @@ class VerifyGraphs:
             raise RuntimeError("another plan has been replayed")
         (places,) = upload([replayed.places], self._backend.config.device)
         logits = self._model.whole_logits(replayed.logits.index_select(0, places))
-        return draw(logits, *_sampled_places(plan))
+        return draw(logits, *self._sampled_places(plan))
 
     def capture_after(self, plan: StepPlan) -> bool:
         """Capture the graph that the plan, which has just been launched, went without. False where
@@ -228,6 +228,14 @@ class VerifyGraphs:
     def replayed_places(self) -> npt.NDArray[np.int64]:
         """Where among the graph's tokens those of the last replayed plan stand, int64 (n,)."""
         return self._last_replay().places
+
+    def _sampled_places(self, plan: StepPlan) -> tuple[IntArray, IntArray]:
+        """Slot of every token, and the position of what is sampled behind it, int32 (num tokens,)
+        both."""
+        lens = plan.num_new_tokens
+        starts = np.cumsum(lens, dtype=np.int32) - lens
+        positions = np.repeat(plan.prefix_lens - starts, lens) + np.arange(len(plan.input_ids))
+        return np.repeat(plan.slots, lens), (positions + 1).astype(np.int32)
 
     def _last_replay(self) -> _Replayed:
         if self._replayed is None:
@@ -302,11 +310,3 @@ class VerifyGraphs:
             is_captured=True,
             bounded_cache_locs=tokens.bounded_cache_locs,
         )
-
-
-def _sampled_places(plan: StepPlan) -> tuple[IntArray, IntArray]:
-    """Slot of every token, and the position of what is sampled behind it: int32 (num tokens,)."""
-    lens = plan.num_new_tokens
-    starts = np.cumsum(lens, dtype=np.int32) - lens
-    positions = np.repeat(plan.prefix_lens - starts, lens) + np.arange(len(plan.input_ids))
-    return np.repeat(plan.slots, lens), (positions + 1).astype(np.int32)

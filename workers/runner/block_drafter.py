@@ -18,7 +18,7 @@ from workers.runner.draft_model import untuned
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, attention_needs
 from workers.speculation.blocks import BlockDrafter, BlockProposer
-from workers.speculation.device_drafter import DeviceDrafter
+from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
@@ -41,6 +41,10 @@ class PlacedBlockDrafter:
     def device_drafter(self) -> DeviceDrafter:
         """Raises ConfigError: none is written."""
         raise ConfigError("drafters of blocks run on CPU only so far")
+
+    def tree_drafter(self) -> DeviceTreeDrafter:
+        """Raises ConfigError: a block has no branches."""
+        raise ConfigError("drafters of blocks make no trees")
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle: there is nothing to measure."""

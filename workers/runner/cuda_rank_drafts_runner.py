@@ -1,9 +1,8 @@
 """A CUDA rank that makes drafts by a model or a head beside its own."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import torch
 
@@ -27,8 +26,8 @@ from workers.runner.executor import PendingStep
 from workers.runner.rank_drafts_runner import RankDraftsRunner
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
-from workers.speculation.device_step import DrafterStep, RunRows
-from workers.speculation.draft_mailbox import NO_DRAFT_TOKEN, Passed
+from workers.speculation.device_step import DeviceDrafts, DrafterStep, RunRows
+from workers.speculation.draft_mailbox import Passed
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     attention: these hand over none.
     """
 
-    _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs
     _tapped: TappedModel | None = None
     _replayed_step: DrafterStep | None = None
     _draft_graphs: DraftGraphs | None = None
@@ -52,9 +50,16 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
     ) -> None:
         super().__init__(config, tp, device, on_progress)
-        self._draft_graphs = build_draft_graphs(
-            config, self._device_drafter, config.max_running_requests, CudaGraphCapturer(device)
-        )
+        self._draft_graphs = self._build_draft_graphs(config, CudaGraphCapturer(device))
+
+    def _build_draft_graphs(
+        self, config: EngineConfig, capturer: CudaGraphCapturer
+    ) -> DraftGraphs | None:
+        padding_slot = config.max_running_requests
+        return build_draft_graphs(config, self._device_drafter, padding_slot, capturer)
+
+    def _verify_class(self, config: EngineConfig) -> Callable[..., VerifyGraphs]:
+        return DraftedVerifyGraphs
 
     def _place_beside(self, config: EngineConfig) -> None:
         super()._place_beside(config)
@@ -97,8 +102,9 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         finish = super()._begin_within_memory(plan)
         runs = RunRows.of(plan)
         if len(runs) and self._mailbox.made(plan.step_id, runs.slots) is None:
-            any_tokens = torch.full((len(runs), runs.width), NO_DRAFT_TOKEN, device=self._device)
-            self._mailbox.put(plan.step_id, runs.slots, any_tokens)
+            # Drafts behind one token of a tree differ.
+            any_tokens = torch.arange(runs.width, device=self._device).expand(len(runs), -1)
+            self._mailbox.put(plan.step_id, runs.slots, DeviceDrafts(any_tokens))
             self._mailbox.end(plan.step_id)
         return finish
 

@@ -24,7 +24,8 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.speculation.device_draft import DeviceDraftModel
-from workers.speculation.device_drafter import DeviceDrafter
+from workers.speculation.device_draft_tree import DeviceDraftTree
+from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
 from workers.speculation.draft import DraftModelProposer
 from workers.speculation.draft_tree import DraftTreeProposer
 from workers.speculation.history import TokenHistory
@@ -55,6 +56,10 @@ class PlacedModel:
     def device_drafter(self) -> DeviceDrafter:
         """As PlacedDrafter.device_drafter: chains."""
         return DeviceDraftModel(self.model, self.backend, self.tp)
+
+    def tree_drafter(self) -> DeviceTreeDrafter:
+        """As PlacedDrafter.tree_drafter."""
+        return DeviceDraftTree(self.model, self.backend, self.tp)
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle."""

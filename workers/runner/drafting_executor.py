@@ -10,7 +10,7 @@ count for penalties.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,12 +21,16 @@ from workers.constraints.masks import StepMasks
 from workers.kv_cache.radix_node import EMPTY
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
 from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan, StepResult
+from workers.scheduler.plan_tree import PlanTrees
+from workers.speculation.chain import ChainVerifier
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.rank_proposer import RankProposer
+from workers.speculation.rank_tree_proposer import RankTreeProposer
 from workers.speculation.runs import HostRuns, observed_step, ranges, result_of_runs
+from workers.speculation.tree import TreeVerifier, in_path_order
 from workers.speculation.verifier import Verifier
 
 NO_WAIT_S = float("inf")
@@ -48,7 +52,8 @@ class SampledRows:
 
     slots, positions: int32 (num samples,), of each sample; token_ids: int64 of as many. run_lens,
     next_ids: int64 (num sampling rows,), how many hold and the last that does. num_samples: int32
-    of as many rows.
+    of as many rows. order: int64 (num samples,), which sample of the result stands where; None
+    where each is in its place.
     """
 
     slots: IntArray
@@ -57,6 +62,7 @@ class SampledRows:
     run_lens: torch.Tensor
     next_ids: torch.Tensor
     num_samples: IntArray
+    order: torch.Tensor | None = None
 
     @classmethod
     def of_one_each(cls, plan: StepPlan, result: StepResult) -> Self:
@@ -73,7 +79,9 @@ class SampledRows:
         )
 
     @classmethod
-    def of_runs(cls, plan: StepPlan, result: StepResult, verifier: Verifier) -> Self:
+    def of_runs(
+        cls, plan: StepPlan, result: StepResult, verifier: Verifier, tree_verifier: TreeVerifier
+    ) -> Self:
         """Raises ValueError where the result has another number of samples than the plan."""
         sampling = plan.samples > 0
         num_samples = plan.samples.copy()
@@ -91,7 +99,13 @@ class SampledRows:
         offsets = (plan.prefix_lens + plan.num_new_tokens - plan.samples)[sampling] + 1
         token_ids = torch.from_numpy(result.token_ids.astype(np.int64))
         inputs = torch.from_numpy(plan.input_ids[behind].astype(np.int64))
-        run_lens = verifier.accept(token_ids, inputs, num_samples)
+        order = None
+        if plan.has_trees:
+            trees = PlanTrees.of_samples(plan.parents[behind], num_samples)
+            run_lens, order = tree_verifier.accept(token_ids, inputs, num_samples, trees)
+            token_ids = token_ids[order]
+        else:
+            run_lens = verifier.accept(token_ids, inputs, num_samples)
         last = torch.from_numpy(np.cumsum(num_samples) - num_samples) + run_lens - 1
         return cls(
             np.repeat(plan.slots[sampling], num_samples),
@@ -100,6 +114,7 @@ class SampledRows:
             run_lens,
             token_ids[last],
             num_samples,
+            order,
         )
 
     def without(self, slots: set[int]) -> tuple[IntArray, IntArray, torch.Tensor]:
@@ -124,6 +139,7 @@ class DraftedStep:
         plan: StepPlan,
         pending: PendingStep,
         verifier: Verifier,
+        tree_verifier: TreeVerifier,
         waited_until_s: float,
         draft_s: float,
         name_drafts: NameDrafts = has_named_drafts,
@@ -134,6 +150,7 @@ class DraftedStep:
         self._has_runs = planned.has_runs
         self._pending = pending
         self._verifier = verifier
+        self._tree_verifier = tree_verifier
         self._waited_until_s = waited_until_s
         self._ended: tuple[StepOutcome, SampledRows] | None = None
         self._outcome: StepOutcome | None = None
@@ -157,6 +174,8 @@ class DraftedStep:
         if self._outcome is None:
             outcome, samples = self._end()
             result = outcome.result
+            if samples.order is not None:
+                result = in_path_order(result, samples.order)
             if self._has_runs:
                 run_lens = samples.run_lens.numpy().astype(np.int32)
                 result = result_of_runs(result, run_lens, samples.num_samples)
@@ -176,7 +195,8 @@ class DraftedStep:
             outcome = self._pending.outcome()
             if self.plan.has_runs:
                 named = self._name_drafts(self.plan)
-                samples = SampledRows.of_runs(named, outcome.result, self._verifier)
+                verifiers = self._verifier, self._tree_verifier
+                samples = SampledRows.of_runs(named, outcome.result, *verifiers)
             else:
                 samples = SampledRows.of_one_each(self.plan, outcome.result)
             self._ended = outcome, samples
@@ -200,6 +220,7 @@ class DraftingExecutor:
         self._runs = runs
         self._proposer = proposer
         self._verifier = verifier
+        self._tree_verifier = TreeVerifier()
         self._last_plan: StepPlan | None = None
         # Steps whose samples the history lacks, and the slots that others have taken over since.
         self._untold: deque[tuple[DraftedStep, set[int]]] = deque()
@@ -221,6 +242,7 @@ class DraftingExecutor:
             exact,
             pending,
             self._verifier,
+            self._tree_verifier,
             waited_until_s if has_drafts else NO_WAIT_S,
             draft_s,
             self._name_drafts,
@@ -305,6 +327,19 @@ def rank_drafting_executor(
     history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankProposer()
     runs = _host_runs(num_slots, max_context_len, history, proposer)
     return DraftingExecutor(inner, runs, proposer, verifier, name_drafts)
+
+
+def rank_tree_drafting_executor(
+    inner: StepExecutor,
+    num_slots: int,
+    max_context_len: int,
+    tree: Sequence[int],
+    name_drafts: NameDrafts,
+) -> DraftingExecutor:
+    """As rank_drafting_executor, of trees. tree: drafts at each depth."""
+    history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankTreeProposer(tree)
+    runs = _host_runs(num_slots, max_context_len, history, proposer)
+    return DraftingExecutor(inner, runs, proposer, ChainVerifier(), name_drafts)
 
 
 def _host_runs(

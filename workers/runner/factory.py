@@ -8,8 +8,10 @@ from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
+from workers.runner.rank_trees_runner import check_cuda_trees
 from workers.runner.speculative_runner import SpeculativeModelRunner
 from workers.runner.token_by_token_runner import TokenByTokenRunner
 from workers.speculation.config import METHODS_BESIDE, METHODS_ON_CPU_ONLY
@@ -31,10 +33,8 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
                 f"speculative={config.speculative!r}: {speculation.method} runs on CPU only so far"
             )
         if speculation is not None and speculation.tree:
-            raise ConfigError(
-                f"draft_tree={list(speculation.tree)}: trees of drafts run on CPU only so far; "
-                "leave it out for drafts one behind the other"
-            )
+            check_cuda_trees(config, speculation)
+            return CudaRankTreesRunner
         return CudaRankDraftsRunner if has_drafter else CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner

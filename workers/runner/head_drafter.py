@@ -14,7 +14,8 @@ from workers.parallel.group import TPGroup
 from workers.runner.draft_model import untuned
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
-from workers.speculation.device_drafter import DeviceDrafter
+from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
+from workers.speculation.device_pair_tree import DevicePairTree
 from workers.speculation.device_pairs import DevicePairs
 from workers.speculation.history import TokenHistory
 from workers.speculation.pair_tree import PairTreeProposer
@@ -47,6 +48,11 @@ class PlacedHead:
         """As PlacedDrafter.device_drafter: chains."""
         table = self.req_to_token_pool.req_to_token
         return DevicePairs(self.head, self.backend, table, self.states)
+
+    def tree_drafter(self) -> DeviceTreeDrafter:
+        """As PlacedDrafter.tree_drafter."""
+        table = self.req_to_token_pool.req_to_token
+        return DevicePairTree(self.head, self.backend, table, self.states)
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle: there is nothing to measure."""

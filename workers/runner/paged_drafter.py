@@ -9,7 +9,7 @@ import torch
 
 from attention.config import AttentionConfig
 from attention.memory.req_to_token_pool import ReqToTokenPool
-from workers.speculation.device_drafter import DeviceDrafter
+from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.taps import StepTaps
@@ -23,7 +23,11 @@ class PlacedDrafter(Protocol):
         ...
 
     def device_drafter(self) -> DeviceDrafter:
-        """The same on a device that the host runs ahead of."""
+        """The same on a device that the host runs ahead of: chains."""
+        ...
+
+    def tree_drafter(self) -> DeviceTreeDrafter:
+        """As device_drafter, of trees."""
         ...
 
     def prepare_while_idle(self) -> bool:

@@ -19,15 +19,16 @@ from workers.runner.drafting_executor import rank_drafting_executor
 from workers.runner.executor import StepExecutor, StepOutcome
 from workers.runner.largest_step import largest_step
 from workers.runner.model_runner import ModelRunner
-from workers.runner.paged_drafter import PagedDrafter
+from workers.runner.paged_drafter import PagedDrafter, PlacedDrafter
 from workers.runner.sizing import AttentionPlan, plan_attention
 from workers.runner.speculative_runner import check_forgets
 from workers.runner.step_inputs import BegunStep, StepInputs
-from workers.sampling.run_drafts import DeviceRunDrafts
+from workers.sampling.run_drafts import DeviceRunDrafts, RunDrafts
 from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan
 from workers.speculation.chain import ChainVerifier
+from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.draft_mailbox import DraftMailbox, Passed, PassedAtOnce
 
@@ -40,6 +41,7 @@ class RankDraftsRunner(ModelRunner):
     """
 
     _drafter: PagedDrafter
+    _device_drafter: DeviceDrafter
 
     def _plan_attention(
         self, config: EngineConfig, loaded: LoadedModel, tp: TPGroup, on_progress: OnProgress
@@ -56,11 +58,14 @@ class RankDraftsRunner(ModelRunner):
         self._placed = self._drafter.place(
             backend.config, self.num_pages, backend.req_to_token_pool
         )
-        self._device_drafter = self._placed.device_drafter()
+        self._device_drafter = self._make_drafter(self._placed)
         self._mailbox = DraftMailbox(self._new_mark)
         self._taps: tuple[torch.Tensor, ...] = ()
         # The step being launched, or its piece.
         self._plan: StepPlan | None = None
+
+    def _make_drafter(self, placed: PlacedDrafter) -> DeviceDrafter:
+        return placed.device_drafter()
 
     def _new_mark(self) -> Passed:
         """Of the stream of this rank's device."""
@@ -95,10 +100,14 @@ class RankDraftsRunner(ModelRunner):
     def _forward(self, inputs: StepInputs, wants_all: bool) -> torch.Tensor:
         assert self._plan is not None, "a step is laid out once it is launched"
         step = self._name_drafts(self._plan)
-        inputs.batch.input_ids = step.ids
+        self._lay_out(inputs, step)
         hidden = super()._forward(inputs, wants_all)
         self._device_drafter.behind(step, self._taps)
         return hidden
+
+    def _lay_out(self, inputs: StepInputs, step: DrafterStep) -> None:
+        """The step's tokens are what the rank has made of the plan's."""
+        inputs.batch.input_ids = step.ids
 
     def _name_drafts(self, plan: StepPlan) -> DrafterStep:
         """Before the target runs; what the plan changes in memory has been done. A step that is
@@ -141,5 +150,9 @@ class RankDraftsRunner(ModelRunner):
         if inputs.drafts is not None:
             sampled = inputs.state_indices[: len(inputs.sample_slots)]
             ids = inputs.batch.input_ids.index_select(0, sampled)
-            inputs = replace(inputs, drafts=DeviceRunDrafts.with_ids(inputs.drafts, ids))
+            inputs = replace(inputs, drafts=self._drafts_behind(inputs.drafts, ids))
         return super()._sample(replace(begun, inputs=inputs))
+
+    def _drafts_behind(self, drafts: RunDrafts, ids: torch.Tensor) -> RunDrafts:
+        """ids: int64 (num samples,), what the step's samples are drawn behind."""
+        return DeviceRunDrafts.with_ids(drafts, ids)

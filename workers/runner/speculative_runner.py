@@ -41,10 +41,12 @@ def check_branches(speculation: SpeculativeConfig, model: CausalLM, architecture
     """Raises ConfigError where keys and values of a tree's path cannot be brought in line, or a
     draft's position is not its place among the tokens."""
     has_more = model.encoder is not None or model.media is not None
-    if has_more or model.geometry.latent is not None:
+    layers = model.geometry.layers
+    is_unlike = any(one.heads is not None or one.kv_layer_id is not None for one in layers)
+    if has_more or is_unlike or model.geometry.latent is not None:
         raise ConfigError(
             f"draft_tree={list(speculation.tree)} and {architecture}: only models of text that "
-            "keep keys and values of heads verify trees; leave draft_tree out"
+            "keep keys and values of heads verify trees, alike in all layers; leave draft_tree out"
         )
 
 

@@ -100,6 +100,37 @@ class DeviceRunDrafts(RunDrafts):
         return before._replace(token_ids=self.on_device[places] * before.counts)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTreeDrafts(DeviceRunDrafts):
+    """Of drafts that are trees, of which the host knows the depths. parents: int64 (n,) on the
+    device, which of the samples' tokens each stands behind, a root itself."""
+
+    parents: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of_trees(cls, drafts: RunDrafts, on_device: Tensor, parents: Tensor) -> "DeviceTreeDrafts":
+        return cls(drafts.token_ids, drafts.num_before, on_device=on_device, parents=parents)
+
+    def before(
+        self, rows: npt.NDArray[np.int64], device: torch.device
+    ) -> "tuple[DraftsBefore, ...]":
+        """As if they stood one behind the other, but for the drafts and their parents."""
+        found = RunDrafts.before(self, rows, device)
+        return tuple(self._on_paths(one, *upload([rows], device)) for one in found)
+
+    def _on_paths(self, before: "DraftsBefore", rows: Tensor) -> "DraftsBefore":
+        width = before.counts.shape[1]
+        upwards = [rows]
+        for _ in range(width):
+            upwards.append(self.parents[upwards[-1]])
+        columns = torch.arange(width + 1, device=rows.device)
+        paths = torch.stack(upwards, dim=1).gather(1, (before.num - columns).clamp(min=0))
+        is_draft = before.counts > 0
+        sources = torch.where(is_draft, paths[:, :width], rows.unsqueeze(1))
+        token_ids = self.on_device[paths[:, 1:]] * before.counts
+        return before._replace(token_ids=token_ids, sources=sources)
+
+
 class DraftsBefore(NamedTuple):
     """Of m samples in k runs, on the device. All are int64 but counts.
 

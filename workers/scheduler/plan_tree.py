@@ -32,14 +32,29 @@ class PlanTrees:
     @classmethod
     def of(cls, plan: StepPlan, places: IntArray) -> "PlanTrees":
         """Of a plan with trees."""
-        ends = np.cumsum(plan.num_new_tokens, dtype=np.int64)
-        starts = np.repeat(ends - plan.num_new_tokens, plan.num_new_tokens)
-        own = np.arange(plan.num_tokens)
-        parents = np.where(plan.parents < 0, own, starts + plan.parents)
+        return cls._of(plan.parents, plan.num_new_tokens, plan.prefix_lens, places)
+
+    @classmethod
+    def of_samples(cls, parents: IntArray, num_samples: IntArray) -> "PlanTrees":
+        """Of rows that some of a plan's tokens are left of, as if no others were before them.
+        parents: of these, as in StepPlan."""
+        ends = np.cumsum(num_samples, dtype=np.int32)
+        places = np.arange(len(parents), dtype=np.int32) - np.repeat(
+            ends - num_samples, num_samples
+        )
+        return cls._of(parents, num_samples, np.zeros_like(num_samples), places)
+
+    @classmethod
+    def _of(
+        cls, of_rows: IntArray, num_new: IntArray, prefix_lens: IntArray, places: IntArray
+    ) -> "PlanTrees":
+        ends = np.cumsum(num_new, dtype=np.int64)
+        starts = np.repeat(ends - num_new, num_new)
+        parents = np.where(of_rows < 0, np.arange(len(of_rows)), starts + of_rows)
         depths = _depths(parents)
-        prefix_lens = np.repeat(plan.prefix_lens, plan.num_new_tokens)
-        rows = tuple(np.split(plan.parents, ends[:-1]))
-        return cls(rows, _paths(parents, depths), depths, places, prefix_lens + depths)
+        rows = tuple(np.split(of_rows, ends[:-1]))
+        positions = np.repeat(prefix_lens, num_new) + depths
+        return cls(rows, _paths(parents, depths), depths, places, positions)
 
     @property
     def parents(self) -> npt.NDArray[np.int64]:

@@ -9,7 +9,7 @@ from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
 from workers.sampling.transfer import upload
 from workers.speculation.device_pass import DevicePasses, PassRows
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
 
 
 class ChainDrafter(Protocol):
@@ -50,9 +50,8 @@ class ChainDrafter(Protocol):
         ...
 
 
-def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep) -> torch.Tensor:
-    """Drafts of the step's runs, int64 (len(runs), width). A row reads as many tokens as it drafts;
-    what stands behind its own drafts is any."""
+def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep) -> DeviceDrafts:
+    """Drafts of the step's runs. A row reads as many tokens as it drafts."""
     runs, device = step.runs, step.ids.device
     drafts = torch.zeros(len(runs), runs.width, dtype=torch.int64, device=device)
     (firsts,) = upload([runs.firsts], device)
@@ -72,4 +71,4 @@ def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep)
         ids = ids.index_copy(0, index, likeliest)
         carried = carried.index_copy(0, index, made)
         drafts[:, column] = ids
-    return drafts
+    return DeviceDrafts(drafts)

@@ -14,7 +14,7 @@ from workers.parallel.group import TPGroup
 from workers.sampling.transfer import upload
 from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses, PassRows
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.runs import ranges
 
 
@@ -37,7 +37,7 @@ class DeviceDraftModel:
         self._tp = tp
         self._passes = DevicePasses(backend)
 
-    def propose(self, step: DrafterStep) -> torch.Tensor:
+    def propose(self, step: DrafterStep) -> DeviceDrafts:
         return draft_chains(self, self._passes, step)
 
     def before(self, step: DrafterStep) -> None:

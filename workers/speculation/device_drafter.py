@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 
 from workers.speculation.device_chain import ChainDrafter
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_growth import TreeDrafter
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
 
 
 class DeviceDrafter(ChainDrafter, Protocol):
@@ -21,8 +22,8 @@ class DeviceDrafter(ChainDrafter, Protocol):
         """Whether behind needs what the target makes of a step's tokens."""
         ...
 
-    def propose(self, step: DrafterStep) -> torch.Tensor:
-        """Drafts of the step's runs, int64 (len(runs), width)."""
+    def propose(self, step: DrafterStep) -> DeviceDrafts:
+        """Drafts of the step's runs."""
         ...
 
     def before(self, step: DrafterStep) -> None:
@@ -31,4 +32,13 @@ class DeviceDrafter(ChainDrafter, Protocol):
 
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """The target has run. taps: what it handed over, each (num_tokens, its size)."""
+        ...
+
+
+class DeviceTreeDrafter(DeviceDrafter, TreeDrafter, Protocol):
+    """One whose drafts may be trees. It reads every token of a step with trees where it stands."""
+
+    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """The step is verified: what is kept of the tokens at sources is to stand at targets, int64
+        cache indices both, as TokenToKVPool.move_tokens has it."""
         ...

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
@@ -10,7 +11,7 @@ from attention.forward_batch import ForwardBatch
 from workers.sampling.transfer import upload
 from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses, PassRows
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.pairs import FIRST_PAIR, PairHead
 from workers.speculation.runs import ranges
 
@@ -43,7 +44,7 @@ class DevicePairs:
         self._table = table
         self._states = states
 
-    def propose(self, step: DrafterStep) -> torch.Tensor:
+    def propose(self, step: DrafterStep) -> DeviceDrafts:
         """A row's last token has one before it, since it was sampled."""
         return draft_chains(self, self._passes, step)
 
@@ -69,8 +70,14 @@ class DevicePairs:
         )
         (own,) = upload([tokens], step.ids.device)
         ids = step.ids.index_select(0, own)
-        batch = self._passes.prepare(rows, ids)
+        batch = self._prepare(step, rows, kept, ids)
         self._head.read(ids, self.begin(step, own), batch, self._pool)
+
+    def _prepare(
+        self, step: DrafterStep, rows: PassRows, kept: npt.NDArray[np.int64], ids: torch.Tensor
+    ) -> ForwardBatch:
+        """rows: those of the step's that are kept, with all tokens that have a pair."""
+        return self._passes.prepare(rows, ids)
 
     def capture_obstacle(self, max_context_len: int) -> str:
         """As ChainDrafter.capture_obstacle."""
@@ -79,8 +86,8 @@ class DevicePairs:
     def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
         """The target's fused states of the tokens before these."""
         slots = step.token_slots.index_select(0, tokens)
-        positions = step.positions.index_select(0, tokens) - 1
-        return self._states.index_select(0, self._table[slots, positions].long())
+        places = step.places.index_select(0, tokens) - 1
+        return self._states.index_select(0, self._table[slots, places].long())
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch

@@ -6,10 +6,12 @@ Knows lengths and places; no model. Nothing here waits for the device.
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode
+from attention.visibility import CAUSAL, Visibility
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 from workers.speculation.runs import ranges
@@ -18,12 +20,21 @@ from workers.speculation.runs import ranges
 @dataclass(frozen=True, slots=True)
 class PassRows:
     """Rows that bring num_new tokens behind prefix_lens ones, as the drafter counts them, int32
-    (n,) each; out_cache_loc: int32 (num tokens,), where they go."""
+    (n,) each; out_cache_loc: int32 (num tokens,), where they go. depths: int32 (num tokens,), how
+    many of its row stand before each on its path; None where they stand one behind the other."""
 
     slots: IntArray
     prefix_lens: IntArray
     num_new: IntArray
     out_cache_loc: IntArray
+    depths: IntArray | None = None
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """int64 (num tokens,)."""
+        if self.depths is None:
+            return ranges(self.prefix_lens, self.num_new)
+        return np.repeat(self.prefix_lens, self.num_new).astype(np.int64) + self.depths
 
 
 class DevicePasses:
@@ -33,13 +44,15 @@ class DevicePasses:
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
 
-    def prepare(self, rows: PassRows, input_ids: torch.Tensor) -> ForwardBatch:
+    def prepare(
+        self, rows: PassRows, input_ids: torch.Tensor, visibility: Visibility = CAUSAL
+    ) -> ForwardBatch:
         """input_ids: int64 (num tokens,) on the device. The backend is ready for the batch."""
         seq_lens = rows.prefix_lens + rows.num_new
         slots, positions, locs, lens, num_new, prefix_lens = upload(
             [
                 rows.slots.astype(np.int64),
-                ranges(rows.prefix_lens, rows.num_new),
+                rows.positions,
                 rows.out_cache_loc.astype(np.int64),
                 seq_lens,
                 rows.num_new,
@@ -63,6 +76,7 @@ class DevicePasses:
             extend_seq_lens_cpu=rows.num_new,
             extend_prefix_lens_cpu=rows.prefix_lens,
             attn_backend=self._backend,
+            visibility=visibility,
         )
         self._backend.init_forward_metadata(batch)
         return batch

@@ -16,6 +16,7 @@ import torch
 from workers.errors import EngineFailedError
 from workers.sampling.transfer import start_download
 from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+from workers.speculation.device_step import DeviceDrafts
 
 NO_DRAFT_TOKEN = 0
 """Stands for a draft that there was no memory to make: any token does, since it is verified."""
@@ -43,12 +44,12 @@ class PassedAtOnce:
 
 @dataclass(frozen=True, slots=True)
 class MadeDrafts:
-    """slots: host int32 (n,). token_ids: int64 (n, width) on the device; on_host: the same once
-    passed has been waited for."""
+    """slots: host int32 (n,). drafts: of these; on_host: the same once passed has been waited
+    for."""
 
     slots: IntArray
-    token_ids: torch.Tensor
-    on_host: torch.Tensor
+    drafts: DeviceDrafts
+    on_host: DeviceDrafts
     passed: Passed
 
 
@@ -86,12 +87,13 @@ class DraftMailbox:
                 self._changed.notify_all()
             raise
 
-    def put(self, step_id: int, slots: IntArray, token_ids: torch.Tensor) -> None:
+    def put(self, step_id: int, slots: IntArray, drafts: DeviceDrafts) -> None:
         """Of some rows of the step; their copy is on its way behind what the device has to do."""
-        on_host, passed = start_download(token_ids), self._new_mark()
+        parents = None if drafts.parents is None else start_download(drafts.parents)
+        on_host, passed = DeviceDrafts(start_download(drafts.token_ids), parents), self._new_mark()
         passed.record()
         with self._changed:
-            self._steps[step_id].made.append(MadeDrafts(slots, token_ids, on_host, passed))
+            self._steps[step_id].made.append(MadeDrafts(slots, drafts, on_host, passed))
 
     def end(self, step_id: int) -> None:
         """All drafts of the step are there, or on their way, or there is no memory to make them."""
@@ -99,7 +101,7 @@ class DraftMailbox:
             self._steps[step_id].is_whole = True
             self._changed.notify_all()
 
-    def made(self, step_id: int, slots: IntArray) -> torch.Tensor | None:
+    def made(self, step_id: int, slots: IntArray) -> DeviceDrafts | None:
         """What was put for these slots before the step was launched again, in their order; None
         where some lack."""
         with self._changed:
@@ -107,11 +109,12 @@ class DraftMailbox:
         for one in found:
             if np.isin(slots, one.slots).all():
                 rows = [int(np.flatnonzero(one.slots == slot)[0]) for slot in slots.tolist()]
-                return torch.stack([one.token_ids[row] for row in rows])
+                return _of_rows(one.drafts, rows)
         return None
 
     def named(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in place of DRAFT_TOKEN. Waits for the device to have made them.
+        """The plan with tokens in place of DRAFT_TOKEN, and with the parents that trees were made
+        with. Waits for the device to have made them.
         Raises EngineFailedError where the step's launch has failed before."""
         is_draft = plan.input_ids == DRAFT_TOKEN
         if not is_draft.any():
@@ -126,18 +129,29 @@ class DraftMailbox:
             ) from step.failure
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         row_of = {slot: row for row, slot in enumerate(plan.slots.tolist())}
-        input_ids = plan.input_ids.copy()
+        input_ids, parents = plan.input_ids.copy(), plan.parents.copy()
         input_ids[is_draft] = NO_DRAFT_TOKEN
         for one in made:
             one.passed.synchronize()
-            token_ids = one.on_host.numpy().astype(np.int32)
-            for slot, own in zip(one.slots.tolist(), token_ids, strict=True):
+            token_ids = one.on_host.token_ids.numpy()
+            for index, slot in enumerate(one.slots.tolist()):
                 row = row_of[slot]
                 drafts = slice(starts[row] + 1, starts[row] + plan.num_new_tokens[row])
-                input_ids[drafts] = own[: plan.num_new_tokens[row] - 1]
-        return msgspec.structs.replace(plan, input_ids=input_ids)
+                num_drafts = plan.num_new_tokens[row] - 1
+                input_ids[drafts] = token_ids[index, :num_drafts]
+                if plan.has_trees and one.on_host.parents is not None:
+                    parents[drafts] = one.on_host.parents[index, :num_drafts].numpy()
+        return msgspec.structs.replace(plan, input_ids=input_ids, parents=parents)
 
     def _is_settled(self, step_id: int) -> bool:
         """Of a step that may not have begun."""
         step = self._steps.get(step_id)
         return step is not None and (step.is_whole or step.failure is not None)
+
+
+def _of_rows(drafts: DeviceDrafts, rows: list[int]) -> DeviceDrafts:
+    """Rows one by one: which they are is no tensor, so that nobody waits."""
+    token_ids = torch.stack([drafts.token_ids[row] for row in rows])
+    if drafts.parents is None:
+        return DeviceDrafts(token_ids)
+    return DeviceDrafts(token_ids, torch.stack([drafts.parents[row] for row in rows]))

@@ -17,7 +17,9 @@ def make_policy(
 def draft_lengths(speculation: SpeculativeConfig) -> list[int]:
     """Of which a step has one, for most of its rows, ascending: what devices prepare for."""
     most = speculation.max_draft_tokens
-    return lengths_up_to(most) if speculation.policy == "adaptive" else [most]
+    if speculation.policy == "fixed":
+        return [most]
+    return [0, most] if speculation.tree else lengths_up_to(most)
 
 
 _POLICIES: dict[DraftPolicyName, Callable[[int, bool], DraftPolicy]] = {

@@ -1,18 +1,20 @@
 """Drafts of which several may stand in one place: those on one path from the root hold."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
 from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
 from workers.sampling.state import SampledTokens
-from workers.scheduler.plan import IntArray
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import IntArray, StepResult
 from workers.scheduler.plan_tree import PlanTrees
 
 
-@dataclass(frozen=True, slots=True)
-class HeldPaths:
+class HeldPaths(NamedTuple):
     """run_lens: int64 (n,), how many samples of each row hold. order: int64 (sum of num_samples,),
     the samples of the step row by row, in each those that hold first, from the root on."""
 
@@ -32,23 +34,42 @@ class TreeVerifier:
         trees: PlanTrees,
     ) -> HeldPaths:
         """Arguments as in Verifier; of a step whose new tokens are all sampled behind."""
-        device = token_ids.device
-        parents = torch.from_numpy(trees.parents).to(device)
-        rows = torch.from_numpy(np.repeat(np.arange(len(num_samples)), num_samples)).to(device)
-        is_root = torch.from_numpy(trees.depths == 0).to(device)
-        is_right = is_root | (token_ids[parents] == input_ids)
-        holds = is_right
-        for _ in range(trees.paths.shape[1] - 1):
-            holds = is_right & holds[parents]
-        run_lens = torch.zeros(len(num_samples), dtype=torch.int64, device=device)
-        run_lens.scatter_add_(0, rows, holds.long())
-        return HeldPaths(run_lens, torch.argsort(2 * rows + (~holds).long(), stable=True))
+        parents = torch.from_numpy(trees.parents).to(token_ids.device)
+        return held_paths(token_ids, input_ids, num_samples, parents, trees.depths)
+
+
+def held_paths(
+    token_ids: torch.Tensor,
+    input_ids: torch.Tensor,
+    num_samples: IntArray,
+    parents: torch.Tensor,
+    depths: IntArray,
+) -> HeldPaths:
+    """As TreeVerifier.accept. parents: int64 (sum of num_samples,), which token of the step each
+    stands behind, a root itself. depths: as in PlanTrees."""
+    of_rows = np.repeat(np.arange(len(num_samples)), num_samples)
+    rows, on_device = upload([of_rows, depths], token_ids.device)
+    is_right = (on_device == 0) | (token_ids[parents] == input_ids)
+    holds = is_right
+    for _ in range(int(depths.max())):
+        holds = is_right & holds[parents]
+    run_lens = torch.zeros(len(num_samples), dtype=torch.int64, device=token_ids.device)
+    run_lens.scatter_add_(0, rows, holds.long())
+    return HeldPaths(run_lens, torch.argsort(2 * rows + (~holds).long(), stable=True))
 
 
 def in_order(sampled: SampledTokens, order: torch.Tensor) -> SampledTokens:
     """order: int64 (n,), which sample comes where; samples stay with their slot's others."""
     logprobs = None if sampled.logprobs is None else _logprobs_in_order(sampled.logprobs, order)
     return SampledTokens(sampled.token_ids[order], sampled.has_nan[order], logprobs)
+
+
+def in_path_order(result: StepResult, order: torch.Tensor) -> StepResult:
+    """As in_order, of what a step brought to the host, which has all samples."""
+    logprobs = tuple(result.logprobs[index] for index in order.tolist()) if result.logprobs else ()
+    return msgspec.structs.replace(
+        result, token_ids=result.token_ids[order.numpy()], logprobs=logprobs
+    )
 
 
 def _logprobs_in_order(logprobs: SampledLogprobs, order: torch.Tensor) -> SampledLogprobs:

@@ -6,6 +6,7 @@ likeliest together with the drafts before them, whoever's they are. Knows no mod
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,19 @@ def growing_trees(widths: Sequence[int], rows: DraftRows) -> list["GrowingTree"]
         GrowingTree(fitted(widths if may_branch else chain, most))
         for may_branch, most in zip(branches, rows.max_drafts.tolist(), strict=True)
     ]
+
+
+def level_depths(widths: Sequence[int]) -> list[int]:
+    """How many of its row stand before each token of a tree, its root first: positions are these
+    behind the root's."""
+    return [0, *(depth for depth, width in enumerate(widths, 1) for _ in range(width))]
+
+
+def level_parents(widths: Sequence[int]) -> list[int]:
+    """Of a tree's drafts, as in Drafts, where only the shape is known: each behind the first draft
+    of the depth before."""
+    firsts = [0, *accumulate(widths, initial=1)]
+    return [firsts[depth] for depth, width in enumerate(widths) for _ in range(width)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,14 +2,23 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
+from attention import router as router_module
 from attention.backends.base import GraphAttentionBackend
 from attention.backends.torch_native import TorchNativeBackend
 from attention.forward_batch import ForwardMode
 from attention.oracle import OracleBackend
-from attention.router import AttentionRouter, GraphAttentionRouter
+from attention.router import (
+    AttentionRouter,
+    GraphAttentionRouter,
+    GraphTreeRouter,
+    build_attention,
+)
 from attention.routes import AttentionRoutes
+from attention.visibility import Tree
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
 
 NUM_LAYERS = 3
@@ -133,3 +142,52 @@ def test_routes_of_other_layers_than_the_models_are_refused():
     routes = AttentionRoutes(("first",) * 2, ("third",) * 2)
     with pytest.raises(ValueError, match="routes of 2 layers for 3"):
         router_over(build_case(DECODE), routes=routes)
+
+
+TREES = AttentionRoutes(("first",) * 3, ("third",) * 3, ("second",) * 3)
+VERIFY = CaseSpec(rows_of((30, 4), (3, 4)))
+
+
+def with_trees(case):
+    parents = [np.array([-1, 0, 0, 1], dtype=np.int32)] * 2
+    return replace(case.batch, visibility=Tree.of_parents(parents, torch.device("cpu")))
+
+
+def test_steps_with_trees_go_their_own_way():
+    case = build_case(VERIFY)
+    router, calls = router_over(case, routes=TREES)
+    for batch, name in ((with_trees(case), "second"), (case.batch, "first")):
+        router.init_forward_metadata(batch)
+        router.forward(case.q, case.k, case.v, case.layer, batch)
+        assert calls[-2:] == [(name, "metadata"), (name, 0)]
+        assert router.name_of(batch) == name
+
+
+def test_graphs_of_steps_with_trees_ask_who_attends_in_them():
+    case = build_case(VERIFY)
+    router, calls = router_over(case, Graphable, GraphTreeRouter, TREES)
+    router.init_cuda_graph_state(8)
+    assert calls == [("third", 8), ("second", 8)]
+    calls.clear()
+    router.init_forward_metadata_capture_cuda_graph(with_trees(case))
+    router.record_step_tables(with_trees(case))
+    decode = build_case(DECODE).batch
+    router.record_step_tables(decode)
+    assert calls == [("second", "capture"), ("second", "tables"), ("third", "tables")]
+
+
+@pytest.mark.parametrize("captures_verify", [True, False])
+def test_steps_with_trees_are_captured_where_who_attends_in_them_can_be(
+    captures_verify, monkeypatch
+):
+    case = build_case(VERIFY)
+
+    def create(name, config, *pools):
+        backend = Graphable(name, [], case)
+        backend.captures_verify = captures_verify and name == "second"
+        return backend
+
+    monkeypatch.setattr(router_module, "create_attention_backend", create)
+    config = replace(case.config, num_layers=NUM_LAYERS, layers=case.config.layers * NUM_LAYERS)
+    pools = case.req_to_token_pool, case.token_to_kv_pool
+    assert build_attention(TREES, config, *pools).captures_verify == captures_verify

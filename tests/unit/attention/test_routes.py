@@ -10,6 +10,7 @@ from attention.forward_batch import ForwardMode
 from attention.preferences import PREFERENCES
 from attention.registration import BackendRegistry
 from attention.routes import AskedBackends, AttentionRoutes, choose_routes
+from attention.visibility import CAUSAL_ONLY, VisibilityKind
 from tests.unit.attention.test_selection import BF16, HOPPER, fake_backend
 
 PLAIN = LayerAttentionConfig()
@@ -90,3 +91,40 @@ def test_the_pages_are_of_a_size_that_all_work_with():
     only_512 = {"page_sizes": (512,), "default_page_size": 512}
     with pytest.raises(AttentionBackendError, match=r"all work with \(fa3: 512, fa3_triton: 128\)"):
         routes_of(asked, **only_512)
+
+
+def tree_routes(asked=NOTHING, layers=(PLAIN, PLAIN), **triton):
+    """Over fa3, which has no masks, triton and torch_native, which have."""
+    every = frozenset(VisibilityKind)
+    registry = registry_of(
+        fake_backend("fa3", visibilities=CAUSAL_ONLY, **NEVER),
+        fake_backend("triton", visibilities=every, **triton),
+        fake_backend("torch_native", device_types=("cuda", "cpu"), visibilities=every),
+        *(
+            fake_backend(name, kv_dtypes=())
+            for name in PREFERENCES[HOPPER.generation].mha
+            if name not in ("fa3", "triton", "torch_native")
+        ),
+    )
+    needs = replace(BF16, visibilities=frozenset({VisibilityKind.CAUSAL, VisibilityKind.TREE}))
+    return choose_routes(asked, HOPPER, needs, layers, registry)
+
+
+def test_steps_with_trees_go_where_there_are_masks_and_no_others_do():
+    routes = tree_routes().routes
+    assert routes == AttentionRoutes(("fa3",) * 2, ("fa3",) * 2, ("triton",) * 2)
+    assert str(routes) == "fa3 (prefill), fa3 (decode), triton (draft trees)"
+    assert routes.names == ("fa3", "triton")
+    assert tree_routes(AskedBackends("fa3", "fa3")).routes == routes
+
+
+@pytest.mark.parametrize("name", ["triton", "torch_native"])
+def test_who_attends_to_prompts_attends_to_trees_where_it_can(name):
+    asked = AskedBackends(extend=name, decode=name)
+    assert tree_routes(asked).routes == AttentionRoutes((name,) * 2, (name,) * 2)
+
+
+def test_pages_are_such_that_steps_with_trees_read_them():
+    assert tree_routes(page_sizes=(32,), default_page_size=32).page_size == 32
+    mixed = tree_routes(layers=(PLAIN, CHUNKS)).routes
+    assert mixed == AttentionRoutes(("fa3", "triton"), ("fa3", "triton"), ("triton", "triton"))

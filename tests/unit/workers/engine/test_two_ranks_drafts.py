@@ -28,6 +28,7 @@ from tests.unit.workers.engine.test_rank_drafts import (
 )
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
 from workers.layers.embedding import VocabShard, likeliest_tokens
+from workers.speculation.device_step import DeviceDrafts
 
 Rank = EagerRank | ReplayingRank
 Saved = tuple[Path, str, HeadOracle | Oracle]
@@ -44,9 +45,9 @@ class MadeDrafts:
 
     @staticmethod
     def _recording(put: Callable[..., None], own: list[Any]) -> Callable[..., None]:
-        def recorded(step_id: int, slots: Any, token_ids: torch.Tensor) -> None:
-            own.append((step_id, token_ids.tolist()))
-            put(step_id, slots, token_ids)
+        def recorded(step_id: int, slots: Any, drafts: DeviceDrafts) -> None:
+            own.append((step_id, drafts.token_ids.tolist()))
+            put(step_id, slots, drafts)
 
         return recorded
 

@@ -14,7 +14,7 @@ import torch
 from workers.errors import EngineFailedError
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.scheduler.plan import DRAFT_TOKEN
-from workers.speculation.device_step import RunRows
+from workers.speculation.device_step import DeviceDrafts, RunRows
 from workers.speculation.draft_mailbox import DraftMailbox, PassedAtOnce
 
 
@@ -26,6 +26,8 @@ class Plan(msgspec.Struct):
     num_new_tokens: Any
     slots: Any
     prefix_lens: Any
+    parents: Any
+    has_trees: bool = False
 
 
 def exhausted(*arguments: object) -> None:
@@ -34,12 +36,12 @@ def exhausted(*arguments: object) -> None:
 
 def runner_of(place: str, has_graphs: bool) -> tuple[Any, Plan]:
     """A runner whose launch makes drafts only, and has no memory left at one place."""
-    row = ([5, DRAFT_TOKEN, DRAFT_TOKEN], [3], [0], [4])
+    row = ([5, DRAFT_TOKEN, DRAFT_TOKEN], [3], [0], [4], [])
     plan = Plan(1, *(np.array(one, np.int32) for one in row))
     runner: Any = object.__new__(CudaRankDraftsRunner)
     runner._mailbox, runner._is_alone = DraftMailbox(PassedAtOnce), True
     runner._device, runner._draft_graphs = torch.device("cpu"), None
-    drafts = torch.tensor([[7, 8]])
+    drafts = DeviceDrafts(torch.tensor([[7, 8]]))
     ways = {
         "propose": lambda step: drafts,
         "name": lambda made: None,

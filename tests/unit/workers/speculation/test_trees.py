@@ -1,5 +1,8 @@
 """Trees of drafts by hand: which grow, which of their paths holds, and what is moved for it."""
 
+import json
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -7,22 +10,25 @@ import torch
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from tests.unit.workers.speculation.test_ngram import int32
 from workers.config import EngineConfig
+from workers.engine.logprobs import TokenLogprobs
 from workers.errors import ConfigError
 from workers.parallel.group import SingleRank
+from workers.runner.drafting_executor import SampledRows
 from workers.runner.factory import make_model_runner
 from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
-from workers.scheduler.plan import StepPlan
+from workers.scheduler.plan import NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.plan_tree import PlanTrees
 from workers.speculation.adaptive import AdaptiveLength
+from workers.speculation.chain import ChainVerifier
 from workers.speculation.policy import DecodeShape
 from workers.speculation.runs import may_branch
 from workers.speculation.suffix_tree import NO_TOKEN, grow_by_counts
-from workers.speculation.tree import TreeVerifier, in_order
+from workers.speculation.tree import TreeVerifier, in_order, in_path_order
 from workers.speculation.tree_shape import Continuations, GrowingTree, fitted, joined
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Two rows: one of drafts 11, 12 behind the root, 13, 14 behind 12 and 15 behind 14; a plain one.
 PLAN = StepPlan(
     step_id=0,
@@ -66,6 +72,29 @@ def test_the_path_of_right_drafts_holds_and_comes_first(sampled, run_len, first)
     assert held.order[:run_len].tolist() == first
     assert sorted(held.order[:6].tolist()) == [*range(6)]
     assert held.order[6] == 6
+
+
+def test_the_host_finds_paths_in_what_a_rank_sampled_and_nothing_of_rows_that_failed():
+    """Two rows with trees, of which the second has had no memory."""
+    plan = msgspec.structs.replace(
+        PLAN,
+        num_new_tokens=int32(6, 3),
+        samples=int32(6, 3),
+        input_ids=int32(10, 11, 12, 13, 14, 15, 40, 41, 42),
+        out_cache_loc=int32(50, 51, 52, 53, 54, 55, 90, 91, 92),
+        parents=int32(-1, 0, 0, 2, 2, 4, -1, 0, 0),
+    )
+    logprobs = (*(TokenLogprobs(-float(index), 1, [], []) for index in range(6)), None)
+    sampled = int32(12, 0, 14, 0, 15, 77, NAN_TOKEN)
+    result = StepResult(sampled, logprobs, failed_rows=(1,))
+    rows = SampledRows.of_runs(plan, result, ChainVerifier(), TreeVerifier())
+    assert rows.run_lens.tolist() == [4, 1]
+    assert rows.next_ids.tolist() == [77, NAN_TOKEN]
+    assert rows.token_ids[:4].tolist() == [12, 14, 15, 77]
+    assert rows.positions.tolist() == [21, 22, 23, 24, 25, 26, 8]
+    told = in_path_order(result, rows.order)
+    assert told.token_ids[:4].tolist() == [12, 14, 15, 77]
+    assert [one.logprob for one in told.logprobs[:4]] == [0.0, -2.0, -4.0, -5.0]
 
 
 def test_samples_come_in_the_paths_order_with_their_log_probabilities():
@@ -183,7 +212,25 @@ def test_a_tree_that_cannot_be_is_refused(settings, message):
         EngineConfig(**settings)
 
 
-def test_a_tree_on_a_gpu_is_refused_by_name():
-    config = EngineConfig(speculative="suffix", draft_tree=(2, 2))
-    with pytest.raises(ConfigError, match=r"draft_tree=\[2, 2\]: trees of drafts run on CPU only"):
-        make_model_runner(config, SingleRank(), torch.device("cuda"), lambda done, total: None)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"speculative": "suffix"}, "speculative='suffix': on GPUs draft models and heads make"),
+        ({"tp_size": 2}, "tp_size=2: trees are made on one GPU only"),
+        ({"attention_backend": "auto-tuned"}, "attention by auto-tuned: what attends to trees"),
+    ],
+)
+def test_what_trees_on_a_gpu_have_not_is_refused_by_name(settings, reason):
+    asked = {"speculative": "draft:builtin-draft", "draft_tree": (2, 2), **settings}
+    with pytest.raises(ConfigError, match=rf"draft_tree=\[2, 2\] and {reason}"):
+        make_model_runner(EngineConfig(**asked), SingleRank(), CUDA, lambda done, total: None)
+
+
+def test_latents_have_no_trees_on_a_gpu_which_no_weight_is_read_for(tmp_path):
+    """The folder has none."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]})
+    )
+    config = EngineConfig(model=str(tmp_path), speculative="mtp", draft_tree=(2, 2))
+    with pytest.raises(ConfigError, match="keys and values of heads verify trees"):
+        make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)

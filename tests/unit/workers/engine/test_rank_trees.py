@@ -1,0 +1,234 @@
+"""Trees of drafts that a rank's device makes: texts stay, trees are those that the host grows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.eagle_heads import save_head
+from tests.fakes.rank_drafts import EagerTreeRank, ReplayingTreeRank
+from tests.fakes.tiny_models import MIXTURES, save_tiny_model
+from tests.unit.workers.engine.test_drafts_under_grammars import (
+    CountedDrafts,
+    check_grammars,
+    results_under_grammars,
+)
+from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS
+from tests.unit.workers.engine.test_mtp import save_target
+from tests.unit.workers.engine.test_rank_drafts import DRAFT, check_replays, config_of
+from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from workers import Engine
+from workers.config import EngineConfig
+from workers.engine.protocol import EngineStats, GenerateRequest
+from workers.engine.results import GenerateResult, ResultCollector
+from workers.parallel.group import SingleRank
+from workers.runner.factory import make_model_runner
+from workers.runner.paged_drafter_runner import PagedDrafterRunner
+from workers.sampling.params import SamplingParams
+from workers.sampling.run_drafts import DeviceTreeDrafts, RunDrafts
+from workers.sampling.state import SampledTokens
+from workers.scheduler.plan import IntArray
+from workers.speculation.device_step import DrafterStep
+from workers.speculation.proposer import DraftRows, Drafts
+
+Rank = EagerTreeRank | ReplayingTreeRank
+TREE: dict[str, Any] = {**DRAFT, "draft_tree": (3, 4, 2)}
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[GenerateResult]:
+    return run()[0]
+
+
+@pytest.mark.parametrize(
+    ("rank_class", "settings"),
+    [
+        (EagerTreeRank, {"page_size": 4, "max_step_tokens": 24}),
+        (ReplayingTreeRank, {"page_size": 1, "num_pages": 160, "max_running_requests": 6}),
+    ],
+    ids=["chunked", "replayed_and_retracted"],
+)
+def test_texts_are_the_same(
+    plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
+) -> None:
+    """Penalties, bad words, log probabilities and early ends among them."""
+    rank = rank_class(config_of(**TREE, **settings))
+    engine = rank.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    check_replays(rank)
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0 or "num_pages" not in settings
+
+
+@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+def test_masks_are_made_behind_drafts_beside_rows_with_trees(rank_class: type[Rank]) -> None:
+    """Rows under grammars have chains; penalties and bad words look back along both."""
+    plain = Engine.from_config(EngineConfig(device="cpu", num_cpu_threads=1))
+    drafted = rank_class(config_of(**TREE, max_running_requests=7)).engine()
+    counted = CountedDrafts(drafted)
+    try:
+        results = results_under_grammars(drafted)
+        assert_same(results, results_under_grammars(plain))
+    finally:
+        drafted.close()
+        plain.close()
+    check_grammars(results)
+    assert counted.num_allowed > 5
+
+
+PAGES = {"page_size": 4, "num_pages": 40, "max_step_tokens": 64, "max_running_requests": 4}
+
+
+@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> None:
+    """As deep as its tree is: whatever both keep of a path was brought in line."""
+    settings = {"speculative": "draft:builtin", "page_size": 4, "num_pages": 60}
+    rank = rank_class(config_of(draft_tree=(3, 2, 2), max_step_tokens=100, **settings))
+    engine = rank.engine()
+    sampling = SamplingParams(temperature=0.0, max_tokens=1 + 4 * 5, ignore_eos=True)
+    try:
+        for _ in range(2):
+            engine.generate([[*range(40, 75), 90 + index] for index in range(6)], sampling)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    first, *_ = stats.accepted_by_position
+    assert stats.accepted_by_position[:3] == (first, first, first)
+    assert first == stats.num_drafted_runs > 40
+    assert stats.num_cached_prompt_tokens > 0
+
+
+@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+def test_steps_that_find_no_memory_run_in_halves(
+    plain: list[GenerateResult], rank_class: type[Rank]
+) -> None:
+    """With the drafts that they had; paths are lined up half by half."""
+    rank = rank_class(config_of(**TREE, max_running_requests=6))
+    rank._is_alone = True
+    sample, num_tried = rank._sampling.sample, list[int]()
+
+    def exhausted_now_and_then(
+        logits: torch.Tensor, slots: IntArray, lens: IntArray, drafts: RunDrafts | None = None
+    ) -> SampledTokens:
+        # One row alone would fail.
+        if isinstance(drafts, DeviceTreeDrafts) and len({*slots.tolist()}) > 1:
+            num_tried.append(len(slots))
+        if len(num_tried) % 3 == 1:
+            num_tried.append(0)
+            raise torch.OutOfMemoryError("of this test")
+        return sample(logits, slots, lens, drafts)
+
+    rank._sampling.sample = exhausted_now_and_then
+    engine = rank.engine()
+    try:
+        results = engine.generate(*mixed_requests())
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert_same(results, plain)
+    assert len(num_tried) > 6
+    assert stats.num_accepted_draft_tokens > 0
+
+
+Trees = dict[tuple[int, ...], tuple[list[int], list[int]]]
+"""By the text that they go on from: drafts, and what each stands behind."""
+
+
+def of_rank(config: EngineConfig, rank_class: type[Rank]) -> tuple[Trees, EngineStats]:
+    rank = rank_class(config)
+    engine, found = rank.engine(), Trees()
+    own, history = rank._make_drafts, engine._executor._runs._history
+
+    def make_drafts(step: DrafterStep) -> None:
+        own(step)
+        runs = step.runs
+        rows = zip(runs.slots, runs.prefix_lens, runs.num_drafts, runs.firsts, strict=True)
+        for slot, prefix_len, num_drafts, first in rows:
+            text = tuple(history.token_ids[slot, : prefix_len + 1].tolist())
+            own_drafts = slice(first + 1, first + 1 + num_drafts)
+            if step.trees is not None:
+                parents = (step.trees.parents[own_drafts] - first).tolist()
+                found[text] = step.ids[own_drafts].tolist(), parents
+
+    rank._make_drafts = make_drafts
+    stats = run_prompts(engine)
+    check_replays(rank)
+    return found, stats
+
+
+def of_host(config: EngineConfig) -> Trees:
+    runner = make_model_runner(config, SingleRank(), torch.device("cpu"), lambda done, total: None)
+    assert isinstance(runner, PagedDrafterRunner)
+    proposer, history, found = runner._proposer, runner._runs._history, Trees()
+    own = proposer.propose
+
+    def propose(rows: DraftRows) -> Drafts:
+        drafts = own(rows)
+        for row, (slot, num_drafts) in enumerate(zip(rows.slots, drafts.num_drafts, strict=True)):
+            text = tuple(history.token_ids[slot, : rows.lens[row]].tolist())
+            if drafts.parents is not None:
+                parents = drafts.parents[row, :num_drafts].tolist()
+                found[text] = drafts.token_ids[row, :num_drafts].tolist(), parents
+        return drafts
+
+    proposer.propose = propose
+    run_prompts(Engine.of_runner(config, runner))
+    return found
+
+
+def run_prompts(engine: Engine) -> EngineStats:
+    """Requests with whole trees, with narrower ones and with none, whose prompts are found in the
+    cache the second time. The engine is closed."""
+    collector = ResultCollector()
+    try:
+        for turn, limits in enumerate([(6, 5, 6, 0), (6, 6, 0, 6), (6, 6, 6, 6)]):
+            for index, most in enumerate(limits):
+                name, prompt = f"{turn}-{index}", [*range(20, 50), 60 + index]
+                engine.submit(GenerateRequest(name, prompt, ALLOWED, max_draft_tokens=most))
+                collector.expect(name)
+            while collector.is_waiting or engine.has_work:
+                collector.add(engine.step())
+        return engine.stats()
+    finally:
+        engine.close()
+
+
+def save_eagle(folder: Path) -> dict[str, Any]:
+    target = save_tiny_model(DEEP, folder / "target")
+    own = json.loads((target / "config.json").read_text())
+    head = save_head(folder / "head", own, DRAFT_IDS)
+    return {"model": str(target), "speculative": f"eagle3:{head}"}
+
+
+def save_mtp(folder: Path) -> dict[str, Any]:
+    save_target(MIXTURES["glm4_moe"], folder)
+    return {"model": str(folder), "speculative": "mtp"}
+
+
+def save_nothing(folder: Path) -> dict[str, Any]:
+    return {"speculative": "draft:builtin-draft"}
+
+
+@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@pytest.mark.parametrize("save", [save_nothing, save_eagle, save_mtp])
+def test_trees_are_those_that_the_host_grows(
+    save: Callable[[Path], dict[str, Any]], rank_class: type[Rank], tmp_path: Path
+) -> None:
+    """Over chunks, cached prefixes, drafts that held before, narrower trees and none: what a
+    drafter keeps of a token stands where the path that held has it."""
+    config = config_of(**save(tmp_path), draft_tree=(2, 3, 1), **PAGES)
+    (made, stats), grown = of_rank(config, rank_class), of_host(config)
+    both = made.keys() & grown.keys()
+    assert len(both) > 0.8 * len(made) > 16
+    assert {text: made[text] for text in both} == {text: grown[text] for text in both}
+    assert {len(drafts) for drafts, _ in made.values()} >= {5, 6}
+    assert len({tuple(parents) for _, parents in made.values()}) > 2
+    assert stats.accepted_by_position[1] > 2
+    assert stats.num_cached_prompt_tokens > 0

@@ -1,0 +1,137 @@
+"""Trees of drafts on a rank's device: one pass of a drafter a depth, which reads the tree so far.
+
+Few tokens, of which a later one may not see all earlier ones, as it would if they were cached.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attention.forward_batch import ForwardBatch
+from attention.visibility import CAUSAL, Tree, Visibility
+from workers.sampling.transfer import upload
+from workers.speculation.device_chain import ChainDrafter
+from workers.speculation.device_pass import DevicePasses, PassRows
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.device_tree import DeviceTrees
+from workers.speculation.step_trees import StepTrees
+from workers.speculation.tree_shape import level_depths
+
+BatchOf = Callable[[DeviceTrees, torch.Tensor], ForwardBatch]
+"""Of a pass over trees so far and their roots: int64 (n * tokens so far,), row after row."""
+
+
+class TreeDrafter(ChainDrafter, Protocol):
+    """What is the same in every pass of a drafter of trees."""
+
+    def read_tree(
+        self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch, newest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Trees so far, int64 (n,), with what a pass has handed over for the token before each, (n,
+        carried_size). newest: int64 (m,), which of them are of the last level -> logits behind
+        these, (m, tokens that may be proposed), and what is handed on for each of the n."""
+        ...
+
+    def named(self, columns: torch.Tensor) -> torch.Tensor:
+        """Columns of logits, int64 of any shape -> ids of these tokens."""
+        ...
+
+
+def grow_trees(
+    drafter: TreeDrafter,
+    roots: torch.Tensor,
+    carried: torch.Tensor,
+    widths: Sequence[int],
+    batch_of: BatchOf,
+) -> DeviceTrees:
+    """Trees of one shape behind roots, int64 (n,). carried: (n, carried_size), what goes with
+    these. Nothing depends on what the device holds: a graph can have all of it."""
+    n, size = carried.shape
+    trees = DeviceTrees.of_roots(n, roots.device)
+    made = carried.new_empty((n, 0, size))
+    for width in widths:
+        num_tokens = trees.parents.shape[1]
+        ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
+        parents = trees.parents[:, 1:].unsqueeze(2).expand(-1, -1, size)
+        states = torch.cat([carried.unsqueeze(1), made.gather(1, parents)], dim=1)
+        batch = batch_of(trees, ids)
+        logits, own = drafter.read_tree(
+            ids, states.view(n * num_tokens, size), batch, _newest(trees)
+        )
+        made = own.view(n, num_tokens, size)
+        trees = trees.grown(logits, width, drafter.named)
+    return trees
+
+
+def _newest(trees: DeviceTrees) -> torch.Tensor:
+    """Among the tokens of all rows."""
+    n, num_tokens = trees.parents.shape
+    own = torch.arange(n * num_tokens, device=trees.parents.device).view(n, num_tokens)
+    return own[:, num_tokens - trees.num_newest :].reshape(-1)
+
+
+def draft_trees(
+    drafter: TreeDrafter, passes: DevicePasses, step: DrafterStep, of_step: StepTrees
+) -> DeviceDrafts:
+    """Drafts of the step's runs. Rows whose trees have one shape share their passes."""
+    runs, device = step.runs, step.ids.device
+    token_ids, parents = torch.zeros((2, len(runs), runs.width), dtype=torch.int64, device=device)
+    for widths, rows in _by_shape(step, of_step).items():
+        (index,) = upload([rows], device)
+        grown = _grown(drafter, passes, step, rows, widths)
+        num_drafts = sum(widths)
+        token_ids[:, :num_drafts].index_copy_(0, index, grown.token_ids)
+        parents[:, :num_drafts].index_copy_(0, index, grown.parents[:, 1:])
+    return DeviceDrafts(token_ids, parents)
+
+
+def _grown(
+    drafter: TreeDrafter,
+    passes: DevicePasses,
+    step: DrafterStep,
+    rows: npt.NDArray[np.int64],
+    widths: tuple[int, ...],
+) -> DeviceTrees:
+    """rows: of the step's runs."""
+    runs, device = step.runs, step.ids.device
+    slots, firsts = runs.slots[rows], runs.firsts[rows]
+    prefix_lens = runs.prefix_lens[rows] - np.int32(drafter.first_position)
+    depths = np.array(level_depths(widths), dtype=np.int32)
+
+    def batch_of(trees: DeviceTrees, ids: torch.Tensor) -> ForwardBatch:
+        num_tokens = trees.parents.shape[1]
+        tokens = (firsts[:, None] + np.arange(num_tokens)).reshape(-1)
+        pass_rows = PassRows(
+            slots,
+            prefix_lens,
+            np.full(len(rows), num_tokens, dtype=np.int32),
+            step.plan.out_cache_loc[tokens],
+            np.tile(depths[:num_tokens], len(rows)),
+        )
+        return passes.prepare(pass_rows, ids, visibility_of(trees))
+
+    (tokens,) = upload([firsts], device)
+    roots = step.ids.index_select(0, tokens)
+    return grow_trees(drafter, roots, drafter.begin(step, tokens), widths, batch_of)
+
+
+def visibility_of(trees: DeviceTrees) -> Visibility:
+    """Of a pass over all tokens of these."""
+    n, num_tokens = trees.parents.shape
+    if num_tokens == 1:
+        return CAUSAL
+    starts = torch.arange(n, dtype=torch.int32, device=trees.sees.device) * num_tokens**2
+    return Tree(trees.sees.reshape(-1), starts)
+
+
+def _by_shape(
+    step: DrafterStep, of_step: StepTrees
+) -> dict[tuple[int, ...], npt.NDArray[np.int64]]:
+    """Which of the step's runs have trees of each shape, ascending."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for run, row in enumerate(step.runs.rows.tolist()):
+        found.setdefault(of_step.widths(row), []).append(run)
+    return {widths: np.array(runs, dtype=np.int64) for widths, runs in found.items()}

@@ -1,0 +1,92 @@
+"""Trees of a step whose drafts a rank's device makes: of a token's parent the host knows the depth.
+
+Operations depend on what the host knows alone: nothing here waits for the device.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attention.visibility import Tree
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import IntArray, StepPlan
+from workers.scheduler.plan_tree import PlanTrees
+from workers.speculation.runs import ranges
+from workers.speculation.tree import HeldPaths, held_paths
+
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrees:
+    """shape: of the plan, right but for rows, paths and parents. num_new: host int32 (bs,), new
+    tokens of each row. parents: int64 (num_tokens,) on the device, which token of the step each
+    stands behind, a root itself; any of the depth before until drafts are named."""
+
+    shape: PlanTrees
+    num_new: IntArray
+    parents: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: StepPlan, places: IntArray, device: torch.device) -> Self:
+        """Of a plan with trees. places: as in PlanTrees.of."""
+        shape = PlanTrees.of(plan, places)
+        (parents,) = upload([shape.parents], device)
+        return cls(shape, plan.num_new_tokens, parents)
+
+    @property
+    def of_tokens(self) -> npt.NDArray[np.int64]:
+        """The row of each token, int64 (num_tokens,)."""
+        return np.repeat(np.arange(len(self.num_new)), self.num_new)
+
+    @property
+    def deepest(self) -> int:
+        return int(self.shape.depths.max())
+
+    def widths(self, row: int) -> tuple[int, ...]:
+        """Drafts at each depth of a row."""
+        first = int(self.num_new[:row].sum())
+        own = self.shape.depths[first : first + int(self.num_new[row])]
+        return tuple(np.bincount(own)[1:].tolist())
+
+    def visibility(self, rows: _Rows | None = None) -> Tree:
+        """Of a batch of some of the step's rows, all without rows, with all of their tokens."""
+        own = np.arange(len(self.num_new)) if rows is None else rows
+        starts = np.cumsum(self.num_new, dtype=np.int64) - self.num_new
+        num_new, widest = self.num_new[own], int(self.num_new.max())
+        tokens = ranges(starts[own], num_new)
+        sizes = num_new**2
+        of_tokens, cells, first_cells = upload(
+            [
+                np.repeat(starts, self.num_new),
+                ranges(tokens * widest, np.repeat(num_new, num_new)),
+                np.cumsum(sizes, dtype=np.int32) - sizes,
+            ],
+            self.parents.device,
+        )
+        sees = sees_ancestors(self.parents, of_tokens, widest, self.deepest)
+        return Tree(sees.view(-1).index_select(0, cells), first_cells)
+
+    def held(self, sampled: torch.Tensor, ids: torch.Tensor) -> HeldPaths:
+        """sampled, ids: int64 (num_tokens,), what was drawn behind each of the step's tokens, and
+        what these are."""
+        return held_paths(sampled, ids, self.num_new, self.parents, self.shape.depths)
+
+
+def sees_ancestors(
+    parents: torch.Tensor, firsts: torch.Tensor, widest: int, deepest: int
+) -> torch.Tensor:
+    """Which tokens of its row each sees, those before it on its path and itself: bool (n, widest).
+
+    parents: int64 (n,), a root itself. firsts: int64 (n,), the first token of each one's row, of at
+    most widest tokens. deepest: at least the depth of each.
+    """
+    sees = torch.zeros((len(parents), widest), dtype=torch.bool, device=parents.device)
+    at = torch.arange(len(parents), device=parents.device)
+    for _ in range(deepest + 1):
+        sees.scatter_(1, (at - firsts).unsqueeze(1), True)
+        at = parents[at]
+    return sees
