@@ -1,6 +1,8 @@
 """A few decode tunings of the triton backend beside FlashAttention-3, to check measured_tuning by.
 
-    python -m benchmarks.h200.decode_variants [--rows 1 4]
+    python -m benchmarks.h200.decode_variants [--heads 32 8] [--works 1x4096 16x7000]
+
+--heads: query and KV heads, of 128 elements. --works: rows and the context of each.
 
 decode_sweep.py searches; this compares, in half a minute.
 """
@@ -15,17 +17,11 @@ from attention.backends.base import GraphAttentionBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning, fitting_tuning
 from benchmarks.h200.attention import FA3
-from benchmarks.h200.attention_steps import Setup, Work, build_step, graph_seconds_per_layer
+from benchmarks.h200.attention_steps import Heads, Setup, Work, build_step, graph_seconds_per_layer
 
 REPEATS = 15
 PAGE_SIZE = 64
-WORKS = (
-    Work(1, 4096, 1),
-    Work(1, 32768, 1),
-    Work(4, 4096, 1),
-    Work(16, 4096, 1),
-    Work(64, 4096, 1),
-)
+WORKS = ("1x4096", "1x32768", "4x4096", "12x1500", "16x4096", "64x4096")
 
 
 def few(num_warps: int, chunks: int, tokens: int, joined: int) -> DecodeTuning:
@@ -42,6 +38,7 @@ def few(num_warps: int, chunks: int, tokens: int, joined: int) -> DecodeTuning:
 VARIANTS: dict[str, DecodeTuning | None] = {
     "served": None,
     "w2c3m128j8": few(2, 3, 128, 4096),
+    "w2c3m128j32": few(2, 3, 128, 16384),
     "w4c2m128j32": few(4, 2, 128, 16384),
     "w4c3m128j32": few(4, 3, 128, 16384),
     "w4c4m128j32": few(4, 4, 128, 16384),
@@ -59,25 +56,30 @@ def backend_of(tuning: DecodeTuning | None) -> type[TritonBackend]:
     return VariantBackend
 
 
-def microseconds(backend: type[GraphAttentionBackend], work: Work) -> float:
-    step = build_step(Setup(backend, page_size=PAGE_SIZE), work)
+def microseconds(backend: type[GraphAttentionBackend], heads: Heads, work: Work) -> float:
+    step = build_step(Setup(backend, heads, page_size=PAGE_SIZE), work)
     seconds = graph_seconds_per_layer(step, REPEATS)
     torch.cuda.empty_cache()
     return seconds * 1e6
 
 
+def work_of(text: str) -> Work:
+    rows, context = text.split("x")
+    return Work(int(rows), int(context), 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="*", help="only work of these numbers of rows")
-    rows = parser.parse_args().rows
-    for work in WORKS:
-        if rows and work.rows not in rows:
-            continue
+    parser.add_argument("--heads", type=int, nargs=2, default=(32, 8), metavar=("QUERY", "KV"))
+    parser.add_argument("--works", type=work_of, nargs="*", default=list(map(work_of, WORKS)))
+    arguments = parser.parse_args()
+    heads = Heads(*arguments.heads)
+    for work in arguments.works:
         torch.manual_seed(0)
-        fa3_us = microseconds(FA3, work)
+        fa3_us = microseconds(FA3, heads, work)
         print(f"{work}: fa3 {fa3_us:.1f} us", flush=True)
         for name, tuning in VARIANTS.items():
-            us = microseconds(backend_of(tuning), work)
+            us = microseconds(backend_of(tuning), heads, work)
             print(f"  {name:13} {us:8.1f} us, {fa3_us / us:.3f} of it", flush=True)
 
 
