@@ -2,7 +2,8 @@
 
 Activations are rounded by a scale a row and group of 128 columns, found from the values at hand:
 the tokens' in one launch before, what the gate leaves where it is made, whose tile is a group wide.
-A turn is a block of weights; its sum is multiplied by both scales in float32. Knows no routing.
+A turn is a block of weights; its sum is multiplied by the product of both scales in float32, one
+operation an element. Knows no routing.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ _BLOCKS_A_GROUP = 12
 
 def _run_block_product(
     part: tl.tensor,
+    part_scales: tl.tensor,
     weights: tl.tensor,
     scales: tl.tensor,
     row: tl.tensor,
     turn: tl.tensor,
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """part (ROWS, 128) @ 128 rows of weights from row on, of one turn, times their block's scale.
-    row: int64, of all experts' rows, a multiple of 128."""
+    """part (ROWS, 128) @ 128 rows of weights from row on, of one turn, times part's scales (ROWS,)
+    and their block's. row: int64, of all experts' rows, a multiple of 128."""
     columns = turn * _BLOCK + tl.arange(0, _BLOCK)
     rows = row + tl.arange(0, _BLOCK)
     tile = tl.load(weights + rows[:, None] * DEPTH_SIZE + columns[None, :])
     scale = tl.load(scales + row // _BLOCK * (DEPTH_SIZE // _BLOCK) + turn)
-    return tl.dot(part, tile.T) * scale
+    return tl.dot(part, tile.T) * (part_scales * scale)[:, None]
 
 
 block_product = triton.jit(_run_block_product)
@@ -85,9 +87,9 @@ def _activate(  # noqa: PLR0913
         up = tl.zeros((ROWS, _BLOCK), dtype=tl.float32)
         for turn in range(0, DEPTH_SIZE // _BLOCK):
             part = tl.load(x_at + turn * _BLOCK)
-            scale = tl.load(x_scales + turn * x_stride + token)[:, None]
-            gate += block_product(part, gate_up, scales, row, turn, DEPTH_SIZE) * scale
-            up += block_product(part, gate_up, scales, row + WIDTH, turn, DEPTH_SIZE) * scale
+            scale = tl.load(x_scales + turn * x_stride + token)
+            gate += block_product(part, scale, gate_up, scales, row, turn, DEPTH_SIZE)
+            up += block_product(part, scale, gate_up, scales, row + WIDTH, turn, DEPTH_SIZE)
         activated = gated(gate, up, ALPHA, LIMIT, DTYPE).to(tl.float32)
         values, scale = to_fp8(activated, out.dtype.element_ty)
         columns = tile * _BLOCK + tl.arange(0, _BLOCK)
@@ -129,8 +131,8 @@ def _project(  # noqa: PLR0913
         product = tl.zeros((ROWS, _BLOCK), dtype=tl.float32)
         for turn in range(0, DEPTH_SIZE // _BLOCK):
             part = tl.load(x_at + turn * _BLOCK)
-            scale = tl.load(x_scales + turn * num_pairs + place_of)[:, None]
-            product += block_product(part, down, scales, row, turn, DEPTH_SIZE) * scale
+            scale = tl.load(x_scales + turn * num_pairs + place_of)
+            product += block_product(part, scale, down, scales, row, turn, DEPTH_SIZE)
         pair = tl.load(pairs + first + rows, mask=is_real, other=0)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
         to = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
