@@ -117,7 +117,7 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     ]
     if is_fp8:
         ways += [RoundedTiles(64, stages, warps) for stages in (3, 4) for warps in (4, 8)]
-        ways += [RoundedTiles(128, stages, 8) for stages in (2, 3, 4)]
+        ways += [RoundedTiles(128, stages, warps) for stages in (2, 3) for warps in (8, 16)]
     return ways
 
 
