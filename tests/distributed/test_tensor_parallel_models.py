@@ -67,6 +67,8 @@ def run_model(folder: Path, tp: TPGroup, load_format: Any) -> torch.Tensor:
     )
     loaded = load_model(config, tp, CPU, torch.float32)
     rows, prompt = ModelRows(loaded, torch_native_backend(loaded)), random_prompt(30)
+    # Sums over ranks in hooks of transformers' modules stand in no graph's way.
+    assert folder.name not in PLANNED or not loaded.model.capture_obstacle(64)
     outputs = [rows.step({0: prompt[:17]})[0], rows.step({0: prompt[17:]})[0]]
     for _ in range(8):
         outputs.append(rows.step({0: [int(outputs[-1][-1].argmax())]})[0])

@@ -143,7 +143,10 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def _of(value: Any) -> Any:
-    """What a graph keeps of an argument."""
+    """What a graph keeps of an argument. Of a group of ranks and of how it joins what they bring,
+    which have no equality, what they are: a model has one of each."""
+    if isinstance(value, torch.ScriptObject):
+        return str(value._type())
     return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
 
 

@@ -74,7 +74,6 @@ _BY_BRIDGE: dict[ModelFeature, str] = {
     **_NO_LORA,
     ModelFeature.QUANTISED: "weights in formats are read by native models only",
     **_experts(_WHOLE_EXPERTS),
-    ModelFeature.TENSOR_PARALLEL_GPU: "by transformers' plans several ranks run on CPU only so far",
 }
 _ROW_BY_ROW: dict[ModelFeature, str] = {
     **_BY_BRIDGE,

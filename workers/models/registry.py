@@ -207,7 +207,7 @@ def choose_implementation(
     if engine.ep_size > 1:
         raise ConfigError(f"{architecture} runs through transformers, without ep_size")
     if engine.tp_size > 1:
-        _check_ranks(config, architecture, engine.tp_size, device_type)
+        _check_ranks(config, engine.tp_size, device_type)
     return "transformers"
 
 
@@ -292,15 +292,8 @@ def _check_drafts(
     )
 
 
-def _check_ranks(
-    config: PreTrainedConfig, architecture: str, tp_size: int, device_type: str
-) -> None:
+def _check_ranks(config: PreTrainedConfig, tp_size: int, device_type: str) -> None:
     from workers.models.transformers_parallel import check_tensor_parallel
     from workers.models.transformers_seq2seq_class import served_class
 
-    if device_type != "cpu":
-        raise ConfigError(
-            f"{architecture} runs through transformers, on several ranks on CPU only so far; set "
-            "tp_size=1"
-        )
-    check_tensor_parallel(served_class(config), config, tp_size)
+    check_tensor_parallel(served_class(config), config, tp_size, device_type)

@@ -166,3 +166,6 @@ STYLES: Mapping[str, Style] = {
     "local_params": _REPLICATED,
 }
 """By transformers' names. What is not here is refused."""
+
+JOINING_STYLES = (GatheredColumnwise, Rowwise, SummedOutput)
+"""Of whose output all ranks have the same bits."""

@@ -264,5 +264,6 @@ def random_transformers_model(
     ):
         model = with_attention(config, build)
     part.join(model)
-    loaded: PreTrainedModel = model.eval()
+    # What ranks have a share of was cut on the CPU.
+    loaded: PreTrainedModel = model.eval().to(device)
     return loaded

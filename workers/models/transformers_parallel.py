@@ -22,7 +22,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.model_folder import text_config_of
 from workers.models.transformers_class import obstacles_named, part_for_class
-from workers.models.transformers_cuts import STYLES, Cut, Style
+from workers.models.transformers_cuts import JOINING_STYLES, STYLES, Cut, Style
 from workers.parallel.group import TPGroup
 
 _HEAD_COUNTS = re.compile(r"(\w+_)?num_(\w+_)?(attention|key_value|kv)_heads(_per_layer)?")
@@ -39,11 +39,16 @@ class ModelShares:
     styles: dict[str, Style]
 
 
-def check_tensor_parallel(model_class: Any, config: PreTrainedConfig, tp_size: int) -> None:
+def check_tensor_parallel(
+    model_class: Any, config: PreTrainedConfig, tp_size: int, device_type: str
+) -> None:
     """Raise ConfigError, naming what is in the way, where the model cannot be cut over tp_size
-    ranks. Reads no weights."""
+    ranks on such devices. Reads no weights."""
     with torch.device("meta"), obstacles_named(model_class):
-        shares_of(model_class(copy.deepcopy(part_for_class(config, model_class))), tp_size)
+        model = model_class(copy.deepcopy(part_for_class(config, model_class)))
+        shares = shares_of(model, tp_size)
+    if device_type != "cpu":
+        _check_head(model, shares.styles)
 
 
 def shares_of(model: PreTrainedModel, tp_size: int) -> ModelShares:
@@ -110,6 +115,21 @@ def _text_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 def _by_wildcard(name: str) -> str:
     """As plans write it: layers.3.mlp is layers.*.mlp."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _check_head(model: PreTrainedModel, styles: Mapping[str, Style]) -> None:
+    """On GPUs, kernels that ranks choose by measurement may round differently. Logits that ranks
+    join are the same bits on all, and so are the tokens that they sample."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    heads = [path for path, module in model.named_modules() if module is head]
+    for path, style in styles.items():
+        is_part = any(path == own or path.startswith(f"{own}.") for own in heads)
+        if is_part and isinstance(style, JOINING_STYLES):
+            return
+    raise ConfigError(
+        f"{type(model).__name__} runs through transformers, over several ranks on CPU only: its "
+        "plan leaves the head whole, and ranks on GPUs could sample unlike tokens; set tp_size=1"
+    )
 
 
 def _check_divides(path: str, size: int, cut: Cut, tp_size: int) -> None:

@@ -2,10 +2,10 @@
 
 A process belongs to one group of ranks and ends with any of them, so that tests run it from
 outside. It reads lines of JSON: first what to be, then one task after the other until there are no
-more. Prints "ready" when the engine is, then the tokens of every round as a line of JSON, and where
-a task asks for counts, how many drafts there were and how many were right. It and its ranks are one
-process group, which ends with the process that started it: nothing is left on a GPU. Imports are
-done before the first line is read, which may wait for the GPUs to be free.
+more. Prints "ready" when the engine is, then the tokens of every round as a line of JSON, or counts
+where a task asks for these. It and its ranks are one process group, which ends with the process
+that started it: nothing is left on a GPU. Imports are done before the first line is read, which may
+wait for the GPUs to be free.
 """
 
 import faulthandler
@@ -22,6 +22,7 @@ import msgspec
 
 from tests.gpu.parallel.asked_ranks import Asked, asked_followers
 from workers.config import EngineConfig
+from workers.graphs.decode_graphs import DecodeGraphs
 from workers.parallel.local_engine import build_local_engine
 from workers.parallel.tp_engine import build_tp_engine
 from workers.sampling.params import SamplingParams
@@ -49,15 +50,30 @@ def build_engine(config, asked):
     return engine
 
 
+class DecodeReplays:
+    """How many decode steps of this process's rank replayed a graph."""
+
+    def __init__(self):
+        self.num = 0
+        self._replay = DecodeGraphs.replay
+        DecodeGraphs.replay = lambda graphs, plan: self._counted(graphs, plan)
+
+    def _counted(self, graphs, plan):
+        self.num += 1
+        return self._replay(graphs, plan)
+
+
+def counts_of(engine, replays):
+    stats = engine.stats()
+    drafts = {"drafts": stats.num_draft_tokens, "right": stats.num_accepted_draft_tokens}
+    return {**drafts, "decode_replays": replays.num}
+
+
 def run(engine, task):
-    """task: prompts, sampling, rounds, whether all graphs are captured before; or counts."""
-    if "counts" in task:
-        stats = engine.stats()
-        print(json.dumps([stats.num_draft_tokens, stats.num_accepted_draft_tokens]), flush=True)
-        return
+    """task: prompts, sampling, rounds, and whether all graphs are captured before."""
     while task["captures"] and engine.prepare_while_idle():
         pass
-    sampling = msgspec.convert(task["sampling"], list[SamplingParams])
+    sampling = msgspec.convert(task["sampling"], list[SamplingParams], str_keys=True)
     for _ in range(task["rounds"]):
         results = engine.generate(task["prompts"], sampling)
         engine.check_integrity()
@@ -71,10 +87,15 @@ def main() -> None:
     # Set when the GPUs are this process's: from then on it must come to its end.
     os.environ["CUDA_VISIBLE_DEVICES"] = told["gpus"]
     faulthandler.dump_traceback_later(told["dump_s"])
+    replays = DecodeReplays()
     engine = build_engine(EngineConfig(**told["config"]), Asked(**told["asked"]))
     print("ready", flush=True)
     for line in sys.stdin:
-        run(engine, json.loads(line))
+        task = json.loads(line)
+        if "counts" in task:
+            print(json.dumps(counts_of(engine, replays)), flush=True)
+        else:
+            run(engine, task)
     engine.close()
 
 

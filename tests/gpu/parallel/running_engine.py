@@ -28,8 +28,9 @@ class RunningEngine:
         self.begin(prompts, sampling, rounds, captures)
         return [json.loads(self.read_line()) for _ in range(rounds)]
 
-    def draft_counts(self):
-        """Of all drafts so far: how many there were, and how many were right."""
+    def counts(self):
+        """So far: "drafts" of all requests, those that were "right", and "decode_replays", steps
+        of rank 0 that replayed a decode graph."""
         self.tell({"counts": True})
         return json.loads(self.read_line())
 

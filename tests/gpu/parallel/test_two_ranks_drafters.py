@@ -42,11 +42,11 @@ def test_float32_text_with_drafts_of_a_model_equals_that_of_one_rank(
     sampling = [GREEDY, SEEDED] * 5
     with running({**config, **drafts}, drafts_folder=tmp_path) as engine:
         (together,) = engine.generate(PROMPTS[:10], sampling)
-        num_drafts, num_right = engine.draft_counts()
+        counts = engine.counts()
         engine.end()
         drafts_of_ranks(tmp_path, 2)
     assert together == alone(config, PROMPTS[:10], sampling)
-    assert 0 < num_right < num_drafts
+    assert 0 < counts["right"] < counts["drafts"]
 
 
 @NEEDS_FA3
@@ -57,12 +57,12 @@ def test_a_draft_that_is_the_target_is_nearly_always_right_over_graphs(
     drafts = {**FIXED, "speculative": "draft:builtin", "enable_peer_memory": has_peer_memory}
     with running({**BUILTIN, **drafts}, drafts_folder=tmp_path) as engine:
         rounds = engine.generate(PROMPTS, [GREEDY] * len(PROMPTS), 3, captures=True)
-        num_drafts, num_right = engine.draft_counts()
+        counts = engine.counts()
         engine.end()
         told = drafts_of_ranks(tmp_path, 2)
     assert told.is_captured
     assert told.num_replays > 3
-    assert num_right > 0.9 * num_drafts > 0
+    assert counts["right"] > 0.9 * counts["drafts"] > 0
     assert_likeliest(rounds)
 
 
@@ -117,9 +117,9 @@ def test_bfloat16_drafts_of_heads_are_the_published_ones_over_graphs(
     folder = made_in(tmp_path / "drafts")
     with running({**config, **drafts}, drafts_folder=folder) as engine:
         engine.generate(SHARED, [ALLOWED] * 4, 2, captures=True)
-        num_drafts, num_right = engine.draft_counts()
+        counts = engine.counts()
         engine.end()
         told = drafts_of_ranks(folder, 2)
     assert told.num_replays > 3
     assert share_right(told, oracle) >= 0.8
-    assert num_drafts > num_right > 5
+    assert counts["drafts"] > counts["right"] > 5

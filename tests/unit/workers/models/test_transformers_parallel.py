@@ -26,16 +26,22 @@ from tests.fakes.tiny_models import (
     tiny_config,
 )
 from tests.fakes.tiny_reference import build_reference, config_of
+from tests.fakes.tiny_state_models import STATE_MODELS
+from tests.unit.workers.models.test_transformers_experts import experts_of
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
+from workers.layers.routed_experts import routed_in_torch
 from workers.layers.sharding import ShardContext
 from workers.loading.loader import check_servable, load_model
 from workers.loading.model_folder import read_hf_config
 from workers.models.transformers_cuts import Cut
+from workers.models.transformers_experts import fuse_experts
 from workers.models.transformers_model import load_transformers_model, random_transformers_model
 from workers.models.transformers_parallel import gives_shares
+from workers.parallel.group import SingleRank
 
 CPU = torch.device("cpu")
+NEMOTRON = STATE_MODELS["nemotron_h"][1]
 
 
 def shards(size: int) -> list[ShardContext]:
@@ -204,10 +210,38 @@ def test_which_conversions_of_shares_give_shares(operations, sources, cut, is_ri
     assert gives_shares(WeightConverter(sources, ["x"], operations), cut) is is_right
 
 
-def test_gpus_take_one_rank(tmp_path: Path) -> None:
+def test_gpus_take_several_ranks_where_these_join_logits(tmp_path: Path) -> None:
     folder = save_tiny_model(THROUGH_TRANSFORMERS["olmo2"], tmp_path)
-    with pytest.raises(ConfigError, match=r"on several ranks on CPU only so far; set tp_size=1"):
-        check_servable(EngineConfig(model=str(folder), tp_size=2, device="cuda"))
+    check_servable(EngineConfig(model=str(folder), tp_size=2, device="cuda"))
+
+
+def test_gpus_take_one_rank_where_the_plan_leaves_the_head_whole(tmp_path: Path) -> None:
+    """Nemotron-H's."""
+    config_of("nemotron_h", "NemotronHForCausalLM", NEMOTRON).save_pretrained(tmp_path)
+    check_servable(EngineConfig(model=str(tmp_path), tp_size=2, device="cpu"))
+    with pytest.raises(ConfigError, match=r"CPU only: its plan leaves the head whole.*tp_size=1"):
+        check_servable(EngineConfig(model=str(tmp_path), tp_size=2, device="cuda"))
+
+
+@torch.inference_mode()
+def test_experts_of_ranks_run_as_our_products_and_add_up_to_the_whole_ones(tmp_path: Path) -> None:
+    config = read_hf_config(save_tiny_model(MIXTURES["mixtral"], tmp_path))
+    ranks = ThreadRanks(2)
+    groups = SingleRank(), ThreadRank(ranks, 0), ThreadRank(ranks, 1)
+    of = [ShardContext(tp, torch.bfloat16, CPU) for tp in groups]
+    one, *two = (random_transformers_model(config, shard, 7).model for shard in of)
+    hidden = torch.randn(9, config.hidden_size, dtype=torch.bfloat16)
+    ids, shares = torch.tensor([[0, 1], [1, 0], [1, 0]] * 3), torch.rand(9, 2).bfloat16()
+    wanted = [module(hidden, ids, shares) for module in experts_of(one)]
+
+    def given(tp: ThreadRank) -> list[torch.Tensor]:
+        body = two[tp.rank]
+        assert fuse_experts(body, routed_in_torch) == len(wanted) > 0
+        return [module(hidden, ids, shares) for module in experts_of(body)]
+
+    for found in ranks.run(given):
+        for ours, whole in zip(found, wanted, strict=True):
+            assert (ours - whole).float().norm() < 0.02 * whole.float().norm()
 
 
 def test_tensors_that_are_taken_apart_after_they_were_cut_are_refused(tmp_path: Path) -> None:
