@@ -9,7 +9,6 @@ from tests.fakes.tiny_models import LATENT, MIXTURES, eager_reference, save_tiny
 from tests.gpu.parallel.cases import GREEDY, SEEDED
 from tests.unit.workers.engine.test_eagle import DEEP, DRAFT_IDS
 from tests.unit.workers.engine.test_mtp import Oracle, save_target
-from workers.builtin import builtin_model_path
 
 FIXED = {"tp_size": 2, "draft_policy": "fixed", "max_draft_tokens": 3}
 FLOAT32 = {"dtype": "float32", "attention_backend": "torch_native", "page_size": 4}
@@ -23,11 +22,6 @@ def made_in(folder):
     """A folder that is there."""
     folder.mkdir()
     return folder
-
-
-def builtin_head(folder):
-    own = json.loads((builtin_model_path() / "config.json").read_text())
-    return save_head(folder, own, [*range(5, 1000)], head_dim=32)
 
 
 def save_eagle(folder):

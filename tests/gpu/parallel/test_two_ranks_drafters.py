@@ -21,7 +21,6 @@ from tests.gpu.parallel.drafters import (
     HEADS,
     SEEDED_ALLOWED,
     SHARED,
-    builtin_head,
     made_in,
     share_right,
 )
@@ -69,20 +68,20 @@ def test_a_draft_that_is_the_target_is_nearly_always_right_over_graphs(
 @NEEDS_FA3
 @BOTH_WAYS
 @pytest.mark.parametrize("captures", [False, True], ids=["capturing", "captured"])
-@pytest.mark.parametrize("method", ["draft", "eagle3"])
+@pytest.mark.parametrize("speculative", ["draft:builtin-draft", "eagle3:builtin-head"])
 def test_bfloat16_drafts_keep_to_the_likeliest_tokens_over_graphs(
-    method, captures, has_peer_memory, tmp_path
+    speculative, captures, has_peer_memory, tmp_path
 ) -> None:
     """captures: all graphs before the first request, or while requests are served."""
-    drafter = "builtin-draft" if method == "draft" else builtin_head(tmp_path / "head")
-    drafts = {**FIXED, "enable_peer_memory": has_peer_memory, "speculative": f"{method}:{drafter}"}
-    folder = made_in(tmp_path / "drafts")
-    with running({**BUILTIN, **drafts}, drafts_folder=folder) as engine:
+    drafts = {**FIXED, "enable_peer_memory": has_peer_memory, "speculative": speculative}
+    with running({**BUILTIN, **drafts}, drafts_folder=tmp_path) as engine:
         rounds = engine.generate(PROMPTS, [GREEDY] * len(PROMPTS), 3, captures)
         engine.generate(PROMPTS, [SEEDED] * len(PROMPTS))
+        counts = engine.counts()
         engine.end()
-        told = drafts_of_ranks(folder, 2)
+        told = drafts_of_ranks(tmp_path, 2)
     assert_likeliest(rounds)
+    assert 0 < counts["right"] < counts["drafts"]
     assert told.num_replays > 3
     assert told.is_captured >= captures
 
