@@ -23,7 +23,12 @@ from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.segment_graphs import MAX_SEGMENT_TOKENS, SegmentGraphs, token_count_ladder
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
-from workers.graphs.verify_graphs import VerifyGraphs, verify_shapes
+from workers.graphs.verify_graphs import (
+    MAX_TREE_TOKENS,
+    MAX_VERIFY_TOKENS,
+    VerifyGraphs,
+    verify_shapes,
+)
 from workers.layers.embedding import VocabShard
 from workers.models.base import CausalLM
 from workers.models.segmented import SegmentedCausalLM
@@ -198,7 +203,8 @@ def build_verify_graphs(
     from workers.layers.cuda.sharded_greedy import step_kernels
 
     max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
-    shapes = verify_shapes(max_rows, [1 + own for own in draft_lengths(speculation) if own])
+    lengths = [1 + own for own in draft_lengths(speculation) if own]
+    shapes = verify_shapes(max_rows, lengths, max_verify_tokens(speculation))
     max_tokens = max(shape.rows * shape.tokens_per_row for shape in shapes)
     device = backend.config.device
     tables = backend.req_to_token_pool.own_tables
@@ -265,7 +271,13 @@ def _draft_shapes(
     config: EngineConfig, drafter: ChainDrafter, speculation: SpeculativeConfig
 ) -> list[StepShape]:
     max_rows = min(config.max_running_requests, config.max_step_tokens, MAX_GRAPH_BATCH_SIZE)
-    return verify_shapes(max_rows, draft_graph_lengths(drafter, speculation))
+    lengths = draft_graph_lengths(drafter, speculation)
+    return verify_shapes(max_rows, lengths, max_verify_tokens(speculation))
+
+
+def max_verify_tokens(speculation: SpeculativeConfig) -> int:
+    """Of a graphed step that verifies drafts."""
+    return MAX_TREE_TOKENS if speculation.tree else MAX_VERIFY_TOKENS
 
 
 def build_segment_graphs(

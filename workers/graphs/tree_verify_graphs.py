@@ -55,6 +55,8 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
         self._positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         max_cells = max(one.rows * one.tokens_per_row**2 for one in shapes)
         self._cells = torch.zeros(max_cells, dtype=torch.bool, device=device)
+        rows = torch.arange(self._rows[-1], dtype=torch.int32, device=device)
+        self._starts = {length: rows * length**2 for length in self._lengths}
         self._sampled: torch.Tensor | None = None
 
     def name_trees(self, trees: StepTrees | None) -> None:
@@ -127,8 +129,8 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
         self._cells[: n * length].copy_(sees.view(-1))
 
     def _batch(self, shape: StepShape, tokens: StepRows) -> ForwardBatch:
-        num_cells = shape.tokens_per_row**2
-        starts = self._itself[: shape.rows] * num_cells
-        visibility = Tree(self._cells[: shape.rows * num_cells], starts.int())
+        """All tensors outlive the capture: a replay reads them."""
+        cells = self._cells[: shape.rows * shape.tokens_per_row**2]
+        visibility = Tree(cells, self._starts[shape.tokens_per_row][: shape.rows])
         positions = self._positions[: shape.rows * shape.tokens_per_row]
         return replace(super()._batch(shape, tokens), positions=positions, visibility=visibility)

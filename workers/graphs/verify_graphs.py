@@ -35,19 +35,23 @@ from workers.sampling.transfer import upload
 from workers.scheduler.plan import NAN_TOKEN, IntArray, StepPlan, StepResult
 
 MAX_VERIFY_TOKENS = 512
+MAX_TREE_TOKENS = 1088
+"""Of steps with trees: 64 rows of 16 drafts. Making a tree takes more launches than a chain."""
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Fewer than of decode graphs: there is a graph for each of them and each number of tokens."""
 
 
-def verify_shapes(max_rows: int, lengths: Sequence[int]) -> list[StepShape]:
+def verify_shapes(
+    max_rows: int, lengths: Sequence[int], max_tokens: int = MAX_VERIFY_TOKENS
+) -> list[StepShape]:
     """To capture, the largest first, for up to max_rows rows with so many tokens each, of which the
-    token sampled last is one."""
+    token sampled last is one, max_tokens together."""
     rows = [own for own in _ROWS if own < max_rows] + [max_rows]
     shapes = [
         StepShape(ForwardMode.TARGET_VERIFY, num_rows, num_tokens)
         for num_rows in rows
         for num_tokens in lengths
-        if num_rows * num_tokens <= MAX_VERIFY_TOKENS
+        if num_rows * num_tokens <= max_tokens
     ]
     return sorted(shapes, key=lambda one: -one.rows * one.tokens_per_row)
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
@@ -31,8 +32,6 @@ from workers.speculation.draft_mailbox import Passed
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAPHED_TOKENS = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
-
 
 class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     """As RankDraftsRunner and CudaModelRunner. Drafts are made ahead of a replay; what the target's
@@ -42,6 +41,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     attention: these hand over none.
     """
 
+    _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
     _tapped: TappedModel | None = None
     _replayed_step: DrafterStep | None = None
     _draft_graphs: DraftGraphs | None = None
@@ -77,7 +77,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     def _graphed_model(self) -> GraphedModel:
         if not self._device_drafter.reads_target:
             return super()._graphed_model()
-        shape = MAX_GRAPHED_TOKENS, self._model.input_embedding().shape[1]
+        shape = self._max_graphed_tokens, self._model.input_embedding().shape[1]
         taps = [
             torch.zeros(shape, dtype=self.dtype, device=self._device)
             for _ in range(self._drafter.num_taps)

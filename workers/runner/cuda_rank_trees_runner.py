@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
 
 from workers.config import EngineConfig
 from workers.graphs.draft_graphs import DraftGraphs
-from workers.graphs.graph_set import CudaGraphCapturer, build_tree_draft_graphs
+from workers.graphs.graph_set import (
+    MAX_GRAPH_BATCH_SIZE,
+    CudaGraphCapturer,
+    build_tree_draft_graphs,
+)
 from workers.graphs.tree_verify_graphs import TreeVerifyGraphs
-from workers.graphs.verify_graphs import VerifyGraphs
+from workers.graphs.verify_graphs import MAX_TREE_TOKENS, VerifyGraphs
 from workers.runner.cuda_model_runner import StepGraphs
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.rank_trees_runner import RankTreesRunner
@@ -23,6 +28,7 @@ class CudaRankTreesRunner(RankTreesRunner, CudaRankDraftsRunner):
     """As RankTreesRunner and CudaRankDraftsRunner. Behind a replay, the path that holds is lined up
     once its samples are drawn."""
 
+    _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_TREE_TOKENS)
     _unlined: tuple[TreeVerifyGraphs, DrafterStep] | None = None
 
     def _build_draft_graphs(

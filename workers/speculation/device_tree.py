@@ -48,10 +48,11 @@ class DeviceTrees:
         (n * num_newest, vocab); width: at most as many as these name. named: from columns of logits
         to token ids; None: they are."""
         n, num_tokens = self.parents.shape
-        own = torch.log_softmax(logits.double(), dim=-1)
+        own = logits.float()
         values, columns = own.topk(min(width, own.shape[1]))
+        logprobs = values.double() - own.logsumexp(dim=-1, keepdim=True).double()
         before = self.logprobs[:, -self.num_newest :].unsqueeze(2)
-        joint = (before + values.view(n, self.num_newest, -1)).flatten(1)
+        joint = (before + logprobs.view(n, self.num_newest, -1)).flatten(1)
         # No number comes last, as on the host.
         ascending, order = torch.sort(-joint, dim=1, stable=True)
         best = order[:, :width]

@@ -27,6 +27,7 @@ from workers.engine.results import GenerateResult, ResultCollector
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
+from workers.runner.rank_trees_runner import RankTreesRunner
 from workers.sampling.params import SamplingParams
 from workers.sampling.run_drafts import DeviceTreeDrafts, RunDrafts
 from workers.sampling.state import SampledTokens
@@ -141,10 +142,9 @@ Trees = dict[tuple[int, ...], tuple[list[int], list[int]]]
 """By the text that they go on from: drafts, and what each stands behind."""
 
 
-def of_rank(config: EngineConfig, rank_class: type[Rank]) -> tuple[Trees, EngineStats]:
-    rank = rank_class(config)
-    engine, found = rank.engine(), Trees()
-    own, history = rank._make_drafts, engine._executor._runs._history
+def trees_of(rank: RankTreesRunner, engine: Engine) -> tuple[Trees, EngineStats]:
+    """Of a run of the prompts. The engine is closed."""
+    own, history, found = rank._make_drafts, engine._executor._runs._history, Trees()
 
     def make_drafts(step: DrafterStep) -> None:
         own(step)
@@ -158,9 +158,7 @@ def of_rank(config: EngineConfig, rank_class: type[Rank]) -> tuple[Trees, Engine
                 found[text] = step.ids[own_drafts].tolist(), parents
 
     rank._make_drafts = make_drafts
-    stats = run_prompts(engine)
-    check_replays(rank)
-    return found, stats
+    return found, run_prompts(engine)
 
 
 def of_host(config: EngineConfig) -> Trees:
@@ -224,7 +222,9 @@ def test_trees_are_those_that_the_host_grows(
     """Over chunks, cached prefixes, drafts that held before, narrower trees and none: what a
     drafter keeps of a token stands where the path that held has it."""
     config = config_of(**save(tmp_path), draft_tree=(2, 3, 1), **PAGES)
-    (made, stats), grown = of_rank(config, rank_class), of_host(config)
+    rank = rank_class(config)
+    (made, stats), grown = trees_of(rank, rank.engine()), of_host(config)
+    check_replays(rank)
     both = made.keys() & grown.keys()
     assert len(both) > 0.8 * len(made) > 16
     assert {text: made[text] for text in both} == {text: grown[text] for text in both}

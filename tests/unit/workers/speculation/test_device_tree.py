@@ -55,7 +55,8 @@ def test_levels_are_those_that_the_host_chooses(widths: tuple[int, ...], is_coar
             grow_by_logits(on_host, logits, named)
         assert on_device.token_ids.tolist() == [one.token_ids for one in on_host]
         assert on_device.parents[:, 1:].tolist() == [one.parents for one in on_host]
-        assert on_device.logprobs[:, 1:].tolist() == [one.logprobs for one in on_host]
+        wanted = torch.tensor([one.logprobs for one in on_host], dtype=torch.float64)
+        assert torch.allclose(on_device.logprobs[:, 1:], wanted, atol=1e-5)
         parents = [int32(-1, *one.parents) for one in on_host]
         assert on_device.sees.reshape(-1).equal(Tree.of_parents(parents, CPU).mask)
         assert all(depths_of(own).tolist() == level_depths(widths) for own in parents)
