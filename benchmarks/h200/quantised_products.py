@@ -2,6 +2,7 @@
 
     python3 -m benchmarks.h200.quantised_products [--rows 1 8 16 64 256 4096] [--formats fp8_rows]
     python3 -m benchmarks.h200.quantised_products --sweep [--rows 1 16 64 256] [--formats int4]
+    python3 -m benchmarks.h200.quantised_products --sweep --rounded-only [--rows 1 16 64] [...]
 
 Weights are those of Llama-3.1-8B's layers, of one copy each way in turns, so that none is in the
 cache. A line a matrix, format and number of rows: microseconds of bfloat16, of the product as
@@ -9,14 +10,15 @@ tile_table.py chooses it and of the way of many, speed-up over bfloat16, and the
 of the floor: the longer of reading all bytes once and of multiplying at the peak of the tensor
 cores that it uses. Last what a layer's four matrices take together.
 
---sweep: a line for each of the tiles that are worth trying, and the fastest last: what to write
-into tile_table.py.
+--sweep: a line for each of the tiles that are worth trying, and the fastest last, of each matrix
+and of a layer: what to write into tile_table.py. --rounded-only: of the kernels for few rows those
+alone that round x to FP8, beside the tables as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +26,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
+from benchmarks.h200.product_candidates import rounded_worth_trying, worth_trying
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
@@ -32,8 +35,8 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import SkinnyTiles
-from workers.layers.quantised.tile_table import TileTable, tiles_for
+from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
+from workers.layers.quantised.tile_table import TileRule, TileTable, tiles_for
 
 CUDA = torch.device("cuda", 0)
 MATRICES = {
@@ -120,8 +123,8 @@ def kept_bytes(kept: KeptWeight) -> int:
     return sum(buffer.numel() * buffer.element_size() for buffer in kept.buffers())
 
 
-def floor_of(kept: KeptWeight, name: str, num_rows: int, is_skinny: bool) -> float:
-    tensor_cores = "bf16" if is_skinny or name == "int4" else "fp8"
+def floor_of(kept: KeptWeight, name: str, num_rows: int, has_bf16: bool) -> float:
+    tensor_cores = "bf16" if has_bf16 or name == "int4" else "fp8"
     flops = 2.0 * num_rows * kept.out_features * kept.in_features
     activations = 2 * num_rows * (kept.out_features + kept.in_features)
     return max((kept_bytes(kept) + activations) / BYTES_PER_S, flops / FLOPS[tensor_cores])
@@ -157,12 +160,13 @@ def inputs_of(matrix: str, num_rows: int) -> torch.Tensor:
 
 def timed(name: str, matrix: str, num_rows: int) -> Timed:
     weights, x, table = weights_of(name, matrix), inputs_of(matrix, num_rows), FORMATS[name].table
-    is_skinny = tiles_for(table, num_rows) is not None
+    tiles = tiles_for(table, num_rows, MATRICES[matrix][0])
+    has_bf16 = tiles is not None and not isinstance(tiles, RoundedSkinnyTiles)
     return Timed(
         bf16=bf16_seconds(matrix, x),
         chosen=by_table(name, matrix, weights, x, table),
         many=by_table(name, matrix, weights, x, _MANY),
-        floor=floor_of(weights[0], name, num_rows, is_skinny),
+        floor=floor_of(weights[0], name, num_rows, has_bf16),
     )
 
 
@@ -184,32 +188,28 @@ def show(name: str, num_rows: int) -> None:
     )
 
 
-def worth_trying(num_rows: int, turn: int) -> list[SkinnyTiles]:
-    """turn: of the form, of which a turn is at most twice as much."""
-    tokens = min(128, max(16, 1 << (num_rows - 1).bit_length()))
-    shapes = [(64, 4, 4), (64, 3, 4), (64, 2, 4), (128, 4, 8), (128, 3, 8), (128, 2, 8)]
-    if tokens <= 16:
-        shapes += [(64, 6, 4), (128, 3, 4), (128, 4, 4), (256, 3, 8)]
-    tried = [
-        SkinnyTiles(rows, tokens, turn, programs, stages, warps)
-        for rows, stages, warps in shapes
-        for programs in (132, 264, 528)
-    ]
-    if tokens == 128:
-        tried += [SkinnyTiles(rows, 64, turn, 132, 2, rows // 16) for rows in (64, 128)]
-    return tried
+def tables_to_try(name: str, num_rows: int, is_rounded_only: bool) -> list[TileTable]:
+    """The way of many, the table as it is, and one of a single rule for each tiles."""
+    tiles: list[SkinnyTiles] = []
+    if not is_rounded_only:
+        for turn in (128, 256) if name == "fp8_rows" else (128,):
+            tiles += worth_trying(num_rows, turn)
+    if name != "int4":
+        tiles += rounded_worth_trying(num_rows, name == "fp8_blocks")
+    return [_MANY, FORMATS[name].table, *((TileRule(num_rows, one),) for one in tiles)]
 
 
-def sweep(name: str, num_rows: int) -> None:
+def way_of(table: TileTable) -> str:
+    return str(table[0].tiles) if len(table) == 1 else "as the table has it" if table else "many"
+
+
+def sweep(name: str, num_rows: int, is_rounded_only: bool) -> None:
     weights = {matrix: weights_of(name, matrix) for matrix in MATRICES}
     inputs = {matrix: inputs_of(matrix, num_rows) for matrix in MATRICES}
-    turns = (128, 256) if name == "fp8_rows" else (128,)
-    tables: list[TileTable] = [_MANY]
-    tables += [((num_rows, tiles),) for turn in turns for tiles in worth_trying(num_rows, turn)]
-    bf16 = sum(bf16_seconds(matrix, inputs[matrix]) for matrix in MATRICES)
-    found: dict[TileTable, float] = {}
-    for table in tables:
-        way = str(table[0][1]) if table else "many"
+    bf16 = {matrix: bf16_seconds(matrix, inputs[matrix]) for matrix in MATRICES}
+    found: dict[TileTable, dict[str, float]] = {}
+    for table in tables_to_try(name, num_rows, is_rounded_only):
+        way = way_of(table)
         try:
             each = {
                 matrix: by_table(name, matrix, weights[matrix], inputs[matrix], table)
@@ -218,14 +218,32 @@ def sweep(name: str, num_rows: int) -> None:
         except OutOfResources as error:
             print(f"sweep {name} rows {num_rows} {way}: {error}", flush=True)
             continue
-        found[table] = sum(each.values())
+        found[table] = each
         shown = " ".join(f"{matrix} {one * 1e6:.1f}" for matrix, one in each.items())
-        print(f"sweep {name} rows {num_rows} {way}: {shown} layer {found[table] * 1e6:.1f}")
-    for table in sorted(found, key=found.__getitem__)[:4]:
-        way = str(table[0][1]) if table else "many"
+        print(f"sweep {name} rows {num_rows} {way}: {shown} layer {layer(each) * 1e6:.1f}")
+    show_best(f"best {name} rows {num_rows}", bf16, found)
+
+
+def layer(each: Mapping[str, float]) -> float:
+    return sum(each.values())
+
+
+def show_best(
+    title: str, bf16: Mapping[str, float], found: Mapping[TileTable, Mapping[str, float]]
+) -> None:
+    """Of each matrix, as rules by output features want, and of a layer with one rule."""
+    for matrix in MATRICES:
+        for table in sorted(found, key=lambda one: found[one][matrix])[:2]:
+            taken = found[table][matrix]
+            print(
+                f"{title} {matrix} bf16 {bf16[matrix] * 1e6:.1f} {taken * 1e6:.1f} "
+                f"x{bf16[matrix] / taken:.2f} {way_of(table)}"
+            )
+    for table in sorted(found, key=lambda one: layer(found[one]))[:4]:
+        taken = layer(found[table])
         print(
-            f"best {name} rows {num_rows} bf16 {bf16 * 1e6:.1f} layer {found[table] * 1e6:.1f} "
-            f"x{bf16 / found[table]:.2f} {way}",
+            f"{title} layer bf16 {layer(bf16) * 1e6:.1f} {taken * 1e6:.1f} "
+            f"x{layer(bf16) / taken:.2f} {way_of(table)}",
             flush=True,
         )
 
@@ -235,11 +253,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rounded-only", action="store_true")
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(CUDA))
     for name in arguments.formats:
         for num_rows in arguments.rows:
-            (sweep if arguments.sweep else show)(name, num_rows)
+            if arguments.sweep:
+                sweep(name, num_rows, arguments.rounded_only)
+            else:
+                show(name, num_rows)
 
 
 if __name__ == "__main__":

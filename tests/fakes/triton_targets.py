@@ -32,6 +32,7 @@ from workers.layers.quantised import (
     expert_fp8,
     expert_products,
     expert_spread,
+    fp8_rounded,
     fp8_rounding,
     fp8_skinny,
     int4_skinny,
@@ -39,6 +40,7 @@ from workers.layers.quantised import (
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
+from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -151,16 +153,14 @@ def expert_variants(capability):
 
 def quantised_variants():
     """Products with kept weights, as a GPU from sm90 on launches them."""
-    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32", "words": "*i32"}
+    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
     fp8 = {**kept, "values": "*fp8e4nv", "num_columns": "i32"}
-    int4 = {**kept, "zeros": "*i32"}
-    tables = {True: tile_table.FP8_BLOCKS, False: tile_table.FP8_ROWS}
-    for by_block, table in tables.items():
-        for tile, options, block_k in _skinny_tiles(table):
-            constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": block_k, "NUM_LINES": 4}
-            constants["IS_PACKED"] = True
-            yield Variant(fp8_skinny._fp8_skinny_kernel, fp8, constants, options)
-    for tile, options, _ in _skinny_tiles(tile_table.INT4):
+    int4 = {**kept, "words": "*i32", "zeros": "*i32"}
+    for by_block, table in ((True, tile_table.FP8_BLOCKS), (False, tile_table.FP8_ROWS)):
+        for tiles in {rule.tiles for rule in table if rule.tiles is not None}:
+            yield fp8_variant(tiles, by_block)
+    for rule in tile_table.INT4:
+        tile, options = _skinny_tile(rule.tiles)
         for turn in (128, 256):
             constants = {**tile, "GROUP_SIZE": 128, "TURN": turn, "IS_PACKED": True}
             yield Variant(int4_skinny._int4_skinny_kernel, int4, constants, options)
@@ -174,10 +174,21 @@ def quantised_variants():
     yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
 
 
-def _skinny_tiles(table):
-    for _, tiles in table:
-        tile = {"BLOCK_TOKENS": tiles.block_tokens, "BLOCK_ROWS": tiles.block_rows}
-        yield tile, {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}, tiles.block_k
+def fp8_variant(tiles, by_block):
+    """The kernel for few rows of FP8 weights that the class of tiles says."""
+    types = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
+    types |= {"words": "*i32", "values": "*fp8e4nv"}
+    tile, options = _skinny_tile(tiles)
+    constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": tiles.block_k, "NUM_LINES": 4}
+    if isinstance(tiles, RoundedSkinnyTiles):
+        return Variant(fp8_rounded._fp8_rounded_kernel, types, constants, options)
+    constants["IS_PACKED"] = True
+    return Variant(fp8_skinny._fp8_skinny_kernel, types, constants, options)
+
+
+def _skinny_tile(tiles):
+    tile = {"BLOCK_TOKENS": tiles.block_tokens, "BLOCK_ROWS": tiles.block_rows}
+    return tile, {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
 
 
 def _kept_expert_variants():

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels.decode_shape import decode_shared_bytes
+from benchmarks.h200.product_candidates import rounded_worth_trying
 from tests.fakes.attention_targets import (
     DECODE_HEADS,
     EXTEND_HEADS,
@@ -25,6 +27,7 @@ from tests.fakes.triton_targets import (
     OTHERS,
     SHARED_BYTES,
     expert_variants,
+    fp8_variant,
     gemm_variant,
     quantised_variants,
 )
@@ -65,6 +68,23 @@ def test_products_with_kept_weights_fit(capability) -> None:
     for variant in quantised_variants():
         taken = variant.compile_for(capability).metadata.shared
         assert taken <= SHARED_BYTES[capability], variant.constants
+
+
+@pytest.mark.parametrize("num_rows", [1, 64])
+@pytest.mark.parametrize("by_block", [False, True])
+def test_rounded_products_take_weights_from_shared_memory(by_block, num_rows) -> None:
+    """Both operands of every product are descriptors, and nothing turns FP8 into other numbers.
+    Nothing that a sweep tries spills registers."""
+    for tiles in rounded_worth_trying(num_rows, by_block):
+        kernel = fp8_variant(tiles, by_block).compile_for((9, 0))
+        assert kernel.metadata.shared <= SHARED_BYTES[9, 0], tiles
+        ptx = kernel.asm["ptx"]
+        # Accumulators in braces, then each operand: registers would be in braces, too.
+        products = re.findall(r"wgmma\.mma_async\S+e4m3\.e4m3 \{[^}]*\}, (\S+), (\S+),", ptx)
+        assert len(products) == ptx.count("wgmma.mma_async") > 0, tiles
+        assert all(re.fullmatch(r"%rd\d+", one) for pair in products for one in pair), tiles
+        assert "f16x2.e4m3x2" not in ptx
+        assert kernel.asm["sass"].count("LDL") == 0, tiles
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -16,10 +16,13 @@ from workers.config import EngineConfig
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
+from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, tiles_for
+from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, TileRule, tiles_for
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
 
@@ -98,7 +101,7 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
         out = made(x)
         assert out.shape[1:] == (num_rows, size[0])
         assert can_split or len(out) == 1
-        is_exact = kind.startswith("int4") or is_few(kind, num_rows)
+        is_exact = kind.startswith("int4") or is_as_it_is(kind, size, num_rows)
         error = relative_error(out.double().sum(0), x.double() @ matrix.t())
         assert error < (EXACT if is_exact else ROUNDED), (num_rows, can_split, error)
         peers = torch.empty_like(out)
@@ -110,15 +113,100 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
             assert again < EXACT, (num_rows, can_split, again)
 
 
-def is_few(kind, num_rows):
-    """Whether weights are multiplied as they are kept."""
-    return tiles_for(TABLES[kind], num_rows) is not None
+def is_as_it_is(kind, size, num_rows):
+    """Whether x is multiplied without being rounded."""
+    return type(tiles_for(TABLES[kind], num_rows, size[0])) is SkinnyTiles
 
 
 def is_repeatable(kind, size, num_rows):
     """Not where sglang-kernel takes CUTLASS' stream-K, which adds up sums as they are ready."""
     rows, columns = size
-    return kind != "fp8_blocks" or is_few(kind, num_rows) or columns <= 3 * rows
+    if kind != "fp8_blocks" or columns <= 3 * rows:
+        return True
+    return tiles_for(FP8_BLOCKS, num_rows, rows) is not None
+
+
+ROUNDED_TILES = [
+    RoundedSkinnyTiles(64, 16, 128, min_programs=528, num_stages=4, num_warps=4),
+    RoundedSkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8),
+    RoundedSkinnyTiles(128, 16, 128, min_programs=264, num_stages=4, num_warps=4),
+    RoundedSkinnyTiles(64, 32, 128, min_programs=264, num_stages=4, num_warps=4),
+    RoundedSkinnyTiles(128, 64, 128, min_programs=132, num_stages=3, num_warps=8),
+]
+ROUNDED_TILES_OF_ROWS = [
+    RoundedSkinnyTiles(64, 16, 256, min_programs=528, num_stages=3, num_warps=4),
+    RoundedSkinnyTiles(256, 64, 128, min_programs=132, num_stages=3, num_warps=8),
+]
+ROUNDED_CASES = [
+    (kind, tiles)
+    for kind in ("fp8_rows", "fp8_blocks")
+    for tiles in ROUNDED_TILES + (ROUNDED_TILES_OF_ROWS if kind == "fp8_rows" else [])
+]
+
+
+def rounded_product(kind, kept, can_split, tiles):
+    make = Fp8BlockProduct if kind == "fp8_blocks" else Fp8RowProduct
+    return make(kept, can_split, (TileRule(64, tiles),))
+
+
+@pytest.mark.parametrize(("case", "size"), product(ROUNDED_CASES, SIZES), ids=str)
+def test_products_with_x_rounded_inside_the_kernel(case, size) -> None:
+    kind, tiles = case
+    kept = KINDS[kind](*size)
+    matrix = kept.dequantised().double()
+    for can_split, num_rows in product((True, False), [n for n in ROWS if n <= 64]):
+        # Tokens and blocks of columns of very different sizes.
+        sizes = torch.randint(-20, 20, (num_rows, size[1] // 128, 1), device=CUDA).float().exp2()
+        x = (torch.randn(num_rows, size[1] // 128, 128, device=CUDA) * sizes).flatten(1).bfloat16()
+        made = rounded_product(kind, kept, can_split, tiles)
+        out = made(x)
+        assert out.shape[1:] == (num_rows, size[0])
+        assert can_split or len(out) == 1
+        want = x.double() @ matrix.t()
+        for row, wanted in zip(out.double().sum(0), want, strict=True):
+            assert relative_error(row, wanted) < ROUNDED
+        assert torch.equal(made(x), out)
+
+
+@pytest.mark.parametrize("kind", ["fp8_rows", "fp8_blocks"])
+def test_rounding_inside_the_kernel_is_exact_of_four_bits(kind) -> None:
+    kept = KINDS[kind](512, 1024)
+    # What FP8 tensor cores leave of a turn's sum, about 14 bits, is within EXACT.
+    powers = torch.randint(-90, 60, (5, 8, 1), device=CUDA).float().exp2()
+    x = (torch.randint(-15, 16, (5, 8, 128), device=CUDA) * powers).flatten(1).bfloat16()
+    x[2] = 0.0
+    shape = SkinnyShape(128, 16, 128, num_splits=2, num_stages=3, num_warps=4)
+    out = fp8_rounded(x, kept.values, kept.scales, shape).double().sum(0)
+    assert not out[2].any()
+    want = x.double() @ kept.dequantised().double().t()
+    for row in (0, 1, 3, 4):
+        assert relative_error(out[row], want[row]) < EXACT
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_none_and_in_its_row(odd) -> None:
+    kept = fp8_rows(256, 512)
+    x = torch.randn(3, 512, device=CUDA).bfloat16()
+    x[1, 200] = odd
+    shape = SkinnyShape(64, 16, 128, num_splits=1, num_stages=3, num_warps=4)
+    out = fp8_rounded(x, kept.values, kept.scales, shape)[0]
+    assert not out[1].isfinite().any()
+    assert out[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["fp8_rows", "fp8_blocks"])
+def test_graphs_repeat_products_with_x_rounded(kind) -> None:
+    made = rounded_product(kind, KINDS[kind](1024, 2048), can_split=True, tiles=ROUNDED_TILES[1])
+    x = torch.randn(7, 2048, device=CUDA).bfloat16()
+    made(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            out = made(x)
+    x.normal_()
+    graph.replay()
+    assert torch.equal(out, made(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)

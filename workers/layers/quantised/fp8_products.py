@@ -1,11 +1,12 @@
 """Products with FP8 weights: of few rows as they are, of more rounded by scales of their own.
 
-Few: where reading the weights takes longer than making them 16 bits wide. For more, tensor cores
-take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of blocks.
+Few: where reading the weights takes longer than multiplying, with x as it is or rounded inside the
+kernel. For more, tensor cores take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of
+blocks.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -13,13 +14,24 @@ from workers.errors import ConfigError
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
+from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.skinny_shape import (
+    RoundedSkinnyTiles,
+    SkinnyShape,
+    SkinnyTiles,
+)
 
 _MIN_TURN = 32
 """Input features that the kernel for few rows takes at once: other sizes go the way of many."""
+
+_Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SkinnyShape, NewTensor], torch.Tensor]
+_KERNELS: Mapping[type[SkinnyTiles], _Kernel] = {
+    SkinnyTiles: fp8_skinny,
+    RoundedSkinnyTiles: fp8_rounded,
+}
 
 BlockScaledMM = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor
@@ -36,8 +48,10 @@ class Fp8RowProduct(KeptProduct):
         super().__init__(kept, can_split, table if turn >= _MIN_TURN else (), turn)
         self._kept = kept
 
-    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
-        return fp8_skinny(x, self._kept.values, self._kept.scales, shape, new)
+    def _of_few(
+        self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
+    ) -> torch.Tensor:
+        return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         kept, rounded = self._kept, round_rows(x)
@@ -69,8 +83,10 @@ class Fp8BlockProduct(KeptProduct):
         self._kept = kept
         self._multiply = load_block_scaled_mm()
 
-    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
-        return fp8_skinny(x, self._kept.values, self._kept.scales, shape, new)
+    def _of_few(
+        self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
+    ) -> torch.Tensor:
+        return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         kept, rounded = self._kept, round_groups(x)

@@ -14,6 +14,13 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_p
 _FP8_MAX = tl.constexpr(448.0)
 _LEAST = tl.constexpr(1e-12)
 """Of a largest magnitude: rows of zeros have a scale, too."""
+_LEAST_POWER = tl.constexpr(2.0**-100)
+"""The same where scales are powers of two: both they and their inverses are normal float32."""
+_EXPONENT = tl.constexpr(0x7F800000)
+_ONE_OVER = tl.constexpr(254 << 23)
+"""Minus a power of two's bits: its inverse's."""
+_FP8_POWER = tl.constexpr(7 << 23)
+"""2**7: magnitudes below twice that are E4M3's, whose largest is 448."""
 _GROUP_SIZE = 128
 _GROUPS = 16
 _ROW_MULTIPLE = 4
@@ -37,6 +44,20 @@ def _run_to_fp8(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 
 to_fp8 = triton.jit(_run_to_fp8)
+
+
+def _run_to_fp8_by_powers(values: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """As to_fp8 with scales that are powers of two: a few integer operations a row and exact
+    multiplications. A row's largest magnitude becomes 128 to 256. A row with an infinity has an
+    infinite scale, so that what it is multiplied into is no finite number either."""
+    largest = tl.maximum(tl.max(tl.abs(values), axis=1), _LEAST_POWER)
+    power = largest.to(tl.int32, bitcast=True) & _EXPONENT
+    inverse = (-(power - _FP8_POWER - _ONE_OVER)).to(tl.float32, bitcast=True)
+    scale = power.to(tl.float32, bitcast=True) * (1.0 / 128.0)
+    return (values * inverse[:, None]).to(dtype), scale
+
+
+to_fp8_by_powers = triton.jit(_run_to_fp8_by_powers)
 
 
 def _round_groups(  # noqa: PLR0913

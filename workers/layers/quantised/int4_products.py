@@ -10,7 +10,7 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.skinny_shape import SkinnyShape, SkinnyTiles
 
 
 class Int4Product(KeptProduct):
@@ -26,7 +26,9 @@ class Int4Product(KeptProduct):
         order = self._kept.order
         return super().into(new, x if order is None else x.index_select(1, order))
 
-    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
+    def _of_few(
+        self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
+    ) -> torch.Tensor:
         return int4_skinny(x, self._kept, shape, new)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:

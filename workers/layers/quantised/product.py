@@ -8,7 +8,7 @@ from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.gate import Gate
 from workers.layers.kept.weight import KeptWeight
 from workers.layers.new_tensor import NewTensor
-from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.skinny_shape import SkinnyShape, SkinnyTiles
 from workers.layers.quantised.tile_table import TileTable, tiles_for
 
 
@@ -17,7 +17,8 @@ class KeptProduct(ABC):
     the weight names.
 
     can_split: whether whoever reads the product sums up partial ones. table: tiles by the number of
-    rows. turn: input features that the kernel for few rows takes at least at once.
+    rows and the weight's size. turn: input features that the kernel for few rows takes at least at
+    once.
     """
 
     def __init__(self, kept: KeptWeight, can_split: bool, table: TileTable, turn: int) -> None:
@@ -31,17 +32,19 @@ class KeptProduct(ABC):
     def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         """(parts, n, out_features), whose sum over parts is the product, in a tensor that new
         makes. One part has x's dtype, several are float32."""
-        tiles = tiles_for(self._table, x.shape[0])
+        tiles = tiles_for(self._table, x.shape[0], self._out_features)
         if tiles is None:
             return self._of_many(new, x)
         shape = tiles.of(
             self._out_features, self.in_features, self._turn, x.shape[0], self._can_split
         )
-        return self._of_few(new, x, shape)
+        return self._of_few(new, x, tiles, shape)
 
     @abstractmethod
-    def _of_few(self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape) -> torch.Tensor:
-        """By the kernel that reads the weight as it is kept, in tiles."""
+    def _of_few(
+        self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
+    ) -> torch.Tensor:
+        """By the kernel that reads the weight as it is kept, in the tiles, which are of shape."""
 
     @abstractmethod
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:

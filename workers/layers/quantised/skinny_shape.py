@@ -48,6 +48,13 @@ class SkinnyTiles:
         )
 
 
+class RoundedSkinnyTiles(SkinnyTiles):
+    """The same where x is rounded inside the kernel, and tensor cores take weights as they lie.
+    block_k is what a scale of x stands for, too; with scales of blocks block_rows divides 128."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
     """The same of one matrix. num_splits: programs that share input features out."""

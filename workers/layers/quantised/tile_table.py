@@ -1,26 +1,51 @@
-"""Which way a product with kept weights takes, by its form and number of rows.
+"""Which way a product with kept weights takes, by its form, number of rows and size.
 
-Tiles of the kernels for few rows, up to the most rows that each is for; beyond the last a form has
-its way of many rows. Of an H200, 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1,
-16, 64 and 256 rows of rows' FP8 and of four bits; FP8 in blocks has the tiles of rows.
+Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
+2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16, 64 and 256 rows of rows' FP8 and
+of four bits; FP8 in blocks has the tiles of rows. RoundedSkinnyTiles have not been measured yet.
 """
+
+from dataclasses import dataclass
 
 from workers.layers.quantised.skinny_shape import SkinnyTiles
 
-TileTable = tuple[tuple[int, SkinnyTiles], ...]
+
+@dataclass(frozen=True, slots=True)
+class TileRule:
+    """Of products with up to max_rows rows of x and at least min_out_features output features.
+    tiles: their class says by which kernel; None is the way of many rows."""
+
+    max_rows: int
+    tiles: SkinnyTiles | None
+    min_out_features: int = 0
+
+
+TileTable = tuple[TileRule, ...]
+"""The first rule that holds is taken: rules of more output features stand before those of fewer."""
+
+_WIDE = 16384
+"""Output features that fill a GPU with programs, none of which shares input features out."""
 
 # Blocks' turns are 128 columns, those of four bits what they are packed for.
 FP8_ROWS: TileTable = (
-    (16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8)),
+    TileRule(16, SkinnyTiles(64, 16, 128, min_programs=528, num_stages=4, num_warps=4), _WIDE),
+    TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8)),
 )
 FP8_BLOCKS: TileTable = FP8_ROWS
 INT4: TileTable = (
-    (16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
-    (64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
-    (192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
+    TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
+    TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
+    TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
 )
 
 
-def tiles_for(table: TileTable, num_rows: int) -> SkinnyTiles | None:
+def tiles_for(table: TileTable, num_rows: int, out_features: int) -> SkinnyTiles | None:
     """None: the way of many rows."""
-    return next((tiles for most, tiles in table if num_rows <= most), None)
+    return next(
+        (
+            rule.tiles
+            for rule in table
+            if num_rows <= rule.max_rows and out_features >= rule.min_out_features
+        ),
+        None,
+    )

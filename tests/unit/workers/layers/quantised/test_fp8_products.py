@@ -4,6 +4,7 @@ Kernels of Triton and of sglang-kernel are written anew in torch, by their signa
 """
 
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -19,14 +20,21 @@ from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.weight import join_kept
 from workers.layers.quantised import fp8_products
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
+from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import Rounded
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import SkinnyTiles
-from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, INT4
+from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
+from workers.layers.quantised.tile_table import (
+    FP8_BLOCKS,
+    FP8_ROWS,
+    INT4,
+    TileRule,
+    tiles_for,
+)
 
 WHOLE = Cut((256, 384), slice(0, 256), slice(0, 384))
 FEW = 1
-MANY = 1 + max(FP8_ROWS[-1][0], FP8_BLOCKS[-1][0])
+MANY = 1 + max(rule.max_rows for rule in (*FP8_ROWS, *FP8_BLOCKS))
 
 
 def values_of(*shape):
@@ -111,12 +119,18 @@ def block_scaled_mm(a, b, scales_a, scales_b, dtype):
     return (left @ right).to(dtype)
 
 
+def filled_with(value):
+    def skinny(x, weight, scales, shape, new):
+        size = shape.num_splits, len(x), len(weight)
+        return new(size, dtype=x.dtype, device=x.device).fill_(value)
+
+    return skinny
+
+
 @pytest.fixture
 def kernels(monkeypatch):
-    def skinny(x, weight, scales, shape, new):
-        return new((shape.num_splits, len(x), len(weight)), dtype=x.dtype, device=x.device).zero_()
-
-    monkeypatch.setattr(fp8_products, "fp8_skinny", skinny)
+    monkeypatch.setitem(fp8_products._KERNELS, SkinnyTiles, filled_with(0.0))
+    monkeypatch.setitem(fp8_products._KERNELS, RoundedSkinnyTiles, filled_with(1.0))
     monkeypatch.setattr(fp8_products, "round_rows", rounded_by(None, lambda n: n))
     monkeypatch.setattr(fp8_products, "round_groups", rounded_by(128, lambda n: -(-n // 4) * 4))
     package = SimpleNamespace(fp8_blockwise_scaled_mm=block_scaled_mm)
@@ -151,7 +165,42 @@ def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
     assert torch.equal(product(x[:FEW]), torch.zeros(1, FEW, 256))
 
 
-TILES = (1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
+TILES = TileRule(1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
+ROUNDED = RoundedSkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("scaling", [PerTensor(), PerBlock(128, 128)])
+def test_a_table_names_the_kernel_by_rows_and_output_features(scaling) -> None:
+    kept = Scaled(FP8, scaling).kept(stored(scaling), WHOLE)
+    make = Fp8BlockProduct if type(kept) is Fp8Blocks else Fp8RowProduct
+    assert kept.out_features == 256
+    wide, wider = (
+        (TileRule(2, ROUNDED, least), TileRule(1, ROUNDED, 0), TileRule(3, TILES.tiles))
+        for least in (256, 257)
+    )
+    for table, first in ((wide, [1.0, 1.0, 0.0]), (wider, [1.0, 0.0, 0.0])):
+        product = make(kept, can_split=False, table=table)
+        outs = [product(torch.ones(n, 384).bfloat16()) for n in (1, 2, 3)]
+        assert [out.float().mean().item() for out in outs] == first
+    many = make(kept, can_split=False, table=(TileRule(4, None, 256), TileRule(4, ROUNDED)))
+    x = torch.randn(4, 384).bfloat16()
+    want = x.float() @ kept.dequantised().t()
+    assert (many(x)[0] - want).norm() / want.norm() < 0.05
+
+
+def test_rounded_tiles_are_tiles_of_their_own() -> None:
+    plain = SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
+    assert plain != ROUNDED
+    assert str(ROUNDED).startswith("RoundedSkinnyTiles(block_rows=64")
+    assert plain.of(4096, 4096, 128, 1, True) == ROUNDED.of(4096, 4096, 128, 1, True)
+
+
+def test_a_program_has_rows_of_one_block() -> None:
+    kept = Fp8Blocks(values_of(256, 128), torch.ones(2, 1))
+    shape = SkinnyTiles(256, 16, 128, 1, 3, 8).of(256, 128, 128, 1, can_split=False)
+    with pytest.raises(ValueError, match="not of one block"):
+        fp8_rounded(torch.ones(1, 128), kept.values, kept.scales, shape)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -181,21 +230,36 @@ def test_blocks_need_their_kernel(monkeypatch) -> None:
 @pytest.mark.parametrize("out_features", [128, 4096, 6144, 28672])
 @pytest.mark.parametrize("in_features", [512, 1792, 4096, 14336])
 def test_splits_are_whole_turns(out_features, in_features, can_split) -> None:
-    for most, tiles in (*FP8_ROWS, *FP8_BLOCKS, *INT4):
-        shape = tiles.of(out_features, in_features, 128, most, can_split)
+    for table, num_rows in product((FP8_ROWS, FP8_BLOCKS, INT4), (1, 16, 64, 192)):
+        tiles = tiles_for(table, num_rows, out_features)
+        if tiles is None:
+            continue
+        shape = tiles.of(out_features, in_features, 128, num_rows, can_split)
         assert in_features % (shape.num_splits * shape.block_k) == 0
         assert shape.num_splits == 1 or can_split
 
 
 @pytest.mark.parametrize("table", [FP8_ROWS, FP8_BLOCKS, INT4])
 def test_tables_are_in_order(table) -> None:
-    limits = [most for most, _ in table]
+    """No rule is hidden by those before it."""
+    limits = [(rule.max_rows, -rule.min_out_features) for rule in table]
     assert limits == sorted(set(limits))
-    for _, tiles in table:
+    for tiles in tiles_of(table):
         assert tiles.block_rows >= 64
         assert tiles.block_tokens >= 16
 
 
+def tiles_of(table):
+    return [rule.tiles for rule in table if rule.tiles is not None]
+
+
+def test_tables_name_kernels_that_their_forms_have() -> None:
+    assert {type(tiles) for tiles in tiles_of(FP8_ROWS + FP8_BLOCKS)} <= set(fp8_products._KERNELS)
+    assert {type(tiles) for tiles in tiles_of(INT4)} == {SkinnyTiles}
+
+
 def test_a_turn_is_a_blocks_width() -> None:
-    """A scale is read a turn."""
-    assert all(tiles.block_k == 128 for _, tiles in FP8_BLOCKS)
+    """A scale is read a turn, and of rounded tiles once for all of a program's rows."""
+    for tiles in tiles_of(FP8_BLOCKS):
+        assert tiles.block_k == 128
+        assert type(tiles) is SkinnyTiles or 128 % tiles.block_rows == 0

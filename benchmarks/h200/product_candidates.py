@@ -1,0 +1,42 @@
+"""Tiles that quantised_products --sweep tries, by the number of rows. Knows no device."""
+
+from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
+
+
+def worth_trying(num_rows: int, turn: int) -> list[SkinnyTiles]:
+    """turn: of the form, of which a turn is at most twice as much."""
+    tokens = tile_tokens(num_rows)
+    shapes = [(64, 4, 4), (64, 3, 4), (64, 2, 4), (128, 4, 8), (128, 3, 8), (128, 2, 8)]
+    if tokens <= 16:
+        shapes += [(64, 6, 4), (128, 3, 4), (128, 4, 4), (256, 3, 8)]
+    tried = [
+        SkinnyTiles(rows, tokens, turn, programs, stages, warps)
+        for rows, stages, warps in shapes
+        for programs in (132, 264, 528)
+    ]
+    if tokens == 128:
+        tried += [SkinnyTiles(rows, 64, turn, 132, 2, rows // 16) for rows in (64, 128)]
+    return tried
+
+
+def tile_tokens(num_rows: int) -> int:
+    return min(128, max(16, 1 << (num_rows - 1).bit_length()))
+
+
+def rounded_worth_trying(num_rows: int, by_block: bool) -> list[SkinnyTiles]:
+    """by_block: with scales of blocks, one of which a turn and a program's rows do not exceed."""
+    tokens = min(64, tile_tokens(num_rows))
+    if tokens <= 16:
+        sizes = [(64, tokens, 128, programs, 4, 4) for programs in (264, 528)]
+        sizes += [(128, tokens, 128, programs, 4, 8) for programs in (132, 264)]
+        sizes += [(128, tokens, 128, programs, 4, 4) for programs in (264, 528)]
+        sizes += [(64, tokens, 128, 528, 6, 4), (128, tokens, 128, 132, 6, 8)]
+        wide = [(64, tokens, 256, 528, 3, 4), (64, tokens, 256, 264, 4, 4)]
+        wide += [(256, tokens, 128, 132, stages, 8) for stages in (3, 4)]
+    else:
+        sizes = [(64, tokens, 128, 264, stages, 4) for stages in (3, 4)]
+        sizes += [(128, tokens, 128, 132, stages, 8) for stages in (3, 4)]
+        sizes += [(128, tokens, 128, 264, 3, 8)]
+        sizes += [(64, tokens // 2, 128, 264, 4, 4), (128, tokens // 2, 128, 264, 4, 8)]
+        wide = [(256, tokens, 128, 132, stages, 8) for stages in (2, 3)]
+    return [RoundedSkinnyTiles(*size) for size in sizes + ([] if by_block else wide)]
