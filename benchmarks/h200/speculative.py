@@ -1,17 +1,15 @@
 """Speculative decoding beside plain decoding, with pretended acceptance: ms a token of a stream.
 
-    python3 -m benchmarks.h200.speculative CONFIG_JSON [--streams 1 8 ...] [--acceptance 1 2 3 4]
-    python3 -m benchmarks.h200.speculative CONFIG_JSON --tree 4 4 4 4 [--tree ...]
+    python3 -m benchmarks.h200.speculative CONFIG_JSON [--head HEAD_JSON] [--kinds plain chains]
 
-Random weights of the config's shapes, one engine after the other in one process: without drafts,
-with chains of fixed lengths, and with lengths chosen as they pay. Which drafts are right is drawn:
-each with one and the same chance where those before it were, so that a run of the longest chain in
-question brings as many tokens as --acceptance says; chains of other lengths have the same chance a
-draft. What a step launches is what real drafts would launch, and n-grams are looked up for them;
-texts mean nothing. With --tree, an EAGLE-3 head of random weights makes trees of so many drafts at
-each depth, and chains beside them; a tree's paths have, on the average, as many tokens as
---acceptance says, or as they can. ms_a_token counts from the moment when every stream has its first
-token until the first has its last. One line of JSON a measurement.
+Random weights of the configs' shapes, one engine after the other in one process: without drafts,
+with chains of fixed lengths, with lengths chosen as they pay, and with trees. An EAGLE-3 head
+makes the drafts, or without --head n-grams are looked up, which are chains only. Which drafts are
+right is drawn (pretended_runs.py): `--draw even`, so that a step of a row brings the whole part of
+--acceptance or one token more, as the drivers of peers/ ask vLLM and SGLang for it;
+`--draw chance`, each draft with one and the same chance where those before it were right, of every
+kind so that its own runs bring as many. Lengths chosen as they pay always have chances: those of
+the longest chain. One line of JSON a measurement (drafted_decode.py).
 """
 
 import argparse
@@ -21,89 +19,101 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION, Job
-from benchmarks.h200.full_batch import tokens_a_second
+from benchmarks.h200.drafted_decode import (
+    FEW_TOKENS,
+    DraftedDecode,
+    DraftsAsked,
+    add_decode_arguments,
+)
+from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION
+from benchmarks.h200.pretended_runs import (
+    ChanceDraw,
+    EvenDraw,
+    PretendedRuns,
+    RunDraw,
+    chance_of,
+    pretend,
+)
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.parallel.local_engine import build_local_engine
-from workers.runner.drafting_executor import DraftingExecutor
-from workers.scheduler.plan import IntArray
-from workers.scheduler.plan_tree import PlanTrees
+from workers.sampling.params import SamplingParams
 from workers.speculation.adaptive import AdaptiveLength
-from workers.speculation.tree import HeldPaths, TreeVerifier
 
-WARM_UP_TOKENS = (24, 384)
-"""Of a stream, where the length is fixed and where it is learnt."""
-HEAD_VOCAB_SIZE = 32_000
-"""Of published heads for models of 128,256 tokens."""
-_HEAD_KEYS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),
-    *("num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings"),
-)
+KINDS = ("plain", "chains", "adaptive", "trees")
+_TREE = (4, 4, 4, 4)
+_LEARNING_TOKENS = 384
+"""Of a stream, while lengths are learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """drafts: settings of the engine. most_drafts: as measure takes it."""
+    """settings: of EngineConfig. num_drafts: of a row. longest: one more than the most that hold of
+    them; 1 without drafts."""
 
     name: str
-    drafts: dict[str, Any]
-    most_drafts: int
+    settings: dict[str, Any]
+    num_drafts: int
+    longest: int
+
+    @property
+    def is_adaptive(self) -> bool:
+        return self.settings.get("draft_policy") == "adaptive"
+
+    def draw(self, name: str, tokens_a_step: float) -> RunDraw:
+        """name: as --draw."""
+        if name == "even" and not self.is_adaptive:
+            return EvenDraw(tokens_a_step)
+        return ChanceDraw(chance_of(tokens_a_step, self.longest - 1))
 
 
-class DrawnAcceptance:
-    """A Verifier whose drafts are right by chance, each behind right ones."""
-
-    def __init__(self) -> None:
-        self.chance = 0.0
-        self._rng = np.random.default_rng(1)
-
-    def accept(
-        self, token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
-    ) -> torch.Tensor:
-        right = self._rng.random((len(num_samples), int(num_samples.max()))) < self.chance
-        right &= np.arange(right.shape[1]) < num_samples[:, None] - 1
-        return torch.from_numpy(1 + right.cumprod(axis=1).sum(axis=1))
-
-
-class DrawnPaths(TreeVerifier):
-    """Whose paths hold by chance to some depth: each draft behind right ones."""
-
-    def __init__(self, drawn: DrawnAcceptance) -> None:
-        self._drawn = drawn
-
-    def accept(
-        self,
-        token_ids: torch.Tensor,
-        input_ids: torch.Tensor,
-        num_samples: IntArray,
-        trees: PlanTrees,
-    ) -> HeldPaths:
-        starts = np.cumsum(num_samples) - num_samples
-        deepest = np.maximum.reduceat(trees.depths, starts).astype(np.int32)
-        run_lens = self._drawn.accept(token_ids, input_ids, deepest + np.int32(1))
-        return HeldPaths(run_lens, torch.arange(len(token_ids)))
+def kinds_of(arguments: argparse.Namespace, speculative: str) -> Iterator[Kind]:
+    """As asked for, the largest steps last. speculative: as in EngineConfig."""
+    if "plain" in arguments.kinds:
+        yield Kind("plain", {}, 0, 1)
+    by, fixed = {"speculative": speculative}, {"draft_policy": "fixed"}
+    if "chains" in arguments.kinds:
+        for most in arguments.chains:
+            yield Kind(
+                f"chain of {most}", {**by, **fixed, "max_draft_tokens": most}, most, 1 + most
+            )
+    if "adaptive" in arguments.kinds:
+        most = max(arguments.chains)
+        settings = {**by, "draft_policy": "adaptive", "max_draft_tokens": most}
+        yield Kind("adaptive", settings, most, 1 + most)
+    for tree in arguments.tree if "trees" in arguments.kinds else []:
+        name = f"tree of {'+'.join(map(str, tree))}"
+        yield Kind(name, {**by, **fixed, "draft_tree": tuple(tree)}, sum(tree), 1 + len(tree))
 
 
-def chance_of(tokens_a_step: float, num_drafts: int) -> float:
-    """Of a draft, so that a run of so many drafts brings so many tokens, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        mean = sum(middle**power for power in range(num_drafts + 1))
-        low, high = (middle, high) if mean < tokens_a_step else (low, middle)
-    return (low + high) / 2
+@contextmanager
+def model_folders(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Folders with nothing but the configs, while engines are loaded from them: the model's, and
+    what EngineConfig.speculative is."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, head = Path(folder) / "model", Path(folder) / "head"
+        config = json.loads(arguments.config.read_text(encoding="utf-8"))
+        if arguments.layers is not None:
+            config["num_hidden_layers"] = arguments.layers
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        if arguments.head is None:
+            yield str(model), "ngram"
+            return
+        head.mkdir()
+        (head / "config.json").write_text(arguments.head.read_text(encoding="utf-8"))
+        yield str(model), f"eagle3:{head}"
 
 
-def build(folder: str, tp_size: int, drafts: dict[str, Any]) -> Engine:
+def build(folder: str, tp_size: int, kind: Kind) -> Engine:
     config = EngineConfig(
         model=folder,
         load_format="dummy",
@@ -112,7 +122,7 @@ def build(folder: str, tp_size: int, drafts: dict[str, Any]) -> Engine:
         gpu_memory_fraction=MEMORY_FRACTION,
         max_running_requests=MAX_RUNNING_REQUESTS,
         enable_prefix_cache=False,
-        **drafts,
+        **kind.settings,
     )
     engine = build_local_engine(config, lambda done, total: None)
     while engine.prepare_while_idle():
@@ -120,132 +130,74 @@ def build(folder: str, tp_size: int, drafts: dict[str, Any]) -> Engine:
     return engine
 
 
-def ms_a_token(engine: Engine, num_streams: int, num_tokens: int) -> float:
-    """Of one stream among num_streams."""
-    return num_streams / tokens_a_second(engine, num_streams, num_tokens) * 1e3
+def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> None:
+    """An engine that build has made, to the end of the kind's rows."""
+    runs = PretendedRuns()
+    if kind.num_drafts:
+        pretend(engine, runs)
 
+    def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in max_tokens
+        ]
+        return [len(result.token_ids) for result in engine.generate(prompts, params)]
 
-def measure(
-    engine: Engine,
-    name: str,
-    arguments: argparse.Namespace,
-    acceptance: Sequence[float],
-    most_drafts: int,
-) -> None:
-    """most_drafts: one behind the other, of the run that brings as many tokens as asked for."""
-    executor, verifier = engine._executor, DrawnAcceptance()
-    if isinstance(executor, DraftingExecutor):
-        executor._verifier, executor._tree_verifier = verifier, DrawnPaths(verifier)
+    decode = DraftedDecode(generate, lambda: runs.held)
     for num_streams in arguments.streams:
-        for wanted in acceptance:
-            verifier.chance = chance_of(wanted, most_drafts)
+        for wanted in arguments.acceptance if kind.num_drafts else [None]:
+            if wanted is not None:
+                runs.draw = kind.draw(arguments.draw, wanted)
             policy = engine._scheduler._drafts
             if isinstance(policy, AdaptiveLength):
                 # As at a start: what was learnt at another acceptance is worth nothing here.
-                policy.__init__(most_drafts)  # type: ignore[misc]
-            ms_a_token(engine, num_streams, WARM_UP_TOKENS[name == "adaptive"])
-            before = engine.stats()
-            found = [
-                ms_a_token(engine, num_streams, arguments.tokens) for _ in range(arguments.repeats)
-            ]
-            after = engine.stats()
-            row = {
-                "drafts": name,
-                "streams": num_streams,
-                "acceptance": None if name == "plain" else wanted,
-                "ms_a_token": round(min(found), 4),
-                "all_ms": [round(one, 4) for one in found],
-                "steps": after.num_steps - before.num_steps,
-                "tokens_a_step": round(
-                    (after.num_output_tokens - before.num_output_tokens)
-                    / (after.num_steps - before.num_steps)
-                    / num_streams,
-                    2,
-                ),
-            }
+                policy.__init__(kind.num_drafts)  # type: ignore[misc]
+            asked = DraftsAsked("tessera", kind.name, 1 + kind.num_drafts, wanted)
+            warm_up = _LEARNING_TOKENS if kind.is_adaptive else FEW_TOKENS
+            row = decode.row(asked, num_streams, arguments.tokens, arguments.repeats, warm_up)
             print(json.dumps(row), flush=True)
 
 
-def write_head(folder: Path, target: dict[str, Any]) -> None:
-    """config.json of an EAGLE-3 head as published ones are, for a target's config.json."""
-    num_layers = target["num_hidden_layers"]
-    own = {key: target[key] for key in _HEAD_KEYS if key in target}
-    taps = [index * (num_layers - 1) // 3 for index in range(3)]
-    head = {
-        **own,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "num_hidden_layers": 1,
-        "tie_word_embeddings": False,
-        "draft_vocab_size": min(HEAD_VOCAB_SIZE, target["vocab_size"]),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": taps},
-    }
-    (folder / "config.json").write_text(json.dumps(head), encoding="utf-8")
-
-
-def kinds_of(arguments: argparse.Namespace, head: Path) -> list[Kind]:
-    """head: a folder for trees' drafter, and for the chains beside them."""
-    most, fixed = max(arguments.chains), {"draft_policy": "fixed"}
-    kinds = [Kind("plain", {}, most)]
-    if not arguments.tree:
-        for chain in arguments.chains:
-            drafts = {"speculative": "ngram", "max_draft_tokens": chain, **fixed}
-            kinds.append(Kind(f"chain of {chain}", drafts, most))
-        adaptive = {"speculative": "ngram", "max_draft_tokens": most}
-        return [*kinds, Kind("adaptive", adaptive, most)]
-    by_head = {"speculative": f"eagle3:{head}", **fixed}
-    for chain in arguments.chains:
-        drafts = {**by_head, "max_draft_tokens": chain}
-        kinds.append(Kind(f"head's chain of {chain}", drafts, most))
-    for tree in arguments.tree:
-        drafts = {**by_head, "draft_tree": tuple(tree)}
-        kinds.append(Kind(f"tree of {sum(tree)}: {tree}", drafts, len(tree)))
-    return kinds
-
-
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("config", type=Path, help="a Hugging Face config.json")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64, 256])
-    parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 2.0, 3.0, 4.0])
+    add_decode_arguments(parser)
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[3.0], help="tokens a step")
+    parser.add_argument("--head", type=Path, help="config.json of an EAGLE-3 head; none: n-grams")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="default: all that there are")
     parser.add_argument("--chains", type=int, nargs="+", default=[3, 5])
     parser.add_argument(
-        "--tree", type=int, nargs="+", action="append", help="drafts at each depth, 4 4 4 4 for 16"
+        "--tree",
+        type=int,
+        nargs="+",
+        action="append",
+        help=f"drafts at each depth, default {' '.join(map(str, _TREE))}; once for each tree",
     )
-    parser.add_argument("--tokens", type=int, default=128, help="of a stream")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--draw", choices=("even", "chance"), default="even")
     parser.add_argument("--layers", type=int, help="of the model, fewer than the config's")
     parser.add_argument("--tp", type=int, default=1)
-    return parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if arguments.head is None and (arguments.tree or "trees" in (arguments.kinds or ())):
+        parser.error("trees are a head's: name its config.json by --head")
+    if arguments.kinds is None:
+        arguments.kinds = [one for one in KINDS if one != "trees" or arguments.head is not None]
+    if arguments.tree is None:
+        arguments.tree = [_TREE]
+    return arguments
 
 
 def main() -> None:
     arguments = parse_arguments()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    job = Job(arguments.config, "full", arguments.repeats, arguments.tp)
-    with tempfile.TemporaryDirectory() as head:
-        for kind in kinds_of(arguments, Path(head)):
-            run_kind(job, kind, arguments, Path(head))
-
-
-def run_kind(job: Job, kind: Kind, arguments: argparse.Namespace, head: Path) -> None:
-    with job.model_folder() as folder:
-        path = Path(folder) / "config.json"
-        target = json.loads(path.read_text(encoding="utf-8"))
-        if arguments.layers is not None:
-            target["num_hidden_layers"] = arguments.layers
-            path.write_text(json.dumps(target))
-        write_head(head, target)
-        start_s = time.perf_counter()
-        engine = build(folder, arguments.tp, kind.drafts)
-    print(json.dumps({"drafts": kind.name, "start_s": round(time.perf_counter() - start_s, 1)}))
-    acceptance = [1.0] if kind.name == "plain" else arguments.acceptance
-    measure(engine, kind.name, arguments, acceptance, kind.most_drafts)
-    engine.close()
-    del engine
-    gc.collect()
-    torch.cuda.empty_cache()
+    with model_folders(arguments) as (folder, speculative):
+        for kind in kinds_of(arguments, speculative):
+            start_s = time.perf_counter()
+            engine = build(folder, arguments.tp, kind)
+            started = {"drafts": kind.name, "start_s": round(time.perf_counter() - start_s, 1)}
+            print(json.dumps(started), flush=True)
+            measure(engine, kind, arguments)
+            engine.close()
+            del engine
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+"""Acceptance that is pretended: which drafts of a step hold is drawn, behind the verifier's answer.
+
+Weights of a benchmark are noise and a head's drafts hardly ever right. Everything that real drafts
+launch is launched: the verifier finds out what holds, on the device too, where paths of trees are
+lined up, whatever they are. Its answer is then replaced on the host, which commits what was drawn;
+texts mean nothing.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.h200.drafted_decode import HeldRuns
+from workers.engine.engine import Engine
+from workers.runner.drafting_executor import DraftingExecutor
+from workers.scheduler.plan import IntArray
+from workers.scheduler.plan_tree import PlanTrees
+from workers.speculation.chain import ChainVerifier
+from workers.speculation.tree import HeldPaths, TreeVerifier
+
+
+class RunDraw(Protocol):
+    def run_lens(self, rng: np.random.Generator, most: IntArray) -> npt.NDArray[np.int64]:
+        """How many samples of each row hold, 1 to most: int64 (n,). most: int (n,)."""
+        ...
+
+
+class EvenDraw:
+    """tokens_a_step's whole part, and one more as often as the rest says: as vLLM's synthetic
+    acceptance and SGLang's SGLANG_SIMULATE_ACC_LEN draw."""
+
+    def __init__(self, tokens_a_step: float) -> None:
+        self._tokens_a_step = tokens_a_step
+
+    def run_lens(self, rng: np.random.Generator, most: IntArray) -> npt.NDArray[np.int64]:
+        """See RunDraw."""
+        wanted = np.floor(self._tokens_a_step + rng.random(len(most))).astype(np.int64)
+        lens: npt.NDArray[np.int64] = np.clip(wanted, 1, most)
+        return lens
+
+
+class ChanceDraw:
+    """Each draft with one and the same chance where those before it were right."""
+
+    def __init__(self, chance: float) -> None:
+        self._chance = chance
+
+    def run_lens(self, rng: np.random.Generator, most: IntArray) -> npt.NDArray[np.int64]:
+        """See RunDraw."""
+        right = rng.random((len(most), int(most.max()))) < self._chance
+        right &= np.arange(right.shape[1]) < most[:, None] - 1
+        lens: npt.NDArray[np.int64] = 1 + right.cumprod(axis=1).sum(axis=1)
+        return lens
+
+
+def chance_of(tokens_a_step: float, num_drafts: int) -> float:
+    """Of a draft, so that a run of so many drafts brings so many tokens, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        mean = sum(middle**power for power in range(num_drafts + 1))
+        low, high = (middle, high) if mean < tokens_a_step else (low, middle)
+    return (low + high) / 2
+
+
+class PretendedRuns:
+    """Draws of one engine, by whatever draw is set, and their count."""
+
+    def __init__(self) -> None:
+        self.draw: RunDraw = EvenDraw(1.0)
+        self.rng = np.random.default_rng(1)
+        self.held = HeldRuns()
+
+    def run_lens(self, most: IntArray) -> npt.NDArray[np.int64]:
+        """See RunDraw. Rows without drafts are not counted."""
+        lens = self.draw.run_lens(self.rng, most)
+        drafted = most > 1
+        self.held = HeldRuns(
+            self.held.num_rows + int(drafted.sum()),
+            self.held.num_tokens + int(lens[drafted].sum()),
+        )
+        return lens
+
+
+class PretendingChains(ChainVerifier):
+    """As ChainVerifier, but for what it says."""
+
+    def __init__(self, runs: PretendedRuns) -> None:
+        self._runs = runs
+
+    def accept(
+        self, token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
+    ) -> torch.Tensor:
+        """See Verifier."""
+        super().accept(token_ids, input_ids, num_samples)
+        return torch.from_numpy(self._runs.run_lens(num_samples))
+
+
+class PretendingTrees(TreeVerifier):
+    """As TreeVerifier, but for what it says: the path to any draft of the drawn depth holds."""
+
+    def __init__(self, runs: PretendedRuns) -> None:
+        self._runs = runs
+
+    def accept(
+        self,
+        token_ids: torch.Tensor,
+        input_ids: torch.Tensor,
+        num_samples: IntArray,
+        trees: PlanTrees,
+    ) -> HeldPaths:
+        """See TreeVerifier."""
+        super().accept(token_ids, input_ids, num_samples, trees)
+        ends = np.cumsum(num_samples)
+        rows = np.repeat(np.arange(len(num_samples)), num_samples)
+        deepest = np.maximum.reduceat(trees.depths, ends - num_samples)
+        run_lens = self._runs.run_lens(deepest + 1)
+        # Of a row's tokens the last one in order is any of those at the depth.
+        is_asked = trees.depths == (run_lens - 1)[rows]
+        ranks = self._runs.rng.random(len(rows)) + is_asked
+        last = np.lexsort((ranks, rows))[ends - 1]
+        holds = np.zeros(len(rows), dtype=np.bool_)
+        holds[trees.paths[last]] = True
+        order = np.argsort(2 * rows + ~holds, kind="stable")
+        return HeldPaths(torch.from_numpy(run_lens), torch.from_numpy(order))
+
+
+def pretend(engine: Engine, runs: PretendedRuns) -> None:
+    """From its next step on. Raises RuntimeError for an engine whose host does not verify."""
+    executor = engine._executor
+    if not isinstance(executor, DraftingExecutor):
+        raise RuntimeError(
+            f"a {type(executor).__name__} verifies on its device: acceptance is pretended where "
+            "the host tells what holds, as on GPUs"
+        )
+    executor._verifier = PretendingChains(runs)
+    executor._tree_verifier = PretendingTrees(runs)
