@@ -111,7 +111,9 @@ def table_to_json(table: TuningTable) -> str:
         {
             "names": {phase.value: list(names) for phase, names in table.names.items()},
             "points": _rows(table.seconds),
-            "left_out": [[one.phase.value, one.name, one.reason] for one in table.left_out],
+            "left_out": [
+                [one.phase.value, one.name, one.reason, one.stand_in] for one in table.left_out
+            ],
         }
     )
 
@@ -123,8 +125,8 @@ def table_from_json(text: str) -> TuningTable:
         {AttentionPhase(phase): tuple(names) for phase, names in content["names"].items()},
         _points(content["points"]),
         tuple(
-            LeftOut(AttentionPhase(phase), name, reason)
-            for phase, name, reason in content["left_out"]
+            LeftOut(AttentionPhase(phase), name, reason, stand_in)
+            for phase, name, reason, stand_in in content["left_out"]
         ),
     )
 

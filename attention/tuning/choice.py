@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from attention.forward_batch import ForwardMode
@@ -15,6 +16,15 @@ from attention.tuning.table import LeftOut, TunedChoice, TuningTable
 
 _STEPS_PER_OCTAVE = 4
 _PREFIX_OFFSET = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphRows:
+    """Of graphs of one size. rows: those of decode steps that count as different ones there: the
+    size, and those that were measured and that graphs of half the size do not hold."""
+
+    rows: tuple[int, ...]
+    decoders: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,16 +54,35 @@ class TunedRoutes:
         phase = point.phase if point.phase in self.chosen else AttentionPhase.EXTEND
         return self.table.choose(point, self.chosen[phase])
 
-    def decoders_of(self, num_rows: int) -> tuple[str, ...]:
-        """Of decode steps of so many rows, whatever their lengths; the phase's best first."""
-        uneven = (False, True) if num_rows >= MIN_UNEVEN_ROWS else (False,)
+    def nearest_rows(self, size: int, num_rows: int) -> int:
+        """Whose times stand for a decode step of num_rows in a graph of size rows."""
+        inside = self._graph_rows(size).rows
+        return min(inside, key=lambda rows: abs(math.log(rows / num_rows)))
+
+    def decoders_of(self, size: int) -> tuple[str, ...]:
+        """Of decode steps in graphs of size rows, whatever their rows and lengths; the phase's best
+        first."""
+        return self._graph_rows(size).decoders
+
+    def _graph_rows(self, size: int) -> _GraphRows:
+        if size not in self._known_graph_rows:
+            measured = {p.rows for p in self.table.seconds if p.phase is AttentionPhase.DECODE}
+            rows = {size, *(rows for rows in measured if size < 2 * rows < 2 * size)}
+            taken = {name for one in rows for name in self._decoders_of_rows(one)}
+            names = self.chosen[AttentionPhase.DECODE]
+            decoders = tuple(name for name in names if name in taken)
+            self._known_graph_rows[size] = _GraphRows(tuple(sorted(rows)), decoders)
+        return self._known_graph_rows[size]
+
+    def _decoders_of_rows(self, rows: int) -> set[str]:
+        kinds = (False, True) if rows >= MIN_UNEVEN_ROWS else (False,)
         lengths = rounded_prefixes(self.max_context_len)
-        taken = {
-            self.choose(StepPoint(AttentionPhase.DECODE, num_rows, 1, prefix, is_uneven)).name
-            for is_uneven in uneven
-            for prefix in lengths
-        }
-        return tuple(name for name in self.chosen[AttentionPhase.DECODE] if name in taken)
+        points = itertools.product((AttentionPhase.DECODE,), (rows,), (1,), lengths, kinds)
+        return {self.choose(StepPoint(*place)).name for place in points}
+
+    @cached_property
+    def _known_graph_rows(self) -> dict[int, _GraphRows]:
+        return {}
 
     def name_in(self, mode: ForwardMode) -> str:
         phase = phase_of(mode)
@@ -69,9 +98,8 @@ class TunedRoutes:
 
 def rounded_point(point: StepPoint) -> StepPoint:
     """Steps that differ by little, as one."""
-    return replace(
-        point, new_tokens=_rounded(point.new_tokens), prefix_tokens=_prefix(point.prefix_tokens)
-    )
+    new, prefix = _rounded(point.new_tokens), _prefix(point.prefix_tokens)
+    return StepPoint(point.phase, point.rows, new, prefix, point.is_uneven)
 
 
 def rounded_prefixes(max_tokens: int) -> list[int]:

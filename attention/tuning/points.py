@@ -25,15 +25,22 @@ _UNEVEN_SPAN = 64.0
 """The longest row to the shortest where rows of unlike lengths are measured."""
 
 _ROWS = (1, 4, 16, 64, 256)
-_DECODE_ROWS = (1, 4, 16, 24, 64, 128, 256)
-_DECODE_PREFIXES = (256, 1024, 4096, 16384, 65536)
+# Where rows are cut into as many chunks as a GPU runs at once, one row more can need a second
+# turn of all: from 8 to 48 rows backends change places from one count to the next.
+_DECODE_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256)
+# Half a block of 64 keys short of round numbers: a key more than those is the worst case of kernels
+# that cut keys at round places, and not what lengths are like.
+_DECODE_PREFIXES = (224, 480, 992, 2016, 4064, 8160, 16352, 32736, 65504)
+_UNLIKE_ROWS = (8, 16, 24, 32, 64, 128, 256)
+_UNLIKE_PREFIXES = (992, 4064)
 _NEW_TOKENS = (8, 64, 256, 1024, 8192)
-_EXTEND_PREFIXES = (0, 1024, 4096, 32768)
+_EXTEND_PREFIXES = (0, 992, 4064, 32736)
 _VERIFY_TOKENS = (4, 8)
-# Beside one prompt, backends change places within a factor of two.
-_MIXED_ROWS = (16, 64, 128, 256)
-_MIXED_NEW_TOKENS = (8, 16, 64)
-_MIXED_PREFIXES = (256, 1024, 4096)
+# Beside one prompt, backends change places within a factor of two, and where they begin to cut
+# such steps in two.
+_MIXED_ROWS = (16, 32, 64, 128, 256)
+_MIXED_NEW_TOKENS = (8, 12, 16, 32, 64)
+_MIXED_PREFIXES = (224, 992, 4064)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,15 +86,21 @@ class StepPoint:
 def point_of(mode: ForwardMode, seq_lens: Lengths, new_tokens: Lengths) -> StepPoint:
     """Of a step, from the host's copies of its rows' lengths, int32 (bs,)."""
     phase, rows = phase_of(mode), max(1, len(seq_lens))
+    if phase is AttentionPhase.DECODE:
+        return decode_point(seq_lens)
     num_new = int(new_tokens.sum())
     mean_prefix = (int(seq_lens.sum()) - num_new) / rows
     mean_new = num_new / rows
-    is_uneven = False
-    if rows >= MIN_UNEVEN_ROWS:
-        is_decode = phase is AttentionPhase.DECODE
-        longest = int(seq_lens.max()) if is_decode else int(new_tokens.max())
-        is_uneven = longest > UNEVEN_RATIO * (mean_prefix + mean_new if is_decode else mean_new)
+    is_uneven = rows >= MIN_UNEVEN_ROWS and int(new_tokens.max()) > UNEVEN_RATIO * mean_new
     return StepPoint(phase, rows, max(1, round(mean_new)), round(mean_prefix), is_uneven)
+
+
+def decode_point(seq_lens: Lengths) -> StepPoint:
+    """Of a step whose rows bring a token each: as point_of."""
+    rows = max(1, len(seq_lens))
+    mean = int(seq_lens.sum()) / rows
+    is_uneven = rows >= MIN_UNEVEN_ROWS and int(seq_lens.max()) > UNEVEN_RATIO * mean
+    return StepPoint(AttentionPhase.DECODE, rows, 1, max(0, round(mean - 1.0)), is_uneven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +137,10 @@ def _decode_points(limits: StepLimits) -> list[StepPoint]:
     rows = _up_to(_DECODE_ROWS, limits.max_rows)
     prefixes = _up_to(_DECODE_PREFIXES, limits.max_context_len - 1)
     points = [StepPoint(AttentionPhase.DECODE, n, 1, keys) for n in rows for keys in prefixes]
-    unlike = (n for n in rows if n >= MIN_UNEVEN_ROWS)
-    lengths = [keys for keys in prefixes if keys in (1024, 4096)]
+    unlike = (n for n in _up_to(_UNLIKE_ROWS, limits.max_rows) if n >= MIN_UNEVEN_ROWS)
     points += [
         StepPoint(AttentionPhase.DECODE, n, 1, keys, is_uneven=True)
-        for n in unlike
-        for keys in lengths
+        for n, keys in itertools.product(unlike, _UNLIKE_PREFIXES)
     ]
     return points
 

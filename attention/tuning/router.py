@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
@@ -24,7 +23,7 @@ from attention.routes import AttentionRoutes
 from attention.timing import AttentionPhase
 from attention.tuning.candidates import AUTO_TUNED, LayerNames
 from attention.tuning.choice import TunedRoutes, rounded_point
-from attention.tuning.points import Lengths, StepPoint, point_of
+from attention.tuning.points import Lengths, StepPoint, decode_point, point_of
 from attention.visibility import VisibilityKind
 
 BackendsByPhase = Mapping[AttentionPhase, Mapping[str, AttentionBackend]]
@@ -177,8 +176,11 @@ class GraphTunedAttention(TunedAttention, GraphAttentionBackend):
         return tuple(decoders[name] for name in self._tuned.decoders_of(num_rows))
 
     def graph_backend_of(self, num_rows: int, seq_lens: Lengths) -> GraphAttentionBackend:
-        own = point_of(ForwardMode.DECODE, seq_lens, np.ones_like(seq_lens))
-        return graphable(self._for(replace(own, rows=num_rows)))
+        """By the rows that there are: padding has no keys to attend to."""
+        own = decode_point(seq_lens)
+        rows = self._tuned.nearest_rows(num_rows, own.rows)
+        point = StepPoint(own.phase, rows, own.new_tokens, own.prefix_tokens, own.is_uneven)
+        return graphable(self._for(point))
 
     def _decoders(self) -> dict[str, GraphAttentionBackend]:
         backends = self._backends[AttentionPhase.DECODE]

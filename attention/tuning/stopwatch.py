@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from attention.tuning.measure import Run
+from attention.tuning.turns import USUAL_TURNS, TimedRun, Turns, take_turns
 
 _HOST_TURNS = 3
-_SECONDS_OF_TURNS = 0.02
-_LEAD_CYCLES = 200_000
-"""About 100 us of a GPU's clock: enough for the host to launch what is timed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """How often each candidate is timed: fewer times where it takes long."""
-
-    least: int = 5
-    most: int = 15
-
-
-USUAL_TURNS = Turns()
+_CYCLES_PER_SECOND = 2e9
+"""Of a GPU's clock, about: a slower one waits longer."""
 
 
 class HostStopwatch:
@@ -50,19 +40,28 @@ class HostStopwatch:
         return {name: statistics.median(own) for name, own in times.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class _EventTimes:
+    """Of a run between two events."""
+
+    start: torch.cuda.Event
+    stop: torch.cuda.Event
+    host_s: float
+    is_hidden: bool
+
+    def seconds(self) -> float:
+        return float(self.start.elapsed_time(self.stop)) / 1e3
+
+
 class CudaStopwatch:
     """On the current stream of a device. What its L2 cache holds is overwritten before each turn:
-    in a step, weights are read between two layers' attention. The device waits before it starts, so
-    that its time is told and not the host's, which a step hides. capture: records launches once and
+    in a step, weights are read between two layers' attention. capture: records launches once and
     returns what repeats them."""
 
-    def __init__(
-        self, device: torch.device, capture: Callable[[Run], Run], turns: Turns = USUAL_TURNS
-    ) -> None:
+    def __init__(self, device: torch.device, capture: Callable[[Run], Run]) -> None:
         cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._device = device
         self._capture = capture
-        self._limits = turns
         self._other_bytes = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device)
 
     def record(self, run: Run) -> Run:
@@ -72,30 +71,21 @@ class CudaStopwatch:
         torch.cuda.synchronize(self._device)
 
     def seconds(self, runs: Mapping[str, Run]) -> dict[str, float]:
-        first = self._turns(runs, 1)
-        longest = max(own[0] for own in first.values())
-        num_turns = int(_SECONDS_OF_TURNS / max(longest, 1e-6))
-        limits = self._limits
-        times = self._turns(runs, min(limits.most, max(limits.least, num_turns)))
-        return {name: statistics.median(own) for name, own in times.items()}
+        return {name: statistics.median(own) for name, own in self.turns(runs, USUAL_TURNS).items()}
 
-    def _turns(self, runs: Mapping[str, Run], num_turns: int) -> dict[str, list[float]]:
-        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in runs}
-        names = list(runs)
-        for turn in range(num_turns):
-            # Nobody always comes behind the same one, whose traces in host caches last.
-            first = turn % len(names)
-            for name in (*names[first:], *names[:first]):
-                start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                self._other_bytes.zero_()
-                torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
-                start.record()
-                runs[name]()
-                stop.record()
-                events[name].append((start, stop))
-        self.wait()
-        return {
-            name: [start.elapsed_time(stop) / 1e3 for start, stop in own]
-            for name, own in events.items()
-        }
+    def turns(self, runs: Mapping[str, Run], limits: Turns) -> dict[str, list[float]]:
+        """Seconds of each run in each of its turns."""
+        return take_turns(runs, self._launch, self.wait, limits)
+
+    def _launch(self, run: Run, lead_s: float) -> TimedRun:
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._other_bytes.zero_()
+        torch.cuda._sleep(int(lead_s * _CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+        start.record()
+        start_s = time.perf_counter()
+        run()
+        stop.record()
+        host_s = time.perf_counter() - start_s
+        is_hidden = not start.query()  # type: ignore[no-untyped-call]
+        return _EventTimes(start, stop, host_s, is_hidden)

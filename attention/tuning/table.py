@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from attention.timing import AttentionPhase
 from attention.tuning.points import StepPoint
 
-MIN_GAIN = 0.01
+MIN_GAIN = 0.005
 """What another backend than the phase's best has to win: less is within what timings vary by, and
 each further one of decode steps asks for graphs of its own."""
+SETTLED_GAIN = 0.1
+"""By how much the same candidate wins at two lengths where none between them is in doubt."""
 _PREFIX_OFFSET = 128
 """Keys below which a longer prefix changes little."""
 
@@ -26,11 +28,13 @@ PhaseTimes = Mapping[StepPoint, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A candidate that is not taken in a phase, and why."""
+    """A candidate that is not taken in a phase, and why. stand_in: the one that takes as long as it
+    everywhere and is taken in its place; "" of one that is slower or cannot."""
 
     phase: AttentionPhase
     name: str
     reason: str
+    stand_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,29 @@ class TuningTable:
         """Contenders without a time there."""
         known = self.seconds.get(point, {})
         return tuple(name for name in self.contenders(point.phase) if name not in known)
+
+    def is_settled(self, point: StepPoint) -> bool:
+        """Whether the same candidate wins by SETTLED_GAIN at the next shorter and the next longer
+        measured prefix of such steps. Between rows nothing is settled by its neighbours: a row more
+        can fill the multiprocessors a second time."""
+        alike = {
+            other.prefix_tokens: other
+            for other in self._complete(point.phase)
+            if replace(other, prefix_tokens=point.prefix_tokens) == point
+        }
+        shorter = [prefix for prefix in alike if prefix < point.prefix_tokens]
+        longer = [prefix for prefix in alike if prefix > point.prefix_tokens]
+        if not (shorter and longer):
+            return False
+        winners = {self._clear_winner(alike[at]) for at in (max(shorter), min(longer))}
+        return len(winners) == 1 and "" not in winners
+
+    def _clear_winner(self, point: StepPoint) -> str:
+        """Who wins there by SETTLED_GAIN; "" where nobody does."""
+        at = self.seconds[point]
+        first, *others = sorted(self.contenders(point.phase), key=at.__getitem__)
+        is_clear = all(at[first] <= (1.0 - SETTLED_GAIN) * at[other] for other in others)
+        return first if is_clear else ""
 
     def best(self, phase: AttentionPhase) -> str:
         """Of a phase as a whole: the least mean of logarithms over its points; where nothing was

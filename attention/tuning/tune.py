@@ -6,6 +6,7 @@ Whoever measures is handed in. Knows no device.
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,7 +19,13 @@ logger = logging.getLogger(__name__)
 
 HOPELESS_RATIO = 3.0
 _MIN_HOPELESS_POINTS = 4
-_MIN_HOPELESS_ROWS = 3
+_MIN_ROW_COUNTS = 3
+_MIN_TWIN_POINTS = 8
+_TWIN_SHARE = 0.9
+_TWIN_DEVIATION = 0.015
+_TWIN_MEDIAN_DEVIATION = 0.005
+"""Two backends that launch the same kernel differed by less than both on an H200 (0.9 and 0.3 % of
+26 decode steps), but where something else disturbed them."""
 _PROGRESS_INTERVAL_S = 2.0
 
 
@@ -49,10 +56,12 @@ def tune(
     After max_seconds the rest is left out, with a warning: no point is begun then. The first
     points, one for each phase, do not count: kernels that this machine never ran are compiled
     there. A candidate that fails, or is HOPELESS_RATIO times slower than the fastest wherever it
-    was measured, is left out of the phase, with a line in the log.
+    was measured, is left out of the phase, with a line in the log; so is one that takes as long as
+    another one, which then stands for it. What lies between two lengths at which the same one
+    clearly wins is not measured.
     """
     for phase in table.names:
-        table = _without_hopeless(table, phase)
+        table = _narrowed(table, phase)
     todo = [point for point in points if _is_worth_measuring(table, point, least_contenders)]
     num_phases = len({point.phase for point in todo})
     start_s = told_s = clock()
@@ -61,7 +70,8 @@ def tune(
         if place <= num_phases:
             start_s = now_s
         if now_s - start_s >= max_seconds:
-            _tell_of_rest(len(todo) - place, len(todo), max_seconds)
+            left = [p for p in todo[place:] if _is_worth_measuring(table, p, least_contenders)]
+            _tell_of_rest(len(left), len(todo), max_seconds)
             break
         if now_s - told_s >= _PROGRESS_INTERVAL_S:
             told_s = now_s
@@ -72,6 +82,8 @@ def tune(
 
 
 def _tell_of_rest(num_left: int, num_points: int, max_seconds: float) -> None:
+    if not num_left:
+        return
     logger.warning(
         "attention: %d of %d kinds of steps were not measured in %.1f s: the nearest ones stand "
         "for them; the next start goes on",
@@ -82,7 +94,11 @@ def _tell_of_rest(num_left: int, num_points: int, max_seconds: float) -> None:
 
 
 def _is_worth_measuring(table: TuningTable, point: StepPoint, least_contenders: int) -> bool:
-    return len(table.contenders(point.phase)) >= least_contenders and bool(table.missing(point))
+    return (
+        len(table.contenders(point.phase)) >= least_contenders
+        and bool(table.missing(point))
+        and not table.is_settled(point)
+    )
 
 
 def _with_point(table: TuningTable, point: StepPoint, measure: MeasurePoint) -> TuningTable:
@@ -94,27 +110,62 @@ def _with_point(table: TuningTable, point: StepPoint, measure: MeasurePoint) -> 
     if result.seconds:
         shown = ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in result.seconds.items())
         logger.debug("attention, %s: %s", point, shown)
-    return _without_hopeless(table, point.phase)
+    return _narrowed(table, point.phase)
+
+
+def _narrowed(table: TuningTable, phase: AttentionPhase) -> TuningTable:
+    return _without_twins(_without_hopeless(table, phase), phase)
+
+
+def _seen(table: TuningTable, phase: AttentionPhase, least: int) -> list[Mapping[str, float]]:
+    """The times at all points that every contender was measured at; none where they are fewer than
+    least, or of few numbers of rows: those say nothing of others."""
+    names = table.contenders(phase)
+    seen = {
+        point: at
+        for point, at in table.seconds.items()
+        if point.phase is phase and all(name in at for name in names)
+    }
+    is_enough = len(seen) >= least and len({point.rows for point in seen}) >= _MIN_ROW_COUNTS
+    return list(seen.values()) if is_enough else []
 
 
 def _without_hopeless(table: TuningTable, phase: AttentionPhase) -> TuningTable:
     """Those that win nothing anywhere: their timings take the most time."""
     names = table.contenders(phase)
-    seen = {
-        other: at
-        for other, at in table.seconds.items()
-        if other.phase is phase and all(name in at for name in names)
-    }
-    num_rows = len({other.rows for other in seen})
-    if len(seen) < _MIN_HOPELESS_POINTS or num_rows < _MIN_HOPELESS_ROWS:
-        return table
-    for name in names:
-        ratio = min(at[name] / min(at[other] for other in names) for at in seen.values())
+    seen = _seen(table, phase, _MIN_HOPELESS_POINTS)
+    for name in names if seen else ():
+        ratio = min(at[name] / min(at[other] for other in names) for at in seen)
         if ratio > HOPELESS_RATIO:
             reason = f"at least {ratio:.1f} times slower than the fastest at {len(seen)} points"
             logger.info("attention backend %s is measured no more: %s", name, reason)
             table = _without(table, LeftOut(phase, name, reason))
     return table
+
+
+def _without_twins(table: TuningTable, phase: AttentionPhase) -> TuningTable:
+    """Those that launch what one before them in the order launches: they would win by chance, ask
+    for graphs of their own and take as much of the time for measuring."""
+    seen = _seen(table, phase, _MIN_TWIN_POINTS)
+    kept: list[str] = []
+    for name in table.contenders(phase) if seen else ():
+        first = next((one for one in kept if _are_twins(one, name, seen)), "")
+        if first:
+            reason = f"takes as long as {first}, which stands for it"
+            logger.info("attention backend %s in %s: %s", name, phase, reason)
+            table = _without(table, LeftOut(phase, name, reason, first))
+        else:
+            kept.append(name)
+    return table
+
+
+def _are_twins(one: str, other: str, seen: Sequence[Mapping[str, float]]) -> bool:
+    deviations = [abs(at[one] / at[other] - 1.0) for at in seen]
+    num_near = sum(deviation <= _TWIN_DEVIATION for deviation in deviations)
+    return (
+        num_near >= _TWIN_SHARE * len(seen)
+        and statistics.median(deviations) <= _TWIN_MEDIAN_DEVIATION
+    )
 
 
 def _without(table: TuningTable, one: LeftOut) -> TuningTable:

@@ -1,24 +1,23 @@
 """`auto-tuned` against every fixed choice of backends, over 40 mixes of phase, batch and length.
 
-    python -m benchmarks.h200.auto_tuned [--layers 16] [--seconds 40]
+    python -m benchmarks.h200.auto_tuned [--layers 16] [--seconds 30]
 
 Attention of Llama-3.1-8B's shapes (32 query heads, 8 KV heads, 128 elements, bf16). Measures the
 table as a start does, into a folder that is thrown away; then times each mix, which is none of the
-table's points but by chance, with every candidate and with what auto-tuned takes, by turns in one
-run. Decode is a graph from the projection on, prefill is launched from the host. A pair of backends
-is one for each phase: of a mix the best pair is its phase's fastest candidate. About 90 s.
+table's points but by chance, with every candidate and with what auto-tuned takes, by turns in an
+order that changes at random. Decode is a graph from the projection on; prefill is launched from the
+host, and the device waits for all of its launches, so that its own time is told. A pair of backends
+is one for each phase: of a mix the best pair is its phase's fastest candidate. Ratios are told with
+their standard error. A mix above 1.02 is measured once more with three times the turns, which count
+then: what turns' spread makes of 40 mixes is not held against it, a wrong choice is.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
-import math
-import statistics
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
 from functools import partial
 from pathlib import Path
 
@@ -31,15 +30,17 @@ from attention.routes import AskedBackends, AttentionRoutes
 from attention.selection import AttentionNeeds, detect_device
 from attention.timing import AttentionPhase
 from attention.tuning.candidates import AUTO_TUNED
-from attention.tuning.choice import TunedRoutes
+from attention.tuning.choice import TunedRoutes, rounded_point
 from attention.tuning.layers import measured_layers
 from attention.tuning.measure import AttentionMeasurement, ScratchSpace
 from attention.tuning.points import StepPoint
 from attention.tuning.router import GraphTunedAttention, build_tuned_attention
-from attention.tuning.stopwatch import Turns
+from attention.tuning.table import TuningTable
+from attention.tuning.turns import Turns
+from benchmarks.h200.auto_tuned_results import MixResult, Promises, mix_table
 from workers.config import EngineConfig
 from workers.parallel.group import SingleRank
-from workers.runner.attention_scratch import ScratchMeasure, make_pool, make_stopwatch
+from workers.runner.attention_scratch import ScratchMeasure, make_cuda_stopwatch, make_pool
 from workers.runner.attention_tuning import AttentionTuner, TuningSubject, measured_config
 from workers.runner.decode_front import FusedFront
 
@@ -61,26 +62,10 @@ MIXES = (
     *(StepPoint(EXTEND, *work) for work in _EXTENDS),
     *(StepPoint(EXTEND, *work, True) for work in _MIXED),
 )
-MAX_RATIO = 1.02
+TURNS = Turns(least=21, most=61, seconds=0.04)
+MORE_TURNS = Turns(least=63, most=183, seconds=0.12)
 _KV_BYTES = 2 * 8 * 128 * 2
 _MAX_KEYS = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class MixResult:
-    """seconds: of all layers, by candidate and of AUTO_TUNED. taken: what that was."""
-
-    mix: StepPoint
-    seconds: Mapping[str, float]
-    taken: str
-
-    @property
-    def best(self) -> str:
-        return min((name for name in self.seconds if name != AUTO_TUNED), key=self.seconds.get)  # type: ignore[arg-type]
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds[AUTO_TUNED] / self.seconds[self.best]
 
 
 def subject_of(num_layers: int) -> TuningSubject:
@@ -111,12 +96,11 @@ class Mixes:
         candidates = tuned.candidates
         config = measured_config(subject, candidates.page_size)
         self._space = ScratchSpace.over(config, MIXES, make_pool)
-        stopwatch = make_stopwatch(config.device, Turns(least=15, most=41))
+        self._stopwatch = make_cuda_stopwatch(config.device)
         layers = measured_layers(config, subject.front)
         self._measurement = AttentionMeasurement(
-            candidates, self._space, layers, stopwatch, uses_graphs=True
+            candidates, self._space, layers, self._stopwatch, uses_graphs=True
         )
-        self._stopwatch = stopwatch
         self._tuned = tuned
         pools = (self._space.table, self._space.pool)
         self._auto = build_tuned_attention(tuned, config, *pools)
@@ -124,7 +108,7 @@ class Mixes:
             (phase, name): build_attention(AttentionRoutes(names, names), config, *pools)
             for phase in (DECODE, EXTEND)
             for name, names in candidates.layers[phase].items()
-            if name in tuned.table.contenders(phase)
+            if name in rivals(tuned.table, phase)
         }
         max_rows = self._space.table.max_running_requests
         for backend in (self._auto, *self._fixed.values()):
@@ -132,13 +116,16 @@ class Mixes:
                 backend.init_cuda_graph_state(max_rows)
 
     @torch.inference_mode()
-    def measure(self, mix: StepPoint) -> MixResult:
+    def measure(self, mix: StepPoint, turns: Turns = TURNS) -> MixResult:
         by_name: dict[str, AttentionBackend] = {
             name: one for (phase, name), one in self._fixed.items() if phase is mix.phase
         }
         by_name[AUTO_TUNED] = self._auto
         runs = {name: self._measurement.prepare(mix, one) for name, one in by_name.items()}
-        return MixResult(mix, self._stopwatch.seconds(runs), self._taken(mix))
+        times = self._stopwatch.turns(runs, turns)
+        predicted = self._tuned.choose(rounded_point(mix)).reason
+        num_layers = self._space.config.num_layers
+        return MixResult(mix, times, self._taken(mix), predicted, num_layers)
 
     def _taken(self, mix: StepPoint) -> str:
         batch = self._space.batch(mix, self._auto)
@@ -148,69 +135,51 @@ class Mixes:
         return self._auto.name_of(batch)
 
 
-def show(results: list[MixResult], num_layers: int) -> None:
-    print("\n| mix | us a layer, by fixed choice | auto-tuned | takes | of the best |")
-    print("|---|---|---|---|---|")
-    for one in results:
-        fixed = sorted((s, name) for name, s in one.seconds.items() if name != AUTO_TUNED)
-        times = ", ".join(f"{name} {s / num_layers * 1e6:.1f}" for s, name in fixed)
-        auto = one.seconds[AUTO_TUNED] / num_layers * 1e6
-        print(f"| {one.mix} | {times} | {auto:.1f} | {one.taken} | {one.ratio:.3f} |")
+def rivals(table: TuningTable, phase: AttentionPhase) -> set[str]:
+    """Who can attend: those that were left out because another one stands for them, too."""
+    stood_for = {one.name for one in table.left_out if one.phase is phase and one.stand_in}
+    return {*table.contenders(phase), *stood_for}
 
 
-def sums(results: list[MixResult], names: Mapping[AttentionPhase, str]) -> float:
-    return sum(one.seconds[names[one.mix.phase]] for one in results)
+def tune(subject: TuningSubject, max_seconds: float) -> TunedRoutes:
+    """As a start does, and keeps nothing."""
+    config = EngineConfig(device="cuda", max_running_requests=256, max_step_tokens=8192)
+    make_measure = partial(ScratchMeasure, config, subject.front)
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = AttentionTuner(
+            config, SingleRank(), make_measure, Path(folder), max_seconds=max_seconds
+        )
+        return tuner.choose(subject)
 
 
-def summarise(results: list[MixResult], tuned: TunedRoutes) -> bool:
-    """Whether both promises were kept."""
-    worst = max(results, key=lambda one: one.ratio)
-    over = [one for one in results if one.ratio > MAX_RATIO]
-    ratios = [one.ratio for one in results]
-    print(
-        f"\nratio to the best fixed pair of each mix: median {statistics.median(ratios):.3f}, "
-        f"worst {worst.ratio:.3f} ({worst.mix}); above {MAX_RATIO}: {len(over)} of {len(results)}"
-    )
-    by_phase = {phase: tuned.table.contenders(phase) for phase in (EXTEND, DECODE)}
-    auto_s = sums(results, {EXTEND: AUTO_TUNED, DECODE: AUTO_TUNED})
-    pairs = {
-        (extend, decode): sums(results, {EXTEND: extend, DECODE: decode})
-        for extend, decode in itertools.product(by_phase[EXTEND], by_phase[DECODE])
-    }
-    singles = {name: s for (name, decode), s in pairs.items() if name == decode}
-    for text, found in (("single backend", singles), ("fixed pair", pairs)):
-        if found:
-            name = min(found, key=found.__getitem__)  # type: ignore[type-var, arg-type]
-            share = auto_s / found[name]  # type: ignore[index]
-            print(f"sum over the mixes: auto-tuned {share:.3f} of the best {text}, {name}")
-    mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-    print(f"geometric mean of the ratios: {mean:.4f}")
-    return not over and auto_s < min(singles.values(), default=math.inf)
+def repeated(mixes: Mixes, first: MixResult) -> MixResult:
+    """The result, or that of more turns where it was above what is promised."""
+    if not first.is_over:
+        return first
+    again = mixes.measure(first.mix, MORE_TURNS)
+    print(f"{first.mix}: {first.ratio.seconds:.3f}, repeated {again.ratio.seconds:.3f}")
+    return again
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of measuring the table")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring the table")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     subject = subject_of(arguments.layers)
-    config = EngineConfig(device="cuda", max_running_requests=256, max_step_tokens=8192)
-    with tempfile.TemporaryDirectory() as folder:
-        tuner = AttentionTuner(
-            config,
-            SingleRank(),
-            partial(ScratchMeasure, config, subject.front),
-            Path(folder),
-            max_seconds=arguments.seconds,
-        )
-        tuned = tuner.choose(subject)
+    start_s = time.monotonic()
+    tuned = tune(subject, arguments.seconds)
+    tuned_s = time.monotonic()
     torch.cuda.empty_cache()
     mixes = Mixes(tuned, subject)
-    results = [mixes.measure(mix) for mix in MIXES]
-    show(results, arguments.layers)
-    if not summarise(results, tuned):
+    results = [repeated(mixes, mixes.measure(mix)) for mix in MIXES]
+    print(f"\n{mix_table(results)}\n")
+    promises = Promises(results)
+    print(promises)
+    print(f"table {tuned_s - start_s:.1f} s, mixes {time.monotonic() - tuned_s:.1f} s")
+    if not promises.are_kept:
         raise SystemExit("auto-tuned did not keep what it promises")
 
 

@@ -11,7 +11,7 @@ from attention.tuning.candidates import CandidateSet
 from attention.tuning.layers import DecodeFront, measured_layers
 from attention.tuning.measure import AttentionMeasurement, Run, ScratchSpace, Stopwatch
 from attention.tuning.points import StepPoint
-from attention.tuning.stopwatch import USUAL_TURNS, CudaStopwatch, HostStopwatch, Turns
+from attention.tuning.stopwatch import CudaStopwatch, HostStopwatch
 from attention.tuning.tune import PointResult
 from workers.config import EngineConfig
 from workers.graphs.graph_set import CudaGraphCapturer
@@ -52,16 +52,20 @@ class ScratchMeasure:
         return self._measurement(point, names)
 
 
-def make_stopwatch(device: torch.device, turns: Turns = USUAL_TURNS) -> Stopwatch:
-    if device.type != "cuda":
-        return HostStopwatch(time.perf_counter)
+def make_stopwatch(device: torch.device) -> Stopwatch:
+    return (
+        make_cuda_stopwatch(device) if device.type == "cuda" else HostStopwatch(time.perf_counter)
+    )
+
+
+def make_cuda_stopwatch(device: torch.device) -> CudaStopwatch:
     capturer = CudaGraphCapturer(device)
 
     def capture(run: Run) -> Run:
         replay, _ = capturer.capture(run)
         return replay
 
-    return CudaStopwatch(device, capture, turns)
+    return CudaStopwatch(device, capture)
 
 
 def make_pool(config: AttentionConfig, num_pages: int) -> TokenToKVPool:

@@ -7,7 +7,7 @@ all of them choose alike. Knows flags, a loaded model's geometry and a device.
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,8 @@ class AttentionTuner:
                 "auto-tuned measures no cross-attention: ask for a backend by name"
             )
         found = [self._tuned(candidates, subject, len(sets)) for candidates in sets]
-        best = min(found, key=mean_log_seconds)
+        common = set.intersection(*(set(tuned.table.seconds) for tuned in found))
+        best = min(found, key=lambda tuned: mean_log_seconds(tuned, common))
         if self._tp.rank == 0:
             tell(best)
         return best
@@ -178,9 +179,10 @@ def measured_config(subject: TuningSubject, page_size: int) -> AttentionConfig:
     )
 
 
-def mean_log_seconds(tuned: TunedRoutes) -> float:
-    """Of the fastest at every point: what pools of other pages are compared by."""
-    fastest = [min(at.values()) for at in tuned.table.seconds.values() if at]
+def mean_log_seconds(tuned: TunedRoutes, points: Collection[StepPoint]) -> float:
+    """Of the fastest at every point: what pools of other pages are compared by, over the points
+    that all of them were measured at."""
+    fastest = [min(at.values()) for point in points if (at := tuned.table.seconds[point])]
     return sum(map(math.log, fastest)) / max(1, len(fastest))
 
 

@@ -43,7 +43,16 @@ def test_phases_take_turns_and_each_begins_with_a_coarse_grid():
     first = points_to_measure(LIMITS)[:16]
     assert [point.phase for point in first[:4]] == ["decode", "extend"] * 2
     decodes = [point for point in first if point.phase is AttentionPhase.DECODE]
-    assert {point.rows for point in decodes} == {1, 16, 64, 256}
+    rows = sorted({point.rows for point in points_to_measure(LIMITS)})
+    assert len({point.rows for point in decodes}) >= 4
+    assert {point.rows for point in decodes} <= set(rows[::2])
+
+
+def test_decode_is_measured_at_no_worst_case_of_kernels_that_cut_keys_at_round_places():
+    limits = StepLimits(256, 8192, 1 << 20, 1 << 18)
+    for point in points_to_measure(limits):
+        if point.phase is AttentionPhase.DECODE:
+            assert 16 <= (point.prefix_tokens + point.new_tokens) % 64 <= 48
 
 
 @pytest.mark.parametrize("point", points_to_measure(LIMITS), ids=str)

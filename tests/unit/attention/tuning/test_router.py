@@ -37,11 +37,11 @@ SHORT, LONG = CaseSpec(rows_of((9, 4))), CaseSpec(rows_of((9, 200)))
 UNEVEN = CaseSpec(rows_of(*[(4, 1)] * 39, (400, 1)))
 
 
-def tuned_over(case, backend_class=Recording, router_class=TunedAttention):
+def tuned_over(case, backend_class=Recording, router_class=TunedAttention, tuned=TUNED):
     calls = []
     backends = {name: backend_class(name, calls, case) for name in BOTH}
     pools = (case.req_to_token_pool, case.token_to_kv_pool)
-    router = router_class(case.config, *pools, TUNED, {DECODE: backends, EXTEND: backends})
+    router = router_class(case.config, *pools, tuned, {DECODE: backends, EXTEND: backends})
     return router, calls
 
 
@@ -128,6 +128,23 @@ def test_every_choice_of_a_size_is_among_its_graphs():
         for length in range(1, 1000, 7):
             lengths = np.full(size, length, np.int32)
             assert router.graph_backend_of(size, lengths) in router.graph_backends(size)
+
+
+def test_a_graph_holds_steps_of_fewer_rows_whose_own_fastest_attends():
+    """12 of 16 rows: their 36 chunks are more than run at once, those of 16 rows are not."""
+    times = {
+        decode(8, 64): {"a": 1.0, "b": 1.2},
+        decode(12, 64): {"a": 1.4, "b": 1.2},
+        decode(16, 64): {"a": 1.2, "b": 1.4},
+    }
+    tuned = replace(TUNED, table=TuningTable(TUNED.table.names, times))
+    router, _ = tuned_over(build_case(FEW), Graphable, GraphTunedAttention, tuned)
+    for num_rows, name in ((16, "a"), (15, "a"), (12, "b"), (10, "b")):
+        chosen = router.graph_backend_of(16, np.full(num_rows, 65, np.int32))
+        assert chosen.capability.name == name
+        assert chosen in router.graph_backends(16)
+    assert {one.capability.name for one in router.graph_backends(16)} == {"a", "b"}
+    assert [one.capability.name for one in router.graph_backends(8)] == ["a"]
 
 
 def test_rounded_prefixes_are_all_that_rounding_gives():

@@ -61,7 +61,7 @@ def test_unlike_lengths_have_times_of_their_own():
 def test_who_wins_by_less_than_timings_vary_is_not_taken():
     seconds = {
         decode(1, 1000): {"a": 1.0, "b": 2.0},
-        decode(64, 1000): {"a": 1.0, "b": 0.995},
+        decode(64, 1000): {"a": 1.0, "b": 0.997},
         decode(256, 1000): {"a": 1.0, "b": 0.98},
     }
     table = table_of(seconds)
@@ -96,3 +96,35 @@ def test_a_point_that_lacks_a_contender_says_nothing():
     table = table_of({decode(1, 10): {"b": 1.0}, decode(64, 10): {"a": 1.0, "b": 2.0}})
     assert table.missing(decode(1, 10)) == ("a",)
     assert table.choose(decode(1, 10)).name == "a"
+
+
+SETTLED = {"a": 1.0, "b": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("longer", "is_settled"),
+    [
+        (decode(4, 4000), True),
+        (decode(4, 1500), False),
+        (decode(8, 4000), False),
+        (decode(4, 4000, is_uneven=True), False),
+        (extend(4, 1, 4000), False),
+    ],
+    ids=str,
+)
+def test_between_lengths_at_which_the_same_one_clearly_wins_nothing_is_in_doubt(longer, is_settled):
+    table = table_of({decode(4, 1000): SETTLED, longer: SETTLED})
+    assert table.is_settled(decode(4, 2000)) == is_settled
+
+
+@pytest.mark.parametrize("at", [{"a": 1.0, "b": 1.05}, {"a": 1.2, "b": 1.0}, {"a": 1.0}])
+def test_narrow_wins_and_other_winners_settle_nothing(at):
+    table = table_of({decode(4, 1000): SETTLED, decode(4, 4000): at})
+    assert not table.is_settled(decode(4, 2000))
+
+
+def test_only_the_next_lengths_settle():
+    close = {"a": 1.0, "b": 1.01}
+    table = table_of({decode(4, 500): SETTLED, decode(4, 1000): close, decode(4, 4000): SETTLED})
+    assert not table.is_settled(decode(4, 2000))
+    assert not table.is_settled(decode(4, 8000))

@@ -1,6 +1,9 @@
 """Measuring: within its time, in its order, and without those who cannot."""
 
 import logging
+from collections import Counter
+
+import pytest
 
 from attention.tuning.table import TuningTable
 from attention.tuning.tune import tune
@@ -90,3 +93,46 @@ def test_progress_is_told_every_few_seconds(caplog):
     run(COSTS, step_s=1.0)
     told = [record.getMessage() for record in caplog.records if "measuring" in record.message]
     assert told == [f"measuring attention: {n} of 5 kinds of steps" for n in (2, 4)]
+
+
+THREE = TuningTable({DECODE: ("a", "b", "again"), EXTEND: ("a",)})
+GRID = [decode(n, 16 * 4**k) for n in (1, 4, 16, 64) for k in range(4)]
+
+
+def test_who_launches_what_another_one_does_is_measured_no_more_and_is_never_taken(caplog):
+    caplog.set_level(logging.INFO)
+    wave = {point: 1.0 + 0.004 * (-1) ** n for n, point in enumerate(GRID)}
+    costs = COSTS | {"again": lambda point: COSTS["b"](point) * wave[point]}
+    table, measure = run(costs, points=GRID, table=THREE)
+    assert Counter(names for _, names in measure.asked) == {("a", "b", "again"): 9, ("a", "b"): 7}
+    (out,) = table.left_out
+    assert (out.name, out.stand_in) == ("again", "b")
+    assert "takes as long as b, which stands for it" in out.reason
+    assert "again in decode: takes as long as b" in caplog.text
+    assert {table.choose(point).name for point in GRID} == {"a", "b"}
+    again, measure = run(costs, points=GRID, table=TuningTable(THREE.names, table.seconds))
+    assert measure.asked == []
+    assert again.left_out == table.left_out
+
+
+def test_one_disturbed_point_makes_no_difference_of_twins():
+    costs = COSTS | {"again": lambda point: COSTS["b"](point) * (1.4 if point == GRID[2] else 1.0)}
+    table, _ = run(costs, points=GRID, table=THREE)
+    assert [one.stand_in for one in table.left_out] == ["b"]
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.02])
+def test_who_differs_by_more_than_timings_do_is_no_twin(factor):
+    costs = COSTS | {"again": lambda point: COSTS["b"](point) * factor}
+    table, measure = run(costs, points=GRID, table=THREE)
+    assert table.left_out == ()
+    assert len(measure.asked) == len(GRID)
+
+
+def test_lengths_between_clear_wins_are_not_measured_and_are_not_told_as_left(caplog):
+    costs = {"a": lambda point: 1.0, "b": lambda point: 1.3 if point.rows < 9 else 1.05}
+    points = [decode(n, keys) for keys in (100, 1600, 400) for n in (4, 16)]
+    table, measure = run(costs, points=points)
+    assert [point for point, _ in measure.asked] == [*points[:4], decode(16, 400)]
+    _, measure = run(costs, points=[*points[:4], decode(4, 400)], max_seconds=0.25)
+    assert "were not measured" not in caplog.text
