@@ -136,3 +136,16 @@ def test_lengths_between_clear_wins_are_not_measured_and_are_not_told_as_left(ca
     assert [point for point, _ in measure.asked] == [*points[:4], decode(16, 400)]
     _, measure = run(costs, points=[*points[:4], decode(4, 400)], max_seconds=0.25)
     assert "were not measured" not in caplog.text
+
+
+def test_who_was_left_out_one_after_the_other_is_left_out_again_by_what_is_known():
+    """b2 goes after ten points, as one of them was disturbed; two of these have no time of a2."""
+    points = sorted(GRID, key=lambda point: point.prefix_tokens)
+    names = {DECODE: ("a", "a2", "b", "b2"), EXTEND: ("a",)}
+    disturbed = {"b2": lambda point: COSTS["b"](point) * (1.4 if point == points[2] else 1.0)}
+    costs = COSTS | {"a2": COSTS["a"]} | disturbed
+    table, first = run(costs, points=points, table=TuningTable(names))
+    assert [len(asked) for _, asked in first.asked] == [4] * 8 + [3] * 2 + [2] * 6
+    again, measure = run(costs, points=points, table=TuningTable(names, table.seconds))
+    assert measure.asked == []
+    assert again.left_out == table.left_out
