@@ -1,113 +1,75 @@
 """What adapters add to a decode step's products: microseconds a layer, by tiles, beside the floor.
 
-    python3 -m benchmarks.h200.adapter_products [--tokens 64] [--adapters 8] [--rank 32]
+    python3 -m benchmarks.h200.adapter_products [--tokens 64] [--adapters 8] [--rank 32] [--bare 0]
 
-Adapters of Llama-3.1-8B's shapes on all projections, tokens dealt out evenly. First the products
-without adapters, then two lines for each of the tiles that are worth trying, as they are first:
-microseconds in a graph of each projection with its adapters, and of a layer's together, with the
-shrink behind the product and beside it. floor: adapters' matrices read once. To be written into
-AdapterTiles, and DressedModel's choice, where another line is the fastest.
+Adapters of Llama-3.1-8B's shapes on all projections, tokens dealt out evenly but for --bare ones
+that have none. Each line has microseconds in a graph of every projection with the kernel that reads
+it, and of a layer's together: first without adapters, then by the usual tiles with adapters behind
+the product, with only their first products beside it, and with both; then both beside it by tiles
+that differ from the usual ones in a thing or two, as many as there is time for. floor: adapters'
+matrices read once. Where another line is the fastest, it is to be written into AdapterTiles or
+DeviceStage.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.h200.attention_steps import graphed_seconds
-from benchmarks.h200.shrunk_beside import ShrunkBeside
+from benchmarks.h200.adapter_cases import CUDA, PROJECTIONS, Adapters, Case, readers
 from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
+from workers.adapters.added_beside import AddedBeside, added_beside
 from workers.layers.cuda.adapter_groups import group_tokens
-from workers.layers.cuda.adapter_products import (
-    USUAL_TILES,
-    AdapterMatrices,
-    AdapterTiles,
-    output_blocks,
+from workers.layers.cuda.adapter_products import USUAL_TILES, AdapterMatrices, AdapterTiles
+from workers.layers.gemm.matrix import PartialProducts
+from workers.layers.new_tensor import NewTensor
+
+CHANGES: tuple[dict[str, int], ...] = (
+    {"num_splits": 8},
+    {"outputs": 128},
+    {"num_stages": 4},
+    {"num_splits": 8, "outputs": 128},
+    {"outputs": 512, "num_warps": 8},
+    {"num_stages": 2},
+    {"num_splits": 2},
+    {"inputs": 256},
+    {"num_splits": 16, "num_stages": 2},
+    {"num_splits": 8, "inputs": 64},
+    {"outputs": 64},
 )
-from workers.layers.gemm.choice import GemmChooser
-from workers.layers.gemm.matrix import PartialProducts, partial_gemms
-
-CUDA = torch.device("cuda", 0)
-HIDDEN, WIDTH, KV = 4096, 14336, 1024
-PROJECTIONS = {
-    "qkv": (HIDDEN, (HIDDEN, KV, KV)),
-    "o": (HIDDEN, (HIDDEN,)),
-    "gate_up": (HIDDEN, (WIDTH, WIDTH)),
-    "down": (WIDTH, (HIDDEN,)),
-}
-"""(inputs, outputs of each part), on one rank."""
-REPEATS = 20
-NUM_COPIES = 32
-"""Of every matrix, by turns as layers have their own: they do not stay in the L2 cache."""
-BYTES_PER_S = 4.8e12
-"""Of an H200, as NVIDIA gives it."""
+"""Most promising first."""
 
 
-def parts_of(outputs: tuple[int, ...]) -> list[slice]:
-    stops = [sum(outputs[: index + 1]) for index in range(len(outputs))]
-    return [slice(stop - size, stop) for stop, size in zip(stops, outputs, strict=True)]
+@dataclass(frozen=True, slots=True)
+class ShrunkBeside:
+    """As AddedBeside where the result has a place of its own: only the shrink is beside."""
+
+    beside: AddedBeside
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.beside.into(torch.empty, x)
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        return self.beside.into(new, x)
 
 
-def matrices(
-    inputs: int, outputs: tuple[int, ...], num_adapters: int, rank: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a, b and ranks as AdapterMatrices has them."""
-    num_slots = num_adapters + 1
-    a = torch.randn(num_slots, len(outputs) * rank, inputs, device=CUDA).bfloat16()
-    b = torch.randn(num_slots, sum(outputs), rank, device=CUDA).bfloat16()
-    ranks = torch.full((num_slots, len(outputs)), rank, dtype=torch.int32, device=CUDA)
-    return a, b, ranks
+def shrunk_beside(device: torch.device) -> AddAdapters:
+    add = added_beside(device)
 
+    def shrunk(
+        products: PartialProducts, matrices: AdapterMatrices, step: StepGroups
+    ) -> ShrunkBeside:
+        beside = add(products, matrices, step)
+        assert isinstance(beside, AddedBeside)
+        return ShrunkBeside(beside)
 
-class Case:
-    """One projection of all layers, with inputs and groups of tokens."""
-
-    def __init__(
-        self, inputs: int, outputs: tuple[int, ...], num_tokens: int, num_adapters: int, rank: int
-    ) -> None:
-        self._parts = parts_of(outputs)
-        self._matrices = [matrices(inputs, outputs, num_adapters, rank) for _ in range(NUM_COPIES)]
-        weights = [
-            torch.randn(sum(outputs), inputs, device=CUDA).bfloat16() for _ in range(NUM_COPIES)
-        ]
-        self._gemms = partial_gemms(GemmChooser.for_device(CUDA), weights, True)
-        self._x = torch.randn(num_tokens, inputs, device=CUDA).bfloat16()
-        a, b, _ = self._matrices[0]
-        self.floor_s = (a[1:].numel() + b[1:].numel()) * 2 / BYTES_PER_S
-
-    def plain_seconds(self) -> float:
-        return self._seconds_a_layer(self._gemms)
-
-    def seconds(self, tiles: AdapterTiles, add: AddAdapters, step: StepGroups) -> float:
-        """Of one layer. Raises OutOfResources where the tiles do not fit."""
-        blocks = output_blocks(self._parts, CUDA, tiles)
-        layers = [AdapterMatrices(*one, blocks, tiles) for one in self._matrices]
-        return self._seconds_a_layer(
-            [add(gemm, layer, step) for gemm, layer in zip(self._gemms, layers, strict=True)]
-        )
-
-    def _seconds_a_layer(self, products: Sequence[PartialProducts]) -> float:
-        def run() -> None:
-            for one in products:
-                one(self._x)
-
-        return graphed_seconds(run, REPEATS) / NUM_COPIES
-
-
-def worth_trying() -> list[AdapterTiles]:
-    others = [
-        AdapterTiles(16, rank, inputs, outputs, num_splits, 4)
-        for rank, inputs, outputs, num_splits in product(
-            (32,), (128, 256), (64, 128, 256), (2, 4, 8)
-        )
-    ]
-    return [USUAL_TILES, *others]
+    return shrunk
 
 
 def line_of(cases: dict[str, Case], seconds: Callable[[Case], float]) -> str:
@@ -116,39 +78,53 @@ def line_of(cases: dict[str, Case], seconds: Callable[[Case], float]) -> str:
     return f"{each} layer {sum(found.values()) * 1e6:6.1f}"
 
 
-def show(cases: dict[str, Case], step: StepGroups, tiles: AdapterTiles) -> None:
-    stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
-    ways: dict[str, AddAdapters] = {
-        "behind": AddedBehind,
-        "beside": partial(ShrunkBeside, stream=stream),
-    }
-    for name, add in ways.items():
-        try:
-            line = line_of(cases, partial(Case.seconds, tiles=tiles, add=add, step=step))
-        except OutOfResources as error:
-            line = str(error)
-        print(f"{name} {line}  {tiles}", flush=True)
+def show(
+    name: str, cases: dict[str, Case], step: StepGroups, tiles: AdapterTiles, add: AddAdapters
+) -> None:
+    try:
+        line = line_of(cases, partial(Case.seconds, tiles=tiles, add=add, step=step))
+    except OutOfResources as error:
+        line = str(error)
+    print(f"{name:7} {line}  {tiles}", flush=True)
+
+
+def lines(beside: AddAdapters) -> Iterator[tuple[str, AdapterTiles, AddAdapters]]:
+    """The ways by the usual tiles, then the last of them by others."""
+    yield "behind", USUAL_TILES, AddedBehind
+    yield "shrunk", USUAL_TILES, shrunk_beside(CUDA)
+    yield "beside", USUAL_TILES, beside
+    for change in CHANGES:
+        yield "beside", replace(USUAL_TILES, **change), beside
+
+
+def step_of(adapters: Adapters, num_bare: int) -> StepGroups:
+    slots = torch.arange(adapters.num_tokens, device=CUDA)
+    adapter_of_slot = 1 + slots % adapters.num_adapters
+    adapter_of_slot[:num_bare] = 0
+    return StepGroups(group_tokens(adapter_of_slot.int(), slots, adapters.num_adapters))
 
 
 def main() -> None:
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--bare", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=75, help="after which no line is begun")
     arguments = parser.parse_args()
-    slots = torch.arange(arguments.tokens, device=CUDA)
-    adapter_of_slot = (1 + slots % arguments.adapters).to(torch.int32)
-    step = StepGroups(group_tokens(adapter_of_slot, slots, arguments.adapters))
-    cases = {
-        name: Case(inputs, outputs, arguments.tokens, arguments.adapters, arguments.rank)
-        for name, (inputs, outputs) in PROJECTIONS.items()
-    }
+    adapters = Adapters(arguments.tokens, arguments.adapters, arguments.rank)
+    step = step_of(adapters, arguments.bare)
+    read = readers(adapters.num_tokens)
+    cases = {name: Case(name, read[name], adapters) for name in PROJECTIONS}
     print(f"{torch.cuda.get_device_name()}, {arguments}")
-    print(f"floor {sum(case.floor_s for case in cases.values()) * 1e6:.1f} us a layer")
-    print(f"without {line_of(cases, Case.plain_seconds)}")
-    for tiles in worth_trying():
-        fitting = replace(tiles, rank=min(tiles.rank, max(16, arguments.rank)))
-        show(cases, step, fitting)
+    print(f"floor   {sum(case.floor_s for case in cases.values()) * 1e6:.1f} us a layer")
+    print(f"without {line_of(cases, Case.plain_seconds)}", flush=True)
+    for name, tiles, add in lines(added_beside(CUDA)):
+        if time.perf_counter() - began > arguments.seconds:
+            print(f"no time was left for {tiles}")
+            continue
+        show(name, cases, step, tiles, add)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
 import tempfile
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +14,8 @@ import torch
 from tests.fakes.interpreted_gemma import PlainChooser
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
+from workers.adapters.adapted_products import AddedBehind, StepGroups
+from workers.adapters.added_beside import AddedBeside
 from workers.adapters.bank import SiteBank
 from workers.adapters.dressed import DressedModel
 from workers.adapters.hooks import WornAdapters, add_hooks
@@ -20,7 +24,8 @@ from workers.adapters.ref import AdapterRef
 from workers.adapters.sites import sites_of
 from workers.config import EngineConfig
 from workers.layers.cuda.adapter_groups import group_tokens
-from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+from workers.layers.cuda.adapter_products import AdapterMatrices, AdapterTiles, OutputBlocks
+from workers.layers.gemm.matrix import BiasedProducts, PartialGemm
 from workers.loading.loader import load_model
 from workers.models import cuda_stream, registry
 from workers.models.cuda_gemma import CudaGemmaForCausalLM
@@ -29,6 +34,21 @@ from workers.parallel.group import SingleRank
 
 ADAPTER_OF_ROW = torch.tensor([2, 0, 1], dtype=torch.int32)
 MAX_RANK = 8
+
+
+class EagerSide:
+    """A SideStream whose launches run at once, and what happened in which order."""
+
+    def __init__(self):
+        self.events = []
+
+    @contextmanager
+    def forked(self):
+        self.events.append("fork")
+        yield
+
+    def join(self):
+        self.events.append("join")
 
 
 class Dressed:
@@ -72,7 +92,7 @@ def filled_banks(model, architecture):
     return banks
 
 
-def check_model(tiny, folder, name, fused_class):
+def check_model(tiny, folder, name, fused_class, add):
     """Prompts in chunks beside each other, then tokens one by one."""
     save_tiny_model(tiny, folder)
     prompts = [random_prompt(9, seed=seed) for seed in range(3)]
@@ -92,7 +112,8 @@ def check_model(tiny, folder, name, fused_class):
             add_hooks(banks, worn, SingleRank())
             model = Hooked(loaded.model, worn)
         else:
-            model = Dressed(loaded.model, DressedModel(loaded.model, banks, ADAPTER_OF_ROW))
+            dressed = DressedModel(loaded.model, banks, ADAPTER_OF_ROW, add)
+            model = Dressed(loaded.model, dressed)
         rows = ModelRows(loaded, torch_native_backend(loaded))
         rows.model = model
         outputs.append(torch.cat([row for step in steps for row in rows.step(step).values()]))
@@ -109,11 +130,16 @@ def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):
     a = torch.randn(num_slots + 1, num_parts * max_rank, num_inputs).to(dtype)
     b = torch.randn(num_slots + 1, num_outputs, max_rank).to(dtype) / max_rank
     ranks = torch.randint(0, max_rank + 1, (num_slots + 1, num_parts), dtype=torch.int32)
-    # Beyond a slot's ranks lies what nobody may read.
+    ranks[0] = 0
+    # Beyond a slot's ranks lie zeros, and beyond a block of them what nobody may read.
+    block = AdapterTiles().rank_block(max_rank)
     for slot, part in torch.cartesian_prod(torch.arange(num_slots + 1), torch.arange(num_parts)):
-        rank = int(ranks[slot, part])
-        a[slot, part * max_rank + rank : (part + 1) * max_rank] = torch.nan
-        b[slot, slices[part], rank:] = torch.nan
+        rank, end = int(ranks[slot, part]), (part + 1) * max_rank
+        unread = -(-rank // block) * block
+        a[slot, part * max_rank + rank : end] = 0
+        b[slot, slices[part], rank:] = 0
+        a[slot, min(part * max_rank + unread, end) : end] = torch.nan
+        b[slot, slices[part], unread:] = torch.nan
     adapter_of_slot = torch.randint(0, num_slots + 1, (20,), dtype=torch.int32)
     token_slots = torch.randint(0, 20, (num_tokens,))
     groups = group_tokens(adapter_of_slot, token_slots, num_slots)
@@ -128,10 +154,58 @@ def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):
             shrunk = a[slot, first : first + rank].float() @ x[token].float()
             expected[token, rows] += b[slot, rows, :rank].float() @ shrunk.to(dtype).float()
     before = out.clone()
-    AdapterMatrices(a, b, ranks, output_blocks(slices, out.device)).add_to(out, x, groups)
-    torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
+    matrices = AdapterMatrices(a, b, ranks, OutputBlocks.of(slices, out.device))
+    matrices.add_to(out, x, groups)
+    close = partial(torch.testing.assert_close, atol=tolerance, rtol=tolerance)
+    close(out.float(), expected)
     bare = adapter_of_slot[token_slots] == 0
     assert torch.equal(out[bare], before[bare])
+    shrunk = matrices.new_shrunk(x)
+    matrices.shrink(shrunk, x, groups)
+    alone = torch.full_like(out, torch.nan)
+    matrices.expand_alone(alone, shrunk, groups)
+    close(alone.float(), expected - before.float())
+    assert not alone[bare].any()
+    check_beside(x.contiguous(), matrices, groups, close)
+
+
+def check_beside(x, matrices, groups, close):
+    """Products of one part and of two, one with a bias, beside adapters and before them."""
+    num_outputs, num_inputs = matrices.b.shape[1], x.shape[1]
+    weight = torch.randn(num_outputs, num_inputs).to(x.dtype) / num_inputs**0.5
+    step, side = StepGroups(groups), EagerSide()
+
+    def multiply(x, weight, new, num_parts):
+        side.events.append("product")
+        dtype = x.dtype if num_parts == 1 else torch.float32
+        out = new((num_parts, *x.shape[:1], num_outputs), dtype=dtype, device=x.device)
+        for part, (own_x, own_weight) in enumerate(
+            zip(x.chunk(num_parts, 1), weight.chunk(num_parts, 1), strict=True)
+        ):
+            out[part] = own_x.to(dtype) @ own_weight.to(dtype).T
+        return out
+
+    for num_parts in (1, 2):
+        gemm = PartialGemm(weight, {1 << 20: partial(multiply, num_parts=num_parts)})
+        products = BiasedProducts(gemm, torch.randn(num_outputs).to(x.dtype))
+        expected = AddedBehind(products, matrices, step)(x).float().sum(0)
+        side.events.clear()
+        beside = AddedBeside(products, matrices, step, side)
+        parts = beside(x)
+        assert parts.shape == (num_parts + 1, len(x), num_outputs)
+        assert parts.is_contiguous()
+        close(parts.float().sum(0), expected)
+        assert side.events == ["product", "fork", "join"]
+        side.events.clear()
+        into = beside.into(torch.empty, x)
+        assert len(into) == num_parts
+        close(into.float().sum(0), expected)
+        assert side.events == ["fork", "product", "join"]
+        side.events.clear()
+        many = AddedBeside(products, matrices, step, side, max_tokens=len(x) - 1)
+        close(many(x).float().sum(0), expected)
+        close(many.into(torch.empty, x).float().sum(0), expected)
+        assert side.events == ["product"] * 2
 
 
 def check_groups(num_tokens, num_slots):
@@ -139,7 +213,7 @@ def check_groups(num_tokens, num_slots):
     token_slots = torch.randint(0, 9, (num_tokens,))
     groups = group_tokens(adapter_of_slot, token_slots, num_slots)
     of_tokens = adapter_of_slot[token_slots]
-    for slot in range(1, num_slots + 1):
+    for slot in range(num_slots + 1):
         own = torch.nonzero(of_tokens == slot).flatten().int()
         assert int(groups.counts[slot]) == len(own)
         assert torch.equal(groups.order[slot, : len(own)], own)
@@ -153,10 +227,16 @@ if __name__ == "__main__":
     check(37, 2, 20, 150, (70,), torch.float32, 1e-4)
     check(19, 2, 16, 64, (40, 40), torch.float16, 2e-2)
     cuda_stream.GemmChooser = PlainChooser
-    for tiny, name, fused_class in (
-        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM),
-        (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM),
+    # Of the steps the first has 14 tokens, one more than its limit.
+    side = EagerSide()
+    beside = partial(AddedBeside, side=side, max_tokens=13)
+    for tiny, name, fused_class, add in (
+        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, AddedBehind),
+        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, beside),
+        (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM, beside),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            check_model(tiny, Path(folder), name, fused_class)
+            check_model(tiny, Path(folder), name, fused_class, add)
+    assert side.events
+    assert side.events == ["fork", "join"] * (len(side.events) // 2)
     print("all equal")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from workers.adapters.adapted_products import AddAdapters, AddedBehind
+from workers.adapters.added_beside import added_beside
 from workers.adapters.bank import SiteBank
 from workers.adapters.dressed import DressedModel
 from workers.adapters.hooks import WornAdapters
@@ -32,12 +34,13 @@ class DeviceStage(AdapterStage):
         banks: Sequence[SiteBank],
         model: FusedStreamCausalLM,
         num_request_slots: int,
+        add: AddAdapters,
     ) -> None:
         super().__init__(info, store, banks, WornAdapters(), num_request_slots)
         self._on_device = torch.zeros(
             num_request_slots, dtype=torch.int32, device=banks[0].a.device
         )
-        self.model = DressedModel(model, banks, self._on_device)
+        self.model = DressedModel(model, banks, self._on_device, add)
 
     @classmethod
     def of(
@@ -48,13 +51,16 @@ class DeviceStage(AdapterStage):
         store: AdapterStore,
         banks: Sequence[SiteBank],
         num_request_slots: int,
+        is_deterministic: bool,
     ) -> "DeviceStage":
-        """Before the model's prepare. Raises ConfigError where the model takes none here."""
+        """Before the model's prepare. is_deterministic: a row's bits must not depend on the number
+        of rows, as the way that pays does. Raises ConfigError where the model takes none here."""
         if not isinstance(model, FusedStreamCausalLM):
             raise ConfigError("max_loras: on GPUs models of fused layers take adapters, no others")
         if tp.size > 1:
             raise ConfigError("max_loras: on GPUs adapters are served on one rank; set tp_size=1")
-        return cls(info, store, banks, model, num_request_slots)
+        add = AddedBehind if is_deterministic else added_beside(banks[0].a.device)
+        return cls(info, store, banks, model, num_request_slots, add)
 
     def apply(self, plan: AdapterPlan) -> None:
         super().apply(plan)

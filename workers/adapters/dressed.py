@@ -10,10 +10,10 @@ import torch
 
 from attention import ForwardBatch
 from attention.memory.slot_states import StateEntry
-from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
+from workers.adapters.adapted_products import AddAdapters, StepGroups
 from workers.adapters.bank import SiteBank
 from workers.layers.cuda.adapter_groups import group_tokens
-from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+from workers.layers.cuda.adapter_products import AdapterMatrices, OutputBlocks
 from workers.layers.formats.layer import LinearLayer
 from workers.layers.gemm.matrix import PartialProducts
 from workers.models.cuda_stream import FusedStreamCausalLM
@@ -29,7 +29,7 @@ class DressedModel:
         model: FusedStreamCausalLM,
         banks: Sequence[SiteBank],
         adapter_of_slot: torch.Tensor,
-        add: AddAdapters = AddedBehind,
+        add: AddAdapters,
     ) -> None:
         self._add = add
         self.state_entries: tuple[StateEntry, ...] = model.state_entries
@@ -71,5 +71,5 @@ class DressedModel:
 
 
 def _matrices(bank: SiteBank) -> AdapterMatrices:
-    blocks = output_blocks([part.rows for part in bank.site.parts], bank.a.device)
+    blocks = OutputBlocks.of([part.rows for part in bank.site.parts], bank.a.device)
     return AdapterMatrices(bank.a, bank.b, bank.ranks, blocks)

@@ -114,7 +114,11 @@ def adapter_stages(
         # Triton comes with torch for CUDA only.
         from workers.adapters.device_stage import DeviceStage
 
-        return (DeviceStage.of(loaded.model, tp, info, store, banks, num_request_slots),)
+        return (
+            DeviceStage.of(
+                loaded.model, tp, info, store, banks, num_request_slots, config.deterministic
+            ),
+        )
     worn = WornAdapters()
     add_hooks(banks, worn, tp)
     return (AdapterStage(info, store, banks, worn, num_request_slots),)

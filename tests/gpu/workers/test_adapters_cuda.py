@@ -1,5 +1,6 @@
 """Adapters on an NVIDIA GPU: kernels against plain torch, engines against merged models."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -39,22 +40,31 @@ MODEL = TinyModel(
 PROMPTS = [random_prompt(length, length) for length in (3, 17, 40, 64, 90)]
 
 
-@pytest.mark.parametrize(("num_tokens", "rank"), [(1, 32), (64, 32), (700, 200)])
+@pytest.mark.parametrize(("num_tokens", "rank"), [(1, 32), (64, 32), (64, 5), (700, 200)])
 def test_kernels_add_what_plain_torch_adds(num_tokens, rank) -> None:
     from workers.layers.cuda.adapter_groups import group_tokens
-    from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
+    from workers.layers.cuda.adapter_products import AdapterMatrices, OutputBlocks
 
     torch.manual_seed(0)
     num_slots, num_inputs, parts = 3, 1024, [slice(0, 512), slice(512, 640), slice(640, 768)]
     a = torch.randn(num_slots + 1, 3 * 256, num_inputs, device=CUDA).bfloat16() / 32
     b = torch.randn(num_slots + 1, 768, 256, device=CUDA).bfloat16()
+    for part in range(3):
+        a[:, part * 256 + rank : (part + 1) * 256] = 0
+    b[:, :, rank:] = 0
     ranks = torch.full((num_slots + 1, 3), rank, dtype=torch.int32, device=CUDA)
+    ranks[0] = 0
     adapter_of_slot = torch.tensor([0, 1, 2, 3, 2], dtype=torch.int32, device=CUDA)
     token_slots = torch.randint(0, 5, (num_tokens,), device=CUDA)
     x = torch.randn(num_tokens, num_inputs, device=CUDA).bfloat16()
     out = torch.zeros(num_tokens, 768, device=CUDA)
-    matrices = AdapterMatrices(a, b, ranks, output_blocks(parts, CUDA))
-    matrices.add_to(out, x, group_tokens(adapter_of_slot, token_slots, num_slots))
+    matrices = AdapterMatrices(a, b, ranks, OutputBlocks.of(parts, CUDA))
+    groups = group_tokens(adapter_of_slot, token_slots, num_slots)
+    matrices.add_to(out, x, groups)
+    shrunk, alone = matrices.new_shrunk(x), torch.full_like(out, torch.nan)
+    matrices.shrink(shrunk, x, groups, follows_own_stream=False)
+    matrices.expand_alone(alone, shrunk, groups)
+    assert torch.equal(alone, out)
     of_tokens = adapter_of_slot[token_slots].tolist()
     for token, slot in enumerate(of_tokens):
         for part, rows in enumerate(parts):
@@ -64,51 +74,145 @@ def test_kernels_add_what_plain_torch_adds(num_tokens, rank) -> None:
             assert error <= 0.01 * expected.abs().max() + 1e-3
 
 
-@pytest.mark.parametrize("is_captured", [False, True])
-def test_what_is_shrunk_beside_the_product_is_what_is_shrunk_behind_it(is_captured) -> None:
-    from benchmarks.h200.shrunk_beside import ShrunkBeside
-    from workers.adapters.adapted_products import AddedBehind, StepGroups
-    from workers.layers.cuda.adapter_groups import group_tokens
-    from workers.layers.cuda.adapter_products import AdapterMatrices, output_blocks
-    from workers.layers.gemm.matrix import PartialGemm
+class InOrder:
+    """A SideStream that is none: everything in the order of its launch."""
 
-    def multiply(x, weight, new):
-        out = new((1, x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-        torch.mm(x, weight.t(), out=out[0])
-        return out
+    def forked(self):
+        return nullcontext()
 
-    torch.manual_seed(0)
-    num_tokens, size, rank = 64, 4096, 32
-    adapter_of_slot = torch.arange(num_tokens, device=CUDA, dtype=torch.int32) % 9
-    step = StepGroups(group_tokens(adapter_of_slot, torch.arange(num_tokens, device=CUDA), 8))
-    layers = []
-    for _ in range(6):
-        a = torch.randn(9, rank, size, device=CUDA).bfloat16() / 64
-        b = torch.randn(9, size, rank, device=CUDA).bfloat16() / 8
-        ranks = torch.full((9, 1), rank, dtype=torch.int32, device=CUDA)
-        matrices = AdapterMatrices(a, b, ranks, output_blocks([slice(0, size)], CUDA))
-        weight = torch.randn(size, size, device=CUDA).bfloat16() / 64
-        layers.append((PartialGemm(weight, {1 << 20: multiply}), matrices, step))
-    x = torch.randn(num_tokens, size, device=CUDA).bfloat16()
+    def join(self):
+        pass
 
-    def run(ways):
-        hidden = x
-        for way in ways:
-            hidden = way(hidden)[0] * 0.5
+
+class Layers:
+    """Six blocks of a product to twice as many features, gate-and-multiply, a product back and a
+    join, whose products have adapters; all kernels that may start before their predecessor ends."""
+
+    NUM_TOKENS, SIZE, RANK, NUM_SLOTS = 64, 2048, 32, 8
+
+    def __init__(self, num_parts) -> None:
+        torch.manual_seed(0)
+        self.num_parts = num_parts
+        self.x = torch.randn(self.NUM_TOKENS, self.SIZE, device=CUDA).bfloat16()
+        self.scale = torch.ones(self.SIZE, device=CUDA).bfloat16()
+        self.adapter_of_slot = torch.zeros(self.NUM_TOKENS, dtype=torch.int32, device=CUDA)
+        self.token_slots = torch.arange(self.NUM_TOKENS, device=CUDA)
+        self.layers = [(self._layer(2), self._layer(1)) for _ in range(6)]
+
+    def _layer(self, num_parts):
+        """parts: of the adapter's outputs."""
+        from workers.layers.cuda.adapter_products import AdapterMatrices, OutputBlocks
+        from workers.layers.gemm.matrix import PartialGemm
+
+        size = self.SIZE
+        shape = (self.NUM_SLOTS + 1, num_parts)
+        a = torch.zeros(shape[0], num_parts * self.RANK, size, device=CUDA).bfloat16()
+        b = torch.zeros(shape[0], num_parts * size, self.RANK, device=CUDA).bfloat16()
+        ranks = torch.zeros(shape, dtype=torch.int32, device=CUDA)
+        rows = [slice(part * size, (part + 1) * size) for part in range(num_parts)]
+        weight = torch.randn(num_parts * size, size, device=CUDA).bfloat16() / size**0.5
+        gemm = PartialGemm(weight, {1 << 20: self._multiply})
+        return gemm, AdapterMatrices(a, b, ranks, OutputBlocks.of(rows, CUDA))
+
+    def _multiply(self, x, weight, new):
+        from workers.layers.gemm.configs import GemmConfig
+        from workers.layers.gemm.skinny import triton_gemm
+
+        return triton_gemm(x, weight, GemmConfig("skinny", 64, 128, self.num_parts, 3, 4), new)
+
+    def load(self, seed) -> None:
+        """Other adapters into all slots, of a rank that depends on seed, and others for tokens."""
+        generator = torch.Generator(CUDA).manual_seed(seed)
+        rank = 8 if seed % 3 == 1 else self.RANK
+        for _, matrices in (one for layer in self.layers for one in layer):
+            matrices.a[1:].normal_(0, 1 / 64, generator=generator)
+            matrices.b[1:].normal_(0, 1 / 8, generator=generator)
+            for rows in matrices.a.split(self.RANK, dim=1):
+                rows[:, rank:] = 0
+            matrices.b[:, :, rank:] = 0
+            matrices.ranks[1:] = rank
+        self.deal(torch.randint(0, 9, (self.NUM_TOKENS,), generator=generator, device=CUDA))
+
+    def deal(self, adapters) -> None:
+        self.adapter_of_slot.copy_(adapters)
+
+    def run(self, add):
+        """add: (products, matrices, step) -> products, or None for no adapters."""
+        from workers.adapters.adapted_products import StepGroups
+        from workers.layers.cuda.activation import gate_and_mul
+        from workers.layers.cuda.adapter_groups import group_tokens
+        from workers.layers.cuda.norm import add_rms_norm_
+
+        step = StepGroups(group_tokens(self.adapter_of_slot, self.token_slots, self.NUM_SLOTS))
+        residual, hidden = self.x.clone(), self.x
+        for layer in self.layers:
+            up, down = (one[0] if add is None else add(*one, step) for one in layer)
+            inner = gate_and_mul(up(hidden), hidden.dtype, "silu")
+            hidden = add_rms_norm_(down(inner), residual, self.scale, 1e-5)
         return hidden
 
-    expected = run([AddedBehind(*layer) for layer in layers])
-    beside = [ShrunkBeside(*layer, torch.cuda.Stream(CUDA)) for layer in layers]
-    if is_captured:
-        run(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = run(beside)
-        for _ in range(50):
+
+def graph_of(run):
+    """torch's way, with one call before it that compiles."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    return graph, found
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_adapters_beside_are_the_same_bits_as_one_after_the_other(num_parts) -> None:
+    from workers.adapters.adapted_products import AddedBehind
+    from workers.adapters.added_beside import AddedBeside, added_beside
+
+    layers, in_order = Layers(num_parts), partial(AddedBeside, side=InOrder())
+    beside = added_beside(CUDA)
+    layers.load(0)
+    graph, replayed = graph_of(lambda: layers.run(beside))
+    for seed in range(1, 6):
+        layers.load(seed)
+        expected = layers.run(in_order)
+        behind = layers.run(AddedBehind)
+        assert (expected - behind).abs().mean() < 0.03 * behind.abs().mean()
+        assert (expected - layers.run(None)).abs().mean() > 0.1 * behind.abs().mean()
+        for _ in range(30):
             graph.replay()
-            assert torch.equal(found, expected)
+            assert torch.equal(replayed, expected)
+            assert torch.equal(layers.run(beside), expected)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_graph_without_adapters_in_its_rows_adds_nothing(num_parts) -> None:
+    from workers.adapters.added_beside import added_beside
+
+    layers = Layers(num_parts)
+    layers.load(0)
+    beside = added_beside(CUDA)
+    graph, replayed = graph_of(lambda: layers.run(beside))
+    layers.deal(torch.zeros(layers.NUM_TOKENS, device=CUDA))
+    graph.replay()
+    assert torch.equal(replayed, layers.run(None))
+
+
+def test_a_place_of_its_own_gets_the_sum_of_one_part() -> None:
+    """What ranks leave for each other (into)."""
+    from workers.adapters.adapted_products import AddedBehind, StepGroups
+    from workers.adapters.added_beside import added_beside
+    from workers.layers.cuda.adapter_groups import group_tokens
+
+    layers = Layers(1)
+    layers.load(0)
+    step = StepGroups(group_tokens(layers.adapter_of_slot, layers.token_slots, layers.NUM_SLOTS))
+    gemm, matrices = layers.layers[0][0]
+    place = torch.empty(1, layers.NUM_TOKENS, 2 * layers.SIZE, device=CUDA).bfloat16()
+    expected = AddedBehind(gemm, matrices, step)(layers.x)
+    beside = added_beside(CUDA)(gemm, matrices, step)
     for _ in range(50):
-        assert torch.equal(run(beside), expected)
+        found = beside.into(lambda *size, **kinds: place, layers.x)
+        assert found is place
+        assert torch.equal(found, expected)
+        place.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("is_beside", [False, True])
@@ -116,13 +220,11 @@ def test_what_is_shrunk_beside_the_product_is_what_is_shrunk_behind_it(is_captur
 def test_tokens_are_likeliest_of_merged_models(
     has_graphs, is_beside, tmp_path, monkeypatch
 ) -> None:
-    from benchmarks.h200.shrunk_beside import ShrunkBeside
     from workers.adapters import device_stage
+    from workers.adapters.adapted_products import AddedBehind
 
-    if is_beside:
-        add = partial(ShrunkBeside, stream=torch.cuda.Stream(CUDA))
-        dressed = partial(device_stage.DressedModel, add=add)
-        monkeypatch.setattr(device_stage, "DressedModel", dressed)
+    if not is_beside:
+        monkeypatch.setattr(device_stage, "added_beside", lambda device: AddedBehind)
     folder = save_tiny_model(MODEL, tmp_path / "model")
     base = eager_reference(folder).eval()
     adapters = [

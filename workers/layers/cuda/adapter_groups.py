@@ -18,7 +18,7 @@ _BLOCK = 1024
 class TokenGroups:
     """order: int32 (num_slots + 1, num_tokens), whose row s begins with the tokens that have the
     adapter in slot s, ascending; what follows them means nothing. counts: int32 (num_slots + 1,).
-    Row 0, of no adapter, is not filled."""
+    Row 0 is of the tokens that have none."""
 
     order: torch.Tensor
     counts: torch.Tensor
@@ -37,7 +37,7 @@ def _group_tokens(
     BLOCK: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    adapter = tl.program_id(0) + 1
+    adapter = tl.program_id(0)
     begin_dependent(IS_DEPENDENT)
     own_order = order + adapter.to(tl.int64) * num_tokens
     num_found = 0
@@ -65,7 +65,7 @@ def group_tokens(
     order = torch.empty((num_slots + 1, num_tokens), dtype=torch.int32, device=device)
     counts = torch.empty(num_slots + 1, dtype=torch.int32, device=device)
     is_dependent = dependent_launch(token_slots)
-    _group_tokens_kernel[(num_slots,)](
+    _group_tokens_kernel[(num_slots + 1,)](
         adapter_of_slot,
         token_slots,
         order,
