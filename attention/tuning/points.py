@@ -33,7 +33,7 @@ _DECODE_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 25
 _DECODE_PREFIXES = (224, 480, 992, 2016, 4064, 8160, 16352, 32736, 65504)
 _UNLIKE_ROWS = (8, 16, 24, 32, 64, 128, 256)
 _UNLIKE_PREFIXES = (992, 4064)
-_NEW_TOKENS = (8, 64, 256, 1024, 8192)
+_NEW_TOKENS = (8, 32, 96, 256, 768, 2048, 8192)
 _EXTEND_PREFIXES = (0, 992, 4064, 32736)
 _VERIFY_TOKENS = (4, 8)
 # Beside one prompt, backends change places within a factor of two, and where they begin to cut

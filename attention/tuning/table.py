@@ -19,6 +19,8 @@ MIN_GAIN = 0.005
 each further one of decode steps asks for graphs of its own."""
 SETTLED_GAIN = 0.1
 """By how much the same candidate wins at two lengths where none between them is in doubt."""
+_SETTLED_SPAN = 5.0
+"""The longer of these to the shorter, at most."""
 _PREFIX_OFFSET = 128
 """Keys below which a longer prefix changes little."""
 
@@ -81,7 +83,10 @@ class TuningTable:
         longer = [prefix for prefix in alike if prefix > point.prefix_tokens]
         if not (shorter and longer):
             return False
-        winners = {self._clear_winner(alike[at]) for at in (max(shorter), min(longer))}
+        low, high = max(shorter), min(longer)
+        if high + _PREFIX_OFFSET > _SETTLED_SPAN * (low + _PREFIX_OFFSET):
+            return False
+        winners = {self._clear_winner(alike[at]) for at in (low, high)}
         return len(winners) == 1 and "" not in winners
 
     def _clear_winner(self, point: StepPoint) -> str:

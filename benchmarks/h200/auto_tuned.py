@@ -62,8 +62,8 @@ MIXES = (
     *(StepPoint(EXTEND, *work) for work in _EXTENDS),
     *(StepPoint(EXTEND, *work, True) for work in _MIXED),
 )
-TURNS = Turns(least=21, most=61, seconds=0.04)
-MORE_TURNS = Turns(least=63, most=183, seconds=0.12)
+TURNS = Turns(least=19, most=61, seconds=0.03)
+MORE_TURNS = Turns(least=57, most=183, seconds=0.09)
 _KV_BYTES = 2 * 8 * 128 * 2
 _MAX_KEYS = 1 << 18
 

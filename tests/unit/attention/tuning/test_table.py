@@ -105,6 +105,7 @@ SETTLED = {"a": 1.0, "b": 1.2}
     ("longer", "is_settled"),
     [
         (decode(4, 4000), True),
+        (decode(4, 8000), False),
         (decode(4, 1500), False),
         (decode(8, 4000), False),
         (decode(4, 4000, is_uneven=True), False),

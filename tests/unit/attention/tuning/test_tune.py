@@ -131,10 +131,10 @@ def test_who_differs_by_more_than_timings_do_is_no_twin(factor):
 
 def test_lengths_between_clear_wins_are_not_measured_and_are_not_told_as_left(caplog):
     costs = {"a": lambda point: 1.0, "b": lambda point: 1.3 if point.rows < 9 else 1.05}
-    points = [decode(n, keys) for keys in (100, 1600, 400) for n in (4, 16)]
+    points = [decode(n, keys) for keys in (200, 1000, 500) for n in (4, 16)]
     table, measure = run(costs, points=points)
-    assert [point for point, _ in measure.asked] == [*points[:4], decode(16, 400)]
-    _, measure = run(costs, points=[*points[:4], decode(4, 400)], max_seconds=0.25)
+    assert [point for point, _ in measure.asked] == [*points[:4], decode(16, 500)]
+    _, measure = run(costs, points=[*points[:4], decode(4, 500)], max_seconds=0.25)
     assert "were not measured" not in caplog.text
 
 
