@@ -9,8 +9,11 @@ and counted by it.
 import argparse
 import json
 import random
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,3 +124,16 @@ def peer_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=3, help="drafts of a chain, depth of a tree")
     parser.add_argument("--acceptance", type=float, default=3.0, help="tokens a step")
     return parser
+
+
+@contextmanager
+def config_folders(*configs: Path | None) -> Iterator[list[str]]:
+    """A folder with nothing but the config for each that there is, while engines are loaded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = []
+        for index, config in enumerate(one for one in configs if one is not None):
+            folder = Path(scratch) / str(index)
+            folder.mkdir()
+            shutil.copy(config, folder / "config.json")
+            folders.append(str(folder))
+        yield folders

@@ -10,6 +10,7 @@ context, memory, running requests and prefix cache are what the table fixes for 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 # Behind the engine's own packages, so that nothing here stands in for one of them.
@@ -28,18 +29,22 @@ from benchmarks.h200.peers.noise import fill_with_noise
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
 
 
+MAIN_NAMES = ("__main__", "__mp_main__")
+"""Of a driver's module, as it is started and as processes that it spawns import it."""
+
 STARTED_S = time.perf_counter()
 
 
-def use_noise() -> None:
+def use_noise(fill: Callable[..., None] = fill_with_noise) -> None:
     """SGLang's scheduler is a process of its own that imports this module: it is told there too."""
     os.environ.update(ENVIRONMENT)
     from sglang.srt.model_loader import loader
 
-    loader.initialize_dummy_weights = fill_with_noise
+    loader.initialize_dummy_weights = fill
 
 
-use_noise()
+if __name__ in MAIN_NAMES:
+    use_noise()
 
 
 def main() -> None:
