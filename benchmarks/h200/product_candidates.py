@@ -1,6 +1,11 @@
 """Tiles that quantised_products --sweep tries, by the number of rows. Knows no device."""
 
-from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
+from workers.layers.kept.fp8 import BLOCK
+from workers.layers.quantised.skinny_shape import (
+    MappedSkinnyTiles,
+    RoundedSkinnyTiles,
+    SkinnyTiles,
+)
 
 
 def worth_trying(num_rows: int, turn: int) -> list[SkinnyTiles]:
@@ -27,16 +32,19 @@ def rounded_worth_trying(num_rows: int, by_block: bool) -> list[SkinnyTiles]:
     """by_block: with scales of blocks, one of which a turn and a program's rows do not exceed."""
     tokens = min(64, tile_tokens(num_rows))
     if tokens <= 16:
-        sizes = [(64, tokens, 128, programs, 4, 4) for programs in (264, 528)]
-        sizes += [(128, tokens, 128, programs, 4, 8) for programs in (132, 264)]
-        sizes += [(128, tokens, 128, programs, 4, 4) for programs in (264, 528)]
-        sizes += [(64, tokens, 128, 528, 6, 4), (128, tokens, 128, 132, 6, 8)]
-        wide = [(64, tokens, 256, 528, 3, 4), (64, tokens, 256, 264, 4, 4)]
-        wide += [(256, tokens, 128, 132, stages, 8) for stages in (3, 4)]
+        both = [(64, tokens, 128, 528, 4, 4), (128, tokens, 128, 132, 4, 8)]
+        both += [(128, tokens, 128, 264, 4, 4), (64, tokens, 256, 528, 3, 4)]
+        others = [(64, tokens, 128, 264, 4, 4), (64, tokens, 128, 528, 6, 4)]
+        others += [(128, tokens, 128, 264, 4, 8), (256, tokens, 128, 132, 3, 8)]
     else:
-        sizes = [(64, tokens, 128, 264, stages, 4) for stages in (3, 4)]
-        sizes += [(128, tokens, 128, 132, stages, 8) for stages in (3, 4)]
-        sizes += [(128, tokens, 128, 264, 3, 8)]
-        sizes += [(64, tokens // 2, 128, 264, 4, 4), (128, tokens // 2, 128, 264, 4, 8)]
-        wide = [(256, tokens, 128, 132, stages, 8) for stages in (2, 3)]
-    return [RoundedSkinnyTiles(*size) for size in sizes + ([] if by_block else wide)]
+        both = [(64, tokens, 128, 264, 4, 4), (128, tokens, 128, 132, 3, 8)]
+        both += [(256, tokens, 128, 132, 3, 8)]
+        others = [(64, tokens, 128, 264, 3, 4), (128, tokens, 128, 132, 4, 8)]
+        others += [(128, tokens, 128, 264, 3, 8), (128, tokens // 2, 128, 264, 4, 8)]
+    tried: list[SkinnyTiles] = [RoundedSkinnyTiles(*size) for size in both + others]
+    tried += [MappedSkinnyTiles(*size) for size in both]
+    return [
+        one
+        for one in tried
+        if not by_block or (one.block_k == BLOCK and BLOCK % one.block_rows == 0)
+    ]

@@ -32,6 +32,7 @@ from workers.layers.quantised import (
     expert_fp8,
     expert_products,
     expert_spread,
+    fp8_mapped,
     fp8_rounded,
     fp8_rounding,
     fp8_skinny,
@@ -40,7 +41,7 @@ from workers.layers.quantised import (
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles
+from workers.layers.quantised.skinny_shape import MappedSkinnyTiles, RoundedSkinnyTiles
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -180,6 +181,10 @@ def fp8_variant(tiles, by_block):
     types |= {"words": "*i32", "values": "*fp8e4nv"}
     tile, options = _skinny_tile(tiles)
     constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": tiles.block_k, "NUM_LINES": 4}
+    if isinstance(tiles, MappedSkinnyTiles):
+        types["x_map"] = f"tensordesc<bf16[{tiles.block_tokens}, {tiles.block_k}]>"
+        types["values_map"] = f"tensordesc<fp8e4nv[{tiles.block_rows}, {tiles.block_k}]>"
+        return Variant(fp8_mapped._fp8_mapped_kernel, types, constants, options)
     if isinstance(tiles, RoundedSkinnyTiles):
         return Variant(fp8_rounded._fp8_rounded_kernel, types, constants, options)
     constants["IS_PACKED"] = True

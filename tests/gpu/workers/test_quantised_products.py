@@ -16,12 +16,18 @@ from workers.config import EngineConfig
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.skinny_shape import (
+    MappedSkinnyTiles,
+    RoundedSkinnyTiles,
+    SkinnyShape,
+    SkinnyTiles,
+)
 from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, TileRule, tiles_for
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
@@ -132,10 +138,14 @@ ROUNDED_TILES = [
     RoundedSkinnyTiles(128, 16, 128, min_programs=264, num_stages=4, num_warps=4),
     RoundedSkinnyTiles(64, 32, 128, min_programs=264, num_stages=4, num_warps=4),
     RoundedSkinnyTiles(128, 64, 128, min_programs=132, num_stages=3, num_warps=8),
+    MappedSkinnyTiles(64, 16, 128, min_programs=528, num_stages=4, num_warps=4),
+    MappedSkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8),
+    MappedSkinnyTiles(128, 64, 128, min_programs=132, num_stages=3, num_warps=8),
 ]
 ROUNDED_TILES_OF_ROWS = [
     RoundedSkinnyTiles(64, 16, 256, min_programs=528, num_stages=3, num_warps=4),
     RoundedSkinnyTiles(256, 64, 128, min_programs=132, num_stages=3, num_warps=8),
+    MappedSkinnyTiles(64, 16, 256, min_programs=528, num_stages=3, num_warps=4),
 ]
 ROUNDED_CASES = [
     (kind, tiles)
@@ -168,35 +178,41 @@ def test_products_with_x_rounded_inside_the_kernel(case, size) -> None:
         assert torch.equal(made(x), out)
 
 
+MULTIPLIES = pytest.mark.parametrize("multiply", [fp8_rounded, fp8_mapped])
+
+
+@MULTIPLIES
 @pytest.mark.parametrize("kind", ["fp8_rows", "fp8_blocks"])
-def test_rounding_inside_the_kernel_is_exact_of_four_bits(kind) -> None:
+def test_rounding_inside_the_kernel_is_exact_of_four_bits(kind, multiply) -> None:
     kept = KINDS[kind](512, 1024)
     # What FP8 tensor cores leave of a turn's sum, about 14 bits, is within EXACT.
     powers = torch.randint(-90, 60, (5, 8, 1), device=CUDA).float().exp2()
     x = (torch.randint(-15, 16, (5, 8, 128), device=CUDA) * powers).flatten(1).bfloat16()
     x[2] = 0.0
     shape = SkinnyShape(128, 16, 128, num_splits=2, num_stages=3, num_warps=4)
-    out = fp8_rounded(x, kept.values, kept.scales, shape).double().sum(0)
+    out = multiply(x, kept.values, kept.scales, shape).double().sum(0)
     assert not out[2].any()
     want = x.double() @ kept.dequantised().double().t()
     for row in (0, 1, 3, 4):
         assert relative_error(out[row], want[row]) < EXACT
 
 
+@MULTIPLIES
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_none_and_in_its_row(odd) -> None:
+def test_what_is_no_number_stays_none_and_in_its_row(odd, multiply) -> None:
     kept = fp8_rows(256, 512)
     x = torch.randn(3, 512, device=CUDA).bfloat16()
     x[1, 200] = odd
     shape = SkinnyShape(64, 16, 128, num_splits=1, num_stages=3, num_warps=4)
-    out = fp8_rounded(x, kept.values, kept.scales, shape)[0]
+    out = multiply(x, kept.values, kept.scales, shape)[0]
     assert not out[1].isfinite().any()
     assert out[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("tiles", [ROUNDED_TILES[1], ROUNDED_TILES[-2]], ids=str)
 @pytest.mark.parametrize("kind", ["fp8_rows", "fp8_blocks"])
-def test_graphs_repeat_products_with_x_rounded(kind) -> None:
-    made = rounded_product(kind, KINDS[kind](1024, 2048), can_split=True, tiles=ROUNDED_TILES[1])
+def test_graphs_repeat_products_with_x_rounded(kind, tiles) -> None:
+    made = rounded_product(kind, KINDS[kind](1024, 2048), can_split=True, tiles=tiles)
     x = torch.randn(7, 2048, device=CUDA).bfloat16()
     made(x)
     torch.cuda.synchronize()

@@ -14,11 +14,13 @@ from workers.errors import ConfigError
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
+from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.product import KeptProduct
 from workers.layers.quantised.skinny_shape import (
+    MappedSkinnyTiles,
     RoundedSkinnyTiles,
     SkinnyShape,
     SkinnyTiles,
@@ -31,6 +33,7 @@ _Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SkinnyShape, NewTe
 _KERNELS: Mapping[type[SkinnyTiles], _Kernel] = {
     SkinnyTiles: fp8_skinny,
     RoundedSkinnyTiles: fp8_rounded,
+    MappedSkinnyTiles: fp8_mapped,
 }
 
 BlockScaledMM = Callable[

@@ -79,6 +79,15 @@ def _fp8_rounded(  # noqa: PLR0913
 _fp8_rounded_kernel = triton.jit(_fp8_rounded, do_not_specialize=("num_tokens",))
 
 
+def scales_by_block(scales: torch.Tensor, shape: SkinnyShape) -> bool:
+    """Whether scales are those of blocks, one of which all rows of a program have then. Raises
+    ValueError where shape.block_rows does not divide 128."""
+    by_block = scales.dim() == 2
+    if by_block and BLOCK % shape.block_rows:
+        raise ValueError(f"{shape.block_rows} rows of a program are not of one block of {BLOCK}")
+    return by_block
+
+
 def fp8_rounded(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -88,12 +97,9 @@ def fp8_rounded(
 ) -> torch.Tensor:
     """As fp8_skinny, but for x's rounding: to E4M3, by a scale a token and shape.block_k columns.
 
-    With scales of blocks a program's rows are of one of them: raises ValueError where
-    shape.block_rows does not divide 128.
+    Raises ValueError as scales_by_block does.
     """
-    by_block = scales.dim() == 2
-    if by_block and BLOCK % shape.block_rows:
-        raise ValueError(f"{shape.block_rows} rows of a program are not of one block of {BLOCK}")
+    by_block = scales_by_block(scales, shape)
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
     out_dtype = x.dtype if shape.num_splits == 1 else torch.float32

@@ -55,6 +55,12 @@ class RoundedSkinnyTiles(SkinnyTiles):
     __slots__ = ()
 
 
+class MappedSkinnyTiles(RoundedSkinnyTiles):
+    """The same with tiles by tensor maps."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
     """The same of one matrix. num_splits: programs that share input features out."""

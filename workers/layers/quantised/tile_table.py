@@ -2,7 +2,8 @@
 
 Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16, 64 and 256 rows of rows' FP8 and
-of four bits; FP8 in blocks has the tiles of rows. RoundedSkinnyTiles have not been measured yet.
+of four bits; FP8 in blocks has the tiles of rows. RoundedSkinnyTiles and MappedSkinnyTiles are not
+measured.
 """
 
 from dataclasses import dataclass

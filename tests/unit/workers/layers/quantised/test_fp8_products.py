@@ -19,11 +19,16 @@ from workers.layers.formats.scaling import PerBlock, PerChannel, PerTensor
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.weight import join_kept
 from workers.layers.quantised import fp8_products
+from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import Rounded
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
+from workers.layers.quantised.skinny_shape import (
+    MappedSkinnyTiles,
+    RoundedSkinnyTiles,
+    SkinnyTiles,
+)
 from workers.layers.quantised.tile_table import (
     FP8_BLOCKS,
     FP8_ROWS,
@@ -119,6 +124,9 @@ def block_scaled_mm(a, b, scales_a, scales_b, dtype):
     return (left @ right).to(dtype)
 
 
+ROUNDED_KINDS = (RoundedSkinnyTiles, MappedSkinnyTiles)
+
+
 def filled_with(value):
     def skinny(x, weight, scales, shape, new):
         size = shape.num_splits, len(x), len(weight)
@@ -130,7 +138,8 @@ def filled_with(value):
 @pytest.fixture
 def kernels(monkeypatch):
     monkeypatch.setitem(fp8_products._KERNELS, SkinnyTiles, filled_with(0.0))
-    monkeypatch.setitem(fp8_products._KERNELS, RoundedSkinnyTiles, filled_with(1.0))
+    for kind in ROUNDED_KINDS:
+        monkeypatch.setitem(fp8_products._KERNELS, kind, filled_with(1.0))
     monkeypatch.setattr(fp8_products, "round_rows", rounded_by(None, lambda n: n))
     monkeypatch.setattr(fp8_products, "round_groups", rounded_by(128, lambda n: -(-n // 4) * 4))
     package = SimpleNamespace(fp8_blockwise_scaled_mm=block_scaled_mm)
@@ -166,41 +175,44 @@ def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
 
 
 TILES = TileRule(1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
-ROUNDED = RoundedSkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("scaling", [PerTensor(), PerBlock(128, 128)])
-def test_a_table_names_the_kernel_by_rows_and_output_features(scaling) -> None:
+@pytest.mark.parametrize("kind", ROUNDED_KINDS)
+def test_a_table_names_the_kernel_by_rows_and_output_features(kind, scaling) -> None:
+    rounded = kind(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
     kept = Scaled(FP8, scaling).kept(stored(scaling), WHOLE)
     make = Fp8BlockProduct if type(kept) is Fp8Blocks else Fp8RowProduct
     assert kept.out_features == 256
     wide, wider = (
-        (TileRule(2, ROUNDED, least), TileRule(1, ROUNDED, 0), TileRule(3, TILES.tiles))
+        (TileRule(2, rounded, least), TileRule(1, rounded), TileRule(3, TILES.tiles))
         for least in (256, 257)
     )
     for table, first in ((wide, [1.0, 1.0, 0.0]), (wider, [1.0, 0.0, 0.0])):
         product = make(kept, can_split=False, table=table)
         outs = [product(torch.ones(n, 384).bfloat16()) for n in (1, 2, 3)]
         assert [out.float().mean().item() for out in outs] == first
-    many = make(kept, can_split=False, table=(TileRule(4, None, 256), TileRule(4, ROUNDED)))
+    many = make(kept, can_split=False, table=(TileRule(4, None, 256), TileRule(4, rounded)))
     x = torch.randn(4, 384).bfloat16()
     want = x.float() @ kept.dequantised().t()
     assert (many(x)[0] - want).norm() / want.norm() < 0.05
 
 
 def test_rounded_tiles_are_tiles_of_their_own() -> None:
-    plain = SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
-    assert plain != ROUNDED
-    assert str(ROUNDED).startswith("RoundedSkinnyTiles(block_rows=64")
-    assert plain.of(4096, 4096, 128, 1, True) == ROUNDED.of(4096, 4096, 128, 1, True)
+    kinds = (SkinnyTiles, *ROUNDED_KINDS)
+    made = [kind(64, 16, 128, min_programs=384, num_stages=4, num_warps=4) for kind in kinds]
+    assert len({*made}) == 3
+    assert [str(one).partition("(")[0] for one in made] == [kind.__name__ for kind in kinds]
+    assert len({one.of(4096, 4096, 128, 1, True) for one in made}) == 1
 
 
-def test_a_program_has_rows_of_one_block() -> None:
+@pytest.mark.parametrize("multiply", [fp8_rounded, fp8_mapped])
+def test_a_program_has_rows_of_one_block(multiply) -> None:
     kept = Fp8Blocks(values_of(256, 128), torch.ones(2, 1))
     shape = SkinnyTiles(256, 16, 128, 1, 3, 8).of(256, 128, 128, 1, can_split=False)
     with pytest.raises(ValueError, match="not of one block"):
-        fp8_rounded(torch.ones(1, 128), kept.values, kept.scales, shape)
+        multiply(torch.ones(1, 128), kept.values, kept.scales, shape)
 
 
 @pytest.mark.usefixtures("kernels")
