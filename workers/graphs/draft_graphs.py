@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import GraphAttentionBackend
@@ -23,6 +24,7 @@ from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.policies import draft_lengths
+from workers.speculation.runs import ranges
 
 logger = logging.getLogger(__name__)
 
@@ -231,16 +233,18 @@ class DraftGraphs:
         staged[SLOTS, :n] = plan.slots
         staged[_POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
         staged[_IS_ROW, :n] = 1
-        columns = np.arange(shape.tokens_per_row)[:, None] < plan.num_new_tokens
-        places = np.zeros((n, shape.tokens_per_row), dtype=np.int64)
-        places[columns.T] = plan.out_cache_loc
-        staged[FIRST_PLACES:, :n] = places.T
+        rows = np.repeat(np.arange(n), plan.num_new_tokens)
+        staged[FIRST_PLACES + self._columns(step), rows] = plan.out_cache_loc
         firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
         on_device, tokens = upload([staged, firsts], self._static.ids.device)
         self._static.staged[: len(staged), : shape.rows].copy_(on_device)
         self._static.ids[:n].copy_(step.ids.index_select(0, tokens))
         self._static.ids[n : shape.rows].zero_()
         self._static.carried[:n].copy_(self._drafter.begin(step, tokens))
+
+    def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
+        """Which of a row's tokens in the graph each of the step's is, int64 (num_tokens,)."""
+        return ranges(np.zeros_like(step.plan.num_new_tokens), step.plan.num_new_tokens)
 
     def _batch(self, num_rows: int) -> ForwardBatch:
         """The batch of a capture. Its host copies are placeholders: a replay reads none."""

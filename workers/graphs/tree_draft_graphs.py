@@ -1,12 +1,15 @@
 """A rank's trees of drafts as CUDA graphs: all passes of a drafter in one, a pass a depth.
 
-A step replays the smallest graph that holds it if each of its rows has a whole tree or no drafts.
-Which draft stands behind which is made within the graph.
+A step replays the smallest graph that holds it, as in draft_graphs.py. A row whose tree is narrower
+than the graph's, or a chain, has the first drafts of each depth; those that fill it up are
+nobody's, and no draft of the row's stands behind them. Which stands behind which is made within the
+graph.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention.backends.base import GraphAttentionBackend
@@ -14,7 +17,7 @@ from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer
 from workers.graphs.draft_graphs import FIRST_PLACES, SLOTS, DraftGraphs
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import StepPlan
+from workers.scheduler.plan import IntArray
 from workers.speculation.device_growth import TreeDrafter, grow_trees, visibility_of
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.device_tree import DeviceTrees
@@ -23,7 +26,7 @@ from workers.speculation.tree_shape import level_depths
 
 class TreeDraftGraphs(DraftGraphs):
     """As DraftGraphs. backend: one that captures_verify. shapes: rows of one token, or of a whole
-    tree. tree: drafts at each depth."""
+    tree. tree: drafts at each depth; a row has as many or fewer."""
 
     _drafter: TreeDrafter
 
@@ -39,20 +42,45 @@ class TreeDraftGraphs(DraftGraphs):
         super().__init__(drafter, backend, capturer, shapes, padding_slot)
         self._tree = tuple(tree)
         (self._depths,) = upload([np.array(level_depths(tree))], backend.config.device)
+        self._firsts = _firsts(np.array([[1, *tree]], dtype=np.int64))[0]
+        # Of the rows under way: drafts at each depth, and what each stands behind.
+        size = len(self._static.drafts), len(tree)
+        self._widths = torch.zeros(size, dtype=torch.int64, device=backend.config.device)
         self._parents = torch.zeros_like(self._static.drafts)
 
     def run(self, step: DrafterStep) -> DeviceDrafts:
-        token_ids, _ = super().run(step)
-        (rows,) = upload([step.runs.rows], self._parents.device)
-        return DeviceDrafts(token_ids, self._parents[:, : step.runs.width].index_select(0, rows))
+        made = super().run(step)
+        # Within the graph a row's tokens stand apart where its tree is narrower.
+        places = step.places - self._drafter.first_position
+        self._table[step.token_slots, places] = step.out_cache_loc.int()
+        return self._of_runs(step) if len(step.runs) else made
+
+    def _of_runs(self, step: DrafterStep) -> DeviceDrafts:
+        """Each row's own of what a replay has left, one behind the other."""
+        runs, depths = step.runs, self._depths_of(step)
+        filled = np.arange(runs.width) < runs.num_drafts[:, None]
+        tokens = (runs.firsts[:, None] + 1 + np.arange(runs.width))[filled]
+        of_rows = np.repeat(runs.rows, runs.num_drafts)
+        cells, shifts = np.zeros((2, len(runs), runs.width), dtype=np.int64)
+        columns = self._columns(step)[tokens] - 1
+        cells[filled] = of_rows * self._static.drafts.shape[1] + columns
+        # A parent is known by its column; it is of the depth before, which begins elsewhere there.
+        before = depths[tokens] - 1
+        begins = _firsts(self._widths_of(step))[of_rows, before]
+        shifts[filled] = begins - self._firsts[before]
+        at, to_rows = upload([cells, shifts], self._parents.device)
+        token_ids = self._static.drafts.view(-1)[at]
+        return DeviceDrafts(token_ids, self._parents.view(-1)[at] + to_rows)
 
     def _passes(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
         if shape.tokens_per_row == 1:
             return super()._passes(shape, batch)
         static, n, num_drafts = self._static, shape.rows, shape.tokens_per_row - 1
         self._begin(shape)
-        roots = static.ids[:n]
-        trees = grow_trees(self._drafter, roots, static.carried[:n], self._tree, self._prepare)
+        roots, widths = static.ids[:n], self._widths[:n]
+        trees = grow_trees(
+            self._drafter, roots, static.carried[:n], self._tree, self._prepare, widths
+        )
         if self._drafter.reads_last:
             ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
             self._drafter.read(ids, self._prepare(trees, ids))
@@ -89,10 +117,36 @@ class TreeDraftGraphs(DraftGraphs):
         self._backend.record_step_tables(batch)
         return batch
 
-    def _shape_for(self, plan: StepPlan) -> StepShape | None:
-        shape = super()._shape_for(plan)
-        if shape is None or shape.tokens_per_row == 1:
-            return shape
-        is_whole = np.isin(plan.num_new_tokens, (1, shape.tokens_per_row)).all()
-        has_shape = plan.has_trees or max(self._tree) == 1
-        return shape if is_whole and has_shape else None
+    def _stage(self, shape: StepShape, step: DrafterStep) -> None:
+        super()._stage(shape, step)
+        own = np.zeros((shape.rows, len(self._tree)), dtype=np.int64)
+        own[: step.plan.batch_size] = self._widths_of(step)[:, 1:]
+        (widths,) = upload([own], self._widths.device)
+        self._widths[: shape.rows].copy_(widths)
+
+    def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
+        depths, num_new = self._depths_of(step), step.plan.num_new_tokens
+        of_rows = np.repeat(np.arange(len(num_new)), num_new)
+        in_row = super()._columns(step)
+        own_firsts = _firsts(self._widths_of(step))
+        columns: npt.NDArray[np.int64] = self._firsts[depths] + in_row - own_firsts[of_rows, depths]
+        return columns
+
+    def _depths_of(self, step: DrafterStep) -> IntArray:
+        """Of the step's tokens, int32 (num_tokens,)."""
+        if step.trees is not None:
+            return step.trees.shape.depths
+        return super()._columns(step).astype(np.int32)
+
+    def _widths_of(self, step: DrafterStep) -> npt.NDArray[np.int64]:
+        """Tokens of each row at each depth, its root's as well: int64 (bs, 1 + depths)."""
+        num_new, num_depths = step.plan.num_new_tokens, 1 + len(self._tree)
+        of_rows = np.repeat(np.arange(len(num_new)), num_new)
+        cells = of_rows * num_depths + self._depths_of(step)
+        counts = np.bincount(cells, minlength=len(num_new) * num_depths)
+        return counts.astype(np.int64).reshape(len(num_new), num_depths)
+
+
+def _firsts(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where in a row its tokens of each depth begin, of the same shape."""
+    return np.cumsum(widths, axis=1) - widths

@@ -46,13 +46,17 @@ def grow_trees(
     carried: torch.Tensor,
     widths: Sequence[int],
     batch_of: BatchOf,
+    own_widths: torch.Tensor | None = None,
 ) -> DeviceTrees:
     """Trees of one shape behind roots, int64 (n,). carried: (n, carried_size), what goes with
-    these. Nothing depends on what the device holds: a graph can have all of it."""
+    these. own_widths: int64 (n, len(widths)), how many of its first drafts at each depth a row has,
+    none behind a depth with none; the others are any, and nothing of a row's own stands behind
+    them. None: all have all. Nothing depends on what the device holds: a graph can have all of it.
+    """
     n, size = carried.shape
     trees = DeviceTrees.of_roots(n, roots.device)
     made = carried.new_empty((n, 0, size))
-    for width in widths:
+    for level, width in enumerate(widths):
         num_tokens = trees.parents.shape[1]
         ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
         parents = trees.parents[:, 1:].unsqueeze(2).expand(-1, -1, size)
@@ -62,7 +66,8 @@ def grow_trees(
             ids, states.view(n * num_tokens, size), batch, _newest(trees)
         )
         made = own.view(n, num_tokens, size)
-        trees = trees.grown(logits, width, drafter.named)
+        num_parents = own_widths[:, level - 1] if own_widths is not None and level else None
+        trees = trees.grown(logits, width, drafter.named, num_parents)
     return trees
 
 

@@ -43,16 +43,23 @@ class DeviceTrees:
         logits: torch.Tensor,
         width: int,
         named: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        num_parents: torch.Tensor | None = None,
     ) -> "DeviceTrees":
         """With a level of width drafts more. logits: behind the newest tokens of each row, float
         (n * num_newest, vocab); width: at most as many as these name. named: from columns of logits
-        to token ids; None: they are."""
+        to token ids; None: they are. num_parents: int64 (n,), how many of a row's newest tokens,
+        the first, others may stand behind; None: all. Where none may, a row's drafts are any."""
         n, num_tokens = self.parents.shape
         own = logits.float()
         values, columns = own.topk(min(width, own.shape[1]))
         logprobs = values.double() - own.logsumexp(dim=-1, keepdim=True).double()
         before = self.logprobs[:, -self.num_newest :].unsqueeze(2)
-        joint = (before + logprobs.view(n, self.num_newest, -1)).flatten(1)
+        joint = before + logprobs.view(n, self.num_newest, -1)
+        if num_parents is not None:
+            newest = torch.arange(self.num_newest, device=joint.device)
+            is_barren = newest >= num_parents.unsqueeze(1)
+            joint = joint.masked_fill(is_barren.unsqueeze(2), -torch.inf)
+        joint = joint.flatten(1)
         # No number comes last, as on the host.
         ascending, order = torch.sort(-joint, dim=1, stable=True)
         best = order[:, :width]

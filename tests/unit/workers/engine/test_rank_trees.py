@@ -106,6 +106,18 @@ def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> N
     assert stats.num_cached_prompt_tokens > 0
 
 
+def test_steps_that_run_eagerly_may_have_drafts_of_graphs(plain: list[GenerateResult]) -> None:
+    """Where a row's tree is narrower than the graph's, its tokens stand elsewhere there."""
+    rank = ReplayingTreeRank(config_of(**TREE, max_running_requests=6))
+    rank._verify_graphs = None
+    engine = rank.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+    finally:
+        engine.close()
+    assert rank.drafts.num_replays > 10
+
+
 @pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
 def test_steps_that_find_no_memory_run_in_halves(
     plain: list[GenerateResult], rank_class: type[Rank]
@@ -215,9 +227,11 @@ def save_nothing(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
-@pytest.mark.parametrize("save", [save_nothing, save_eagle, save_mtp])
+@pytest.mark.parametrize(
+    ("save", "is_tied"), [(save_nothing, False), (save_eagle, False), (save_mtp, True)]
+)
 def test_trees_are_those_that_the_host_grows(
-    save: Callable[[Path], dict[str, Any]], rank_class: type[Rank], tmp_path: Path
+    save: Callable[[Path], dict[str, Any]], is_tied: bool, rank_class: type[Rank], tmp_path: Path
 ) -> None:
     """Over chunks, cached prefixes, drafts that held before, narrower trees and none: what a
     drafter keeps of a token stands where the path that held has it."""
@@ -227,7 +241,8 @@ def test_trees_are_those_that_the_host_grows(
     check_replays(rank)
     both = made.keys() & grown.keys()
     assert len(both) > 0.8 * len(made) > 16
-    assert {text: made[text] for text in both} == {text: grown[text] for text in both}
+    # The last of the layer's logits are often equal: a graph has other ones of them.
+    assert sum(made[text] != grown[text] for text in both) <= (len(both) // 20 if is_tied else 0)
     assert {len(drafts) for drafts, _ in made.values()} >= {5, 6}
     assert len({tuple(parents) for _, parents in made.values()}) > 2
     assert stats.accepted_by_position[1] > 2
