@@ -113,17 +113,21 @@ class PretendingTrees(TreeVerifier):
     ) -> HeldPaths:
         """See TreeVerifier."""
         super().accept(token_ids, input_ids, num_samples, trees)
-        ends = np.cumsum(num_samples)
+        starts = np.cumsum(num_samples) - num_samples
         rows = np.repeat(np.arange(len(num_samples)), num_samples)
-        deepest = np.maximum.reduceat(trees.depths, ends - num_samples)
-        run_lens = self._runs.run_lens(deepest + 1)
-        # Of a row's tokens the last one in order is any of those at the depth.
+        run_lens = self._runs.run_lens(np.maximum.reduceat(trees.depths, starts) + 1)
+        # Of a row's tokens the first in rank is any of those at the depth.
         is_asked = trees.depths == (run_lens - 1)[rows]
         ranks = self._runs.rng.random(len(rows)) + is_asked
-        last = np.lexsort((ranks, rows))[ends - 1]
+        is_last = ranks == np.maximum.reduceat(ranks, starts)[rows]
         holds = np.zeros(len(rows), dtype=np.bool_)
-        holds[trees.paths[last]] = True
-        order = np.argsort(2 * rows + ~holds, kind="stable")
+        holds[trees.paths[is_last]] = True
+        # Rows of the step keep their places; within each, what holds comes first.
+        num_before: npt.NDArray[np.int64] = np.cumsum(holds) - holds
+        held_places = starts[rows] + num_before - num_before[starts][rows]
+        others = np.arange(len(rows)) - held_places + (starts + run_lens)[rows]
+        order = np.empty(len(rows), dtype=np.int64)
+        order[np.where(holds, held_places, others)] = np.arange(len(rows))
         return HeldPaths(torch.from_numpy(run_lens), torch.from_numpy(order))
 
 
