@@ -15,6 +15,9 @@ from triton.language.extra.cuda import gdc_wait
 
 PLAN_HEADER = tl.constexpr(8)
 CHUNK_FIELDS = tl.constexpr(8)
+_NUM_GROWTHS = tl.constexpr(8)
+_GROWTHS_TO_DOUBLE = tl.constexpr(16)
+_WHOLE = tl.constexpr(256)
 
 
 def _cut_rows(
@@ -36,6 +39,32 @@ def _cut_rows(
 
 
 cut_rows = triton.jit(_cut_rows)
+
+
+def _fitting_chunk(
+    seq_lens: tl.tensor,
+    ideal: tl.tensor,
+    slack_eighths: tl.tensor,
+    window: tl.tensor,
+    target_chunks: tl.tensor,
+    block_keys: tl.constexpr,
+) -> tl.tensor:
+    """ideal, or as much more that rounding rows' shares up makes no more chunks than can run at
+    once, where up to half more is enough: what is left over would run alone, behind the others. A
+    row of one chunk counts by its length, as it ends early."""
+    fitting = ideal
+    for _ in tl.static_range(_NUM_GROWTHS):
+        slack = fitting * slack_eighths // 8
+        first_keys, _, num_chunks = cut_rows(seq_lens, fitting, slack, window, block_keys)
+        share = tl.minimum((seq_lens - first_keys) * _WHOLE // fitting, _WHOLE)
+        load = tl.sum(tl.where(num_chunks > 1, num_chunks * _WHOLE, share))
+        fitting = tl.where(
+            load > target_chunks * _WHOLE, fitting + ideal // _GROWTHS_TO_DOUBLE, fitting
+        )
+    return fitting
+
+
+fitting_chunk = triton.jit(_fitting_chunk)
 
 
 def _read_chunk(plan: tl.tensor, item: tl.tensor) -> tl.tensor:
@@ -71,6 +100,7 @@ def _plan_chunks(  # noqa: PLR0913
     seq_lens = tl.load(cache_seqlens + rows, mask=is_row, other=0)
     lengths = seq_lens - tl.maximum(seq_lens - window, 0) // block_keys * block_keys
     ideal = tl.maximum(tl.cdiv(tl.sum(lengths), target_chunks), min_chunk)
+    ideal = fitting_chunk(seq_lens, ideal, slack_eighths, window, target_chunks, block_keys)
     slack = ideal * slack_eighths // 8
     first_keys, sizes, num_chunks = cut_rows(seq_lens, ideal, slack, window, block_keys)
     num_chunks = tl.where(is_row, num_chunks, 0)

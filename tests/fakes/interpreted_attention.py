@@ -18,7 +18,9 @@ from attention.backends.triton_latent import TritonLatentBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.forward_batch import ForwardMode
 from attention.kernels import paged_decode
+from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning
 from attention.kernels.gpu_limits import GpuLimits
+from attention.kernels.paged_decode import PagedDecode
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
 from tests.unit.attention.cases import CaseSpec, RowSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
@@ -138,6 +140,17 @@ def check_many_chunks():
     paged_decode.gpu_limits = lambda device: AMPERE
 
 
+def check_chunks(lengths, num_chunks):
+    """Of 264 programs, 33 chunks of 8 heads, that run at once."""
+    paged_decode.gpu_limits = lambda device: replace(AMPERE, num_multiprocessors=132)
+    tuning = DecodeTuning(chunks_per_multiprocessor=2, min_chunk_tokens=64)
+    decode = PagedDecode(DecodeGeometry(8, 4, 128, 128), torch.device("cpu"), lambda rows: tuning)
+    plan = decode.plan(torch.tensor(lengths, dtype=torch.int32), -1)
+    assert plan.tensor[0] == num_chunks, (lengths, plan.tensor[0])
+    assert plan.max_items >= num_chunks
+    paged_decode.gpu_limits = lambda device: AMPERE
+
+
 def check_latent(rows, make=None):
     case = build_latent_case(CaseSpec(rows, **HALF))
     if make is not None:
@@ -186,6 +199,13 @@ if __name__ == "__main__":
     check_padding(EXTEND, 32)
     check_wanted_out()
     check_many_chunks()
+    check_chunks([4096] * 4, 32)
+    # Not 36 and 35, of which three and two would run alone behind the others.
+    check_chunks([1500] * 12, 24)
+    check_chunks([4096] * 5, 30)
+    # One by one they are more than run at once, and short.
+    check_chunks([100] * 40, 40)
+    check_chunks([0] * 3, 3)
     check_e4m3(EXTEND)
     check_e4m3(SPLIT, layer=ALL)
     check_every_e4m3()
