@@ -160,7 +160,7 @@ def check_rounding(num_rows, num_columns):
 if __name__ == "__main__":
     torch.manual_seed(0)
     rows = Fp8Rows(fp8_values(80, 256), torch.rand(80) * 1e-3)
-    blocks = Fp8Blocks(fp8_values(256, 256), torch.rand(2, 2) * 1e-3)
+    blocks = Fp8Blocks(fp8_values(256, 512), torch.rand(2, 4) * 1e-3)
     for num_tokens, num_splits in ((1, 2), (5, 1), (19, 1)):
         check_skinny(rows, num_tokens, num_splits)
         check_skinny(blocks, num_tokens, num_splits)

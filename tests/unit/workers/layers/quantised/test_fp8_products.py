@@ -125,6 +125,8 @@ def block_scaled_mm(a, b, scales_a, scales_b, dtype):
 
 
 ROUNDED_KINDS = (RoundedSkinnyTiles, MappedSkinnyTiles)
+FILLED = {SkinnyTiles: 0.0, RoundedSkinnyTiles: 1.0, MappedSkinnyTiles: 2.0}
+"""What stands for each kernel's product."""
 
 
 def filled_with(value):
@@ -137,9 +139,8 @@ def filled_with(value):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    monkeypatch.setitem(fp8_products._KERNELS, SkinnyTiles, filled_with(0.0))
-    for kind in ROUNDED_KINDS:
-        monkeypatch.setitem(fp8_products._KERNELS, kind, filled_with(1.0))
+    for kind, value in FILLED.items():
+        monkeypatch.setitem(fp8_products._KERNELS, kind, filled_with(value))
     monkeypatch.setattr(fp8_products, "round_rows", rounded_by(None, lambda n: n))
     monkeypatch.setattr(fp8_products, "round_groups", rounded_by(128, lambda n: -(-n // 4) * 4))
     package = SimpleNamespace(fp8_blockwise_scaled_mm=block_scaled_mm)
@@ -171,7 +172,9 @@ def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
     peers = OneTensor((1, MANY, 256))
     assert torch.equal(product.into(peers, x), out)
     assert torch.equal(peers.memory, out)
-    assert torch.equal(product(x[:FEW]), torch.zeros(1, FEW, 256))
+    tiles = tiles_for(FP8_BLOCKS if type(kept) is Fp8Blocks else FP8_ROWS, FEW, 256)
+    few = torch.full((1, FEW, 256), FILLED[type(tiles)]).bfloat16()
+    assert torch.equal(product(x[:FEW]), few)
 
 
 TILES = TileRule(1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
@@ -189,7 +192,8 @@ def test_a_table_names_the_kernel_by_rows_and_output_features(kind, scaling) -> 
         (TileRule(2, rounded, least), TileRule(1, rounded), TileRule(3, TILES.tiles))
         for least in (256, 257)
     )
-    for table, first in ((wide, [1.0, 1.0, 0.0]), (wider, [1.0, 0.0, 0.0])):
+    value = FILLED[kind]
+    for table, first in ((wide, [value, value, 0.0]), (wider, [value, 0.0, 0.0])):
         product = make(kept, can_split=False, table=table)
         outs = [product(torch.ones(n, 384).bfloat16()) for n in (1, 2, 3)]
         assert [out.float().mean().item() for out in outs] == first
