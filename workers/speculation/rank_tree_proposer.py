@@ -19,21 +19,26 @@ class RankTreeProposer(RankProposer):
     """
 
     def __init__(self, tree: Sequence[int]) -> None:
-        self._tree = tuple(tree)
+        shapes = tuple(tree), (1,) * len(tree)
+        # Of rows that may branch and of others, by the most drafts of a row.
+        self._parents = tuple(
+            [level_parents(fitted(shape, most)) for most in range(1, sum(shape) + 1)]
+            for shape in shapes
+        )
 
     def propose(self, rows: DraftRows) -> Drafts:
         """Rows that may not branch have a draft at each depth."""
-        chain = (1,) * len(self._tree)
         num_rows = len(rows.slots)
         branches = [False] * num_rows if rows.may_branch is None else rows.may_branch.tolist()
-        shapes = [
-            fitted(self._tree if may_branch else chain, most)
+        found = [
+            self._parents[not may_branch][min(most, len(self._parents[not may_branch])) - 1]
             for may_branch, most in zip(branches, rows.max_drafts.tolist(), strict=True)
         ]
         token_ids = torch.full((num_rows, rows.width), DRAFT_TOKEN, dtype=torch.int64)
         parents = np.zeros((num_rows, rows.width), dtype=np.int32)
-        for own, widths in zip(parents, shapes, strict=True):
-            own[: sum(widths)] = level_parents(widths)
-        num_drafts = np.array([sum(widths) for widths in shapes], dtype=np.int32)
-        has_branches = any(max(widths) > 1 for widths in shapes)
+        for own, of_row in zip(parents, found, strict=True):
+            own[: len(of_row)] = of_row
+        num_drafts = np.array(list(map(len, found)), dtype=np.int32)
+        # Of a chain each draft stands behind another one.
+        has_branches = any(len({*of_row}) < len(of_row) for of_row in found)
         return Drafts(token_ids, num_drafts, parents if has_branches else None)

@@ -18,11 +18,13 @@ from workers.runner.factory import make_model_runner
 from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
-from workers.scheduler.plan import NAN_TOKEN, StepPlan, StepResult
+from workers.scheduler.plan import DRAFT_TOKEN, NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.plan_tree import PlanTrees
 from workers.speculation.adaptive import AdaptiveLength
 from workers.speculation.chain import ChainVerifier
 from workers.speculation.policy import DecodeShape
+from workers.speculation.proposer import DraftRows
+from workers.speculation.rank_tree_proposer import RankTreeProposer
 from workers.speculation.runs import may_branch
 from workers.speculation.suffix_tree import NO_TOKEN, grow_by_counts
 from workers.speculation.tree import TreeVerifier, in_order, in_path_order
@@ -194,6 +196,18 @@ def test_of_a_tree_all_or_none_is_chosen():
             policy.observe_run(9, 2)
         policy.observe_step(DecodeShape(4, chosen), 1e-3 * (1.0 + chosen / 20))
     assert policy.choose(most) == 9
+
+
+def test_a_rank_is_told_how_many_drafts_stand_at_each_depth():
+    proposer = RankTreeProposer((3, 2, 1))
+    may_branch = np.array([True, False, True, True])
+    drafts = proposer.propose(DraftRows(*[int32(*[9] * 4)] * 2, int32(9, 9, 5, 2), may_branch))
+    assert drafts.num_drafts.tolist() == [6, 3, 5, 2]
+    own = [row[:num].tolist() for row, num in zip(drafts.parents, drafts.num_drafts, strict=True)]
+    assert own == [[0, 0, 0, 1, 1, 4], [0, 1, 2], [0, 0, 1, 1, 3], [0, 1]]
+    assert set(drafts.token_ids.flatten().tolist()) == {DRAFT_TOKEN}
+    chains = proposer.propose(DraftRows(int32(1), int32(9), int32(9)))
+    assert (chains.num_drafts.tolist(), chains.parents) == ([3], None)
 
 
 @pytest.mark.parametrize(
