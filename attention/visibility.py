@@ -72,8 +72,8 @@ class Tree:
         cells = np.concatenate([np.zeros(0, np.bool_), *(mask.reshape(-1) for mask in masks)])
         sizes = np.array([mask.size for mask in masks], dtype=np.int32)
         return cls(
-            torch.from_numpy(cells).to(device),
-            torch.from_numpy(np.cumsum(sizes, dtype=np.int32) - sizes).to(device),
+            _on_device(cells, device),
+            _on_device(np.cumsum(sizes, dtype=np.int32) - sizes, device),
         )
 
     @classmethod
@@ -124,6 +124,12 @@ class Items:
 
 
 Visibility = Causal | Tree | Items | Everything
+
+
+def _on_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """By a copy that the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _ancestors(parents: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

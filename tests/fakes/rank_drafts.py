@@ -15,8 +15,10 @@ from workers.graphs.ring import StagingRing
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
 from workers.graphs.verify_graphs import verify_shapes
 from workers.parallel.group import SingleRank, TPGroup
+from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
+from workers.runner.cuda_trees_runner import CudaHostTreesRunner
 from workers.runner.executor import StepExecutor, StepOutcome, ThreadStepExecutor
 from workers.runner.model_runner import ModelRunner
 from workers.runner.rank_drafts_runner import RankDraftsRunner
@@ -46,7 +48,7 @@ class EagerTreeRank(RankTreesRunner, EagerRank):
     """Its drafts are trees."""
 
 
-class ReplayingRank(CudaRankDraftsRunner):
+class ReplayingRunner(CudaModelRunner):
     """Launches as on CUDA, with closures for graphs, which are captured behind the steps that went
     without."""
 
@@ -56,7 +58,7 @@ class ReplayingRank(CudaRankDraftsRunner):
     def __init__(self, config: EngineConfig, tp: TPGroup = ALONE) -> None:
         ModelRunner.__init__(self, config, tp, CPU, lambda done, total: None)
         assert config.speculation is not None, "a rank of drafts is asked for with speculative"
-        self._config = config
+        self._config, self._speculation = config, config.speculation
         self._backend = backend = ReplayedVerifyBackend(
             self._backend.config, self._backend.req_to_token_pool, self._backend.token_to_kv_pool
         )
@@ -91,7 +93,31 @@ class ReplayingRank(CudaRankDraftsRunner):
             max_rows,
         )
 
-        self.drafts = ClosureCapturer()
+    def make_executor(self) -> StepExecutor:
+        return ThreadStepExecutor(self.run, self._masks)
+
+    def run(self, plan: StepPlan) -> StepOutcome:
+        result = self._launch_within_memory(plan, self._launch_any).read()
+        self._capture_after(plan)
+        return StepOutcome(result, 0.0, 0.0, ())
+
+    def _capture_after(self, plan: StepPlan) -> None:
+        self._capture_missing(plan)
+
+    def close(self) -> None:
+        """Nothing runs behind the caller's back."""
+
+    def engine(self) -> Engine:
+        return Engine.of_runner(self._config, self)
+
+
+class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
+    """Which makes drafts, in graphs as well."""
+
+    def __init__(self, config: EngineConfig, tp: TPGroup = ALONE) -> None:
+        super().__init__(config, tp)
+        assert config.speculation is not None, "a rank of drafts is asked for with speculative"
+        self.drafts, max_rows = ClosureCapturer(), config.max_running_requests
         drafter = self._device_drafter
         own = ReplayedVerifyBackend(
             drafter.backend.config,
@@ -111,23 +137,9 @@ class ReplayingRank(CudaRankDraftsRunner):
     def _new_mark(self) -> Passed:
         return PassedAtOnce()
 
-    def make_executor(self) -> StepExecutor:
-        return ThreadStepExecutor(self.run, self._masks)
-
     def run(self, plan: StepPlan) -> StepOutcome:
         with self._mailbox.launching(plan.step_id):
-            result = self._launch_within_memory(plan, self._launch_any).read()
-        self._capture_after(plan)
-        return StepOutcome(result, 0.0, 0.0, ())
-
-    def _capture_after(self, plan: StepPlan) -> None:
-        self._capture_missing(plan)
-
-    def close(self) -> None:
-        """Nothing runs behind the caller's back."""
-
-    def engine(self) -> Engine:
-        return Engine.of_runner(self._config, self)
+            return super().run(plan)
 
 
 class ReplayingTreeRank(CudaRankTreesRunner, ReplayingRank):
@@ -138,3 +150,7 @@ class ReplayingTreeRank(CudaRankTreesRunner, ReplayingRank):
     ) -> DraftGraphs:
         made = self._device_drafter, backend, self.drafts, shapes, config.max_running_requests
         return TreeDraftGraphs(*made, config.draft_tree)
+
+
+class ReplayingHostTrees(CudaHostTreesRunner, ReplayingRunner):
+    """Verifies trees that the host has named."""

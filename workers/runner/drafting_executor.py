@@ -311,7 +311,7 @@ def drafting_executor(
 ) -> DraftingExecutor:
     """Drafts are looked up on the host."""
     history = TokenHistory(num_slots, max_context_len, _HOST)
-    proposer = make_proposer(speculation.method, history)
+    proposer = make_proposer(speculation.method, history, speculation.tree)
     runs = _host_runs(num_slots, max_context_len, history, proposer)
     return DraftingExecutor(inner, runs, proposer, verifier)
 

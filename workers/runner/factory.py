@@ -9,6 +9,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
+from workers.runner.cuda_trees_runner import CudaHostTreesRunner
 from workers.runner.model_runner import ModelRunner
 from workers.runner.paged_drafter_runner import PagedDrafterRunner
 from workers.runner.rank_trees_runner import check_cuda_trees
@@ -34,7 +35,7 @@ def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunne
             )
         if speculation is not None and speculation.tree:
             check_cuda_trees(config, speculation)
-            return CudaRankTreesRunner
+            return CudaRankTreesRunner if has_drafter else CudaHostTreesRunner
         return CudaRankDraftsRunner if has_drafter else CudaModelRunner
     if config.deterministic:
         return TokenByTokenRunner

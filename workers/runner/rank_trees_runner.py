@@ -20,24 +20,18 @@ from workers.runner.speculative_runner import check_branches
 from workers.runner.step_inputs import StepInputs
 from workers.sampling.run_drafts import DeviceTreeDrafts, RunDrafts
 from workers.sampling.state import SampledTokens
-from workers.speculation.config import METHODS_BESIDE, SpeculativeConfig
+from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_drafter import DeviceTreeDrafter
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.step_trees import StepTrees
 
 
 def check_cuda_trees(config: EngineConfig, speculation: SpeculativeConfig) -> None:
-    """Raises ConfigError for trees that a GPU's rank does not make, or whose attention it has not.
-    Reads no weights."""
+    """Raises ConfigError for trees that GPUs do not verify so far. Reads no weights."""
     wanted = f"draft_tree={list(speculation.tree)} and"
-    if speculation.method not in METHODS_BESIDE:
-        raise ConfigError(
-            f"{wanted} speculative={config.speculative!r}: on GPUs draft models and heads make "
-            "trees; leave draft_tree out for drafts one behind the other"
-        )
     if config.tp_size > 1:
         raise ConfigError(
-            f"{wanted} tp_size={config.tp_size}: trees are made on one GPU only so far; leave "
+            f"{wanted} tp_size={config.tp_size}: trees are verified on one GPU only so far; leave "
             "draft_tree out"
         )
     if is_tuned(AskedBackends(config.prefill_backend, config.decode_backend)):
@@ -89,19 +83,17 @@ class RankTreesRunner(RankDraftsRunner):
 
     def _take_samples(self, sampled: SampledTokens, inputs: StepInputs) -> SampledTokens:
         """Samples stay in the order of the step's tokens: the host finds the path that holds."""
-        taken = super()._take_samples(sampled, inputs)
-        self._line_up(self._laid_out, sampled.token_ids)
+        taken, step = super()._take_samples(sampled, inputs), self._laid_out
+        if step is not None and step.trees is not None:
+            order = step.trees.held(sampled.token_ids, step.ids).order
+            self._line_up(step.out_cache_loc, order)
         return taken
 
-    def _line_up(self, step: DrafterStep | None, sampled: torch.Tensor) -> None:
-        """Keys and values of each row's path come to stand where a chain's would. sampled: int64
-        (num_tokens,), behind each of the step's tokens."""
-        if step is None or step.trees is None:
-            return
-        targets = step.out_cache_loc
-        sources = targets.index_select(0, step.trees.held(sampled, step.ids).order)
-        self._token_to_kv_pool.move_tokens(sources, targets)
-        self._device_drafter.move_tokens(sources, targets)
+    def _line_up(self, out_cache_loc: torch.Tensor, order: torch.Tensor) -> None:
+        """As CudaTreesRunner, in both pools."""
+        sources = out_cache_loc.index_select(0, order)
+        self._token_to_kv_pool.move_tokens(sources, out_cache_loc)
+        self._device_drafter.move_tokens(sources, out_cache_loc)
 
     def _trees_laid_out(self) -> StepTrees | None:
         return None if self._laid_out is None else self._laid_out.trees

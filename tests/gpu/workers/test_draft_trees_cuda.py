@@ -22,7 +22,7 @@ from workers.builtin import builtin_model_path
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.parallel.group import SingleRank
-from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
+from workers.runner.cuda_trees_runner import CudaTreesRunner
 from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
@@ -40,7 +40,7 @@ REPEATING = [prompt[:30] * 2 for prompt in prompts_of(13, 4000)]
 def started(config):
     """A rank and its engine, with all graphs that there are."""
     runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
-    assert isinstance(runner, CudaRankTreesRunner)
+    assert isinstance(runner, CudaTreesRunner)
     engine = Engine.of_runner(config, runner)
     while engine.prepare_while_idle():
         pass
@@ -157,6 +157,40 @@ def test_bfloat16_texts_keep_to_the_likeliest_tokens(method, settings, tmp_path)
         for one, one_of in zip(results, sampling, strict=True)
     )
     assert stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("settings", [{}, EAGER, TRITON], ids=["graphs", "eager", "triton"])
+def test_trees_that_the_host_names_keep_to_the_likeliest_tokens(settings):
+    """Prompts that say things in several ways, which places that end alike go on with."""
+    prompts = [[*one[:12], *one[:8], 7, *one[:12], *one[:9]] for one in prompts_of(13, 4000)]
+    runner, engine = started(EngineConfig(**BUILTIN, **FIXED, **settings, speculative="suffix"))
+    verified = []
+    if runner._verify_graphs is not None:
+        own = runner._verify_graphs.replay
+        runner._verify_graphs.replay = lambda plan: verified.append(plan.has_trees) or own(plan)
+    try:
+        texts = [one.token_ids for one in engine.generate(prompts, WHOLE)]
+        engine.check_integrity()
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert (sum(verified) > 0) == (settings is not EAGER)
+    assert gaps_to_likeliest(prompts, texts).max() < NEAR_TIE
+    assert stats.num_draft_tokens > 0
+
+
+def test_float32_texts_with_trees_of_the_host_are_the_same():
+    settings = {"plain": {}, "trees": {**FIXED, "speculative": "suffix", "num_pages": 80}}
+    results = {}
+    for name, own in settings.items():
+        engine = Engine.from_config(EngineConfig(**BUILTIN, **FLOAT32, **own))
+        try:
+            results[name] = engine.generate(*mixed_requests())
+            stats = engine.stats()
+        finally:
+            engine.close()
+    assert_same(results["trees"], results["plain"])
+    assert stats.num_accepted_draft_tokens > 0
 
 
 def test_rows_with_a_grammar_obey_it_beside_rows_with_trees():

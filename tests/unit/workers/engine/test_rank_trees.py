@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fakes.eagle_heads import save_head
-from tests.fakes.rank_drafts import EagerTreeRank, ReplayingTreeRank
+from tests.fakes.rank_drafts import EagerTreeRank, ReplayingHostTrees, ReplayingTreeRank
 from tests.fakes.tiny_models import MIXTURES, save_tiny_model
 from tests.unit.workers.engine.test_drafts_under_grammars import (
     CountedDrafts,
@@ -66,6 +66,26 @@ def test_texts_are_the_same(
     check_replays(rank)
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.num_preemptions > 0 or "num_pages" not in settings
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_trees_that_the_host_has_named_change_no_text(
+    plain: list[GenerateResult], has_graphs: bool
+) -> None:
+    """Of places that end alike, over retraction."""
+    asked = {"speculative": "suffix", "draft_tree": (4, 3, 2), "page_size": 2, "num_pages": 90}
+    runner = ReplayingHostTrees(config_of(**asked, max_running_requests=6))
+    if not has_graphs:
+        runner._verify_graphs = None
+    engine = runner.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert (runner.verifies.num_replays > 3) == has_graphs
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_preemptions > 0
 
 
 @pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])

@@ -229,8 +229,8 @@ def test_a_tree_that_cannot_be_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"speculative": "suffix"}, "speculative='suffix': on GPUs draft models and heads make"),
-        ({"tp_size": 2}, "tp_size=2: trees are made on one GPU only"),
+        ({"tp_size": 2}, "tp_size=2: trees are verified on one GPU only"),
+        ({"tp_size": 2, "speculative": "suffix"}, "tp_size=2: trees are verified on one GPU"),
         ({"attention_backend": "auto-tuned"}, "attention by auto-tuned: what attends to trees"),
     ],
 )
