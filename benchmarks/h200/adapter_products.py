@@ -16,19 +16,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.adapter_cases import CUDA, PROJECTIONS, Adapters, Case, readers
-from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
-from workers.adapters.added_beside import AddedBeside, added_beside
+from workers.adapters.adapted_products import AdapterWays, AddAdapters, AddedBehind, StepGroups
+from workers.adapters.added_beside import ways_beside
 from workers.layers.cuda.adapter_groups import group_tokens
-from workers.layers.cuda.adapter_products import USUAL_TILES, AdapterMatrices, AdapterTiles
-from workers.layers.gemm.matrix import PartialProducts
-from workers.layers.new_tensor import NewTensor
+from workers.layers.cuda.adapter_products import USUAL_TILES, AdapterTiles
 
 CHANGES: tuple[dict[str, int], ...] = (
     {"num_splits": 8},
@@ -44,32 +42,6 @@ CHANGES: tuple[dict[str, int], ...] = (
     {"outputs": 64},
 )
 """Most promising first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShrunkBeside:
-    """As AddedBeside where the result has a place of its own: only the shrink is beside."""
-
-    beside: AddedBeside
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.beside.into(torch.empty, x)
-
-    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
-        return self.beside.into(new, x)
-
-
-def shrunk_beside(device: torch.device) -> AddAdapters:
-    add = added_beside(device)
-
-    def shrunk(
-        products: PartialProducts, matrices: AdapterMatrices, step: StepGroups
-    ) -> ShrunkBeside:
-        beside = add(products, matrices, step)
-        assert isinstance(beside, AddedBeside)
-        return ShrunkBeside(beside)
-
-    return shrunk
 
 
 def line_of(cases: dict[str, Case], seconds: Callable[[Case], float]) -> str:
@@ -88,13 +60,13 @@ def show(
     print(f"{name:7} {line}  {tiles}", flush=True)
 
 
-def lines(beside: AddAdapters) -> Iterator[tuple[str, AdapterTiles, AddAdapters]]:
-    """The ways by the usual tiles, then the last of them by others."""
+def lines(ways: AdapterWays) -> Iterator[tuple[str, AdapterTiles, AddAdapters]]:
+    """By the usual tiles behind, with the shrink beside, with both beside; then that by others."""
     yield "behind", USUAL_TILES, AddedBehind
-    yield "shrunk", USUAL_TILES, shrunk_beside(CUDA)
-    yield "beside", USUAL_TILES, beside
+    yield "shrunk", USUAL_TILES, ways.over_ranks
+    yield "beside", USUAL_TILES, ways.own
     for change in CHANGES:
-        yield "beside", replace(USUAL_TILES, **change), beside
+        yield "beside", replace(USUAL_TILES, **change), ways.own
 
 
 def step_of(adapters: Adapters, num_bare: int) -> StepGroups:
@@ -120,7 +92,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, {arguments}")
     print(f"floor   {sum(case.floor_s for case in cases.values()) * 1e6:.1f} us a layer")
     print(f"without {line_of(cases, Case.plain_seconds)}", flush=True)
-    for name, tiles, add in lines(added_beside(CUDA)):
+    for name, tiles, add in lines(ways_beside(CUDA, num_ranks=2)):
         if time.perf_counter() - began > arguments.seconds:
             print(f"no time was left for {tiles}")
             continue

@@ -14,8 +14,8 @@ import torch
 from tests.fakes.interpreted_gemma import PlainChooser
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
-from workers.adapters.adapted_products import AddedBehind, StepGroups
-from workers.adapters.added_beside import AddedBeside
+from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
+from workers.adapters.added_beside import AddedBeside, ShrunkBeside
 from workers.adapters.bank import SiteBank
 from workers.adapters.dressed import DressedModel
 from workers.adapters.hooks import WornAdapters, add_hooks
@@ -92,7 +92,7 @@ def filled_banks(model, architecture):
     return banks
 
 
-def check_model(tiny, folder, name, fused_class, add):
+def check_model(tiny, folder, name, fused_class, add, over_ranks):
     """Prompts in chunks beside each other, then tokens one by one."""
     save_tiny_model(tiny, folder)
     prompts = [random_prompt(9, seed=seed) for seed in range(3)]
@@ -112,7 +112,9 @@ def check_model(tiny, folder, name, fused_class, add):
             add_hooks(banks, worn, SingleRank())
             model = Hooked(loaded.model, worn)
         else:
-            dressed = DressedModel(loaded.model, banks, ADAPTER_OF_ROW, add)
+            dressed = DressedModel(
+                loaded.model, banks, ADAPTER_OF_ROW, AdapterWays(add, over_ranks)
+            )
             model = Dressed(loaded.model, dressed)
         rows = ModelRows(loaded, torch_native_backend(loaded))
         rows.model = model
@@ -145,7 +147,7 @@ def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):
     groups = group_tokens(adapter_of_slot, token_slots, num_slots)
     x = torch.randn(num_tokens, num_inputs + 8).to(dtype)[:, :num_inputs]
     out = torch.randn(num_tokens, num_outputs).to(dtype)
-    expected = out.float()
+    expected = out.float().clone()
     for token in range(num_tokens):
         slot = int(adapter_of_slot[token_slots[token]])
         for part in range(num_parts if slot else 0):
@@ -208,6 +210,34 @@ def check_beside(x, matrices, groups, close):
         assert side.events == ["product"] * 2
 
 
+def check_ranks():
+    """What two ranks with half of the inputs each leave for a sum is what one rank has."""
+    num_slots, max_rank, size = 3, 24, 96
+    a = torch.randn(num_slots + 1, max_rank, size) / size**0.5
+    b = torch.randn(num_slots + 1, size, max_rank)
+    ranks = torch.tensor([[0], [24], [0], [24]], dtype=torch.int32)
+    x, weight = torch.randn(11, size), torch.randn(size, size)
+    step = StepGroups(group_tokens(torch.arange(4).int(), torch.arange(11) % 4, num_slots))
+    blocks = OutputBlocks.of([slice(0, size)], x.device)
+
+    def result(columns, add):
+        def multiply(x, weight, new):
+            out = new((1, len(x), size), dtype=x.dtype, device=x.device)
+            return out.copy_(x @ weight.T)
+
+        gemm = PartialGemm(weight[:, columns].contiguous(), {1 << 20: multiply})
+        matrices = AdapterMatrices(a[:, :, columns].contiguous(), b, ranks, blocks)
+        own = x[:, columns].contiguous()
+        return add(gemm, matrices, step)(own)
+
+    whole = result(slice(0, size), AddedBehind)
+    halves = slice(0, size // 2), slice(size // 2, size)
+    for add in (AddedBehind, partial(ShrunkBeside, side=EagerSide())):
+        parts = [result(columns, add) for columns in halves]
+        assert [len(one) for one in parts] == [1, 1]
+        torch.testing.assert_close(sum(parts), whole, atol=1e-4, rtol=1e-4)
+
+
 def check_groups(num_tokens, num_slots):
     adapter_of_slot = torch.randint(0, num_slots + 1, (9,), dtype=torch.int32)
     token_slots = torch.randint(0, 9, (num_tokens,))
@@ -226,17 +256,20 @@ if __name__ == "__main__":
     check(5, 3, 8, 40, (24, 16, 16), torch.float32, 1e-4)
     check(37, 2, 20, 150, (70,), torch.float32, 1e-4)
     check(19, 2, 16, 64, (40, 40), torch.float16, 2e-2)
+    check(9, 3, 40, 300, (70, 26), torch.float32, 1e-3)
+    check_ranks()
     cuda_stream.GemmChooser = PlainChooser
     # Of the steps the first has 14 tokens, one more than its limit.
     side = EagerSide()
     beside = partial(AddedBeside, side=side, max_tokens=13)
-    for tiny, name, fused_class, add in (
-        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, AddedBehind),
-        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, beside),
-        (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM, beside),
+    shrunk = partial(ShrunkBeside, side=side, max_tokens=13)
+    for tiny, name, fused_class, add, over_ranks in (
+        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, AddedBehind, AddedBehind),
+        (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, beside, beside),
+        (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM, beside, shrunk),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            check_model(tiny, Path(folder), name, fused_class, add)
+            check_model(tiny, Path(folder), name, fused_class, add, over_ranks)
     assert side.events
     assert side.events == ["fork", "join"] * (len(side.events) // 2)
     print("all equal")

@@ -32,6 +32,16 @@ class AddAdapters(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterWays:
+    """By what becomes of a layer's result: ranks sum up theirs (over_ranks), or it is this rank's.
+
+    Of what ranks sum up each adds what its own columns of A and all of B make of its own inputs."""
+
+    own: AddAdapters
+    over_ranks: AddAdapters
+
+
+@dataclass(frozen=True, slots=True)
 class AddedBehind:
     """The product first, then both products of the adapters."""
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from workers.adapters.adapted_products import AddAdapters, AddedBehind, StepGroups
+from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
 from workers.layers.cuda.adapter_products import AdapterMatrices
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.new_tensor import NewTensor
@@ -75,14 +75,42 @@ class _OnePartMore:
 
 
 @dataclass(frozen=True, slots=True)
-class AddedBeside:
-    """Both products of the adapters on the side stream, their sums in a part of their own.
+class ShrunkBeside:
+    """The first product of the adapters on the side stream, the second one behind the product, into
+    its first part: for results that have no room for a part more, as ranks sum them up, or find
+    them where others say.
 
     All tensors belong to the product's stream, which has waited for the other one before anything
-    can take their memory: neither eager steps nor graphs need more. A result that others shall find
-    where they say (into) has no room for a part: there only the first of both runs beside, and so
-    nothing does for more than max_tokens.
-    """
+    can take their memory: neither eager steps nor graphs need more. For more than max_tokens
+    nothing runs beside."""
+
+    products: PartialProducts
+    matrices: AdapterMatrices
+    step: StepGroups
+    side: SideStream
+    max_tokens: int = MAX_TOKENS_BESIDE
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.into(torch.empty, x)
+
+    def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > self.max_tokens:
+            return AddedBehind(self.products, self.matrices, self.step).into(new, x)
+        shrunk, groups = self.matrices.new_shrunk(x), self.step.groups
+        with self.side.forked():
+            self.matrices.shrink(shrunk, x, groups, follows_own_stream=False)
+        try:
+            parts = self.products.into(new, x)
+        finally:
+            self.side.join()
+        self.matrices.expand(parts[0], shrunk, groups, follows_own_stream=False)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class AddedBeside:
+    """Both products of the adapters on the side stream, their sums in a part of their own. Memory
+    and max_tokens: as ShrunkBeside, which is what into does."""
 
     products: PartialProducts
     matrices: AdapterMatrices
@@ -92,7 +120,7 @@ class AddedBeside:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > self.max_tokens:
-            return self._behind(x)
+            return AddedBehind(self.products, self.matrices, self.step)(x)
         shrunk, groups = self.matrices.new_shrunk(x), self.step.groups
 
         def begin(part: torch.Tensor) -> None:
@@ -110,23 +138,13 @@ class AddedBeside:
         return new.whole
 
     def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > self.max_tokens:
-            return self._behind.into(new, x)
-        shrunk, groups = self.matrices.new_shrunk(x), self.step.groups
-        with self.side.forked():
-            self.matrices.shrink(shrunk, x, groups, follows_own_stream=False)
-        try:
-            parts = self.products.into(new, x)
-        finally:
-            self.side.join()
-        self.matrices.expand(parts[0], shrunk, groups, follows_own_stream=False)
-        return parts
-
-    @property
-    def _behind(self) -> AddedBehind:
-        return AddedBehind(self.products, self.matrices, self.step)
+        return ShrunkBeside(
+            self.products, self.matrices, self.step, self.side, self.max_tokens
+        ).into(new, x)
 
 
-def added_beside(device: torch.device) -> AddAdapters:
+def ways_beside(device: torch.device, num_ranks: int) -> AdapterWays:
     """One side stream for all layers, whose products follow one another."""
-    return partial(AddedBeside, side=CudaSideStream.on(device))
+    side = CudaSideStream.on(device)
+    own = partial(AddedBeside, side=side)
+    return AdapterWays(own, own if num_ranks == 1 else partial(ShrunkBeside, side=side))

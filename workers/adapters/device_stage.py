@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from workers.adapters.adapted_products import AddAdapters, AddedBehind
-from workers.adapters.added_beside import added_beside
+from workers.adapters.adapted_products import AdapterWays, AddedBehind
+from workers.adapters.added_beside import ways_beside
 from workers.adapters.bank import SiteBank
 from workers.adapters.dressed import DressedModel
 from workers.adapters.hooks import WornAdapters
@@ -34,13 +34,13 @@ class DeviceStage(AdapterStage):
         banks: Sequence[SiteBank],
         model: FusedStreamCausalLM,
         num_request_slots: int,
-        add: AddAdapters,
+        ways: AdapterWays,
     ) -> None:
         super().__init__(info, store, banks, WornAdapters(), num_request_slots)
         self._on_device = torch.zeros(
             num_request_slots, dtype=torch.int32, device=banks[0].a.device
         )
-        self.model = DressedModel(model, banks, self._on_device, add)
+        self.model = DressedModel(model, banks, self._on_device, ways)
 
     @classmethod
     def of(
@@ -57,10 +57,9 @@ class DeviceStage(AdapterStage):
         of rows, as the way that pays does. Raises ConfigError where the model takes none here."""
         if not isinstance(model, FusedStreamCausalLM):
             raise ConfigError("max_loras: on GPUs models of fused layers take adapters, no others")
-        if tp.size > 1:
-            raise ConfigError("max_loras: on GPUs adapters are served on one rank; set tp_size=1")
-        add = AddedBehind if is_deterministic else added_beside(banks[0].a.device)
-        return cls(info, store, banks, model, num_request_slots, add)
+        behind = AdapterWays(AddedBehind, AddedBehind)
+        ways = behind if is_deterministic else ways_beside(banks[0].a.device, tp.size)
+        return cls(info, store, banks, model, num_request_slots, ways)
 
     def apply(self, plan: AdapterPlan) -> None:
         super().apply(plan)

@@ -10,11 +10,10 @@ import torch
 
 from attention import ForwardBatch
 from attention.memory.slot_states import StateEntry
-from workers.adapters.adapted_products import AddAdapters, StepGroups
+from workers.adapters.adapted_products import AdapterWays, StepGroups
 from workers.adapters.bank import SiteBank
 from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import AdapterMatrices, OutputBlocks
-from workers.layers.formats.layer import LinearLayer
 from workers.layers.gemm.matrix import PartialProducts
 from workers.models.cuda_stream import FusedStreamCausalLM
 from workers.models.token_inputs import ModelOutput, TokenInputs
@@ -29,24 +28,20 @@ class DressedModel:
         model: FusedStreamCausalLM,
         banks: Sequence[SiteBank],
         adapter_of_slot: torch.Tensor,
-        add: AddAdapters,
+        ways: AdapterWays,
     ) -> None:
-        self._add = add
+        self._ways = ways
         self.state_entries: tuple[StateEntry, ...] = model.state_entries
         self._model = model
         self._num_slots = banks[0].a.shape[0] - 1
         self._adapter_of_slot = adapter_of_slot
         self._step = StepGroups()
-        matrices = {bank.site.layer: _matrices(bank) for bank in banks}
-        model.expect_adapters(lambda layer, products: self._adapt(matrices, layer, products))
+        bank_of = {bank.site.layer: bank for bank in banks}
+        model.expect_adapters(lambda layer, products: self._adapt(bank_of[layer], products))
 
-    def _adapt(
-        self,
-        matrices: dict[LinearLayer, AdapterMatrices],
-        layer: LinearLayer,
-        products: PartialProducts,
-    ) -> PartialProducts:
-        return self._add(products, matrices[layer], self._step)
+    def _adapt(self, bank: SiteBank, products: PartialProducts) -> PartialProducts:
+        add = self._ways.over_ranks if bank.site.sums_ranks else self._ways.own
+        return add(products, _matrices(bank), self._step)
 
     def __call__(self, tokens: TokenInputs, batch: ForwardBatch) -> ModelOutput:
         slots = batch.req_pool_indices

@@ -84,10 +84,12 @@ def unfused_mlps(
     chooser: GemmChooser,
     mlps: Sequence[GatedMLP],
     adapt: Callable[[LinearLayer, PartialProducts], PartialProducts],
+    is_alone: bool,
 ) -> list[UnfusedMlp]:
-    """Of blocks of one shape on one rank. adapt: what adapters add to a layer's products."""
+    """Of blocks of one shape. adapt: what adapters add to a layer's products. is_alone: as
+    fused_mlps."""
     gate_up = linear_products(chooser, [x.gate_up_proj for x in mlps], True)
-    down = linear_products(chooser, [x.down_proj for x in mlps], True)
+    down = linear_products(chooser, [x.down_proj for x in mlps], is_alone)
     return [
         UnfusedMlp(
             adapt(mlp.gate_up_proj, gate_up[index]), adapt(mlp.down_proj, down[index]), mlp.gate

@@ -137,7 +137,9 @@ class FusedStreamCausalLM(FusedCausalLM):
 
     def _make_adapted(self, chooser: GemmChooser, adapt: AdaptProducts) -> list[_GroupedLayer]:
         dense = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
-        mlps = dict(zip(dense, unfused_mlps(chooser, dense, adapt), strict=True)) if dense else {}
+        is_alone = self._shard.tp.size == 1
+        unfused = unfused_mlps(chooser, dense, adapt, is_alone) if dense else []
+        mlps = dict(zip(dense, unfused, strict=True))
         made = []
         for layer, module in zip(self._layers, self._decoder_layers, strict=True):
             attention = module.self_attn

@@ -17,10 +17,12 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from tests.gpu.parallel.asked_ranks import Asked, asked_followers
+from workers.adapters.folder import adapter_at
 from workers.config import EngineConfig
 from workers.graphs.decode_graphs import DecodeGraphs
 from workers.parallel.local_engine import build_local_engine
@@ -70,12 +72,15 @@ def counts_of(engine, replays):
 
 
 def run(engine, task):
-    """task: prompts, sampling, rounds, and whether all graphs are captured before."""
+    """task: prompts, sampling, rounds, whether all graphs are captured before, and adapters, a
+    folder or None for each of the prompts."""
     while task["captures"] and engine.prepare_while_idle():
         pass
     sampling = msgspec.convert(task["sampling"], list[SamplingParams], str_keys=True)
+    info = engine.info.adapters
+    refs = [one and adapter_at(one, Path(one), info) for one in task["adapters"]]
     for _ in range(task["rounds"]):
-        results = engine.generate(task["prompts"], sampling)
+        results = engine.generate(task["prompts"], sampling, adapters=refs)
         engine.check_integrity()
         print(json.dumps([result.token_ids for result in results]), flush=True)
 

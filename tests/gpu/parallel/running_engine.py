@@ -23,9 +23,10 @@ class RunningEngine:
         self.process = process
         self._errors = errors
 
-    def generate(self, prompts, sampling, rounds=1, captures=False):
-        """The tokens of every round. captures: all graphs beforehand."""
-        self.begin(prompts, sampling, rounds, captures)
+    def generate(self, prompts, sampling, rounds=1, captures=False, adapters=()):
+        """The tokens of every round. captures: all graphs beforehand. adapters: of each prompt, a
+        folder or None; empty: of none."""
+        self.begin(prompts, sampling, rounds, captures, adapters)
         return [json.loads(self.read_line()) for _ in range(rounds)]
 
     def counts(self):
@@ -34,10 +35,9 @@ class RunningEngine:
         self.tell({"counts": True})
         return json.loads(self.read_line())
 
-    def begin(self, prompts, sampling, rounds, captures=False):
-        self.tell(
-            {"prompts": prompts, "sampling": sampling, "rounds": rounds, "captures": captures}
-        )
+    def begin(self, prompts, sampling, rounds, captures=False, adapters=()):
+        told = {"prompts": prompts, "sampling": sampling, "rounds": rounds, "captures": captures}
+        self.tell({**told, "adapters": list(adapters)})
 
     def tell(self, told):
         try:

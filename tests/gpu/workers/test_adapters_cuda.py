@@ -164,10 +164,10 @@ def graph_of(run):
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_adapters_beside_are_the_same_bits_as_one_after_the_other(num_parts) -> None:
     from workers.adapters.adapted_products import AddedBehind
-    from workers.adapters.added_beside import AddedBeside, added_beside
+    from workers.adapters.added_beside import AddedBeside, ways_beside
 
     layers, in_order = Layers(num_parts), partial(AddedBeside, side=InOrder())
-    beside = added_beside(CUDA)
+    beside = ways_beside(CUDA, 1).own
     layers.load(0)
     graph, replayed = graph_of(lambda: layers.run(beside))
     for seed in range(1, 6):
@@ -184,11 +184,11 @@ def test_adapters_beside_are_the_same_bits_as_one_after_the_other(num_parts) -> 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_a_graph_without_adapters_in_its_rows_adds_nothing(num_parts) -> None:
-    from workers.adapters.added_beside import added_beside
+    from workers.adapters.added_beside import ways_beside
 
     layers = Layers(num_parts)
     layers.load(0)
-    beside = added_beside(CUDA)
+    beside = ways_beside(CUDA, 1).own
     graph, replayed = graph_of(lambda: layers.run(beside))
     layers.deal(torch.zeros(layers.NUM_TOKENS, device=CUDA))
     graph.replay()
@@ -198,7 +198,7 @@ def test_a_graph_without_adapters_in_its_rows_adds_nothing(num_parts) -> None:
 def test_a_place_of_its_own_gets_the_sum_of_one_part() -> None:
     """What ranks leave for each other (into)."""
     from workers.adapters.adapted_products import AddedBehind, StepGroups
-    from workers.adapters.added_beside import added_beside
+    from workers.adapters.added_beside import ways_beside
     from workers.layers.cuda.adapter_groups import group_tokens
 
     layers = Layers(1)
@@ -207,7 +207,7 @@ def test_a_place_of_its_own_gets_the_sum_of_one_part() -> None:
     gemm, matrices = layers.layers[0][0]
     place = torch.empty(1, layers.NUM_TOKENS, 2 * layers.SIZE, device=CUDA).bfloat16()
     expected = AddedBehind(gemm, matrices, step)(layers.x)
-    beside = added_beside(CUDA)(gemm, matrices, step)
+    beside = ways_beside(CUDA, 2).over_ranks(gemm, matrices, step)
     for _ in range(50):
         found = beside.into(lambda *size, **kinds: place, layers.x)
         assert found is place
@@ -221,10 +221,11 @@ def test_tokens_are_likeliest_of_merged_models(
     has_graphs, is_beside, tmp_path, monkeypatch
 ) -> None:
     from workers.adapters import device_stage
-    from workers.adapters.adapted_products import AddedBehind
+    from workers.adapters.adapted_products import AdapterWays, AddedBehind
 
     if not is_beside:
-        monkeypatch.setattr(device_stage, "added_beside", lambda device: AddedBehind)
+        behind = AdapterWays(AddedBehind, AddedBehind)
+        monkeypatch.setattr(device_stage, "ways_beside", lambda *_: behind)
     folder = save_tiny_model(MODEL, tmp_path / "model")
     base = eager_reference(folder).eval()
     adapters = [
