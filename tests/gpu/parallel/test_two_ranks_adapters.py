@@ -1,4 +1,4 @@
-"""Two ranks with adapters on GPUs, over peer memory and over NCCL, in graphs: merged models' tokens."""
+"""Two ranks with adapters on GPUs, over peer memory and NCCL, in graphs: merged models' tokens."""
 
 import pytest
 
