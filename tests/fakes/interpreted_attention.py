@@ -22,6 +22,7 @@ from attention.kernels.decode_shape import DecodeGeometry, DecodeTuning
 from attention.kernels.gpu_limits import GpuLimits
 from attention.kernels.paged_decode import PagedDecode
 from attention.memory.fp8_kv_pool import Fp8MHATokenToKVPool
+from attention.visibility import Tree
 from tests.unit.attention.cases import CaseSpec, RowSpec, build_case, relative_error, rows_of
 from tests.unit.attention.latent_cases import build_latent_case
 from tests.unit.attention.visibility_cases import KINDS, build_visible, fields_of
@@ -34,6 +35,7 @@ HALF = {"dtype": torch.float16, "kv_dtype": torch.float16, "q_heads": 4, "kv_hea
 EXTEND = rows_of((7, 5), (0, 9), (20, 1), (40, 17), (3, 0))
 LONG = rows_of((70, 40), (0, 1), (130, 1))
 VERIFY = rows_of((7, 3), (300, 3), (16, 3), (1, 3))
+TREES = rows_of((7, 9), (300, 9), (16, 9), (1, 9))
 DECODE = rows_of((0, 1), (15, 1), (16, 1), (300, 1))
 SPLIT = rows_of((7, 1), (900, 1))
 MIXED = rows_of(*[(3 + i, 1) for i in range(32)], (0, 20), (17, 1))
@@ -59,9 +61,10 @@ def check_padding(rows, v_head_dim):
     assert relative_error(out[num_padding:], case.run_oracle()[num_padding:]) < TOLERANCE
 
 
-def check_graph(v_head_dim, rows=DECODE, graph_bs=6):
+def check_graph(v_head_dim, rows=DECODE, graph_bs=6, has_trees=False, **changes):
     """What a graph launches, for a batch of fewer rows than it has, all of as many new tokens."""
-    case = build_case(CaseSpec(rows, v_head_dim=v_head_dim, **HALF))
+    spec = CaseSpec(rows, v_head_dim=v_head_dim, **(HALF | changes))
+    case = build_visible(spec, KINDS["tree"]) if has_trees else build_case(spec)
     backend = TritonBackend(case.config, case.req_to_token_pool, case.token_to_kv_pool)
     backend.init_cuda_graph_state(graph_bs + 1)
     num_new = rows[0].num_new
@@ -81,7 +84,12 @@ def check_graph(v_head_dim, rows=DECODE, graph_bs=6):
         extend_prefix_lens_cpu=new_lens.numpy(),
         out_cache_loc=torch.cat([case.batch.out_cache_loc, padding]),
         is_captured=True,
+        positions=torch.cat([case.batch.positions, padding]),
     )
+    if has_trees:
+        cells = torch.ones(num_padding * num_new**2, dtype=torch.bool)
+        starts = torch.arange(graph_bs, dtype=torch.int32) * num_new**2
+        batch.visibility = Tree(torch.cat([case.batch.visibility.mask, cells]), starts)
     backend.init_forward_metadata_capture_cuda_graph(batch)
     backend.record_step_tables(batch)
     q, k, v = (torch.cat([x, x[: len(padding)]]) for x in (case.q, case.k, case.v))
@@ -196,6 +204,8 @@ if __name__ == "__main__":
         check_padding(DECODE, dim)
         check_graph(dim)
     check_graph(32, VERIFY)
+    check_graph(32, TREES, has_trees=True)
+    check_graph(16, TREES, has_trees=True, layer=ALL, page_size=1)
     check_padding(EXTEND, 32)
     check_wanted_out()
     check_many_chunks()
