@@ -14,14 +14,16 @@ import torch
 from tests.fakes.interpreted_gemma import PlainChooser
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
+from workers.adapters import device_stage
 from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
 from workers.adapters.added_beside import AddedBeside, ShrunkBeside
 from workers.adapters.bank import SiteBank
+from workers.adapters.device_stage import DeviceStage
 from workers.adapters.dressed import DressedModel
 from workers.adapters.hooks import WornAdapters, add_hooks
 from workers.adapters.host import HostAdapter, HostPair
 from workers.adapters.ref import AdapterRef
-from workers.adapters.sites import sites_of
+from workers.adapters.sites import adapter_info, sites_of
 from workers.config import EngineConfig
 from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import AdapterMatrices, AdapterTiles, OutputBlocks
@@ -122,6 +124,26 @@ def check_model(tiny, folder, name, fused_class, add, over_ranks):
     setattr(registry, name, plain_class)
     plain, fused = outputs
     assert torch.allclose(plain, fused, rtol=0, atol=1e-4), (plain - fused).abs().max()
+
+
+def check_ways_of_a_stage():
+    """Beside the products, as many ranks as there are, unless bits must not depend on a step."""
+    asked, kept = [], device_stage.ways_beside
+    ways = AdapterWays(AddedBehind, AddedBehind)
+    device_stage.ways_beside = lambda device, num_ranks: asked.append(num_ranks) or ways
+    plain_class = registry.LlamaForCausalLM
+    registry.LlamaForCausalLM = CudaLlamaForCausalLM
+    with tempfile.TemporaryDirectory() as folder:
+        save_tiny_model(NATIVE["llama3"], Path(folder))
+        config = EngineConfig(model=folder)
+        loaded = load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
+    registry.LlamaForCausalLM = plain_class
+    banks = filled_banks(loaded.model, loaded.facts.architecture)
+    info = adapter_info([bank.site for bank in banks], MAX_RANK, 2)
+    for is_deterministic, expected in ((True, []), (False, [1])):
+        DeviceStage.of(loaded.model, SingleRank(), info, None, banks, 4, is_deterministic)
+        assert asked == expected
+    device_stage.ways_beside = kept
 
 
 def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):
@@ -258,6 +280,7 @@ if __name__ == "__main__":
     check(19, 2, 16, 64, (40, 40), torch.float16, 2e-2)
     check(9, 3, 40, 300, (70, 26), torch.float32, 1e-3)
     check_ranks()
+    check_ways_of_a_stage()
     cuda_stream.GemmChooser = PlainChooser
     # Of the steps the first has 14 tokens, one more than its limit.
     side = EagerSide()
