@@ -61,7 +61,8 @@ def compile_kernel(sizes: Sizes, product: Product, tiles: ExpertTiles) -> None:
     """Leaves it in Triton's cache for other processes. Computes nothing: no block is real."""
     device = torch.device("cuda", 0)
     ints = partial(torch.zeros, dtype=torch.int32, device=device)
-    grouped = ExpertBlocks(ints(sizes.num_chosen), ints((3, 1)), ints(1), tiles.block_rows)
+    blocks = ints(sizes.num_chosen), ints((3, 1)), ints(1)
+    grouped = ExpertBlocks(*blocks, tiles.block_rows, ints(0))
     shape = (1, sizes.hidden) if product == "activate" else (sizes.num_chosen, sizes.width)
     x = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     shares = torch.zeros((1, sizes.num_chosen), device=device)

@@ -6,13 +6,15 @@ Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a numbe
 microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
 of the floor: the longer of reading the chosen experts' bytes and of multiplying in bfloat16.
 --sweep: before it a line for each of the tiles that are worth trying, and for matrices: what to
-write into workers/layers/quantised/expert_products.py.
+write into workers/layers/quantised/expert_products.py. These lines count the norm behind the
+products too, which adds up their parts: splits make more of them.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +23,7 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax
+from workers.layers.cuda.norm import add_rms_norm_
 from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
@@ -30,13 +33,23 @@ from workers.layers.quantised.expert_products import (
     AsKept,
     ByMatrices,
     ExpertWay,
+    InSplits,
     kept_partial_products,
 )
+from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
 
 CUDA = torch.device("cuda", 0)
 NUM_TOKENS = (1, 64, 256, 1024, 8192)
 REPEATS = 20
+FEW_ROWS = 16
+"""Of an expert: where splits are worth trying, and neither matrices nor activations in FP8 are."""
+GATE_UP_SHAPES = tuple(SplitShape(n, splits, 4, 4) for n in (32, 64) for splits in (1, 2, 4, 8))
+DOWN_SHAPES = tuple(
+    SplitShape(columns, splits, stages, 4)
+    for columns, stages in ((64, 4), (128, 3))
+    for splits in (1, 2, 4, 8)
+)
 BYTES_PER_S = 4.8e12
 FLOPS = 989e12
 """Of an H200, dense in bfloat16, as NVIDIA gives them."""
@@ -105,32 +118,61 @@ def floor_seconds(model: Model, kept: KeptExperts, chosen: Chosen) -> float:
 
 def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     """rows: of an expert, on average."""
-    fitting = [n for n in (16, 32, 64, 128) if rows / 4 <= n <= max(16, 4 * rows)]
-    shapes = [(64, 4), (128, 8), (128, 4), (256, 8)]
-    ways: list[ExpertWay] = [ByMatrices()]
-    ways += [
+    fitting = [n for n in (16, 32, 64, 128) if rows / 2 <= n <= max(16, 2 * rows)]
+    ways: list[ExpertWay] = [
         AsKept(KeptTiles(block_rows, columns, stages, warps))
         for block_rows in fitting
-        for columns, warps in shapes
-        for stages in (2, 3, 4)
+        for columns, warps in ((64, 4), (128, 8), (128, 4))
+        for stages in (3, 4)
         if block_rows * columns <= 2048 * warps
     ]
-    if is_fp8:
-        ways += [RoundedTiles(64, stages, warps) for stages in (3, 4) for warps in (4, 8)]
-        ways += [RoundedTiles(128, stages, warps) for stages in (2, 3) for warps in (8, 16)]
+    if rows > FEW_ROWS:
+        ways.append(ByMatrices())
+    if is_fp8 and rows >= FEW_ROWS:
+        ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
+        ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]
     return ways
+
+
+def seconds_of_ways(
+    ways: Sequence[ExpertWay], x: torch.Tensor, chosen: Chosen, kept: KeptExperts
+) -> dict[ExpertWay, float]:
+    """Of those that fit the GPU, with the norm behind."""
+    residual, weight = x.clone(), torch.ones_like(x[0])
+
+    def run(way: ExpertWay) -> torch.Tensor:
+        return add_rms_norm_(way.products(x, chosen, kept, 0), residual, weight, 1e-6)
+
+    found: dict[ExpertWay, float] = {}
+    for way in ways:
+        try:
+            found[way] = graphed_seconds(partial(run, way), REPEATS)
+        except OutOfResources as error:
+            print(f"tokens {len(x)} {way}: {error}", flush=True)
+    return found
+
+
+def seconds_of_splits(x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> dict[ExpertWay, float]:
+    """First the shapes of one product, then with the fastest of them those of the other."""
+
+    def tiles(gate_up: SplitShape, down: SplitShape) -> InSplits:
+        return InSplits(SplitTiles(16, gate_up, down))
+
+    usual = DOWN_SHAPES[0]
+    found = seconds_of_ways([tiles(one, usual) for one in GATE_UP_SHAPES], x, chosen, kept)
+    best = min(GATE_UP_SHAPES, key=lambda one: found.get(tiles(one, usual), math.inf))
+    others = [tiles(best, one) for one in DOWN_SHAPES[1:]]
+    return found | seconds_of_ways(others, x, chosen, kept)
 
 
 def sweep(name: str, x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> None:
     rows = chosen.ids.numel() / kept.down.num_matrices
-    found: dict[str, float] = {}
-    for way in worth_trying(rows, isinstance(kept.down, Fp8Stack)):
-        try:
-            found[str(way)] = graphed_seconds(partial(way.products, x, chosen, kept, 0), REPEATS)
-        except OutOfResources as error:
-            print(f"sweep {name} tokens {len(x)} {way}: {error}", flush=True)
-    for shown in sorted(found, key=found.__getitem__):
-        print(f"sweep {name} tokens {len(x)} rows {rows} {found[shown] * 1e6:8.1f} {shown}")
+    ways = worth_trying(rows, isinstance(kept.down, Fp8Stack))
+    found = seconds_of_ways(ways, x, chosen, kept)
+    if rows <= FEW_ROWS:
+        found |= seconds_of_splits(x, chosen, kept)
+    for way in sorted(found, key=found.__getitem__):
+        print(f"sweep {name} tokens {len(x)} rows {rows} {found[way] * 1e6:8.1f} {way}")
 
 
 def main() -> None:

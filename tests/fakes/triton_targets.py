@@ -31,6 +31,7 @@ from workers.layers.kept import stacks
 from workers.layers.quantised import (
     expert_fp8,
     expert_products,
+    expert_splits,
     expert_spread,
     fp8_mapped,
     fp8_rounded,
@@ -58,7 +59,7 @@ SHARED_BYTES = MappingProxyType(
 _INTEGERS = {"num_splits", "num_tokens", "num_rows", "num_blocks", "num_ring_slots", "width"}
 _INTEGERS |= {"out_features", "in_features", "k_per_split", "hidden_size", "first_row", "end_row"}
 _INTEGERS |= {"num_pairs", "max_blocks", "query_split", "query_row", "key_split", "key_row"}
-_INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset"}
+_INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset", "num_counters"}
 _ALIGNED = {"in_features", "k_per_split", "out_features", "width", "hidden_size"}
 
 
@@ -204,6 +205,10 @@ def _kept_expert_variants():
                 yield from _kept_expert_products(way.tiles, stack is stacks.Fp4Stack)
             elif isinstance(way, expert_fp8.RoundedTiles):
                 yield from _rounded_expert_products(way)
+        one = expert_splits.SplitShape(64, 4, 4, 4)
+        tiles = [way.tiles for _, way in table if isinstance(way, expert_products.InSplits)]
+        for split in (*tiles, expert_splits.SplitTiles(16, one, one)):
+            yield from _split_expert_products(split, stack is stacks.Fp4Stack)
     sizes = dict.fromkeys(("num_rows", "num_columns", "num_turns"), "i32")
     rows, options = {"BLOCK_ROWS": 64}, {"num_warps": 4}
     fp4 = {**sizes, "words": "*i32", "scales": "*i32", "out": "*bf16"}
@@ -226,16 +231,36 @@ def _rounded_expert_products(tiles):
 
 
 def _kept_expert_products(one, is_fp4):
+    types, constants, options = _kept_constants(one, is_fp4)
+    gate, down = _kept_sizes(is_fp4)
+    yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
+    constants |= {**down, "NUM_SPLITS": 1}
+    yield Variant(quantised_experts._project_kernel, types, constants, options)
+
+
+def _split_expert_products(tiles, is_fp4):
+    gate, down = _kept_sizes(is_fp4)
+    types, constants, options = _kept_constants(tiles.tiles_of(tiles.gate_up), is_fp4)
+    types |= {"partials": "*fp32", "counters": "*i32"}
+    constants |= {**gate, "NUM_SPLITS": tiles.gate_up.num_splits}
+    yield Variant(expert_splits._activate_kernel, types, constants, options)
+    types, constants, options = _kept_constants(tiles.tiles_of(tiles.down), is_fp4)
+    constants |= {**down, "NUM_SPLITS": tiles.down.num_splits}
+    yield Variant(quantised_experts._project_kernel, types, constants, options)
+
+
+def _kept_sizes(is_fp4):
     width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
+    gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
+    return gate, {"DEPTH_SIZE": width, "WIDTH": hidden}
+
+
+def _kept_constants(one, is_fp4):
     types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
     types["scales"] = "*i32" if is_fp4 else "*fp32"
     constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
     constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}
-    options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
-    gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
-    down = {"DEPTH_SIZE": width, "WIDTH": hidden}
-    yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
-    yield Variant(quantised_experts._project_kernel, types, constants | down, options)
+    return types, constants, {"num_stages": one.num_stages, "num_warps": one.num_warps}
 
 
 def expert_variant(tiles, product, depth, width, has_bias=False):
@@ -268,7 +293,8 @@ OTHERS = {
     "group_by_expert": Variant(
         expert_routing._group_kernel,
         _EXPERTS,
-        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1},
+        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
+        | {"COUNTERS": 1024},
         {"num_warps": 4},
     ),
     "project_latents": Variant(

@@ -12,11 +12,18 @@ from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
 from tests.unit.workers.loading.test_quantised_experts import STACKS, WIDE, quantise_stacks
 from workers.config import EngineConfig
 from workers.layers.cuda.expert_routing import choose_by_softmax
+from workers.layers.cuda.norm import add_rms_norm_
 from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.moe.experts import Experts
-from workers.layers.quantised.expert_products import TABLES, AsKept, kept_partial_products
+from workers.layers.quantised.expert_products import (
+    TABLES,
+    AsKept,
+    InSplits,
+    kept_partial_products,
+)
+from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
@@ -27,7 +34,7 @@ ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
 ROUNDED_TO_FP8 = 5e-2
 """The same with activations of both in FP8."""
-FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept))
+FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept | InSplits))
 
 
 def fp4_stack(rows, columns):
@@ -74,13 +81,81 @@ def test_products_are_those_of_dequantised_experts(
     logits = torch.randn(num_tokens, NUM_EXPERTS, device=CUDA)
     chosen = choose_by_softmax(logits, NUM_CHOSEN, 0, 1.0, True)
     parts = kept_partial_products(x, chosen, kept, 0)
-    assert parts.shape == (NUM_CHOSEN, num_tokens, hidden_size)
+    assert parts.shape[0] % NUM_CHOSEN == 0
+    assert parts.shape[1:] == (num_tokens, hidden_size)
     some = slice(0, 60)
     want = routed_in_torch(x[some].float(), chosen.ids[some], chosen.weights[some], plain)
     got = parts[:, some].float().sum(0)
     is_in_fp8 = stack is fp8_stack and num_tokens * NUM_CHOSEN / NUM_EXPERTS > FEW_ROWS
     bound = ROUNDED_TO_FP8 if is_in_fp8 else ROUNDED
     assert (got - want).norm() / want.norm() < bound
+
+
+def layers_of(stack, hidden_size, width, gating, num_layers):
+    """Experts of layers that have other weights each."""
+    layers = []
+    for _ in range(num_layers):
+        gate_up, down = stack(2 * width, hidden_size), stack(hidden_size, width)
+        biases = [None, None]
+        if stack is fp4_stack:
+            sizes = (2 * width, hidden_size)
+            biases = [torch.randn(NUM_EXPERTS, n, device=CUDA).bfloat16() for n in sizes]
+        layers.append(KeptExperts(gate_up, down, gating, *biases))
+    return layers
+
+
+@pytest.mark.parametrize(
+    ("columns", "splits"), [(32, (1, 2)), (64, (2, 1)), (32, (4, 4)), (64, (8, 3))], ids=str
+)
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize(
+    ("stack", "hidden_size", "width", "gating"),
+    [
+        (fp4_stack, 288, 160, Gating(1.702, 7.0)),
+        (fp4_stack, 2880, 2880, Gating(1.702, 7.0)),
+        (fp8_stack, 2048, 768, SILU),
+    ],
+)
+def test_splits_are_joined_alike_in_every_replay(
+    stack, hidden_size, width, gating, num_tokens, splits, columns
+) -> None:
+    """Layers one after the other, as a step has them: each kernel starts while the one before ends,
+    and takes memory that the graph has used before, counters too."""
+    layers = layers_of(stack, hidden_size, width, gating, num_layers=3)
+    gate_up, down = SplitShape(columns, splits[0], 4, 4), SplitShape(64, splits[1], 4, 4)
+    way = InSplits(SplitTiles(16, gate_up, down))
+    x = torch.randn(num_tokens, hidden_size, device=CUDA).bfloat16()
+    logits = torch.randn(len(layers), num_tokens, NUM_EXPERTS, device=CUDA)
+    weight = torch.ones(hidden_size, device=CUDA, dtype=torch.bfloat16)
+
+    def run(check):
+        hidden, residual = x, x.clone()
+        for one, scores in zip(layers, logits, strict=True):
+            chosen = choose_by_softmax(scores, NUM_CHOSEN, 0, 1.0, True)
+            parts = way.products(hidden, chosen, one, 0)
+            check(hidden, chosen, one, parts)
+            hidden = add_rms_norm_(parts, residual, weight, 1e-6)
+        return hidden, residual
+
+    def compare(hidden, chosen, kept, parts):
+        num_parts = NUM_CHOSEN * min(splits[1], kept.down.num_turns)
+        assert parts.shape == (num_parts, num_tokens, hidden_size)
+        biases = [
+            None if bias is None else bias.float() for bias in (kept.gate_up_bias, kept.down_bias)
+        ]
+        plain = RoutedWeights(kept.gate_up.dequantised(), kept.down.dequantised(), gating, *biases)
+        want = routed_in_torch(hidden.float(), chosen.ids, chosen.weights, plain)
+        assert (parts.float().sum(0) - want).norm() / want.norm() < ROUNDED
+
+    wanted = [one.clone() for one in run(compare)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(lambda *_: None)
+    differing = torch.zeros((), dtype=torch.int64, device=CUDA)
+    for _ in range(200):
+        graph.replay()
+        differing += sum((a != b).sum() for a, b in zip(got, wanted, strict=True))
+    assert int(differing) == 0
 
 
 def test_an_engine_keeps_mxfp4(tmp_path) -> None:

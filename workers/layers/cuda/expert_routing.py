@@ -16,6 +16,7 @@ import triton.language as tl
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
 
 _PAIRS_PER_PROGRAM = 64
+_COUNTERS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,15 @@ class ExpertBlocks:
     """Pairs by expert, in blocks of at most block_rows pairs of one expert each.
 
     pairs: int32 (n * k,), token * k + choice. blocks: int32 (3, max_blocks): expert, first place in
-    pairs, number of pairs. num_blocks: int32 (1,), how many of them mean something.
+    pairs, number of pairs. num_blocks: int32 (1,), how many of them mean something. counters: int32
+    (max_blocks * counters a block,), zeros, for one kernel behind.
     """
 
     pairs: torch.Tensor
     blocks: torch.Tensor
     num_blocks: torch.Tensor
     block_rows: int
+    counters: torch.Tensor
 
     @property
     def max_blocks(self) -> int:
@@ -167,14 +170,17 @@ def _group(  # noqa: PLR0913
     num_blocks: tl.tensor,
     num_pairs: tl.tensor,
     max_blocks: tl.tensor,
+    num_counters: tl.tensor,
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     NUM_ELSEWHERE: tl.constexpr,  # noqa: N803
     EXPERTS: tl.constexpr,  # noqa: N803
     PAIRS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
+    COUNTERS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """PAIRS pairs a program; the first one writes the blocks too."""
+    """PAIRS pairs a program; the first one writes the blocks too, and zeros, COUNTERS at a time,
+    behind num_blocks."""
     begin_dependent(IS_DEPENDENT)
     experts = tl.arange(0, EXPERTS)
     count = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
@@ -199,9 +205,13 @@ def _group(  # noqa: PLR0913
             tl.store(at + max_blocks, first + turn * ROWS, mask=is_there)
             rows = tl.minimum(count - turn * ROWS, ROWS)
             tl.store(at + 2 * max_blocks, rows, mask=is_there)
+        if COUNTERS > 0:
+            for start in range(0, num_counters, COUNTERS):
+                counter = start + tl.arange(0, COUNTERS)
+                tl.store(num_blocks + 1 + counter, 0, mask=counter < num_counters)
 
 
-_group_kernel = triton.jit(_group, do_not_specialize=["num_pairs", "max_blocks"])
+_group_kernel = triton.jit(_group, do_not_specialize=["num_pairs", "max_blocks", "num_counters"])
 
 
 def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:
@@ -209,15 +219,18 @@ def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return min(num_pairs, num_pairs // block_rows + num_experts)
 
 
-def group(chosen: Chosen, block_rows: int, num_elsewhere: int = 0) -> ExpertBlocks:
+def group(
+    chosen: Chosen, block_rows: int, num_elsewhere: int = 0, counters_a_block: int = 0
+) -> ExpertBlocks:
     """The pairs by expert. num_elsewhere: the last so many experts have no blocks: other ranks
-    have them."""
+    have them. Counters are zeroed in every step: whatever a step that failed has left in them."""
     ids, num_experts = chosen.ids, chosen.counts.shape[0]
     num_pairs, device = ids.numel(), ids.device
     max_blocks = max_blocks_of(num_pairs, num_experts, block_rows)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
     blocks = torch.empty((3, max_blocks), dtype=torch.int32, device=device)
-    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    num_counters = max_blocks * counters_a_block
+    sizes = torch.empty(1 + num_counters, dtype=torch.int32, device=device)
     is_dependent = dependent_launch(ids)
     _group_kernel[(triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM),)](
         ids,
@@ -225,16 +238,18 @@ def group(chosen: Chosen, block_rows: int, num_elsewhere: int = 0) -> ExpertBloc
         chosen.counts,
         pairs,
         blocks,
-        num_blocks,
+        sizes,
         num_pairs,
         max_blocks,
+        num_counters,
         NUM_EXPERTS=num_experts,
         NUM_ELSEWHERE=num_elsewhere,
         EXPERTS=next_power_of_2(num_experts),
         PAIRS=_PAIRS_PER_PROGRAM,
         ROWS=block_rows,
+        COUNTERS=_COUNTERS_AT_A_TIME if num_counters > 0 else 0,
         IS_DEPENDENT=is_dependent,
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    return ExpertBlocks(pairs, blocks, num_blocks, block_rows)
+    return ExpertBlocks(pairs, blocks, sizes[:1], block_rows, sizes[1:])

@@ -16,7 +16,8 @@ from workers.layers.quantised.expert_products import kept_partial_products
 
 
 class GroupedMixture:
-    """(n, hidden_size), contiguous -> partial sums (num_choices, n, hidden_size) of this rank.
+    """(n, hidden_size), contiguous -> partial sums (num_parts, n, hidden_size) of this rank: a part
+    a choice or, where kept weights are multiplied in splits, a part a split of each.
 
     is_summed: whether they are summed up first, (1, n, hidden_size): other ranks' are added then.
     """

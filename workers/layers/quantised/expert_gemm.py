@@ -16,7 +16,13 @@ from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.experts import Stack
 from workers.layers.kept.stacks import TURN, Fp4Stack
-from workers.layers.quantised.expert_turns import add_turn, scale_rows, turn_inputs, weight_rows
+from workers.layers.quantised.expert_turns import (
+    add_turn,
+    scale_rows,
+    turn_inputs,
+    turns_of,
+    weight_rows,
+)
 from workers.layers.routed_experts import Gating
 
 _TURN = tl.constexpr(TURN)
@@ -102,10 +108,12 @@ def _project(  # noqa: PLR0913
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
+    NUM_SPLITS: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """weight * (x @ down.T + bias) for the block's rows, at (choice, token)."""
+    """weight * (x @ down.T + bias) for the block's rows, at (split, choice, token). Program (place,
+    split): a split has some turns of x and down, the first one the bias."""
     begin_dependent(IS_DEPENDENT)
     block, tile = place(max_blocks, (WIDTH + COLUMNS - 1) // COLUMNS, GROUP)
     if block < tl.load(num_blocks):
@@ -123,14 +131,23 @@ def _project(  # noqa: PLR0913
         stride = WIDTH if IS_FP4 else 1
         dtype: tl.constexpr = x.dtype.element_ty
         total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
-        for turn in range(0, (DEPTH_SIZE + _TURN - 1) // _TURN):
+        split = tl.program_id(1)
+        first_turn, end_turn = turns_of(split, DEPTH_SIZE, NUM_SPLITS)
+        for turn in range(first_turn, end_turn):
             inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
             total = add_turn(
                 total, inputs, down_rows, down_scales, turn, stride, dtype, IS_FP4, IS_PACKED
             )
-        product = add_bias(tl.trans(total), bias + expert * WIDTH + column, is_column, HAS_BIAS)
+        if NUM_SPLITS == 1:
+            is_biased = is_column
+        else:
+            is_biased = column < tl.where(split == 0, WIDTH, 0)
+        product = add_bias(tl.trans(total), bias + expert * WIDTH + column, is_biased, HAS_BIAS)
         product *= tl.load(weights + pair, mask=is_real, other=0.0)[:, None]
-        row = (pair % NUM_CHOSEN).to(tl.int64) * num_tokens + pair // NUM_CHOSEN
+        part = pair % NUM_CHOSEN
+        if NUM_SPLITS > 1:
+            part += split * NUM_CHOSEN
+        row = part.to(tl.int64) * num_tokens + pair // NUM_CHOSEN
         target = out + row[:, None] * WIDTH + column[None, :]
         tl.store(
             target, product.to(out.dtype.element_ty), mask=is_real[:, None] & is_column[None, :]
@@ -166,7 +183,7 @@ class KeptTiles:
         out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
         _activate_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
             x,
-            _weights(gate_up),
+            stored_weights(gate_up),
             gate_up.scales,
             x if bias is None else bias,
             grouped.pairs,
@@ -179,7 +196,7 @@ class KeptTiles:
             HAS_BIAS=bias is not None,
             ALPHA=gating.alpha,
             LIMIT=gating.limit,
-            **self._launch(x, gate_up),
+            **self.launch_options(x, gate_up),
         )
         return out
 
@@ -193,12 +210,27 @@ class KeptTiles:
         leaves_out: bool,
     ) -> torch.Tensor:
         """As ExpertTiles.project."""
+        return self.project_parts(x, down, weights, grouped, bias, leaves_out, 1)
+
+    def project_parts(
+        self,
+        x: torch.Tensor,
+        down: Stack,
+        weights: torch.Tensor,
+        grouped: ExpertBlocks,
+        bias: torch.Tensor | None,
+        leaves_out: bool,
+        num_splits: int,
+    ) -> torch.Tensor:
+        """As ExpertTiles.project, in num_splits parts: (num_splits * k, n, hidden_size), whose sum
+        over the first dimension it is. Each part is rounded to x's dtype."""
         num_tokens, num_chosen = weights.shape
         make = torch.zeros if leaves_out else torch.empty
-        out = make((num_chosen, num_tokens, down.rows), dtype=x.dtype, device=x.device)
-        _project_kernel[(grouped.max_blocks * triton.cdiv(down.rows, self.columns),)](
+        out = make((num_splits * num_chosen, num_tokens, down.rows), dtype=x.dtype, device=x.device)
+        num_tiles = triton.cdiv(down.rows, self.columns)
+        _project_kernel[(grouped.max_blocks * num_tiles, num_splits)](
             x,
-            _weights(down),
+            stored_weights(down),
             down.scales,
             x if bias is None else bias,
             weights,
@@ -211,11 +243,12 @@ class KeptTiles:
             WIDTH=down.rows,
             NUM_CHOSEN=num_chosen,
             HAS_BIAS=bias is not None,
-            **self._launch(x, down),
+            NUM_SPLITS=num_splits,
+            **self.launch_options(x, down),
         )
         return out
 
-    def _launch(self, x: torch.Tensor, stack: Stack) -> dict[str, Any]:
+    def launch_options(self, x: torch.Tensor, stack: Stack) -> dict[str, Any]:
         """What both kernels take by name."""
         is_dependent = dependent_launch(x)
         return {
@@ -232,5 +265,6 @@ class KeptTiles:
         }
 
 
-def _weights(stack: Stack) -> torch.Tensor:
+def stored_weights(stack: Stack) -> torch.Tensor:
+    """As both kernels read them: words of 32 bits."""
     return stack.words if isinstance(stack, Fp4Stack) else stack.values.view(torch.int32)

@@ -19,6 +19,7 @@ from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
+from workers.layers.quantised.expert_splits import SplitTiles
 from workers.layers.quantised.expert_spread import spread
 
 
@@ -26,7 +27,8 @@ class ExpertWay(Protocol):
     def products(
         self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
     ) -> torch.Tensor:
-        """As routed_experts.partial_products."""
+        """As routed_experts.partial_products, whose k may be a multiple of it: a choice may have
+        several parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,27 @@ class AsKept:
             experts.gating,
         )
         return self.tiles.project(
+            activated, experts.down, chosen.weights, grouped, experts.down_bias, num_elsewhere > 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InSplits:
+    """In tiles of weights as they are kept whose turns programs share out: for few rows."""
+
+    tiles: SplitTiles
+
+    def products(
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+    ) -> torch.Tensor:
+        tiles, gate_up = self.tiles, experts.gate_up
+        num_counters = tiles.counters_a_block(gate_up)
+        grouped = group(chosen, tiles.block_rows, num_elsewhere, num_counters)
+        num_chosen = chosen.ids.shape[1]
+        activated = tiles.activate(
+            hidden, gate_up, grouped, num_chosen, experts.gate_up_bias, experts.gating
+        )
+        return tiles.project(
             activated, experts.down, chosen.weights, grouped, experts.down_bias, num_elsewhere > 0
         )
 
@@ -106,7 +129,7 @@ TABLES: Mapping[type[Stack], WayTable] = {
 def kept_partial_products(
     hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
 ) -> torch.Tensor:
-    """As routed_experts.partial_products."""
+    """As ExpertWay.products."""
     rows = chosen.ids.numel() / experts.down.num_matrices
     way = next(way for most, way in TABLES[type(experts.down)] if rows <= most)
     return way.products(hidden, chosen, experts, num_elsewhere)

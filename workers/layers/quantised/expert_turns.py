@@ -86,6 +86,22 @@ def _run_add_turn(  # noqa: PLR0913
 add_turn = triton.jit(_run_add_turn)
 
 
+def _run_turns_of(
+    split: tl.tensor,
+    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    NUM_SPLITS: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """The first of a split's turns and the one behind its last: splits differ by a turn at most."""
+    NUM_TURNS: tl.constexpr = (DEPTH_SIZE + _TURN - 1) // _TURN  # noqa: N806
+    if NUM_SPLITS == 1:
+        return 0, NUM_TURNS
+    else:  # noqa: RET505
+        return split * NUM_TURNS // NUM_SPLITS, (split + 1) * NUM_TURNS // NUM_SPLITS
+
+
+turns_of = triton.jit(_run_turns_of)
+
+
 def _run_weight_rows(
     weights: tl.tensor,
     row: tl.tensor,
