@@ -118,13 +118,12 @@ def floor_seconds(model: Model, kept: KeptExperts, chosen: Chosen) -> float:
 
 def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     """rows: of an expert, on average."""
-    fitting = [n for n in (16, 32, 64, 128) if rows / 2 <= n <= max(16, 2 * rows)]
     ways: list[ExpertWay] = [
         AsKept(KeptTiles(block_rows, columns, stages, warps))
-        for block_rows in fitting
-        for columns, warps in ((64, 4), (128, 8), (128, 4))
+        for block_rows in (16, 32, 64)
+        if rows / 2 <= block_rows <= max(16, 2 * rows)
+        for columns, warps in ((64, 4), (128, 4 if block_rows < 64 else 8))
         for stages in (3, 4)
-        if block_rows * columns <= 2048 * warps
     ]
     if rows > FEW_ROWS:
         ways.append(ByMatrices())
