@@ -231,36 +231,28 @@ def _rounded_expert_products(tiles):
 
 
 def _kept_expert_products(one, is_fp4):
-    types, constants, options = _kept_constants(one, is_fp4)
-    gate, down = _kept_sizes(is_fp4)
-    yield Variant(quantised_experts._activate_kernel, types, constants | gate, options)
-    constants |= {**down, "NUM_SPLITS": 1}
-    yield Variant(quantised_experts._project_kernel, types, constants, options)
+    yield _kept_product(quantised_experts._activate_kernel, one, is_fp4, {})
+    yield _kept_product(quantised_experts._project_kernel, one, is_fp4, {"NUM_SPLITS": 1})
 
 
 def _split_expert_products(tiles, is_fp4):
-    gate, down = _kept_sizes(is_fp4)
-    types, constants, options = _kept_constants(tiles.tiles_of(tiles.gate_up), is_fp4)
-    types |= {"partials": "*fp32", "counters": "*i32"}
-    constants |= {**gate, "NUM_SPLITS": tiles.gate_up.num_splits}
-    yield Variant(expert_splits._activate_kernel, types, constants, options)
-    types, constants, options = _kept_constants(tiles.tiles_of(tiles.down), is_fp4)
-    constants |= {**down, "NUM_SPLITS": tiles.down.num_splits}
-    yield Variant(quantised_experts._project_kernel, types, constants, options)
+    kernels = expert_splits._activate_kernel, quantised_experts._project_kernel
+    for kernel, shape in zip(kernels, (tiles.gate_up, tiles.down), strict=True):
+        more = {"NUM_SPLITS": shape.num_splits}
+        yield _kept_product(kernel, tiles.tiles_of(shape), is_fp4, more)
 
 
-def _kept_sizes(is_fp4):
+def _kept_product(kernel, one, is_fp4, more):
     width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
-    gate = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
-    return gate, {"DEPTH_SIZE": width, "WIDTH": hidden}
-
-
-def _kept_constants(one, is_fp4):
     types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
-    types["scales"] = "*i32" if is_fp4 else "*fp32"
+    types |= {"scales": "*i32" if is_fp4 else "*fp32", "partials": "*fp32", "counters": "*i32"}
+    sizes = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
+    if kernel is quantised_experts._project_kernel:
+        sizes = {"DEPTH_SIZE": width, "WIDTH": hidden}
     constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
-    constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12}
-    return types, constants, {"num_stages": one.num_stages, "num_warps": one.num_warps}
+    constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12, **sizes, **more}
+    options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
+    return Variant(kernel, types, constants, options)
 
 
 def expert_variant(tiles, product, depth, width, has_bias=False):

@@ -19,8 +19,8 @@ from workers.layers.kept.stacks import TURN, Fp4Stack
 from workers.layers.quantised.expert_turns import (
     add_turn,
     scale_rows,
+    sum_turns,
     turn_inputs,
-    turns_of,
     weight_rows,
 )
 from workers.layers.routed_experts import Gating
@@ -129,15 +129,11 @@ def _project(  # noqa: PLR0913
         down_rows = weight_rows(down, expert * WIDTH + inside, DEPTH_SIZE, IS_FP4)
         down_scales = scale_rows(scales, expert, inside, WIDTH, DEPTH_SIZE, IS_FP4)
         stride = WIDTH if IS_FP4 else 1
-        dtype: tl.constexpr = x.dtype.element_ty
-        total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
         split = tl.program_id(1)
-        first_turn, end_turn = turns_of(split, DEPTH_SIZE, NUM_SPLITS)
-        for turn in range(first_turn, end_turn):
-            inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
-            total = add_turn(
-                total, inputs, down_rows, down_scales, turn, stride, dtype, IS_FP4, IS_PACKED
-            )
+        total = sum_turns(
+            x_rows, down_rows, down_scales, split, stride, x.dtype.element_ty, DEPTH_SIZE,
+            COLUMNS, ROWS, NUM_SPLITS, IS_FP4, IS_PACKED,
+        )  # fmt: skip
         if NUM_SPLITS == 1:
             is_biased = is_column
         else:

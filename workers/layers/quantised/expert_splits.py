@@ -19,13 +19,7 @@ from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent
 from workers.layers.kept.experts import Stack
 from workers.layers.quantised.expert_gemm import KeptTiles, stored_weights
-from workers.layers.quantised.expert_turns import (
-    add_turn,
-    scale_rows,
-    turn_inputs,
-    turns_of,
-    weight_rows,
-)
+from workers.layers.quantised.expert_turns import scale_rows, sum_turns, weight_rows
 from workers.layers.routed_experts import Gating
 
 
@@ -104,6 +98,54 @@ def _run_store_gated(  # noqa: PLR0913
 store_gated = triton.jit(_run_store_gated)
 
 
+def _run_finish(  # noqa: PLR0913
+    total: tl.tensor,
+    partials: tl.tensor,
+    counter: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    at: tl.tensor,
+    is_real: tl.tensor,
+    first_column: tl.tensor,
+    split: tl.tensor,
+    num_pairs: tl.tensor,
+    WIDTH: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    ALPHA: tl.constexpr,  # noqa: N803
+    LIMIT: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    NUM_SPLITS: tl.constexpr,  # noqa: N803
+) -> None:
+    """A split's sums (2 * COLUMNS, ROWS), gate's over up's, to out if they are the tile's last.
+
+    bias: the expert's. at: int64 (ROWS,), rows' places by expert. partials: float32 (NUM_SPLITS,
+    num_pairs, 2 * WIDTH).
+    """
+    column = first_column + tl.arange(0, COLUMNS)
+    is_cell = is_real[:, None] & (column < WIDTH)[None, :]
+    target = out + at[:, None] * WIDTH + column[None, :]
+    if NUM_SPLITS == 1:
+        gate, up = halves(total, COLUMNS, ROWS)
+        store_gated(target, gate, up, bias + column, column, is_cell, WIDTH, HAS_BIAS, ALPHA, LIMIT)
+    else:
+        split_stride = num_pairs.to(tl.int64) * (2 * WIDTH)
+        lane = tl.arange(0, 2 * COLUMNS)
+        both = first_column + lane % COLUMNS
+        own = partials + at[None, :] * (2 * WIDTH) + (both + lane // COLUMNS * WIDTH)[:, None]
+        is_own = (both < WIDTH)[:, None] & is_real[None, :]
+        if hand_in(total, own, counter, split_stride, split, is_own, NUM_SPLITS):
+            whole = partials + at[:, None] * (2 * WIDTH) + column[None, :]
+            gate = joined(whole, split_stride, is_cell, NUM_SPLITS)
+            up = joined(whole + WIDTH, split_stride, is_cell, NUM_SPLITS)
+            store_gated(
+                target, gate, up, bias + column, column, is_cell, WIDTH, HAS_BIAS, ALPHA, LIMIT
+            )
+
+
+finish = triton.jit(_run_finish)
+
+
 def _activate_split(  # noqa: PLR0913
     x: tl.tensor,
     gate_up: tl.tensor,
@@ -146,46 +188,19 @@ def _activate_split(  # noqa: PLR0913
         token = tl.load(pairs + first + rows, mask=is_real, other=0) // NUM_CHOSEN
         x_rows = x + token.to(tl.int64) * DEPTH_SIZE
         lane = tl.arange(0, 2 * COLUMNS)
-        both = tile * COLUMNS + lane % COLUMNS
-        inside = tl.minimum(both, WIDTH - 1) + lane // COLUMNS * WIDTH
+        inside = tl.minimum(tile * COLUMNS + lane % COLUMNS, WIDTH - 1) + lane // COLUMNS * WIDTH
         weights = weight_rows(gate_up, expert * (2 * WIDTH) + inside, DEPTH_SIZE, IS_FP4)
         weight_scales = scale_rows(scales, expert, inside, 2 * WIDTH, DEPTH_SIZE, IS_FP4)
         stride = 2 * WIDTH if IS_FP4 else 1
-        total = tl.zeros((2 * COLUMNS, ROWS), dtype=tl.float32)
-        first_turn, end_turn = turns_of(split, DEPTH_SIZE, NUM_SPLITS)
-        for turn in range(first_turn, end_turn):
-            inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
-            total = add_turn(
-                total,
-                inputs,
-                weights,
-                weight_scales,
-                turn,
-                stride,
-                x.dtype.element_ty,
-                IS_FP4,
-                IS_PACKED,
-            )
-        column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        is_cell = is_real[:, None] & (column < WIDTH)[None, :]
-        at = (first + rows).to(tl.int64)
-        target = out + at[:, None] * WIDTH + column[None, :]
-        bias_at = bias + expert * (2 * WIDTH) + column
-        if NUM_SPLITS == 1:
-            gate, up = halves(total, COLUMNS, ROWS)
-            store_gated(target, gate, up, bias_at, column, is_cell, WIDTH, HAS_BIAS, ALPHA, LIMIT)
-        else:
-            split_stride = num_pairs.to(tl.int64) * (2 * WIDTH)
-            is_own = (both < WIDTH)[:, None] & is_real[None, :]
-            own = partials + at[None, :] * (2 * WIDTH) + (both + lane // COLUMNS * WIDTH)[:, None]
-            own_counter = counters + block * NUM_TILES + tile
-            if hand_in(total, own, own_counter, split_stride, split, is_own, NUM_SPLITS):
-                whole = partials + at[:, None] * (2 * WIDTH) + column[None, :]
-                gate = joined(whole, split_stride, is_cell, NUM_SPLITS)
-                up = joined(whole + WIDTH, split_stride, is_cell, NUM_SPLITS)
-                store_gated(
-                    target, gate, up, bias_at, column, is_cell, WIDTH, HAS_BIAS, ALPHA, LIMIT
-                )
+        total = sum_turns(
+            x_rows, weights, weight_scales, split, stride, x.dtype.element_ty, DEPTH_SIZE,
+            2 * COLUMNS, ROWS, NUM_SPLITS, IS_FP4, IS_PACKED,
+        )  # fmt: skip
+        finish(
+            total, partials, counters + block * NUM_TILES + tile, bias + expert * (2 * WIDTH), out,
+            (first + rows).to(tl.int64), is_real, tile * COLUMNS, split, num_pairs,
+            WIDTH, HAS_BIAS, ALPHA, LIMIT, ROWS, COLUMNS, NUM_SPLITS,
+        )  # fmt: skip
 
 
 # Numbers that differ from step to step make no kernels of their own.

@@ -102,6 +102,34 @@ def _run_turns_of(
 turns_of = triton.jit(_run_turns_of)
 
 
+def _run_sum_turns(  # noqa: PLR0913
+    x_rows: tl.tensor,
+    weights: tl.tensor,
+    scales: tl.tensor,
+    split: tl.tensor,
+    scale_stride: tl.tensor,
+    dtype: tl.constexpr,
+    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    NUM_SPLITS: tl.constexpr,  # noqa: N803
+    IS_FP4: tl.constexpr,  # noqa: N803
+    IS_PACKED: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """float32 (COLUMNS, ROWS): weights @ x over the split's turns. Pointers as add_turn takes."""
+    total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    first_turn, end_turn = turns_of(split, DEPTH_SIZE, NUM_SPLITS)
+    for turn in range(first_turn, end_turn):
+        inputs = turn_inputs(x_rows, turn, DEPTH_SIZE, IS_FP4)
+        total = add_turn(
+            total, inputs, weights, scales, turn, scale_stride, dtype, IS_FP4, IS_PACKED
+        )
+    return total
+
+
+sum_turns = triton.jit(_run_sum_turns)
+
+
 def _run_weight_rows(
     weights: tl.tensor,
     row: tl.tensor,
