@@ -83,7 +83,7 @@ class ReplayingRunner(CudaModelRunner):
         lengths = [1 + own for own in draft_lengths(config.speculation) if own]
         shapes = verify_shapes(max_rows, lengths)
         max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
-        self._verify_graphs = self._verify_class(config)(
+        self._verify_graphs = self._verify_class(
             graphed,
             backend,
             kernels,

@@ -189,7 +189,7 @@ def build_verify_graphs(
     sampling: SamplingState,
     tp: TPGroup,
     capturer: CudaGraphCapturer,
-    graphs_class: Callable[..., VerifyGraphs] = VerifyGraphs,
+    graphs_class: type[VerifyGraphs] = VerifyGraphs,
 ) -> VerifyGraphs | None:
     """Behind build_decode_graphs, which made the backend's static buffers. vocab_shard: the
     model's. None where there are no drafts, or where their steps cannot be captured: they run

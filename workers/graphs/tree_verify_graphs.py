@@ -42,12 +42,9 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
         staging: StagingRing,
         shapes: Sequence[StepShape],
         padding_slot: int,
-        deepest: int,
     ) -> None:
-        """deepest: depth of a tree's last drafts, and most drafts of a chain."""
         super().__init__(model, backend, kernels, capturer, staging, shapes, padding_slot)
         device, max_tokens = backend.config.device, len(self._tokens.input_ids)
-        self._deepest = deepest
         self._trees: StepTrees | None = None
         # Of a graph's tokens: which of them each stands behind, a root and padding itself.
         self._itself = torch.arange(max_tokens, device=device)
@@ -125,7 +122,7 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
         super()._fill_rows(shape, tokens)
         length, n = shape.tokens_per_row, shape.rows * shape.tokens_per_row
         firsts = self._itself[:n] // length * length
-        sees = sees_ancestors(self._parents[:n], firsts, length, self._deepest)
+        sees = sees_ancestors(self._parents[:n], firsts, length)
         self._cells[: n * length].copy_(sees.view(-1))
 
     def _batch(self, shape: StepShape, tokens: StepRows) -> ForwardBatch:

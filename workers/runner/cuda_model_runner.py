@@ -69,6 +69,7 @@ class CudaModelRunner(ModelRunner):
     """Runs plans on one CUDA device, in launch order on its current stream. One thread calls it."""
 
     num_padding_slots: ClassVar[int] = 1
+    _verify_class: ClassVar[type[VerifyGraphs]] = VerifyGraphs
     _verify_graphs: VerifyGraphs | None = None
     _adapted_graphs: tuple[DecodeGraphs | None, ...] = ()
 
@@ -112,7 +113,7 @@ class CudaModelRunner(ModelRunner):
                 self._sampling,
                 tp,
                 capturer,
-                self._verify_class(config),
+                self._verify_class,
             )
         self._segments = self._segment_graphs(config, capturer)
         self._measure_largest_step(config)
@@ -121,10 +122,6 @@ class CudaModelRunner(ModelRunner):
     def _graphed_model(self) -> GraphedModel:
         """What graphs of whole steps run."""
         return self._model
-
-    def _verify_class(self, config: EngineConfig) -> Callable[..., VerifyGraphs]:
-        """Makes graphs of steps that verify drafts, called as VerifyGraphs is."""
-        return VerifyGraphs
 
     def _segment_graphs(
         self, config: EngineConfig, capturer: CudaGraphCapturer

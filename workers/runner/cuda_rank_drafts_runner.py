@@ -1,7 +1,7 @@
 """A CUDA rank that makes drafts by a model or a head beside its own."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -41,6 +41,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     attention: these hand over none.
     """
 
+    _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs
     _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
     _tapped: TappedModel | None = None
     _replayed_step: DrafterStep | None = None
@@ -57,9 +58,6 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     ) -> DraftGraphs | None:
         padding_slot = config.max_running_requests
         return build_draft_graphs(config, self._device_drafter, padding_slot, capturer)
-
-    def _verify_class(self, config: EngineConfig) -> Callable[..., VerifyGraphs]:
-        return DraftedVerifyGraphs
 
     def _place_beside(self, config: EngineConfig) -> None:
         super()._place_beside(config)

@@ -4,8 +4,7 @@ The path is found twice from the same samples: on the device, which moves keys a
 the host, which commits it (DraftingExecutor).
 """
 
-from collections.abc import Callable
-from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -28,6 +27,7 @@ class CudaTreesRunner(CudaModelRunner):
     """As CudaModelRunner, of steps that are replayed; whoever extends it lines up others. Raises as
     check_branches does, too."""
 
+    _verify_class: ClassVar[type[VerifyGraphs]] = TreeVerifyGraphs
     _unlined: tuple[TreeVerifyGraphs, DrafterStep] | None = None
 
     def _place_beside(self, config: EngineConfig) -> None:
@@ -35,9 +35,6 @@ class CudaTreesRunner(CudaModelRunner):
             raise ConfigError("a runner of trees needs to know their shape")
         check_branches(config.speculation, self._model, self.facts.architecture)
         super()._place_beside(config)
-
-    def _verify_class(self, config: EngineConfig) -> Callable[..., VerifyGraphs]:
-        return partial(TreeVerifyGraphs, deepest=len(config.draft_tree))
 
     def _begin(self, plan: StepPlan) -> BegunStep:
         self._unlined = None

@@ -42,10 +42,6 @@ class StepTrees:
         """The row of each token, int64 (num_tokens,)."""
         return np.repeat(np.arange(len(self.num_new)), self.num_new)
 
-    @property
-    def deepest(self) -> int:
-        return int(self.shape.depths.max())
-
     def widths(self, row: int) -> tuple[int, ...]:
         """Drafts at each depth of a row."""
         first = int(self.num_new[:row].sum())
@@ -67,7 +63,7 @@ class StepTrees:
             ],
             self.parents.device,
         )
-        sees = sees_ancestors(self.parents, of_tokens, widest, self.deepest)
+        sees = sees_ancestors(self.parents, of_tokens, widest)
         return Tree(sees.view(-1).index_select(0, cells), first_cells)
 
     def held(self, sampled: torch.Tensor, ids: torch.Tensor) -> HeldPaths:
@@ -76,17 +72,16 @@ class StepTrees:
         return held_paths(sampled, ids, self.num_new, self.parents, self.shape.depths)
 
 
-def sees_ancestors(
-    parents: torch.Tensor, firsts: torch.Tensor, widest: int, deepest: int
-) -> torch.Tensor:
+def sees_ancestors(parents: torch.Tensor, firsts: torch.Tensor, widest: int) -> torch.Tensor:
     """Which tokens of its row each sees, those before it on its path and itself: bool (n, widest).
 
     parents: int64 (n,), a root itself. firsts: int64 (n,), the first token of each one's row, of at
-    most widest tokens. deepest: at least the depth of each.
+    most widest tokens: trees of any depth, chains included. What a token sees doubles with every
+    pass (pointer jumping, Wyllie, 1979).
     """
-    sees = torch.zeros((len(parents), widest), dtype=torch.bool, device=parents.device)
-    at = torch.arange(len(parents), device=parents.device)
-    for _ in range(deepest + 1):
-        sees.scatter_(1, (at - firsts).unsqueeze(1), True)
-        at = parents[at]
+    own = torch.arange(len(parents), device=parents.device)
+    columns = torch.arange(widest, device=parents.device)
+    sees, above = (own - firsts).unsqueeze(1) == columns, parents
+    for _ in range((widest - 1).bit_length()):
+        sees, above = sees | sees[above], above[above]
     return sees

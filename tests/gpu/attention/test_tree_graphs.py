@@ -141,5 +141,5 @@ def test_trees_grow_and_tell_who_sees_whom_without_waiting():
         num_tokens = trees.parents.shape[1]
         own = torch.arange(rows, device="cuda").unsqueeze(1) * num_tokens
         firsts = own.expand(-1, num_tokens).reshape(-1)
-        sees = sees_ancestors((trees.parents + own).view(-1), firsts, num_tokens, len(widths))
+        sees = sees_ancestors((trees.parents + own).view(-1), firsts, num_tokens)
     assert sees.view_as(trees.sees).equal(trees.sees)

@@ -12,16 +12,19 @@ from tests.fakes.eagle_heads import save_head
 from tests.fakes.rank_drafts import EagerTreeRank, ReplayingHostTrees, ReplayingTreeRank
 from tests.fakes.tiny_models import MIXTURES, save_tiny_model
 from tests.unit.workers.engine.test_drafts_under_grammars import (
+    CHAIN,
     CountedDrafts,
     check_grammars,
     results_under_grammars,
 )
 from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS
+from tests.unit.workers.engine.test_grammars import request_of, run_together
 from tests.unit.workers.engine.test_mtp import save_target
 from tests.unit.workers.engine.test_rank_drafts import DRAFT, check_replays, config_of
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
 from workers import Engine
 from workers.config import EngineConfig
+from workers.constraints.mask_deadline import NEVER
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.parallel.group import SingleRank
@@ -86,6 +89,26 @@ def test_trees_that_the_host_has_named_change_no_text(
     assert (runner.verifies.num_replays > 3) == has_graphs
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
     assert stats.num_preemptions > 0
+
+
+def test_chains_may_be_longer_than_trees_are_deep() -> None:
+    """Where no row of a step may branch, as here under grammars, a lookup drafts as far as it
+    likes: all drafts before one are seen in graphs, too."""
+    requests = [request_of(index, CHAIN, temperature=0.0, max_tokens=80) for index in range(3)]
+    runner = ReplayingHostTrees(
+        config_of(speculative="suffix", draft_tree=(4, 3, 2), max_running_requests=4)
+    )
+    plain, drafted = Engine.from_config(config_of()), runner.engine()
+    try:
+        for engine in (plain, drafted):
+            engine._patience.deadline = lambda plan: NEVER  # type: ignore[method-assign]
+        assert_same(run_together(drafted, *requests), run_together(plain, *requests))
+        stats = drafted.stats()
+    finally:
+        drafted.close()
+        plain.close()
+    assert runner.verifies.num_replays > 3
+    assert stats.accepted_by_position[6] > 0
 
 
 @pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])

@@ -155,7 +155,7 @@ def test_nothing_depends_on_what_a_device_holds(widths: tuple[int, ...]) -> None
         trees = tree_of(widths, drawn)
         parents = (trees.parents + torch.arange(NUM_ROWS)[:, None] * num_tokens).view(-1)
         firsts = torch.arange(NUM_ROWS * num_tokens) // num_tokens * num_tokens
-        sees = sees_ancestors(parents, firsts, num_tokens, len(widths))
+        sees = sees_ancestors(parents, firsts, num_tokens)
         assert trees.sees.shape == (NUM_ROWS, num_tokens, num_tokens)
         assert sees.shape == (NUM_ROWS * num_tokens, num_tokens)
         with pytest.raises(DataDependentOutputException):
