@@ -15,6 +15,7 @@ from workers.layers.gemm.configs import block_tokens
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.fp8_rounding import to_fp8_by_powers
+from workers.layers.quantised.fp8_skinny import turns_by_block
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
@@ -80,9 +81,9 @@ _fp8_rounded_kernel = triton.jit(_fp8_rounded, do_not_specialize=("num_tokens",)
 
 
 def scales_by_block(scales: torch.Tensor, shape: SkinnyShape) -> bool:
-    """Whether scales are those of blocks, one of which all rows of a program have then. Raises
-    ValueError where shape.block_rows does not divide 128."""
-    by_block = scales.dim() == 2
+    """Whether scales are those of blocks, one of which all rows of a program have then, too. Raises
+    ValueError as turns_by_block does, and where shape.block_rows does not divide 128."""
+    by_block = turns_by_block(scales, shape)
     if by_block and BLOCK % shape.block_rows:
         raise ValueError(f"{shape.block_rows} rows of a program are not of one block of {BLOCK}")
     return by_block

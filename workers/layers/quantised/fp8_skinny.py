@@ -84,6 +84,15 @@ def _fp8_skinny(  # noqa: PLR0913
 _fp8_skinny_kernel = triton.jit(_fp8_skinny, do_not_specialize=("num_tokens",))
 
 
+def turns_by_block(scales: torch.Tensor, shape: SkinnyShape) -> bool:
+    """Whether scales are those of blocks, one of which all columns of a turn have then. Raises
+    ValueError where shape.block_k does not divide 128."""
+    by_block = scales.dim() == 2
+    if by_block and BLOCK % shape.block_k:
+        raise ValueError(f"{shape.block_k} columns of a turn are not of one block of {BLOCK}")
+    return by_block
+
+
 def fp8_skinny(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -94,9 +103,10 @@ def fp8_skinny(
     """x (n, in_features) @ weight.T -> (shape.num_splits, n, out_features).
 
     weight float8_e4m3fn (out_features, in_features); scales float32, (out_features,) of rows or
-    (out_features / 128, in_features / 128) of blocks, with which shape.block_k is 128. All
-    contiguous. One split has x's dtype, several are float32: their sum is the product.
+    (out_features / 128, in_features / 128) of blocks. All contiguous. One split has x's dtype,
+    several are float32: their sum is the product. Raises ValueError as turns_by_block does.
     """
+    by_block = turns_by_block(scales, shape)
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
     out_dtype = x.dtype if shape.num_splits == 1 else torch.float32
@@ -114,7 +124,7 @@ def fp8_skinny(
         out_features,
         in_features,
         k_per_split,
-        BY_BLOCK=scales.dim() == 2,
+        BY_BLOCK=by_block,
         BLOCK_TOKENS=tokens,
         BLOCK_ROWS=shape.block_rows,
         BLOCK_K=shape.block_k,

@@ -23,6 +23,7 @@ from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import Rounded
+from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.products import kept_product
 from workers.layers.quantised.skinny_shape import (
     MappedSkinnyTiles,
@@ -217,6 +218,15 @@ def test_a_program_has_rows_of_one_block(multiply) -> None:
     shape = SkinnyTiles(256, 16, 128, 1, 3, 8).of(256, 128, 128, 1, can_split=False)
     with pytest.raises(ValueError, match="not of one block"):
         multiply(torch.ones(1, 128), kept.values, kept.scales, shape)
+
+
+@pytest.mark.parametrize("multiply", [fp8_skinny, fp8_rounded, fp8_mapped])
+def test_a_turn_has_columns_of_one_block(multiply) -> None:
+    """Twice as many would be multiplied by the first block's scale."""
+    kept = Fp8Blocks(values_of(128, 512), torch.ones(1, 4))
+    shape = SkinnyTiles(64, 16, 256, 1, 3, 8).of(128, 512, 128, 1, can_split=False)
+    with pytest.raises(ValueError, match="256 columns of a turn are not of one block"):
+        multiply(torch.ones(1, 512), kept.values, kept.scales, shape)
 
 
 @pytest.mark.usefixtures("kernels")
