@@ -57,8 +57,8 @@ def tune(
     points, one for each phase, do not count: kernels that this machine never ran are compiled
     there. A candidate that fails, or is HOPELESS_RATIO times slower than the fastest wherever it
     was measured, is left out of the phase, with a line in the log; so is one that takes as long as
-    another one, which then stands for it. What lies between two lengths at which the same one
-    clearly wins is not measured.
+    another one, which then stands for it unless it fails. What lies between two lengths at which
+    the same one clearly wins is not measured.
     """
     for phase in table.names:
         table = _narrowed(table, phase)
@@ -107,6 +107,7 @@ def _with_point(table: TuningTable, point: StepPoint, measure: MeasurePoint) -> 
     for name, error in result.errors.items():
         logger.warning("attention backend %s failed at %s and is left out: %s", name, point, error)
         table = _without(table, LeftOut(point.phase, name, f"failed at {point}: {error}"))
+        table = _without_stand_in(table, point.phase, name)
     if result.seconds:
         shown = ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in result.seconds.items())
         logger.debug("attention, %s: %s", point, shown)
@@ -168,6 +169,12 @@ def _are_twins(one: str, other: str, seen: Sequence[Mapping[str, float]]) -> boo
         num_near >= _TWIN_SHARE * len(seen)
         and statistics.median(deviations) <= _TWIN_MEDIAN_DEVIATION
     )
+
+
+def _without_stand_in(table: TuningTable, phase: AttentionPhase, name: str) -> TuningTable:
+    """Those that name stood for come into question again: whether they fail, too, is not known."""
+    kept = tuple(one for one in table.left_out if (one.phase, one.stand_in) != (phase, name))
+    return replace(table, left_out=kept)
 
 
 def _without(table: TuningTable, one: LeftOut) -> TuningTable:

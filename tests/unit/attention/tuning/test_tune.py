@@ -149,3 +149,20 @@ def test_who_was_left_out_one_after_the_other_is_left_out_again_by_what_is_known
     again, measure = run(costs, points=points, table=TuningTable(names, table.seconds))
     assert measure.asked == []
     assert again.left_out == table.left_out
+
+
+def test_who_was_stood_for_comes_back_where_its_stand_in_fails():
+    """Else a phase would be left with who is slower, or with nobody."""
+    broken = GRID[12]
+    costs = {
+        "a": lambda point: 2.5,
+        "b": lambda point: "RuntimeError: no such kernel" if point == broken else 1.0,
+        "again": lambda point: 1.0,
+    }
+    table, _ = run(costs, points=GRID, table=THREE)
+    assert [(one.name, one.stand_in) for one in table.left_out] == [("b", "")]
+    assert table.contenders(DECODE) == ("a", "again")
+    assert {table.choose(point).name for point in GRID} == {"again"}
+    names = {DECODE: ("b", "again"), EXTEND: ("a",)}
+    table, _ = run(costs, points=GRID, table=TuningTable(names), least_contenders=1)
+    assert table.contenders(DECODE) == ("again",), "pools of other pages are compared: one is left"
