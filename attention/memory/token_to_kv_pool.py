@@ -72,7 +72,8 @@ class TokenToKVPool(ABC):
 
     def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Write what sources hold to targets, both int64 (n,) cache indices of account 0, in all
-        layers; all is read before anything is written. No wait."""
+        layers; all of a layer is read before any of it is written. Takes memory for what is read,
+        of one layer where there is no more. No wait."""
         raise ValueError(f"tokens of a {type(self).__name__} stay where they are")
 
     def clear_bounded(self, account: int, cache_indices: torch.Tensor) -> None:
@@ -120,7 +121,14 @@ class MHATokenToKVPool(TokenToKVPool):
 
     def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         for tokens in self._stored():
-            tokens.index_copy_(1, targets, tokens.index_select(1, sources))
+            try:
+                read = tokens.index_select(1, sources)
+            except torch.OutOfMemoryError:
+                # Nothing of these has been written.
+                for layer in tokens:
+                    layer.index_copy_(0, targets, layer.index_select(0, sources))
+            else:
+                tokens.index_copy_(1, targets, read)
 
     def _stored(self) -> tuple[torch.Tensor, ...]:
         """K and V, (layers, cache indices, heads, size). float8 is indexed as bytes: torch has no

@@ -40,6 +40,7 @@ from workers.speculation.proposer import DraftRows, Drafts
 
 Rank = EagerTreeRank | ReplayingTreeRank
 TREE: dict[str, Any] = {**DRAFT, "draft_tree": (3, 4, 2)}
+SUFFIX_TREE: dict[str, Any] = {"speculative": "suffix", "draft_tree": (4, 3, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_trees_that_the_host_has_named_change_no_text(
     plain: list[GenerateResult], has_graphs: bool
 ) -> None:
     """Of places that end alike, over retraction."""
-    asked = {"speculative": "suffix", "draft_tree": (4, 3, 2), "page_size": 2, "num_pages": 90}
+    asked = {**SUFFIX_TREE, "page_size": 2, "num_pages": 90}
     runner = ReplayingHostTrees(config_of(**asked, max_running_requests=6))
     if not has_graphs:
         runner._verify_graphs = None
@@ -95,9 +96,7 @@ def test_chains_may_be_longer_than_trees_are_deep() -> None:
     """Where no row of a step may branch, as here under grammars, a lookup drafts as far as it
     likes: all drafts before one are seen in graphs, too."""
     requests = [request_of(index, CHAIN, temperature=0.0, max_tokens=80) for index in range(3)]
-    runner = ReplayingHostTrees(
-        config_of(speculative="suffix", draft_tree=(4, 3, 2), max_running_requests=4)
-    )
+    runner = ReplayingHostTrees(config_of(**SUFFIX_TREE, max_running_requests=4))
     plain, drafted = Engine.from_config(config_of()), runner.engine()
     try:
         for engine in (plain, drafted):
@@ -190,6 +189,39 @@ def test_steps_that_find_no_memory_run_in_halves(
         engine.close()
     assert_same(results, plain)
     assert len(num_tried) > 6
+    assert stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("rank_class", "tree"),
+    [(EagerTreeRank, TREE), (ReplayingTreeRank, TREE), (ReplayingHostTrees, SUFFIX_TREE)],
+)
+def test_paths_are_lined_up_where_memory_lacks(
+    plain: list[GenerateResult],
+    rank_class: type[Rank | ReplayingHostTrees],
+    tree: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their step's samples have been counted for penalties by then: it must not run again."""
+    runner = rank_class(config_of(**tree, max_running_requests=6))
+    runner._is_alone = True
+    index_select, num_lacking = torch.Tensor.index_select, list[int]()
+
+    def without_room(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+        is_of_all_layers = tensor.dim() == 4
+        if is_of_all_layers:
+            num_lacking.append(len(index))
+            raise torch.OutOfMemoryError("of this test")
+        return index_select(tensor, dim, index)
+
+    engine = runner.engine()
+    monkeypatch.setattr(torch.Tensor, "index_select", without_room)
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert len(num_lacking) > 6
     assert stats.num_accepted_draft_tokens > 0
 
 
