@@ -33,6 +33,7 @@ from workers.models import cuda_stream, registry
 from workers.models.cuda_gemma import CudaGemmaForCausalLM
 from workers.models.cuda_llama import CudaLlamaForCausalLM
 from workers.parallel.group import SingleRank
+from workers.scheduler.adapter_plan import NO_ADAPTERS, AdapterPlan, WornAdapter
 
 ADAPTER_OF_ROW = torch.tensor([2, 0, 1], dtype=torch.int32)
 MAX_RANK = 8
@@ -141,9 +142,27 @@ def check_ways_of_a_stage():
     banks = filled_banks(loaded.model, loaded.facts.architecture)
     info = adapter_info([bank.site for bank in banks], MAX_RANK, 2)
     for is_deterministic, expected in ((True, []), (False, [1])):
-        DeviceStage.of(loaded.model, SingleRank(), info, None, banks, 4, is_deterministic)
+        stage = DeviceStage.of(loaded.model, SingleRank(), info, None, banks, 4, is_deterministic)
         assert asked == expected
     device_stage.ways_beside = kept
+    check_upload_after_no_memory(stage)
+
+
+def check_upload_after_no_memory(stage):
+    """Who wears what is on the device before the next step, where there was no memory for it."""
+    stage.apply(AdapterPlan(worn=(WornAdapter(0, 1),)))
+    assert stage._on_device.tolist() == [1, 0, 0, 0]
+    kept, device_stage.upload = device_stage.upload, without_memory
+    try:
+        stage.apply(AdapterPlan(bare=(0,), worn=(WornAdapter(2, 2),)))
+    except torch.OutOfMemoryError:
+        device_stage.upload = kept
+    stage.apply(NO_ADAPTERS)
+    assert stage._on_device.tolist() == [0, 0, 2, 0]
+
+
+def without_memory(arrays, device):
+    raise torch.OutOfMemoryError
 
 
 def check(num_tokens, num_slots, max_rank, num_inputs, parts, dtype, tolerance):

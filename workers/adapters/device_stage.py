@@ -40,6 +40,7 @@ class DeviceStage(AdapterStage):
         self._on_device = torch.zeros(
             num_request_slots, dtype=torch.int32, device=banks[0].a.device
         )
+        self._is_uploaded = True
         self.model = DressedModel(model, banks, self._on_device, ways)
 
     @classmethod
@@ -62,10 +63,12 @@ class DeviceStage(AdapterStage):
         return cls(info, store, banks, model, num_request_slots, ways)
 
     def apply(self, plan: AdapterPlan) -> None:
+        self._is_uploaded &= not (plan.bare or plan.worn)
         super().apply(plan)
-        if plan.bare or plan.worn:
+        if not self._is_uploaded:
             (slots,) = upload([self._slots], self._on_device.device)
             self._on_device.copy_(slots)
+            self._is_uploaded = True
 
     def dress(self, plan: StepPlan) -> bool:
         self.is_dressed = bool(self._slots[plan.slots].any())

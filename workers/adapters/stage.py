@@ -13,7 +13,7 @@ from workers.adapters.bank import Group, SiteBank
 from workers.adapters.desk import NO_ADAPTERS_DESK, AdapterDesk, ReadingDesk
 from workers.adapters.hooks import WornAdapters, add_hooks
 from workers.adapters.host import AdapterReader
-from workers.adapters.ref import AdapterInfo
+from workers.adapters.ref import AdapterInfo, AdapterRef
 from workers.adapters.sites import adapter_info, sites_of
 from workers.adapters.store import AdapterStore
 from workers.config import EngineConfig
@@ -44,8 +44,10 @@ class AdapterStage:
         self._store = store
         self._banks = banks
         self._worn = worn
-        # Of each adapter slot, whose matrices it has.
+        # Of each adapter slot, whose matrices it has; "" while it is being filled.
         self._keys = [""] * (info.num_slots + 1)
+        # By slot, what plans said and is not there yet: a step that finds no memory leaves some.
+        self._due: dict[int, AdapterRef] = {}
         # Of each request's slot, its adapter's; 0 for none.
         self._slots: IntArray = np.zeros(num_request_slots, dtype=np.int32)
 
@@ -54,14 +56,23 @@ class AdapterStage:
         return ReadingDesk(self._store)
 
     def apply(self, plan: AdapterPlan) -> None:
-        """Carry the plan out, before its step and after all earlier ones. Again: nothing more."""
-        for load in plan.loads:
-            if self._keys[load.slot] != load.adapter.key:
-                adapter = self._store.get(load.adapter)
-                for bank in self._banks:
-                    bank.fill(load.slot, adapter)
-                self._keys[load.slot] = load.adapter.key
+        """Carry the plan out, before its step and after all earlier ones. Again: nothing more.
+
+        Where it raises torch.OutOfMemoryError, the next call does what is left."""
         _change(self._slots, plan)
+        self._due |= {load.slot: load.adapter for load in plan.loads}
+        for slot, adapter in tuple(self._due.items()):
+            self._fill(slot, adapter)
+            del self._due[slot]
+
+    def _fill(self, slot: int, ref: AdapterRef) -> None:
+        if self._keys[slot] == ref.key:
+            return
+        adapter = self._store.get(ref)
+        self._keys[slot] = ""
+        for bank in self._banks:
+            bank.fill(slot, adapter)
+        self._keys[slot] = ref.key
 
     def wears(self, plan: StepPlan) -> bool:
         """Whether a row of the plan, which may have been carried out, has an adapter."""
