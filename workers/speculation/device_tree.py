@@ -58,7 +58,9 @@ class DeviceTrees:
         if num_parents is not None:
             newest = torch.arange(self.num_newest, device=joint.device)
             is_barren = newest >= num_parents.unsqueeze(1)
-            joint = joint.masked_fill(is_barren.unsqueeze(2), -torch.inf)
+            # Behind all others, those of logits that are no number as well.
+            joint = joint.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+            joint = joint.masked_fill(is_barren.unsqueeze(2), torch.nan)
         joint = joint.flatten(1)
         # No number comes last, as on the host.
         ascending, order = torch.sort(-joint, dim=1, stable=True)

@@ -72,6 +72,38 @@ def test_texts_are_the_same(
     assert stats.num_preemptions > 0 or "num_pages" not in settings
 
 
+@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+def test_a_drafter_whose_logits_are_no_number_changes_no_text(rank_class: type[Rank]) -> None:
+    """In narrower trees than the graph's, too: a row's drafts stand behind its own."""
+    rank = rank_class(config_of(**TREE, max_running_requests=6))
+    drafter = rank._device_drafter
+    own = drafter.read_tree
+
+    def read_tree(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, carried = own(*given)
+        return torch.full_like(logits, torch.nan), carried
+
+    drafter.read_tree = read_tree
+    plain = run_limited(Engine.from_config(config_of()))
+    assert_same(run_limited(rank.engine()), plain)
+    assert rank_class is EagerTreeRank or rank.drafts.num_replays > 3
+
+
+def run_limited(engine: Engine) -> list[GenerateResult]:
+    """Requests whose trees have several shapes. The engine is closed."""
+    sampling, collector = SamplingParams(temperature=0.0, max_tokens=24), ResultCollector()
+    try:
+        for index, most in enumerate((None, 5, 4, 7)):
+            name, prompt = f"{index}", [*range(20, 40), 50 + index]
+            engine.submit(GenerateRequest(name, prompt, sampling, max_draft_tokens=most))
+            collector.expect(name)
+        while collector.is_waiting or engine.has_work:
+            collector.add(engine.step())
+    finally:
+        engine.close()
+    return collector.results()
+
+
 @pytest.mark.parametrize("has_graphs", [False, True])
 def test_trees_that_the_host_has_named_change_no_text(
     plain: list[GenerateResult], has_graphs: bool
