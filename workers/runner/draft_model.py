@@ -23,6 +23,7 @@ from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.runner.speculative_runner import check_branches
 from workers.speculation.device_draft import DeviceDraftModel
 from workers.speculation.device_draft_tree import DeviceDraftTree
 from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
@@ -98,6 +99,8 @@ class DraftModel:
         self._tp = tp
         _check_geometry(self._loaded, "be a draft model")
         _check_geometry(target, "have a draft model")
+        if config.speculation is not None and config.speculation.tree:
+            check_branches(config.speculation, self._loaded.model, self._loaded.facts.architecture)
         _check_tokens(self._loaded.facts, target.facts)
 
     @property

@@ -27,6 +27,11 @@ def make_model_runner(
 
 def _runner_class(config: EngineConfig, device: torch.device) -> type[ModelRunner]:
     speculation = config.speculation
+    if speculation is None and config.draft_tree:
+        raise ConfigError(
+            f"draft_tree={list(config.draft_tree)} and nobody who proposes drafts: name one by "
+            "speculative, or leave it out"
+        )
     has_drafter = speculation is not None and speculation.method in METHODS_BESIDE
     if device.type == "cuda":
         if speculation is not None and speculation.method in METHODS_ON_CPU_ONLY:

@@ -166,6 +166,23 @@ def test_a_draft_model_that_keeps_states_or_does_not_reach_as_far_is_refused(
         made(speculative=f"draft:{short}")
 
 
+def test_trees_are_refused_of_models_whose_layers_are_not_alike(tmp_path: Path) -> None:
+    """Of the one that drafts as well: what it keeps of a path has to be brought in line, too."""
+    unlike = {"layer_types": ["full_attention"] * 4}
+    for model_type, class_name, changes in (
+        ("llama", "LlamaForCausalLM", {}),
+        ("gemma3n_text", "Gemma3nForCausalLM", unlike),
+    ):
+        folder = tmp_path / model_type
+        build_reference(config_of(model_type, class_name, changes), class_name, folder)
+        shutil.copy(builtin_draft_path() / "tokenizer.json", folder)
+    alike, shared = str(tmp_path / "llama"), str(tmp_path / "gemma3n_text")
+    for model, speculative in ((shared, "suffix"), (alike, f"draft:{shared}")):
+        with pytest.raises(ConfigError, match=r"Gemma3n.* alike in all layers; leave draft_tree"):
+            made(model=model, speculative=speculative, draft_tree=(2, 2), max_context_len=64)
+    made(model=alike, speculative=f"draft:{shared}", max_context_len=64)
+
+
 def test_a_draft_model_is_refused_where_there_is_none() -> None:
     with pytest.raises(ModelLoadError, match="nowhere"):
         made(speculative="draft:nowhere")

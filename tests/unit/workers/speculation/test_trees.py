@@ -240,6 +240,13 @@ def test_what_trees_on_a_gpu_have_not_is_refused_by_name(settings, reason):
         make_model_runner(EngineConfig(**asked), SingleRank(), CUDA, lambda done, total: None)
 
 
+def test_a_tree_that_nobody_proposes_is_refused():
+    with pytest.raises(ConfigError, match=r"draft_tree=\[2, 2\] and nobody .* speculative, or"):
+        make_model_runner(
+            EngineConfig(draft_tree=(2, 2)), SingleRank(), CPU, lambda done, total: None
+        )
+
+
 def test_latents_have_no_trees_on_a_gpu_which_no_weight_is_read_for(tmp_path):
     """The folder has none."""
     (tmp_path / "config.json").write_text(
