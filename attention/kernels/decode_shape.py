@@ -13,7 +13,9 @@ _WIDE_HEAD_DIM = 128
 _MIN_STAGES = 2
 _ELEMENT_BYTES = 2
 _RESERVED_BYTES = 3 << 10  # of shared memory: the driver's own and a compiler's sums
-_FEW_ROWS = 16
+_FEWEST_ROWS = 4
+_FEW_ROWS = 32
+_WIDE_GROUP = 4
 _MAX_JOINED_CHUNKS = 32
 _FUSED_HEAD_DIMS = (64, 128, 256)
 _MAX_FUSED_GROUP = 16
@@ -131,18 +133,27 @@ class DecodeGeometry:
 def measured_tuning(geometry: DecodeGeometry, num_rows: int) -> DecodeTuning:
     """The constants for a step of that many rows; benchmarks/h200/decode_sweep.py measures them.
 
-    Few rows: programs are as many as run at once, their first keys are loaded while the projection
-    is still computed, and whoever joins a row's chunks reads them all at one go. Many rows: the
-    memory is busy anyway; a fused front would only sum the projection's splits once more for every
-    chunk.
+    Few rows: programs are small and as many as run at once, their first keys are loaded while the
+    projection is still computed. Of very few rows with many queries a KV head they are larger, and
+    whoever joins a row's chunks reads them all at one go. Many rows: the memory is busy anyway; a
+    fused front would only sum the projection's splits once more for every chunk.
     """
     block_keys = 64 if geometry.head_dim <= _WIDE_HEAD_DIM else 32
-    if num_rows <= _FEW_ROWS:
+    if num_rows <= _FEWEST_ROWS and geometry.group >= _WIDE_GROUP:
         return DecodeTuning(
             block_keys=block_keys,
             chunks_per_multiprocessor=2,
             min_chunk_tokens=64,
             joined_elements=16384,
+            loads_early=True,
+            fuses_projection=True,
+        )
+    if num_rows <= _FEW_ROWS:
+        return DecodeTuning(
+            block_keys=block_keys,
+            num_warps=2,
+            chunks_per_multiprocessor=3,
+            joined_elements=16384 if num_rows <= _FEWEST_ROWS else 4096,
             loads_early=True,
             fuses_projection=True,
         )

@@ -1,14 +1,14 @@
 """Which way a product with kept weights takes, by its form, number of rows and size.
 
 Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
-2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16, 64 and 256 rows of rows' FP8 and
-of four bits; FP8 in blocks has the tiles of rows. RoundedSkinnyTiles and MappedSkinnyTiles are not
-measured.
+2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
+forms have the same fastest tiles, and at 1, 64 and 256 of four bits. What makes 16 bits of FP8
+(SkinnyTiles) was slower than what rounds x at all of these.
 """
 
 from dataclasses import dataclass
 
-from workers.layers.quantised.skinny_shape import SkinnyTiles
+from workers.layers.quantised.skinny_shape import MappedSkinnyTiles, RoundedSkinnyTiles, SkinnyTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ _WIDE = 16384
 
 # Blocks' turns are 128 columns, those of four bits what they are packed for.
 FP8_ROWS: TileTable = (
-    TileRule(16, SkinnyTiles(64, 16, 128, min_programs=528, num_stages=4, num_warps=4), _WIDE),
-    TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8)),
+    TileRule(16, RoundedSkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8)),
+    TileRule(64, None, _WIDE),
+    TileRule(64, MappedSkinnyTiles(128, 64, 128, min_programs=132, num_stages=3, num_warps=8)),
 )
 FP8_BLOCKS: TileTable = FP8_ROWS
 INT4: TileTable = (
