@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -97,7 +98,7 @@ def kept_times(path: Path) -> dict[StepPoint, dict[str, float]]:
         return {}
     try:
         return _points(json.loads(path.read_text(encoding="utf-8"))["points"])
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         logger.warning("measured attention in %s is of no use: %r", path, error)
         return {}
 
@@ -153,6 +154,14 @@ def _points(rows: Iterable[Mapping[str, Any]]) -> dict[StepPoint, dict[str, floa
             int(row["new_tokens"]),
             int(row["prefix_tokens"]),
             bool(row["is_uneven"]),
-        ): {str(name): float(seconds) for name, seconds in row["seconds"].items()}
+        ): {str(name): _time(seconds) for name, seconds in row["seconds"].items()}
         for row in rows
     }
+
+
+def _time(seconds: Any) -> float:
+    """Raises ValueError for what no candidate takes: logarithms of times are compared."""
+    time_s = float(seconds)
+    if not 0.0 < time_s < math.inf:
+        raise ValueError(f"{time_s} s is no time")
+    return time_s

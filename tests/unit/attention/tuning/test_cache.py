@@ -2,6 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from attention.tuning.cache import (
     code_version,
     keep_times,
@@ -52,6 +54,17 @@ def test_a_broken_file_is_measured_anew_and_replaced(tmp_path, caplog):
         path.write_text(text)
         assert kept_times(path) == {}
     assert caplog.text.count("is of no use") == 3
+
+
+@pytest.mark.parametrize("seconds", ['{"a": 0.0}', '{"a": NaN}', '{"a": -1e-6}', "[]", "null"])
+def test_times_that_are_none_are_measured_anew(tmp_path, caplog, seconds):
+    """They would end every start: of times logarithms are compared."""
+    path = table_path(tmp_path, "gpu", FACTS)
+    keep_times(path, FACTS, TuningTable(NAMES, {decode(4, 100): {"a": 2e-6}}))
+    path.write_text(path.read_text().replace('{\n    "a": 2e-06\n   }', seconds))
+    assert seconds in path.read_text()
+    assert kept_times(path) == {}
+    assert "is of no use" in caplog.text
     keep_times(path, FACTS, TuningTable(NAMES, TIMES))
     assert kept_times(path) == TIMES
 
