@@ -52,6 +52,12 @@ MAX_MEASURED_KEYS = 1 << 18
 _MIN_MEASURED_LAYERS = 4
 _CPU_SCRATCH_BYTES = 64 << 20
 
+MEASURED_FOLDERS = (
+    Path(attention.__file__).parent,
+    Path(__file__).parents[1] / "layers" / "cuda",
+)
+"""Whose kernels times are of: what rotates and writes K and V is the fused layers' own."""
+
 MakeMeasure = Callable[[CandidateSet, AttentionConfig, Sequence[StepPoint]], MeasurePoint]
 
 
@@ -200,7 +206,7 @@ def _facts(
     return {
         "device": str(subject.device),
         "packages": package_versions(),
-        "code": code_version(Path(attention.__file__).parent),
+        "code": ", ".join(map(code_version, MEASURED_FOLDERS)),
         "shapes": repr(replace(measured, device=torch.device(measured.device.type))),
         "candidates": repr(names),
         "graphs": str(config.enable_cuda_graphs),

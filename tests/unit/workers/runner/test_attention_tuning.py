@@ -3,10 +3,12 @@
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+import attention
 from attention.backends.torch_native import TorchNativeBackend
 from attention.capability import AttentionBackendError
 from attention.config import AttentionConfig, LayerAttentionConfig
@@ -134,6 +136,23 @@ def test_other_shapes_are_measured_anew(tmp_path, other):
     bench = Bench(tmp_path)
     bench.tuner.choose(other)
     assert bench.made[0][2].asked
+
+
+@pytest.mark.parametrize("changed", ["attention", "workers/layers/cuda"])
+def test_other_kernels_are_measured_anew(tmp_path, monkeypatch, changed):
+    """Those that rotate and write K and V, too: where attention does not do so, they are timed."""
+    versions = {"attention": "1", "workers/layers/cuda": "1"}
+    root = Path(attention.__file__).parents[1]
+
+    def version_of(folder):
+        return versions[folder.relative_to(root).as_posix()]
+
+    monkeypatch.setattr(attention_tuning, "code_version", version_of)
+    Bench(tmp_path).tuner.choose(subject_of())
+    versions[changed] = "2"
+    bench = Bench(tmp_path)
+    bench.tuner.choose(subject_of())
+    assert len(bench.made[0][2].asked) > 10
 
 
 def test_a_start_that_ran_out_of_time_is_gone_on_with(tmp_path):
