@@ -119,7 +119,7 @@ def test_joining_parts_fits(capability, heads) -> None:
     assert compiled.metadata.shared <= SHARED_BYTES[capability]
 
 
-@pytest.mark.parametrize("num_rows", [1, 64])
+@pytest.mark.parametrize("num_rows", [1, 16, 64])
 @pytest.mark.parametrize("heads", DECODE_HEADS)
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
 def test_decode_kernels_fit_what_their_launcher_expects(capability, heads, num_rows) -> None:
