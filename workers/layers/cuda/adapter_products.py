@@ -16,15 +16,16 @@ from workers.layers.cuda.adapter_groups import TokenGroups
 from workers.layers.cuda.adapter_kernels import expand_kernel, shrink_kernel
 from workers.layers.cuda.launch import dependent_launch, next_power_of_2
 
+_MANY_INPUTS = 8192
 _MIN_DOT = 16
 """Of each side of what tensor cores multiply."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTiles:
-    """What a program has at once, and how many share the inputs of a shrink (num_splits), whose
-    loads have num_stages. Found on an H200 with 8 adapters of rank 32 and 64 tokens, by kernels
-    that loaded b in single elements and without num_stages: benchmarks/h200/adapter_products.py."""
+    """What a program has at once, and how many share up to 8,192 inputs of a shrink (num_splits;
+    of more inputs twice as many), whose loads have num_stages. Found on an H200 with 8 adapters of
+    rank 32 and 64 tokens: benchmarks/h200/adapter_products.py."""
 
     tokens: int = 16
     rank: int = 32
@@ -33,6 +34,9 @@ class AdapterTiles:
     num_splits: int = 4
     num_warps: int = 4
     num_stages: int = 3
+
+    def splits_of(self, num_inputs: int) -> int:
+        return 2 * self.num_splits if num_inputs > _MANY_INPUTS else self.num_splits
 
     def rank_block(self, max_rank: int) -> int:
         return min(self.rank, max(_MIN_DOT, next_power_of_2(max_rank)))
@@ -91,7 +95,7 @@ class AdapterMatrices:
     def new_shrunk(self, x: torch.Tensor) -> torch.Tensor:
         """float32 (num_splits, n, parts * max_rank), of which only what tokens' adapters have is
         ever written or read."""
-        size = self.tiles.num_splits, x.shape[0], self.a.shape[1]
+        size = self.tiles.splits_of(self.a.shape[2]), x.shape[0], self.a.shape[1]
         return torch.empty(size, dtype=torch.float32, device=x.device)
 
     def shrink(
@@ -106,10 +110,11 @@ class AdapterMatrices:
         tiles, num_parts = self.tiles, self.ranks.shape[1]
         num_inputs, block_rank = self.a.shape[2], tiles.rank_block(self.max_rank)
         is_dependent = dependent_launch(x) and follows_own_stream
-        of_split = triton.cdiv(num_inputs, tiles.num_splits)
+        num_splits = shrunk.shape[0]
+        of_split = triton.cdiv(num_inputs, num_splits)
         of_split = triton.cdiv(of_split, tiles.inputs) * tiles.inputs
         rank_blocks = num_parts * triton.cdiv(self.max_rank, block_rank)
-        shrink_kernel[(groups.num_slots, rank_blocks, tiles.num_splits)](
+        shrink_kernel[(groups.num_slots, rank_blocks, num_splits)](
             x,
             self.a,
             shrunk,
@@ -173,7 +178,7 @@ class AdapterMatrices:
             out.shape[1],
             NUM_PARTS=self.ranks.shape[1],
             MAX_RANK=self.max_rank,
-            NUM_SPLITS=tiles.num_splits,
+            NUM_SPLITS=shrunk.shape[0],
             BLOCK_TOKENS=tiles.tokens,
             BLOCK_RANK=tiles.rank_block(self.max_rank),
             BLOCK_OUTPUTS=tiles.outputs,
