@@ -298,6 +298,10 @@ if __name__ == "__main__":
     check(37, 2, 20, 150, (70,), torch.float32, 1e-4)
     check(19, 2, 16, 64, (40, 40), torch.float16, 2e-2)
     check(9, 3, 40, 300, (70, 26), torch.float32, 1e-3)
+    # Ranks of 1 and of as many as there may be; inputs that twice as many programs share.
+    check(3, 1, 1, 24, (16,), torch.float32, 1e-4)
+    check(7, 2, 256, 130, (48,), torch.float32, 1e-3)
+    check(5, 2, 8, 8320, (16, 8), torch.float32, 2e-3)
     check_ranks()
     check_ways_of_a_stage()
     cuda_stream.GemmChooser = PlainChooser
