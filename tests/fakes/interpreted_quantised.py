@@ -69,6 +69,18 @@ def check_rounded_skinny(multiply, kept, num_tokens, num_splits, block_rows=32):
         check_close(half.double().sum(0), want, bound + 5e-3)
 
 
+def check_rows_apart(multiply, kept):
+    """What is no finite number in one row is in no other row's product, and in its own."""
+    shape = SkinnyShape(32, 16, 128, 2, 1, 4)
+    x = torch.randn(18, kept.in_features)
+    apart = multiply(x, kept.values, kept.scales, shape).sum(0)
+    x[3, 130], x[17] = torch.inf, torch.nan
+    out = multiply(x, kept.values, kept.scales, shape).sum(0)
+    others = [row for row in range(18) if row not in (3, 17)]
+    assert torch.equal(out[others], apart[others])
+    assert not out[3].isfinite().any()
+
+
 def int4_weight(num_rows, num_columns, group_size, has_order):
     groups = torch.arange(num_columns) // group_size
     shape = num_rows, num_columns // group_size
@@ -168,6 +180,9 @@ if __name__ == "__main__":
             check_rounded_skinny(multiply, rows, num_tokens, num_splits)
             check_rounded_skinny(multiply, blocks, num_tokens, num_splits, block_rows=128)
             check_rounded_skinny(multiply, blocks, num_tokens, num_splits)
+    for multiply in (fp8_skinny, fp8_rounded, fp8_mapped):
+        check_rows_apart(multiply, rows)
+        check_rows_apart(multiply, blocks)
     check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
