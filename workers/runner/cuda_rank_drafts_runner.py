@@ -162,7 +162,27 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         step, self._replayed_step = self._replayed_step, None
         if step is None:
             raise RuntimeError("a step was replayed whose drafts nobody has made")
-        self._device_drafter.behind(step, self._taps_of_replay(graphs, plan))
+        if not self._read_behind(step, graphs, plan):
+            # Not before the error is gone: its frames hold tensors.
+            self._free_memory()
+
+    def _read_behind(self, step: DrafterStep, graphs: StepGraphs, plan: StepPlan) -> bool:
+        """Whether there was memory for it. By now a step has been sampled, and must not run again:
+        a drafter that has missed tokens makes worse drafts of their rows, which change no text."""
+        try:
+            self._device_drafter.behind(step, self._taps_of_replay(graphs, plan))
+        except torch.OutOfMemoryError as error:
+            if not self._is_alone:
+                raise
+            logger.warning(
+                "no memory for what drafts of step %d's %d rows are made of, later ones are worse: "
+                "%s",
+                plan.step_id,
+                plan.batch_size,
+                error,
+            )
+            return False
+        return True
 
     def _taps_of_replay(self, graphs: StepGraphs, plan: StepPlan) -> tuple[torch.Tensor, ...]:
         """Of the plan's tokens."""

@@ -1,7 +1,7 @@
 """Trees of drafts that a rank's device makes: texts stay, trees are those that the host grows."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from tests.fakes.eagle_heads import save_head
-from tests.fakes.rank_drafts import EagerTreeRank, ReplayingHostTrees, ReplayingTreeRank
+from tests.fakes.rank_drafts import (
+    EagerTreeRank,
+    ReplayingHostTrees,
+    ReplayingRank,
+    ReplayingTreeRank,
+)
 from tests.fakes.tiny_models import MIXTURES, save_tiny_model
 from tests.unit.workers.engine.test_drafts_under_grammars import (
     CHAIN,
@@ -254,6 +259,36 @@ def test_paths_are_lined_up_where_memory_lacks(
     finally:
         engine.close()
     assert len(num_lacking) > 6
+    assert stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("rank_class", "tree"), [(ReplayingRank, ()), (ReplayingTreeRank, (3, 4, 2))]
+)
+def test_a_head_without_memory_behind_a_replay_makes_worse_drafts_only(
+    plain: list[GenerateResult], rank_class: type[ReplayingRank], tree: tuple[int, ...]
+) -> None:
+    """The step has been sampled, and its tokens are counted and kept: it must not run again."""
+    settings = {"speculative": "eagle3:builtin-head", "draft_tree": tree}
+    rank = rank_class(config_of(**settings, max_running_requests=6))
+    rank._is_alone = True
+    drafter = rank._device_drafter
+    own, num_tried = drafter.behind, list[int]()
+
+    def exhausted_now_and_then(step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
+        num_tried.append(step.plan.step_id)
+        if len(num_tried) % 3 == 0:
+            raise torch.OutOfMemoryError("of this test")
+        own(step, taps)
+
+    drafter.behind = exhausted_now_and_then
+    engine = rank.engine()
+    try:
+        assert_same(engine.generate(*mixed_requests()), plain)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert rank.verifies.num_replays > 3
     assert stats.num_accepted_draft_tokens > 0
 
 
