@@ -108,7 +108,9 @@ def load_head(
     ModelLoadError for a folder without such a head, ConfigError for one that is not the target's.
     """
     if not folder.is_dir():
-        raise ModelLoadError(f"{str(folder)!r} is no folder with an EAGLE-3 head")
+        raise ModelLoadError(
+            f"{str(folder)!r} is neither builtin-head nor a folder with an EAGLE-3 head"
+        )
     embedding = target.model.input_embedding()
     head_config = read_head_config(folder, target.model.geometry.num_layers)
     _check_target(folder, head_config.spec, target, embedding.shape[1])

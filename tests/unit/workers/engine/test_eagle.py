@@ -270,7 +270,9 @@ def test_tensors_that_are_not_a_heads_are_refused(
 
 
 def test_where_there_is_no_head_it_is_refused(target: Path, head: Path) -> None:
-    with pytest.raises(ModelLoadError, match="no folder with an EAGLE-3 head"):
+    with pytest.raises(
+        ModelLoadError, match="neither builtin-head nor a folder with an EAGLE-3 head"
+    ):
         made(target, "nowhere")
     with pytest.raises(ConfigError, match="hands over no"):
         made(target, head, model_impl="transformers")
