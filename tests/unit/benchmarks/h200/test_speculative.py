@@ -177,5 +177,6 @@ def test_plain_decoding_is_measured(
             engine.close()
     row = json.loads(capsys.readouterr().out)
     assert (row["drafts"], row["streams"], row["acceptance"]) == ("plain", 2, None)
-    assert row["ms_a_token"] > 0.0
+    # A difference of two times, which a busy machine may make negative.
+    assert row["all_ms"] == [row["ms_a_token"]]
     assert row["tokens_a_step"] is None
