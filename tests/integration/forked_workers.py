@@ -55,6 +55,8 @@ WITH_RAY = (
     "workers.parallel.ray_followers",
 )
 MAX_REQUEST_BYTES = 1 << 20
+IDS_APART = 1000
+"""Random ids that a worker of a test draws, at most."""
 STREAMS = (0, 1, 2)
 
 # "arguments", "environment", "folder".
@@ -178,6 +180,14 @@ class JobServer(ForkServer):
 class WorkerServer(ForkServer):
     """Forks the workers of one job."""
 
+    def __init__(self, path: str, modules: Sequence[str]) -> None:
+        super().__init__(path, modules)
+        self._num_forks = 0
+
+    def fork(self, request: Request) -> int:
+        self._num_forks += 1
+        return super().fork(request)
+
     def become(self, request: Request, streams: Sequence[int]) -> None:
         # Ray ends the process group of a worker.
         os.setpgid(0, 0)
@@ -186,8 +196,19 @@ class WorkerServer(ForkServer):
         close(streams)
         os.chdir(request["folder"])
         take_environment(request)
+        draw_apart(self._num_forks)
         sys.argv = request["arguments"]
         runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def draw_apart(index: int) -> None:
+    """Forks would draw the same random ids, as Ray's generator is one that they have from their
+    server: a worker begins by making an object of the first one, and of two that begin at once the
+    second ends when it finds the object there, and whoever waits for the first workers of a job
+    waits for ever. So each draws from a place of its own on."""
+    if "ray" in sys.modules:
+        for _ in range(index * IDS_APART):
+            sys.modules["ray"].ObjectRef.from_random()
 
 
 def reap(number: int, frame: object) -> None:

@@ -26,7 +26,7 @@ sys.exit(int(sys.argv[-1]))
 SERVER = """
 import sys
 from tests.integration.forked_workers import JobServer
-server = JobServer(sys.argv[1], ("csv",), ("wave",))
+server = JobServer(sys.argv[1], ("csv",), sys.argv[2:])
 print("listening", flush=True)
 server.serve()
 """
@@ -34,8 +34,8 @@ PATIENCE_S = 60
 
 
 @contextmanager
-def fork_server(path):
-    command = [sys.executable, "-c", SERVER, str(path)]
+def fork_server(path, of_jobs="wave"):
+    command = [sys.executable, "-c", SERVER, str(path), of_jobs]
     environment = {**os.environ, "OF_THE_SERVER": "1", "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, **pipes) as server:
@@ -45,7 +45,7 @@ def fork_server(path):
 
 def ask(path, job, program, folder, *arguments):
     """The client with pipes of its own: it ends when there is a worker, which has them."""
-    environment = {"OF_THE_WORKER": "2", "RAY_JOB_ID": job}
+    environment = {"OF_THE_WORKER": "2", "RAY_JOB_ID": job, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-I", "-S", str(CLIENT), str(path), str(program), *arguments]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(command, env=environment, cwd=folder, text=True, **pipes)
@@ -94,6 +94,19 @@ def test_a_job_has_a_server_that_has_loaded_nothing_of_another(tmp_path, program
             client.communicate("\n", timeout=PATIENCE_S)
         server.stdin.close()
         assert server.wait(PATIENCE_S) == 0
+
+
+def test_workers_of_a_job_draw_ids_of_their_own(tmp_path):
+    """Two that begin at once make an object each, of the first id that they draw."""
+    path, program = tmp_path / "socket", tmp_path / "program.py"
+    program.write_text("import ray\nprint(ray.ObjectRef.from_random().hex(), flush=True)")
+    with fork_server(path, "ray.serve._private.controller") as server:
+        clients = [ask(path, "01000000", program, tmp_path) for _ in range(3)]
+        ids = {client.communicate(timeout=PATIENCE_S)[0].strip() for client in clients}
+        server.stdin.close()
+        assert server.wait(PATIENCE_S) == 0
+    assert len(ids) == len(clients)
+    assert all(ids)
 
 
 def test_a_client_without_a_server_says_so(tmp_path, program):
