@@ -69,7 +69,17 @@ class Chat:
     max_tokens: tuple[int, int]
 
 
-Workload = Decode | Batch | SharedPrefix | FirstToken | Chat
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Requests submitted at once, of one output token each: prompt tokens a second, the median of
+    some. For what lasts too little to compare two trees by a single measurement."""
+
+    num_requests: int
+    prompt_tokens: int
+    num_times: int = 9
+
+
+Workload = Decode | Batch | SharedPrefix | FirstToken | Chat | Prefill
 
 WARM_UPS: tuple[Workload, ...] = (
     Batch("warm_up", 32, 128, 32),
@@ -77,6 +87,7 @@ WARM_UPS: tuple[Workload, ...] = (
     Batch("warm_up", 64, 1024, 32),
 )
 DECODES = (Decode(1, 1024), Decode(64, 1024), Decode(256, 128))
+PREFILLS = (Prefill(1, 1024, num_times=25), Prefill(64, 1024), Prefill(256, 128, num_times=15))
 LONG = Batch("16x7000_64_s", 16, 7000, 64)
 THROUGHPUT = Batch("512x1024_256_s", 512, 1024, 256)
 HALF_THROUGHPUT = Batch("256x1024_256_s", 256, 1024, 256)
@@ -86,6 +97,7 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "brief": (*DECODES[:2], HALF_THROUGHPUT),
     "brief_512": (*DECODES[:2], THROUGHPUT),
     "decode": DECODES,
+    "turns": (*DECODES, *PREFILLS, THROUGHPUT, LONG),
     "batches": (THROUGHPUT, LONG),
     "chat": (
         *(FirstToken(length) for length in (32, 128, 256, 512, 1024)),
@@ -98,6 +110,7 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
         SharedPrefix(8, 64, 16, 8),
         FirstToken(16),
         Chat(8, (8, 32), (2, 9)),
+        Prefill(2, 16, num_times=3),
     ),
 }
 """By name. "prefix" is for engines with their prefix cache on, the others for engines without."""
@@ -137,6 +150,8 @@ class WorkloadRunner:
                 yield self._first_token_row(workload)
             case Chat():
                 yield self._chat_row(workload)
+            case Prefill():
+                yield self._prefill_row(workload)
 
     def _prompts(
         self, num_requests: int, own_tokens: int, prefix: list[int] | None = None
@@ -163,6 +178,14 @@ class WorkloadRunner:
         ]
         name = f"first_token_{first.prompt_tokens}_ms"
         return name, round(statistics.median(seconds) * 1e3, 2)
+
+    def _prefill_row(self, prefill: Prefill) -> tuple[str, float]:
+        requests, length = prefill.num_requests, prefill.prompt_tokens
+        seconds = [
+            self._seconds(self._prompts(requests, length), 1) for _ in range(prefill.num_times)
+        ]
+        name = f"prefill_{requests}x{length}_median_tps"
+        return name, round(requests * length / statistics.median(seconds))
 
     def _chat_row(self, chat: Chat) -> tuple[str, float]:
         lengths = [self._rng.randint(*chat.prompt_tokens) for _ in range(chat.num_requests)]

@@ -8,6 +8,7 @@ from benchmarks.h200.workloads import (
     Chat,
     Decode,
     FirstToken,
+    Prefill,
     SharedPrefix,
     WorkloadRunner,
 )
@@ -58,6 +59,18 @@ def test_a_first_token_is_waited_for_one_prompt_at_a_time() -> None:
     rows = dict(WorkloadRunner(engine.generate, 50_000).rows(FirstToken(20, 3)))
     assert list(rows) == ["first_token_20_ms"]
     assert [(len(prompts[0]), wanted) for prompts, wanted in engine.calls] == [(20, [1])] * 3
+
+
+def test_a_prefill_is_the_median_of_as_many_times_as_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0, 29.0])
+    monkeypatch.setattr("benchmarks.h200.workloads.time.perf_counter", lambda: next(clock))
+    engine = RecordingEngine()
+    rows = dict(WorkloadRunner(engine.generate, 50_000).rows(Prefill(2, 20, 3)))
+    assert rows == {"prefill_2x20_median_tps": 10}
+    assert [max_tokens for _, max_tokens in engine.calls] == [[1, 1]] * 3
+    assert len({tuple(prompt) for prompts, _ in engine.calls for prompt in prompts}) == 6
 
 
 def test_a_chat_has_prompts_and_outputs_of_all_lengths_at_once() -> None:
