@@ -19,6 +19,8 @@ _WIDE_GROUP = 4
 _MAX_JOINED_CHUNKS = 32
 _FUSED_HEAD_DIMS = (64, 128, 256)
 _MAX_FUSED_GROUP = 16
+_MAX_WAVES = 3
+_CUTS_THAT_FILL = 3
 
 
 class DecodeShape(NamedTuple):
@@ -186,6 +188,14 @@ def decode_shared_bytes(geometry: DecodeGeometry, tuning: DecodeTuning) -> int:
     blocks = num_blocks * tuning.block_keys * 2 * shape.tile_dim
     own = shape.tile_rows * (shape.tile_dim + tuning.block_keys)
     return (blocks + own) * _ELEMENT_BYTES + _RESERVED_BYTES
+
+
+def most_waves(num_rows: int, target_chunks: int) -> int:
+    """How many chunks a place may attend to one behind the other, of rows that may be too long for
+    one each. Fewer rows are cut often enough to fill the places evenly; of about as many rows as
+    places or more, one chunk each does."""
+    is_between = target_chunks // _CUTS_THAT_FILL < num_rows <= target_chunks * 7 // 8
+    return _MAX_WAVES if is_between else 1
 
 
 def next_power_of_2(value: int) -> int:

@@ -15,6 +15,7 @@ from attention.kernels.decode_shape import (
     DecodeShape,
     DecodeTuning,
     FrontShape,
+    most_waves,
     next_power_of_2,
 )
 from attention.kernels.gpu_limits import gpu_limits
@@ -79,8 +80,9 @@ class PagedDecode:
         tuning = self._tuning_of(num_rows)
         programs = self._num_multiprocessors * tuning.chunks_per_multiprocessor
         target_chunks = -(-programs // kv_heads)
-        # A row's chunks are at most one more than its share of target_chunks.
-        max_items = num_rows + target_chunks
+        max_waves = most_waves(num_rows, target_chunks)
+        # A row's chunks are at most one more than its share of all waves' places.
+        max_items = num_rows + max_waves * target_chunks
         window = sliding_window_size if sliding_window_size > 0 else _UNLIMITED
         size = _PLAN_HEADER + max_items * _CHUNK_FIELDS + num_rows * kv_heads
         plan = torch.empty(size, dtype=torch.int32, device=cache_seqlens.device)
@@ -99,6 +101,7 @@ class PagedDecode:
             kv_heads=kv_heads,
             block_rows=block_rows,
             compared_rows=compared_rows,
+            max_waves=max_waves,
             is_dependent=self._is_dependent,
             num_warps=_PLAN_WARPS,
             launch_pdl=self._is_dependent,

@@ -18,6 +18,7 @@ CHUNK_FIELDS = tl.constexpr(8)
 _NUM_GROWTHS = tl.constexpr(8)
 _GROWTHS_TO_DOUBLE = tl.constexpr(16)
 _WHOLE = tl.constexpr(256)
+_CHUNK_COST_KEYS = tl.constexpr(128)
 
 
 def _cut_rows(
@@ -67,6 +68,57 @@ def _fitting_chunk(
 fitting_chunk = triton.jit(_fitting_chunk)
 
 
+def _span(
+    seq_lens: tl.tensor,
+    chunk: tl.tensor,
+    slack_eighths: tl.tensor,
+    window: tl.tensor,
+    target_chunks: tl.tensor,
+    block_keys: tl.constexpr,
+) -> tl.tensor:
+    """How many keys one place attends to, one chunk behind the other, where target_chunks run at
+    once and all are as long as the longest. A chunk begins and joins for as long as it attends to
+    _CHUNK_COST_KEYS."""
+    slack = chunk * slack_eighths // 8
+    first_keys, sizes, num_chunks = cut_rows(seq_lens, chunk, slack, window, block_keys)
+    num_chunks = tl.sum(tl.where(seq_lens > first_keys, num_chunks, 0))
+    return (tl.max(sizes) + _CHUNK_COST_KEYS) * tl.cdiv(num_chunks, target_chunks)
+
+
+span = triton.jit(_span)
+
+
+def _chunk_of_waves(
+    seq_lens: tl.tensor,
+    num_keys: tl.tensor,
+    min_chunk: tl.tensor,
+    slack_eighths: tl.tensor,
+    window: tl.tensor,
+    target_chunks: tl.tensor,
+    block_keys: tl.constexpr,
+    max_waves: tl.constexpr,
+) -> tl.tensor:
+    """The chunk of the shortest span among those that fill all places once, twice, ...; more waves
+    have to be shorter by an eighth. Rows between a third of the places and all of them leave many
+    empty if all chunks are to run at once."""
+    ideal = tl.maximum(tl.cdiv(num_keys, target_chunks), min_chunk)
+    chosen = fitting_chunk(seq_lens, ideal, slack_eighths, window, target_chunks, block_keys)
+    if max_waves > 1:
+        shortest = span(seq_lens, chosen, slack_eighths, window, target_chunks, block_keys)
+        for waves in tl.static_range(2, max_waves + 1):
+            places = target_chunks * waves
+            ideal = tl.maximum(tl.cdiv(num_keys, places), min_chunk)
+            chunk = fitting_chunk(seq_lens, ideal, slack_eighths, window, places, block_keys)
+            length = span(seq_lens, chunk, slack_eighths, window, target_chunks, block_keys)
+            is_shorter = length * 8 <= shortest * 7
+            chosen = tl.where(is_shorter, chunk, chosen)
+            shortest = tl.where(is_shorter, length, shortest)
+    return chosen
+
+
+chunk_of_waves = triton.jit(_chunk_of_waves)
+
+
 def _read_chunk(plan: tl.tensor, item: tl.tensor) -> tl.tensor:
     """A chunk's row, start, stop, number of chunks, first chunk and number of keys."""
     chunk = plan + PLAN_HEADER + item * CHUNK_FIELDS
@@ -90,6 +142,7 @@ def _plan_chunks(  # noqa: PLR0913
     kv_heads: tl.constexpr,
     block_rows: tl.constexpr,
     compared_rows: tl.constexpr,
+    max_waves: tl.constexpr,
     is_dependent: tl.constexpr,
 ) -> None:
     """One program. The rows of the longest chunks come first: what starts last ends soonest."""
@@ -99,8 +152,10 @@ def _plan_chunks(  # noqa: PLR0913
     is_row = rows < num_rows
     seq_lens = tl.load(cache_seqlens + rows, mask=is_row, other=0)
     lengths = seq_lens - tl.maximum(seq_lens - window, 0) // block_keys * block_keys
-    ideal = tl.maximum(tl.cdiv(tl.sum(lengths), target_chunks), min_chunk)
-    ideal = fitting_chunk(seq_lens, ideal, slack_eighths, window, target_chunks, block_keys)
+    ideal = chunk_of_waves(
+        seq_lens, tl.sum(lengths), min_chunk, slack_eighths, window, target_chunks, block_keys,
+        max_waves,
+    )  # fmt: skip
     slack = ideal * slack_eighths // 8
     first_keys, sizes, num_chunks = cut_rows(seq_lens, ideal, slack, window, block_keys)
     num_chunks = tl.where(is_row, num_chunks, 0)

@@ -21,7 +21,7 @@ from benchmarks.h200.attention_steps import Heads, Setup, Work, build_step, grap
 
 REPEATS = 15
 PAGE_SIZE = 64
-WORKS = ("1x4096", "1x32768", "4x4096", "12x1500", "16x4096", "64x4096")
+WORKS = ("1x4096", "1x32768", "4x4096", "12x1500", "16x4096", "32x7000", "48x3500", "64x4096")
 
 
 def few(num_warps: int, chunks: int, tokens: int, joined: int) -> DecodeTuning:

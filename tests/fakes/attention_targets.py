@@ -67,7 +67,12 @@ def decode_variants(geometry, num_rows, capability):
     options = {"num_stages": tuning.num_stages, "num_warps": tuning.num_warps}
     chunk = Variant(triton_decode.attend_chunk_kernel, TYPES, {"shape": shape}, options)
     constants = {"block_keys": tuning.block_keys, "kv_heads": geometry.kv_heads}
-    constants |= {"block_rows": 64, "compared_rows": 32, "is_dependent": is_dependent}
+    constants |= {
+        "block_rows": 64,
+        "compared_rows": 32,
+        "max_waves": 3,
+        "is_dependent": is_dependent,
+    }
     plan = Variant(triton_decode_plan.plan_chunks_kernel, TYPES, constants, {"num_warps": 8})
     return tuning, plan, chunk
 

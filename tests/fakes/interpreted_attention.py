@@ -159,6 +159,14 @@ def check_chunks(lengths, num_chunks):
     paged_decode.gpu_limits = lambda device: AMPERE
 
 
+def check_waves():
+    """Eight rows of one head, 24 chunks in twelve places."""
+    paged_decode.gpu_limits = lambda device: replace(AMPERE, num_multiprocessors=4)
+    check(rows_of(*[(1998, 1)] * 8), kv_heads=1)
+    check(rows_of(*[(10, 1), (1998, 1), (1500, 1), (0, 1)] * 2), kv_heads=1)
+    paged_decode.gpu_limits = lambda device: AMPERE
+
+
 def check_latent(rows, make=None):
     case = build_latent_case(CaseSpec(rows, **HALF))
     if make is not None:
@@ -213,6 +221,10 @@ if __name__ == "__main__":
     # Not 36 and 35, of which three and two would run alone behind the others.
     check_chunks([1500] * 12, 24)
     check_chunks([4096] * 5, 30)
+    # Neither 20, which leave 13 of 33 places empty, nor 40, of which seven would run alone.
+    check_chunks([7000] * 20, 60)
+    check_chunks([7000] * 29, 29)
+    check_waves()
     # One by one they are more than run at once, and short.
     check_chunks([100] * 40, 40)
     check_chunks([0] * 3, 3)

@@ -24,7 +24,7 @@ def plan_of(lengths: list[int], window: int, slack_eighths: int, min_chunk: int)
     return decode.plan(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), window)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 64, 256, 700])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 30, 55, 64, 256, 700])
 @pytest.mark.parametrize("window", [-1, 1, 300, 5000])
 @pytest.mark.parametrize(("slack_eighths", "min_chunk"), [(0, 64), (4, 128), (8, 256)])
 def test_plans(num_rows, window, slack_eighths, min_chunk):
