@@ -3,7 +3,7 @@
 Raw means before temperature, penalties, bias and masks. Knows no requests.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,16 @@ class LogprobTensors:
     ranks: Tensor
     top_token_ids: Tensor
     top_logprobs: Tensor
+
+    @classmethod
+    def joined(cls, pieces: "Sequence[LogprobTensors]") -> "LogprobTensors":
+        """Of all positions of pieces with the same num_top, one after the other."""
+        return cls(
+            torch.cat([piece.logprobs for piece in pieces]),
+            torch.cat([piece.ranks for piece in pieces]),
+            torch.cat([piece.top_token_ids for piece in pieces]),
+            torch.cat([piece.top_logprobs for piece in pieces]),
+        )
 
     def start_download(self) -> "LogprobTensors":
         """Host copies, readable once the device's stream has passed here."""
@@ -128,12 +138,7 @@ def prompt_logprobs(
             torch.split(hidden, num_rows), torch.split(target_ids, num_rows), strict=True
         )
     ]
-    return LogprobTensors(
-        torch.cat([piece.logprobs for piece in pieces]),
-        torch.cat([piece.ranks for piece in pieces]),
-        torch.cat([piece.top_token_ids for piece in pieces]),
-        torch.cat([piece.top_logprobs for piece in pieces]),
-    )
+    return LogprobTensors.joined(pieces)
 
 
 def pack_logprobs(host: LogprobTensors) -> PackedLogprobs:

@@ -67,6 +67,26 @@ class HostRows:
     num_top: npt.NDArray[np.int32]
     num_asked: npt.NDArray[np.int32]
 
+    def part(self, start: int, end: int) -> "HostRows":
+        """The rows from start up to end, counted from there."""
+        if (start, end) == (0, len(self.slots)):
+            return self
+        first_dense, end_dense = np.searchsorted(self.rows.get(RowUse.DENSE, NO_ROWS), (start, end))
+        rows = {}
+        for use, all_rows in self.rows.items():
+            is_of_dense = use in DENSE_FILTERS
+            low, high = (first_dense, end_dense) if is_of_dense else (start, end)
+            first, behind = np.searchsorted(all_rows, (low, high))
+            if first < behind:
+                rows[use] = all_rows[first:behind] - low
+        return HostRows(
+            self.slots[start:end],
+            self.noise_keys[start:end],
+            rows,
+            self.num_top[start:end],
+            self.num_asked[start:end],
+        )
+
 
 class SlotParameters:
     """Host copies per slot: uses as bits, mixed seed, end of the min_tokens mask, logprobs."""

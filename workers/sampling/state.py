@@ -11,6 +11,7 @@ bias before the penalties.)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +20,14 @@ from torch import Tensor
 
 from workers.sampling.allowed_tokens import AllowedTokens
 from workers.sampling.bad_words import BadWords
+from workers.sampling.device_rows import DeviceRows, piece_ends
 from workers.sampling.filters import MIN_TEMPERATURE, TOP_P_OFF
-from workers.sampling.logprobs import SampledLogprobs, compute_logprobs
+from workers.sampling.logprobs import LogprobTensors, SampledLogprobs, compute_logprobs
 from workers.sampling.params import SamplingParams
 from workers.sampling.penalties import PenaltyState
-from workers.sampling.run_drafts import DraftsBefore, RunDrafts
-from workers.sampling.sampler import (
-    FilterGroups,
-    RowGroup,
-    RowParameters,
-    sample_candidates,
-    sample_dense,
-)
+from workers.sampling.run_drafts import RunDrafts
+from workers.sampling.sampler import RowGroup, RowParameters, sample_candidates, sample_dense
 from workers.sampling.slot_parameters import (
-    DENSE_FILTERS,
-    LOOKING_BACK,
     NO_ROWS,
     HostRows,
     RowIndices,
@@ -179,14 +173,26 @@ class SamplingState:
         if host_rows is None:
             row_max, token_ids = logits.max(dim=-1)
             return SampledTokens(token_ids, row_max.isnan(), None)
-        rows = _upload_rows(host_rows, self._device, drafts)
+        bounds = pairwise((0, *piece_ends(len(slots), drafts)))
+        pieces = [
+            self._sample_piece(logits[start:end], host_rows, start, drafts) for start, end in bounds
+        ]
+        token_ids = _joined([piece.token_ids for piece in pieces])
+        logprobs = self._logprobs(raw, pieces, host_rows)
+        # Last: until here a call that ran out of memory can be made again.
+        for piece in pieces:
+            self._count_output(piece, token_ids)
+        return SampledTokens(token_ids, _joined([piece.has_nan for piece in pieces]), logprobs)
+
+    def _sample_piece(
+        self, logits: Tensor, host: HostRows, start: int, drafts: RunDrafts | None
+    ) -> "_SampledPiece":
+        """Of the step's rows from start on that logits, (m, vocab_size), are of."""
+        rows = DeviceRows.of(host.part(start, start + len(logits)), self._device, start, drafts)
         adjusted = self._adjust(logits, rows)
         row_max, token_ids = adjusted.max(dim=-1, keepdim=True)
         token_ids = self._draw(adjusted, row_max, token_ids.squeeze(1), rows)
-        logprobs = self._logprobs(raw, token_ids, rows, host_rows)
-        # Last: until here a call that ran out of memory can be made again.
-        self._count_output(rows, token_ids)
-        return SampledTokens(token_ids, row_max.squeeze(1).isnan(), logprobs)
+        return _SampledPiece(start, rows, token_ids, row_max.squeeze(1).isnan())
 
     def remember(self, slots: Tensor, token_ids: Tensor) -> None:
         """Keep token_ids as what the slots sampled last; both int64 (n,) on the device."""
@@ -220,7 +226,7 @@ class SamplingState:
         last = self.last_token_ids.index_select(0, token_slots)
         return torch.where(input_ids < 0, last, input_ids)
 
-    def _adjust(self, logits: Tensor, rows: "_DeviceRows") -> Tensor:
+    def _adjust(self, logits: Tensor, rows: DeviceRows) -> Tensor:
         """Biased, masked and penalised logits, float32; a copy if anything had to be changed."""
         bias, mask = rows.groups.get(RowUse.LOGIT_BIAS), rows.groups.get(RowUse.MIN_TOKENS)
         penalised, allowed = rows.groups.get(RowUse.PENALTIES), rows.groups.get(RowUse.ALLOWED)
@@ -248,7 +254,7 @@ class SamplingState:
         return logits
 
     def _draw(
-        self, logits: Tensor, row_max: Tensor, greedy_token_ids: Tensor, rows: "_DeviceRows"
+        self, logits: Tensor, row_max: Tensor, greedy_token_ids: Tensor, rows: DeviceRows
     ) -> Tensor:
         token_ids = greedy_token_ids
         candidates, dense = rows.groups.get(RowUse.CANDIDATES), rows.groups.get(RowUse.DENSE)
@@ -261,12 +267,12 @@ class SamplingState:
                 dense.take(logits),
                 dense.take(row_max),
                 self._row_parameters(rows, dense),
-                _filter_groups(rows),
+                rows.filter_groups(),
             )
             token_ids = dense.put_(token_ids, drawn)
         return token_ids
 
-    def _row_parameters(self, rows: "_DeviceRows", group: RowGroup) -> RowParameters:
+    def _row_parameters(self, rows: DeviceRows, group: RowGroup) -> RowParameters:
         slots = group.take(rows.slots)
         floats = self._floats.index_select(0, slots)
         return RowParameters(
@@ -277,24 +283,33 @@ class SamplingState:
             noise_keys=group.take(rows.noise_keys),
         )
 
-    def _count_output(self, rows: "_DeviceRows", token_ids: Tensor) -> None:
+    def _count_output(self, piece: "_SampledPiece", token_ids: Tensor) -> None:
+        """token_ids: int64 (n,), of all of the step's rows."""
+        rows = piece.rows
         counters = ((RowUse.PENALTIES, self._penalties), (RowUse.BAD_WORDS, self._bad_words))
         for use, counter in counters:
             group = rows.groups.get(use)
             if group is not None:
                 held = [drafts.held(token_ids) for drafts in rows.drafts_of(use)]
-                counter.add(group.take(rows.slots), group.take(token_ids), *held)
+                counter.add(group.take(rows.slots), group.take(piece.token_ids), *held)
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, rows: "_DeviceRows", host: HostRows
+        self, logits: Tensor, pieces: "Sequence[_SampledPiece]", host: HostRows
     ) -> SampledLogprobs | None:
-        group = rows.groups.get(RowUse.LOGPROBS)
-        if group is None:
+        """logits: (n, vocab_size), of all of the step's rows."""
+        if RowUse.LOGPROBS not in host.rows:
             return None
         num_top = min(int(host.num_top.max()), self._vocab_size)
-        asked = self._asked_ids.take(group.take(rows.slots)) if host.num_asked.any() else None
-        tensors = compute_logprobs(group.take(logits), group.take(token_ids), num_top, asked)
-        return SampledLogprobs(tensors, host.num_top, host.num_asked, num_top)
+        has_asked = bool(host.num_asked.any())
+        tensors = []
+        for piece in pieces:
+            group = piece.rows.groups.get(RowUse.LOGPROBS)
+            if group is not None:
+                asked = self._asked_ids.take(group.take(piece.rows.slots)) if has_asked else None
+                own = group.take(logits[piece.start : piece.start + len(piece.token_ids)])
+                tensors.append(compute_logprobs(own, group.take(piece.token_ids), num_top, asked))
+        joined = tensors[0] if len(tensors) == 1 else LogprobTensors.joined(tensors)
+        return SampledLogprobs(joined, host.num_top, host.num_asked, num_top)
 
     def _admit_penalties(self, requests: Sequence[AdmittedRequest]) -> None:
         if not requests:
@@ -345,38 +360,17 @@ class SamplingState:
 
 
 @dataclass(frozen=True, slots=True)
-class _DeviceRows:
-    """HostRows on the device. drafts: before the rows of uses that look at earlier tokens."""
+class _SampledPiece:
+    """Of the step's rows from start on. token_ids: int64 (m,), has_nan: bool (m,)."""
 
-    slots: Tensor
-    noise_keys: Tensor
-    groups: dict[RowUse, RowGroup]
-    drafts: dict[RowUse, tuple[DraftsBefore, ...]]
-
-    def drafts_of(self, use: RowUse) -> tuple[DraftsBefore, ...]:
-        return self.drafts.get(use, ())
+    start: int
+    rows: DeviceRows
+    token_ids: Tensor
+    has_nan: Tensor
 
 
-def _upload_rows(host: HostRows, device: torch.device, drafts: RunDrafts | None) -> _DeviceRows:
-    slots, noise_keys, *indices = upload([host.slots, host.noise_keys, *host.rows.values()], device)
-    num_dense = len(host.rows.get(RowUse.DENSE, ()))
-    groups = {
-        use: RowGroup(rows, len(rows) == (num_dense if use in DENSE_FILTERS else len(slots)))
-        for use, rows in zip(host.rows, indices, strict=True)
-    }
-    before = {}
-    if drafts is not None:
-        uses = [use for use in LOOKING_BACK if use in host.rows]
-        before = {use: drafts.before(host.rows[use], device) for use in uses}
-    return _DeviceRows(slots, noise_keys, groups, before)
-
-
-def _filter_groups(rows: _DeviceRows) -> FilterGroups:
-    return FilterGroups(
-        min_p=rows.groups.get(RowUse.MIN_P),
-        top_k=rows.groups.get(RowUse.TOP_K),
-        top_p=rows.groups.get(RowUse.TOP_P),
-    )
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def _float_row(sampling: SamplingParams) -> tuple[float, ...]:

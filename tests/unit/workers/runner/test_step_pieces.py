@@ -127,14 +127,14 @@ def test_what_is_tried_again_counts_no_output_twice(folder, monkeypatch):
     counts: list[tuple[int, ...]] = []
     of_sampled, count = SamplingState._logprobs, SamplingState._count_output
 
-    def one_row(self, logits, token_ids, rows, host):
-        if len(token_ids) > 1:
+    def one_row(self, logits, pieces, host):
+        if len(logits) > 1:
             raise torch.OutOfMemoryError("injected")
-        return of_sampled(self, logits, token_ids, rows, host)
+        return of_sampled(self, logits, pieces, host)
 
-    def counted(self, rows, token_ids):
-        counts.append(tuple(rows.slots.tolist()))
-        count(self, rows, token_ids)
+    def counted(self, piece, token_ids):
+        counts.append(tuple(piece.rows.slots.tolist()))
+        count(self, piece, token_ids)
 
     monkeypatch.setattr(SamplingState, "_logprobs", one_row)
     monkeypatch.setattr(SamplingState, "_count_output", counted)
