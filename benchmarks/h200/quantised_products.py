@@ -2,7 +2,6 @@
 
     python3 -m benchmarks.h200.quantised_products [--rows 1 8 16 64 256 4096] [--formats fp8_rows]
     python3 -m benchmarks.h200.quantised_products --sweep [--rows 1 16 64 256] [--formats int4]
-    python3 -m benchmarks.h200.quantised_products --sweep --rounded-only [--rows 1 16 64] [...]
 
 Weights are those of Llama-3.1-8B's layers, of one copy each way in turns, so that none is in the
 cache. A line a matrix, format and number of rows: microseconds of bfloat16, of the product as
@@ -11,8 +10,7 @@ of the floor: the longer of reading all bytes once and of multiplying at the pea
 cores that it uses. Last what a layer's four matrices take together.
 
 --sweep: a line for each of the tiles that are worth trying, and the fastest last, of each matrix
-and of a layer: what to write into tile_table.py. --rounded-only: of the kernels for few rows those
-alone that round x to FP8, beside the tables as they are.
+and of a layer: what to write into tile_table.py.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import RoundedSkinnyTiles, SkinnyTiles
-from workers.layers.quantised.tile_table import TileRule, TileTable, tiles_for
+from workers.layers.quantised.tile_table import TileRule, TileTable
 
 CUDA = torch.device("cuda", 0)
 MATRICES = {
@@ -123,8 +120,8 @@ def kept_bytes(kept: KeptWeight) -> int:
     return sum(buffer.numel() * buffer.element_size() for buffer in kept.buffers())
 
 
-def floor_of(kept: KeptWeight, name: str, num_rows: int, has_bf16: bool) -> float:
-    tensor_cores = "bf16" if has_bf16 or name == "int4" else "fp8"
+def floor_of(kept: KeptWeight, name: str, num_rows: int) -> float:
+    tensor_cores = "bf16" if name == "int4" else "fp8"
     flops = 2.0 * num_rows * kept.out_features * kept.in_features
     activations = 2 * num_rows * (kept.out_features + kept.in_features)
     return max((kept_bytes(kept) + activations) / BYTES_PER_S, flops / FLOPS[tensor_cores])
@@ -160,13 +157,11 @@ def inputs_of(matrix: str, num_rows: int) -> torch.Tensor:
 
 def timed(name: str, matrix: str, num_rows: int) -> Timed:
     weights, x, table = weights_of(name, matrix), inputs_of(matrix, num_rows), FORMATS[name].table
-    tiles = tiles_for(table, num_rows, MATRICES[matrix][0])
-    has_bf16 = tiles is not None and not isinstance(tiles, RoundedSkinnyTiles)
     return Timed(
         bf16=bf16_seconds(matrix, x),
         chosen=by_table(name, matrix, weights, x, table),
         many=by_table(name, matrix, weights, x, _MANY),
-        floor=floor_of(weights[0], name, num_rows, has_bf16),
+        floor=floor_of(weights[0], name, num_rows),
     )
 
 
@@ -188,14 +183,12 @@ def show(name: str, num_rows: int) -> None:
     )
 
 
-def tables_to_try(name: str, num_rows: int, is_rounded_only: bool) -> list[TileTable]:
+def tables_to_try(name: str, num_rows: int) -> list[TileTable]:
     """The way of many, the table as it is, and one of a single rule for each tiles."""
-    tiles: list[SkinnyTiles] = []
-    if not is_rounded_only:
-        for turn in (128, 256) if name == "fp8_rows" else (128,):
-            tiles += worth_trying(num_rows, turn)
-    if name != "int4":
-        tiles += rounded_worth_trying(num_rows, name == "fp8_blocks")
+    if name == "int4":
+        tiles = worth_trying(num_rows, GROUP_SIZE)
+    else:
+        tiles = rounded_worth_trying(num_rows, name == "fp8_blocks")
     return [_MANY, FORMATS[name].table, *((TileRule(num_rows, one),) for one in tiles)]
 
 
@@ -203,12 +196,12 @@ def way_of(table: TileTable) -> str:
     return str(table[0].tiles) if len(table) == 1 else "as the table has it" if table else "many"
 
 
-def sweep(name: str, num_rows: int, is_rounded_only: bool) -> None:
+def sweep(name: str, num_rows: int) -> None:
     weights = {matrix: weights_of(name, matrix) for matrix in MATRICES}
     inputs = {matrix: inputs_of(matrix, num_rows) for matrix in MATRICES}
     bf16 = {matrix: bf16_seconds(matrix, inputs[matrix]) for matrix in MATRICES}
     found: dict[TileTable, dict[str, float]] = {}
-    for table in tables_to_try(name, num_rows, is_rounded_only):
+    for table in tables_to_try(name, num_rows):
         way = way_of(table)
         try:
             each = {
@@ -253,13 +246,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--rounded-only", action="store_true")
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(CUDA))
     for name in arguments.formats:
         for num_rows in arguments.rows:
             if arguments.sweep:
-                sweep(name, num_rows, arguments.rounded_only)
+                sweep(name, num_rows)
             else:
                 show(name, num_rows)
 

@@ -19,7 +19,6 @@ from workers.layers.quantised.expert_spread import spread
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
-from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.skinny_shape import SkinnyShape
@@ -35,17 +34,6 @@ def check_close(got, want, bound):
 
 def fp8_values(*shape):
     return (torch.randn(shape) * 64).clamp(-448, 448).to(FP8)
-
-
-def check_skinny(kept, num_tokens, num_splits):
-    x = torch.randn(num_tokens, kept.in_features)
-    shape = SkinnyShape(32, 16, min(128, kept.in_features // num_splits), num_splits, 1, 4)
-    out = fp8_skinny(x, kept.values, kept.scales, shape)
-    assert out.shape == (num_splits, num_tokens, kept.out_features)
-    # Parts of sums are rounded once, where they are added; whole ones where they are made.
-    rounded = fp8_skinny(x.bfloat16(), kept.values, kept.scales, shape)
-    assert rounded.dtype == (torch.bfloat16 if num_splits == 1 else torch.float32)
-    check_close(out.double().sum(0), x.double() @ kept.dequantised().double().t(), 1e-5)
 
 
 def check_rounded_skinny(multiply, kept, num_tokens, num_splits, block_rows=32):
@@ -174,13 +162,11 @@ if __name__ == "__main__":
     rows = Fp8Rows(fp8_values(80, 256), torch.rand(80) * 1e-3)
     blocks = Fp8Blocks(fp8_values(256, 512), torch.rand(2, 4) * 1e-3)
     for num_tokens, num_splits in ((1, 2), (5, 1), (19, 1)):
-        check_skinny(rows, num_tokens, num_splits)
-        check_skinny(blocks, num_tokens, num_splits)
         for multiply in (fp8_rounded, fp8_mapped):
             check_rounded_skinny(multiply, rows, num_tokens, num_splits)
             check_rounded_skinny(multiply, blocks, num_tokens, num_splits, block_rows=128)
             check_rounded_skinny(multiply, blocks, num_tokens, num_splits)
-    for multiply in (fp8_skinny, fp8_rounded, fp8_mapped):
+    for multiply in (fp8_rounded, fp8_mapped):
         check_rows_apart(multiply, rows)
         check_rows_apart(multiply, blocks)
     check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)

@@ -36,13 +36,12 @@ from workers.layers.quantised import (
     fp8_mapped,
     fp8_rounded,
     fp8_rounding,
-    fp8_skinny,
     int4_skinny,
     int4_spread,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import MappedSkinnyTiles, RoundedSkinnyTiles
+from workers.layers.quantised.skinny_shape import MappedSkinnyTiles
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -186,10 +185,7 @@ def fp8_variant(tiles, by_block):
         types["x_map"] = f"tensordesc<bf16[{tiles.block_tokens}, {tiles.block_k}]>"
         types["values_map"] = f"tensordesc<fp8e4nv[{tiles.block_rows}, {tiles.block_k}]>"
         return Variant(fp8_mapped._fp8_mapped_kernel, types, constants, options)
-    if isinstance(tiles, RoundedSkinnyTiles):
-        return Variant(fp8_rounded._fp8_rounded_kernel, types, constants, options)
-    constants["IS_PACKED"] = True
-    return Variant(fp8_skinny._fp8_skinny_kernel, types, constants, options)
+    return Variant(fp8_rounded._fp8_rounded_kernel, types, constants, options)
 
 
 def _skinny_tile(tiles):

@@ -26,9 +26,8 @@ from workers.layers.quantised.skinny_shape import (
     MappedSkinnyTiles,
     RoundedSkinnyTiles,
     SkinnyShape,
-    SkinnyTiles,
 )
-from workers.layers.quantised.tile_table import FP8_BLOCKS, FP8_ROWS, TileRule, tiles_for
+from workers.layers.quantised.tile_table import FP8_BLOCKS, TileRule, tiles_for
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
 
@@ -90,7 +89,6 @@ KINDS = {
     "int4": int4,
     "int4_act_order": int4_in_order_of_its_own,
 }
-TABLES = {"fp8_rows": FP8_ROWS, "fp8_blocks": FP8_BLOCKS}
 
 
 def relative_error(out, want):
@@ -107,9 +105,8 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
         out = made(x)
         assert out.shape[1:] == (num_rows, size[0])
         assert can_split or len(out) == 1
-        is_exact = kind.startswith("int4") or is_as_it_is(kind, size, num_rows)
         error = relative_error(out.double().sum(0), x.double() @ matrix.t())
-        assert error < (EXACT if is_exact else ROUNDED), (num_rows, can_split, error)
+        assert error < (EXACT if kind.startswith("int4") else ROUNDED), (num_rows, can_split, error)
         peers = torch.empty_like(out)
         assert made.into(lambda *size, peers=peers, **kinds: peers, x) is peers
         if is_repeatable(kind, size, num_rows):
@@ -117,11 +114,6 @@ def test_products_are_those_of_the_dequantised_matrix(kind, size) -> None:
         else:
             again = relative_error(peers, out.double())
             assert again < EXACT, (num_rows, can_split, again)
-
-
-def is_as_it_is(kind, size, num_rows):
-    """Whether x is multiplied without being rounded."""
-    return type(tiles_for(TABLES[kind], num_rows, size[0])) is SkinnyTiles
 
 
 def is_repeatable(kind, size, num_rows):

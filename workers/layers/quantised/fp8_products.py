@@ -1,7 +1,7 @@
 """Products with FP8 weights: of few rows as they are, of more rounded by scales of their own.
 
-Few: where reading the weights takes longer than multiplying, with x as it is or rounded inside the
-kernel. For more, tensor cores take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of
+Few: where reading the weights takes longer than multiplying, x is rounded inside the kernel. For
+more, tensor cores take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of
 blocks.
 """
 
@@ -17,7 +17,6 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
-from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.product import KeptProduct
 from workers.layers.quantised.skinny_shape import (
     MappedSkinnyTiles,
@@ -31,7 +30,6 @@ _MIN_TURN = 32
 
 _Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SkinnyShape, NewTensor], torch.Tensor]
 _KERNELS: Mapping[type[SkinnyTiles], _Kernel] = {
-    SkinnyTiles: fp8_skinny,
     RoundedSkinnyTiles: fp8_rounded,
     MappedSkinnyTiles: fp8_mapped,
 }

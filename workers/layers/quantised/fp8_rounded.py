@@ -15,7 +15,6 @@ from workers.layers.gemm.configs import block_tokens
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.fp8_rounding import to_fp8_by_powers
-from workers.layers.quantised.fp8_skinny import turns_by_block
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
@@ -81,9 +80,12 @@ _fp8_rounded_kernel = triton.jit(_fp8_rounded, do_not_specialize=("num_tokens",)
 
 
 def scales_by_block(scales: torch.Tensor, shape: SkinnyShape) -> bool:
-    """Whether scales are those of blocks, one of which all rows of a program have then, too. Raises
-    ValueError as turns_by_block does, and where shape.block_rows does not divide 128."""
-    by_block = turns_by_block(scales, shape)
+    """Whether scales are those of blocks, one of which all rows of a program and all columns of a
+    turn have then. Raises ValueError where shape.block_rows or shape.block_k does not divide
+    128."""
+    by_block = scales.dim() == 2
+    if by_block and BLOCK % shape.block_k:
+        raise ValueError(f"{shape.block_k} columns of a turn are not of one block of {BLOCK}")
     if by_block and BLOCK % shape.block_rows:
         raise ValueError(f"{shape.block_rows} rows of a program are not of one block of {BLOCK}")
     return by_block
@@ -96,9 +98,12 @@ def fp8_rounded(
     shape: SkinnyShape,
     new: NewTensor = torch.empty,
 ) -> torch.Tensor:
-    """As fp8_skinny, but for x's rounding: to E4M3, by a scale a token and shape.block_k columns.
+    """x (n, in_features) @ weight.T -> (shape.num_splits, n, out_features), x rounded to E4M3 by a
+    scale a token and shape.block_k columns.
 
-    Raises ValueError as scales_by_block does.
+    weight float8_e4m3fn (out_features, in_features); scales float32, (out_features,) of rows or
+    (out_features / 128, in_features / 128) of blocks. All contiguous. One split has x's dtype,
+    several are float32: their sum is the product. Raises ValueError as scales_by_block does.
     """
     by_block = scales_by_block(scales, shape)
     num_tokens, in_features = x.shape

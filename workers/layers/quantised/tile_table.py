@@ -2,8 +2,8 @@
 
 Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
-forms have the same fastest tiles, and at 1, 64 and 256 of four bits. What makes 16 bits of FP8
-(SkinnyTiles) was slower than what rounds x at all of these.
+forms have the same fastest tiles, and at 1, 64 and 256 of four bits. FP8 has tiles that round x
+(RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these.
 """
 
 from dataclasses import dataclass

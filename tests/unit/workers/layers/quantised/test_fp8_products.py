@@ -23,7 +23,6 @@ from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import Rounded
-from workers.layers.quantised.fp8_skinny import fp8_skinny
 from workers.layers.quantised.products import kept_product
 from workers.layers.quantised.skinny_shape import (
     MappedSkinnyTiles,
@@ -125,8 +124,7 @@ def block_scaled_mm(a, b, scales_a, scales_b, dtype):
     return (left @ right).to(dtype)
 
 
-ROUNDED_KINDS = (RoundedSkinnyTiles, MappedSkinnyTiles)
-FILLED = {SkinnyTiles: 0.0, RoundedSkinnyTiles: 1.0, MappedSkinnyTiles: 2.0}
+FILLED = {RoundedSkinnyTiles: 1.0, MappedSkinnyTiles: 2.0}
 """What stands for each kernel's product."""
 
 
@@ -178,23 +176,29 @@ def test_many_rows_are_multiplied_in_fp8(scaling) -> None:
     assert torch.equal(product(x[:FEW]), few)
 
 
-TILES = TileRule(1, SkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
+TILES = TileRule(1, RoundedSkinnyTiles(64, 16, 128, min_programs=384, num_stages=4, num_warps=4))
+
+
+def other_than(kind):
+    """Tiles of the other kernel, and what stands for its product."""
+    other, value = next(one for one in FILLED.items() if one[0] is not kind)
+    return other(64, 16, 128, min_programs=384, num_stages=4, num_warps=4), value
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("scaling", [PerTensor(), PerBlock(128, 128)])
-@pytest.mark.parametrize("kind", ROUNDED_KINDS)
+@pytest.mark.parametrize("kind", FILLED)
 def test_a_table_names_the_kernel_by_rows_and_output_features(kind, scaling) -> None:
     rounded = kind(64, 16, 128, min_programs=384, num_stages=4, num_warps=4)
     kept = Scaled(FP8, scaling).kept(stored(scaling), WHOLE)
     make = Fp8BlockProduct if type(kept) is Fp8Blocks else Fp8RowProduct
     assert kept.out_features == 256
+    (other_tiles, other), value = other_than(kind), FILLED[kind]
     wide, wider = (
-        (TileRule(2, rounded, least), TileRule(1, rounded), TileRule(3, TILES.tiles))
+        (TileRule(2, rounded, least), TileRule(1, rounded), TileRule(3, other_tiles))
         for least in (256, 257)
     )
-    value = FILLED[kind]
-    for table, first in ((wide, [value, value, 0.0]), (wider, [value, 0.0, 0.0])):
+    for table, first in ((wide, [value, value, other]), (wider, [value, other, other])):
         product = make(kept, can_split=False, table=table)
         outs = [product(torch.ones(n, 384).bfloat16()) for n in (1, 2, 3)]
         assert [out.float().mean().item() for out in outs] == first
@@ -205,7 +209,7 @@ def test_a_table_names_the_kernel_by_rows_and_output_features(kind, scaling) -> 
 
 
 def test_rounded_tiles_are_tiles_of_their_own() -> None:
-    kinds = (SkinnyTiles, *ROUNDED_KINDS)
+    kinds = (SkinnyTiles, *FILLED)
     made = [kind(64, 16, 128, min_programs=384, num_stages=4, num_warps=4) for kind in kinds]
     assert len({*made}) == 3
     assert [str(one).partition("(")[0] for one in made] == [kind.__name__ for kind in kinds]
@@ -220,7 +224,7 @@ def test_a_program_has_rows_of_one_block(multiply) -> None:
         multiply(torch.ones(1, 128), kept.values, kept.scales, shape)
 
 
-@pytest.mark.parametrize("multiply", [fp8_skinny, fp8_rounded, fp8_mapped])
+@pytest.mark.parametrize("multiply", [fp8_rounded, fp8_mapped])
 def test_a_turn_has_columns_of_one_block(multiply) -> None:
     """Twice as many would be multiplied by the first block's scale."""
     kept = Fp8Blocks(values_of(128, 512), torch.ones(1, 4))
