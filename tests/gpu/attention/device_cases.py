@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from attention import ForwardBatch, ForwardMode, LayerAttentionConfig
 from attention.backends.base import AttentionBackend, GraphAttentionBackend
 from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool, mha_pool_class
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.memory.token_to_kv_pool import MHATokenToKVPool
 from tests.gpu.attention.vectorised_oracle import VectorisedOracleBackend
 from tests.unit.attention.cases import (
     PAGE_SIZES,
@@ -109,9 +112,14 @@ def e4m3_twin(case):
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A decode step of one layer in a CUDA graph, padded to graph_bs rows, with its inputs."""
+    """A decode step of one layer in a CUDA graph, padded to graph_bs rows, with its inputs.
+
+    case: the one it was captured for. memory: the table and the pool that the graph reads and
+    writes, which are no case's own: what a replay leaves there is in no other step.
+    """
 
     case: AttentionCase
+    memory: tuple[ReqToTokenPool, MHATokenToKVPool]
     backend: GraphAttentionBackend
     graph: torch.cuda.CUDAGraph
     batch: ForwardBatch
@@ -121,13 +129,12 @@ class CapturedStep:
     out: torch.Tensor
 
     def replay(self, case: AttentionCase) -> torch.Tensor:
-        """The step of another case over the same memory: its table, pages and new tokens."""
-        if case is not self.case:
-            pools = (self.case.token_to_kv_pool, case.token_to_kv_pool)
-            ours, theirs = (pool.get_kv_buffer(0) for pool in pools)
-            for to, source in zip(ours, theirs, strict=True):
-                to.copy_(source)
-            self.case.req_to_token_pool.req_to_token.copy_(case.req_to_token_pool.req_to_token)
+        """The case's step: its table, pages and new tokens."""
+        table, pool = self.memory
+        ours, theirs = (one.get_kv_buffer(0) for one in (pool, case.token_to_kv_pool))
+        for to, source in zip(ours, theirs, strict=True):
+            to.copy_(source)
+        table.req_to_token.copy_(case.req_to_token_pool.req_to_token)
         batch = padded(case.batch, self.batch.batch_size)
         for name in ("out_cache_loc", "req_pool_indices", "seq_lens", "extend_seq_lens"):
             getattr(self.batch, name).copy_(getattr(batch, name))
@@ -147,7 +154,8 @@ def capture(
     case: AttentionCase, backend_class: type[GraphAttentionBackend], graph_bs: int
 ) -> CapturedStep:
     """Capture from a batch of length-one rows: nothing of the case's lengths is in the graph."""
-    backend = backend_class(case.config, case.req_to_token_pool, case.token_to_kv_pool)
+    memory = deepcopy((case.req_to_token_pool, case.token_to_kv_pool))
+    backend = backend_class(case.config, *memory)
     backend.init_cuda_graph_state(graph_bs + 3)
     device = case.config.device
     q, k, v = (
@@ -166,7 +174,7 @@ def capture(
     with torch.cuda.graph(graph), torch.inference_mode():
         backend.record_step_tables(batch)
         out = backend.forward(q, k, v, case.layer, batch)
-    return CapturedStep(case, backend, graph, batch, q, k, v, out)
+    return CapturedStep(case, memory, backend, graph, batch, q, k, v, out)
 
 
 def blank_decode_batch(batch_size: int, device: torch.device) -> ForwardBatch:
