@@ -30,7 +30,6 @@ from attention.kernels.flash_infer import (
     compile_modules,
     load_flash_infer,
     probe_flash_infer,
-    read_lists,
     read_mask,
     uncompiled,
 )
@@ -55,9 +54,8 @@ _UNSCALED = 1.0  # layers bring their scaling with run
 class FlashInferBackend(FlashInferSteps):
     """FlashInfer's kernels over a pool of the model's dtype.
 
-    Plans need the rows' lengths on the host. Where those are upper bounds, kernels on tensor cores
-    still attend to what the device's lengths say; those without (groups of fewer than four heads,
-    no window) and masks take the host's for true.
+    Plans need the rows' lengths on the host, and these must be the device's: where a plan cuts a
+    row's keys, kernels find the parts' results by both.
     """
 
     capability: BackendCapability = BackendCapability(
@@ -164,9 +162,6 @@ class FlashInferBackend(FlashInferSteps):
     def _graph_bytes(self, max_bs: int) -> int:
         heads = (self.config.tp_q_head_num, self.config.tp_k_head_num, self.config.head_dim)
         return graph_bytes(self.config.device, max_bs, *heads)
-
-    def _read_lists(self, wrapper: Any, lists: PageLists) -> None:
-        read_lists(wrapper, lists)
 
     def _plan_decode(
         self, wrapper: Any, kind: LayerKind, rows: HostRows, indices: torch.Tensor

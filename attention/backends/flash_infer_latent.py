@@ -105,9 +105,6 @@ class FlashInferLatentBackend(LatentAttentionBackend, FlashInferSteps):
         """A plan takes as much for any rows."""
         return _WORKSPACE_BYTES
 
-    def _read_lists(self, wrapper: Any, lists: PageLists) -> None:
-        """Lengths are in the plan."""
-
     def _plan_decode(
         self, wrapper: Any, kind: LayerKind, rows: HostRows, indices: torch.Tensor
     ) -> None:

@@ -1,7 +1,8 @@
 """Steps as FlashInfer's wrappers plan and run them, eager and in graphs, over heads and latents.
 
 Layers that differ in window or cap are planned apart, by wrappers of their own. A plan is the
-host's, from the host's lengths; what kernels read of lengths and pages is made on the device.
+host's, from the host's lengths, which are the device's; pages are found on the device, and in
+graphs lengths, too.
 """
 
 from __future__ import annotations
@@ -88,10 +89,6 @@ class FlashInferSteps(GraphAttentionBackend):
         """Plan rows of any number of new tokens."""
 
     @abstractmethod
-    def _read_lists(self, wrapper: Any, lists: PageLists) -> None:
-        """The planned wrapper of an eager step reads the lengths of lists, if it reads any."""
-
-    @abstractmethod
     def _graph_bytes(self, max_bs: int) -> int:
         """Of workspace that graphs of so many rows need."""
 
@@ -110,12 +107,11 @@ class FlashInferSteps(GraphAttentionBackend):
         is_decode = forward_batch.forward_mode.is_decode
         wrappers = self._decode if is_decode else self._extend
         for kind, wrapper in wrappers.items():
-            lists = all_lists[self._accounts[kind]]
+            indices = all_lists[self._accounts[kind]].indices
             if is_decode:
-                self._plan_decode(wrapper, kind, rows, lists.indices)
+                self._plan_decode(wrapper, kind, rows, indices)
             else:
-                self._plan_extend(wrapper, kind, rows, lists.indices, forward_batch)
-            self._read_lists(wrapper, lists)
+                self._plan_extend(wrapper, kind, rows, indices, forward_batch)
         self._step = wrappers
 
     def _fill(

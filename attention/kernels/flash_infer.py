@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import torch
 
 from attention.capability import AttentionBackendError, BackendProbe
-from attention.kernels.page_lists import PageLists
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ _SHOWN_CHARACTERS = 2000
 # Of a wrapper: what plan uploads from and to, and what run reads. They have no public name.
 _UPLOAD_FROM = "_pin_memory_int_workspace_buffer"
 _UPLOAD_TO = "_int_workspace_buffer"
-_PAGED_ATTRIBUTES = ("_paged_kv_indptr_buf", "_paged_kv_last_page_len_buf")
 _MASK_BEGINS = "_mask_indptr_buf"
 _SCORE_FACTOR = "_sm_scale"
 
@@ -194,13 +192,6 @@ def share_workspace(wrapper: Any, upload_to: torch.Tensor) -> None:
 def upload_from(wrapper: Any, page_locked: torch.Tensor) -> None:
     """The wrapper's next plan is uploaded from there."""
     setattr(wrapper, _UPLOAD_FROM, page_locked)
-
-
-def read_lists(wrapper: Any, lists: PageLists) -> None:
-    """A planned wrapper's kernels read lengths on the device, which may be below those that the
-    host planned for."""
-    for attribute, own in zip(_PAGED_ATTRIBUTES, (lists.indptr, lists.last_page_lens), strict=True):
-        setattr(wrapper, attribute, own)
 
 
 def read_mask(wrapper: Any, begins: torch.Tensor) -> None:

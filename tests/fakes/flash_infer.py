@@ -185,8 +185,7 @@ class FakeDecode(_PagedWrapper):
         k_pages, v_pages = self._check_run(q, paged_kv_cache, out, enable_pdl)
         assert len(q) == len(self._paged_kv_last_page_len_buf)
         for row, (k, v) in enumerate(self._rows(k_pages, v_pages)):
-            assert len(k) <= self._kv_lens[row]
-            assert self._use_tensor_cores or len(k) == self._kv_lens[row]
+            assert len(k) == self._kv_lens[row], "parts of keys are found by both lengths"
             window_left, cap, factor = self._scoring
             seen = torch.arange(len(k)) >= len(k) - 1 - window_left if window_left >= 0 else None
             out[row : row + 1] = _attend(
@@ -248,7 +247,7 @@ class FakePrefill(_PagedWrapper):
             own = slice(self._qo_indptr[row], self._qo_indptr[row + 1])
             if own.start == own.stop:
                 continue
-            assert len(k) <= self._kv_lens[row]
+            assert len(k) == self._kv_lens[row], "parts of keys are found by both lengths"
             places = torch.arange(len(k) - (own.stop - own.start), len(k)).unsqueeze(1)
             seen = self._seen(row, places, len(k))
             if window_left >= 0:
@@ -259,7 +258,6 @@ class FakePrefill(_PagedWrapper):
     def _seen(self, row, places, num_keys):
         if self._packed is None:
             return torch.arange(num_keys) <= places
-        assert num_keys == self._kv_lens[row], "a mask's rows are as long as the keys"
         first = int(self._mask_indptr_buf[row])
         num_cells = len(places) * num_keys
         packed = self._packed[first : first + -(-num_cells // 8)]

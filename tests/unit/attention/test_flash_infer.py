@@ -109,16 +109,6 @@ def test_causal_steps_have_no_mask():
         flash_infer_masks.pack_mask(build_case(half(EXTEND)).batch, LAYERS["plain"].retention)
 
 
-@pytest.mark.parametrize("rows", [EXTEND, rows_of((40, 4), (90, 4), (3, 4))])
-def test_lengths_of_the_host_may_be_upper_bounds_beside_the_device_s(rows):
-    """Rows of drafts: nobody on the host knows how many were right."""
-    case = build_case(half(rows, layer=LAYERS["window"]))
-    bounds = case.batch.seq_lens_cpu + np.arange(3, 3 + len(rows), dtype=np.int32)
-    backend = backend_of(case)
-    backend.init_forward_metadata(replace(case.batch, seq_lens_cpu=bounds))
-    assert relative_error(forward(backend, case), case.run_oracle()) < TOLERANCE
-
-
 def test_a_step_without_tokens_and_a_step_that_was_not_planned():
     assert build_case(half(())).run(FlashInferBackend).shape == (0, 8, 64)
     case = build_case(half(DECODE))
