@@ -97,7 +97,9 @@ class ReplayingRunner(CudaModelRunner):
         return ThreadStepExecutor(self.run, self._masks)
 
     def run(self, plan: StepPlan) -> StepOutcome:
-        result = self._launch_within_memory(plan, self._launch_any).read()
+        step = self._launch_within_memory(plan, self._launch_any)
+        self._behind_samples()
+        result = step.read()
         self._capture_after(plan)
         return StepOutcome(result, 0.0, 0.0, ())
 

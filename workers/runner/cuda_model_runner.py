@@ -192,6 +192,8 @@ class CudaModelRunner(ModelRunner):
         read_experts = None if loads is None else loads.after_launch()
         end.record()
         events = StepEvents(start, end, submitted_s)
+        # Before a capture, whose trial run leaves other states in static tensors.
+        self._behind_samples()
         # Behind the samples, on every rank: both may hold collectives.
         self._capture_after(plan)
         return CudaPendingStep(step, events, self._clock, self._drain_attention, read_experts)
@@ -201,6 +203,7 @@ class CudaModelRunner(ModelRunner):
 
     def run_follower(self, plan: StepPlan) -> None:
         self._launch_any(plan)
+        self._behind_samples()
         self._capture_after(plan)
         self._drain_attention()
 
@@ -229,6 +232,10 @@ class CudaModelRunner(ModelRunner):
     def _behind_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         for states in self._states:
             save_behind_replay(states, plan, self._device)
+
+    def _behind_samples(self) -> None:
+        """Launch what is left of the step that was launched last: nobody who reads its samples
+        waits for that."""
 
     def _begin_within_memory(self, plan: StepPlan) -> LaunchSamples:
         """Launch the forward pass of a plan that waits for masks. What is returned launches the

@@ -45,6 +45,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
     _tapped: TappedModel | None = None
     _replayed_step: DrafterStep | None = None
+    _unread: tuple[DrafterStep, StepGraphs] | None = None
     _draft_graphs: DraftGraphs | None = None
 
     def __init__(
@@ -153,6 +154,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
 
     def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._prepare_replay(graphs, plan)
+        self._unread = None
         self._replayed_step = step = self._name_drafts(plan)
         if isinstance(graphs, DraftedVerifyGraphs):
             graphs.name_tokens(step.ids)
@@ -162,7 +164,22 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         step, self._replayed_step = self._replayed_step, None
         if step is None:
             raise RuntimeError("a step was replayed whose drafts nobody has made")
-        if not self._read_behind(step, graphs, plan):
+        self._unread = step, graphs
+        # Steps without drafts are launched ahead, trees are lined up behind what is read of them,
+        # and masks take longer to come.
+        if not plan.has_runs or plan.has_trees or plan.has_masks:
+            self._behind_samples()
+
+    @torch.inference_mode()
+    def _behind_samples(self) -> None:
+        """The step that follows drafts waits for the samples: the device reads the target's states
+        while the host takes these in."""
+        super()._behind_samples()
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        step, graphs = unread
+        if not self._read_behind(step, graphs, step.plan):
             # Not before the error is gone: its frames hold tensors.
             self._free_memory()
 

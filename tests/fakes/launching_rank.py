@@ -1,0 +1,81 @@
+"""A rank on CPU whose steps are launched by the engine's thread and awaited by events, as on CUDA.
+
+What happens in which order is written down; how long the device takes is not pretended.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.rank_drafts import ReplayingRank
+from workers.config import EngineConfig
+from workers.runner.cuda_executor import CudaStepExecutor, DeviceClock
+from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.runner.executor import StepExecutor
+
+
+class OrderedEvent:
+    """A torch.cuda.Event of a device whose work is done at once. log: who has recorded and awaited
+    timed ones, which are those around steps."""
+
+    def __init__(self, log: list[str], enable_timing: bool = False) -> None:
+        self._log, self._is_timed = log, enable_timing
+
+    def record(self) -> None:
+        if self._is_timed:
+            self._log.append("recorded")
+
+    def synchronize(self) -> None:
+        if self._is_timed:
+            self._log.append("awaited")
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 1.0
+
+
+class LaunchingRank(ReplayingRank):
+    """log: what has happened, from watch on."""
+
+    launch = CudaRankDraftsRunner.launch
+
+    def __init__(self, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(config)
+        self.log: list[str] = []
+        monkeypatch.setattr(
+            torch.cuda,
+            "Event",
+            lambda enable_timing=False: OrderedEvent(self.log, enable_timing),
+        )
+        self._clock = DeviceClock(time.perf_counter)
+
+    def make_executor(self) -> StepExecutor:
+        return CudaStepExecutor(self.launch, self._masks, self.prepare_while_idle, self.close)
+
+    def watch(self) -> None:
+        """From here on, with the graphs that there are by now."""
+        drafts, verifies = self._draft_graphs, self._verify_graphs
+        assert drafts is not None, "drafts are made in graphs"
+        assert verifies is not None, "drafts are verified in graphs"
+        for shape, replay in drafts._graphs.items():
+            drafts._graphs[shape] = self.told("drafted", replay)
+        for shape, graph in verifies._graphs.items():
+            verifies._graphs[shape] = replace(graph, replay=self.told("verified", graph.replay))
+        drafter = self._device_drafter
+        drafter.behind = self.told("behind", drafter.behind)
+        self.log.clear()
+
+    def told(self, what: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        """own, and a line in the log before each call."""
+
+        def call(*arguments: Any) -> Any:
+            self.log.append(what)
+            return own(*arguments)
+
+        return call
