@@ -18,7 +18,7 @@ import torch
 from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer, Replay
-from workers.sampling.transfer import upload
+from workers.sampling.transfer import upload, upload_into
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
@@ -28,7 +28,7 @@ from workers.speculation.runs import ranges
 
 logger = logging.getLogger(__name__)
 
-SLOTS, _POSITIONS, _IS_ROW, FIRST_PLACES = range(4)
+SLOTS, _POSITIONS, _IS_ROW, _IDS, FIRST_PLACES = range(5)
 """Rows of the staged matrix; from the last on the cache index of each of a row's tokens."""
 
 
@@ -40,10 +40,10 @@ def draft_graph_lengths(drafter: ChainDrafter, speculation: SpeculativeConfig) -
 
 @dataclass(frozen=True, slots=True)
 class _StaticRows:
-    """What graphs read and write, of up to max_rows rows. staged: int64 (3 + most tokens of a row,
-    max_rows), as a step fills it in. ids, positions, out_cache_loc: int64, seq_lens, prefix_lens,
-    is_row: int32 (max_rows,), of the pass under way. carried: (max_rows, carried_size). drafts:
-    int64 (max_rows, most drafts)."""
+    """What graphs read and write, of up to max_rows rows. staged: int64 ((4 + most tokens of a row)
+    * max_rows,), as a step fills it in by one copy, see of_rows. ids, positions, out_cache_loc:
+    int64, seq_lens, prefix_lens, is_row: int32 (max_rows,), of the pass under way. carried:
+    (max_rows, carried_size). drafts: int64 (max_rows, most drafts)."""
 
     staged: torch.Tensor
     ids: torch.Tensor
@@ -66,7 +66,7 @@ class _StaticRows:
         device: torch.device,
     ) -> "_StaticRows":
         staged = torch.zeros(
-            (FIRST_PLACES + max_tokens, max_rows), dtype=torch.int64, device=device
+            (FIRST_PLACES + max_tokens) * max_rows, dtype=torch.int64, device=device
         )
         ids, positions, places = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
         seq_lens, prefix_lens, is_row = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
@@ -82,6 +82,11 @@ class _StaticRows:
             torch.zeros((max_rows, carried_size), dtype=dtype, device=device),
             torch.zeros((max_rows, max_tokens), dtype=torch.int64, device=device),
         )
+
+    def of_rows(self, num_rows: int) -> torch.Tensor:
+        """What is staged of so many rows, a view (4 + tokens of a row, num_rows)."""
+        num_fields = len(self.staged) // num_rows
+        return self.staged[: num_fields * num_rows].view(num_fields, num_rows)
 
 
 class DraftGraphs:
@@ -134,8 +139,15 @@ class DraftGraphs:
             raise RuntimeError("drafts are made by a graph that has not been captured")
         self._stage(shape, step)
         self._graphs[shape]()
-        (rows,) = upload([step.runs.rows], self._static.ids.device)
-        return DeviceDrafts(self._static.drafts[:, : step.runs.width].index_select(0, rows))
+        return DeviceDrafts(self._of_runs_alone(step))
+
+    def _of_runs_alone(self, step: DrafterStep) -> torch.Tensor:
+        """A copy of what a replay has left: the next one overwrites that."""
+        runs, drafts = step.runs, self._static.drafts[:, : step.runs.width]
+        if len(runs) == step.plan.batch_size:
+            return drafts[: len(runs)].clone(memory_format=torch.contiguous_format)
+        (rows,) = upload([runs.rows], drafts.device)
+        return drafts.index_select(0, rows)
 
     def capture_after(self, plan: StepPlan) -> None:
         """Capture the graph that the plan, which has just been launched, went without, if any."""
@@ -156,7 +168,7 @@ class DraftGraphs:
         self._missing.remove(shape)
         batch = self._batch(shape.rows)
         self._static.staged.zero_()
-        self._static.staged[SLOTS] = self._padding_slot
+        self._static.of_rows(shape.rows)[SLOTS] = self._padding_slot
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
         self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape, batch))
         if self.num_captured == self.num_shapes:
@@ -181,8 +193,11 @@ class DraftGraphs:
     def _begin(self, shape: StepShape) -> None:
         """Rows as the first pass has them; the table learns where all passes write."""
         static, n = self._static, shape.rows
-        staged = static.staged[:, :n]
+        staged = static.of_rows(n)
         positions, is_row = staged[_POSITIONS], staged[_IS_ROW]
+        static.ids[:n].copy_(staged[_IDS])
+        places = positions + self._drafter.first_position
+        static.carried[:n].copy_(self._drafter.carried_to(staged[SLOTS], places))
         static.positions[:n].copy_(positions)
         static.is_row[:n].copy_(is_row)
         static.prefix_lens[:n].copy_(positions)
@@ -194,7 +209,7 @@ class DraftGraphs:
 
     def _begin_pass(self, batch: ForwardBatch, column: int) -> None:
         n = batch.batch_size
-        batch.out_cache_loc.copy_(self._static.staged[FIRST_PLACES + column, :n])
+        batch.out_cache_loc.copy_(self._static.of_rows(n)[FIRST_PLACES + column])
         # As in DecodeGraphs: the embedding lookup, an ordinary launch, waits for all of this.
         self._backend.record_step_tables(batch)
 
@@ -236,11 +251,13 @@ class DraftGraphs:
         rows = np.repeat(np.arange(n), plan.num_new_tokens)
         staged[FIRST_PLACES + self._columns(step), rows] = plan.out_cache_loc
         firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
-        on_device, tokens = upload([staged, firsts], self._static.ids.device)
-        self._static.staged[: len(staged), : shape.rows].copy_(on_device)
-        self._static.ids[:n].copy_(step.ids.index_select(0, tokens))
-        self._static.ids[n : shape.rows].zero_()
-        self._static.carried[:n].copy_(self._drafter.begin(step, tokens))
+        ids = staged[_IDS, :n] = plan.input_ids[firsts]
+        on_device = self._static.staged[: staged.size]
+        upload_into(staged, on_device)
+        if (ids < 0).any():
+            # What a slot has sampled last is known to the device alone.
+            (tokens,) = upload([firsts], on_device.device)
+            on_device.view(staged.shape)[_IDS, :n].copy_(step.ids.index_select(0, tokens))
 
     def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
         """Which of a row's tokens in the graph each of the step's is, int64 (num_tokens,)."""
@@ -256,7 +273,7 @@ class DraftGraphs:
             num_tokens=n,
             input_ids=static.ids[:n],
             positions=static.positions[:n],
-            req_pool_indices=static.staged[SLOTS, :n],
+            req_pool_indices=static.of_rows(n)[SLOTS],
             seq_lens=static.seq_lens[:n],
             extend_seq_lens=static.ones[:n],
             extend_prefix_lens=static.prefix_lens[:n],

@@ -94,14 +94,14 @@ class TreeDraftGraphs(DraftGraphs):
         lens_cpu = np.full(n, num_tokens, dtype=np.int32)
         is_decode = num_tokens == 1
         positions = static.positions[:n].unsqueeze(1) + self._depths[:num_tokens]
-        places = static.staged[FIRST_PLACES : FIRST_PLACES + num_tokens, :n]
+        places = static.of_rows(n)[FIRST_PLACES : FIRST_PLACES + num_tokens]
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.TARGET_VERIFY,
             batch_size=n,
             num_tokens=n * num_tokens,
             input_ids=ids,
             positions=positions.view(-1),
-            req_pool_indices=static.staged[SLOTS, :n],
+            req_pool_indices=static.of_rows(n)[SLOTS],
             seq_lens=static.prefix_lens[:n] + static.is_row[:n] * num_tokens,
             extend_seq_lens=static.ones[:n] * num_tokens,
             extend_prefix_lens=static.prefix_lens[:n],

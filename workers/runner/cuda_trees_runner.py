@@ -51,7 +51,7 @@ class CudaTreesRunner(CudaModelRunner):
 
     def _step_of_replay(self, plan: StepPlan) -> DrafterStep:
         """With its drafts, and with what they stand behind: the plan names both."""
-        return DrafterStep.of(plan, self._sampling, self._req_to_token)
+        return DrafterStep(plan, self._sampling, self._req_to_token)
 
     @torch.inference_mode()
     def _launch_any(self, plan: StepPlan) -> ReadableStep:

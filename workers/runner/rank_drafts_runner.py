@@ -113,7 +113,7 @@ class RankDraftsRunner(ModelRunner):
         """Before the target runs; what the plan changes in memory has been done. A step that is
         launched again has the drafts that it had."""
         self._clear_tokens(plan.cleared)
-        step = DrafterStep.of(plan, self._sampling, self._req_to_token)
+        step = DrafterStep(plan, self._sampling, self._req_to_token)
         self._make_drafts(step)
         return step
 

@@ -33,9 +33,9 @@ class ChainDrafter(Protocol):
         """As CausalLM.capture_obstacle, of a pass."""
         ...
 
-    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens: int64 (n,), of the step's, which the first pass reads -> what is handed to it,
-        (n, carried_size)."""
+    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Tokens at places of slots, int64 (n,) both, which the first pass reads -> what is handed
+        to it, (n, carried_size). A graph can have it."""
         ...
 
     def draft(
@@ -55,7 +55,9 @@ def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep)
     runs, device = step.runs, step.ids.device
     drafts = torch.zeros(len(runs), runs.width, dtype=torch.int64, device=device)
     (firsts,) = upload([runs.firsts], device)
-    ids, carried = step.ids.index_select(0, firsts), drafter.begin(step, firsts)
+    step.place_tokens()
+    slots, places = (own.index_select(0, firsts) for own in (step.token_slots, step.places))
+    ids, carried = step.ids.index_select(0, firsts), drafter.carried_to(slots, places)
     for column in range(runs.width):
         wanting = np.flatnonzero(runs.num_drafts > column)
         (index,) = upload([wanting], device)

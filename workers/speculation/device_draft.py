@@ -43,6 +43,7 @@ class DeviceDraftModel:
     def before(self, step: DrafterStep) -> None:
         """Of a run its last draft, of other rows all tokens."""
         plan, runs = step.plan, step.runs
+        step.place_tokens()
         num_read = np.zeros_like(plan.num_new_tokens)
         num_read[runs.rows] = runs.num_drafts
         num_new = plan.num_new_tokens - num_read
@@ -61,9 +62,9 @@ class DeviceDraftModel:
         """As ChainDrafter.capture_obstacle."""
         return self._model.capture_obstacle(max_context_len)
 
-    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Nothing."""
-        return step.ids.new_empty((len(tokens), 0))
+        return slots.new_empty((len(slots), 0))
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch

@@ -35,6 +35,7 @@ class DeviceDraftTree(DeviceDraftModel):
             super().before(step)
             return
         plan, trees = step.plan, step.trees
+        step.place_tokens()
         rows = PassRows(
             plan.slots,
             plan.prefix_lens,

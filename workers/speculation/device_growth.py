@@ -83,6 +83,7 @@ def draft_trees(
 ) -> DeviceDrafts:
     """Drafts of the step's runs. Rows whose trees have one shape share their passes."""
     runs, device = step.runs, step.ids.device
+    step.place_tokens()
     token_ids, parents = torch.zeros((2, len(runs), runs.width), dtype=torch.int64, device=device)
     for widths, rows in _by_shape(step, of_step).items():
         (index,) = upload([rows], device)
@@ -120,7 +121,8 @@ def _grown(
 
     (tokens,) = upload([firsts], device)
     roots = step.ids.index_select(0, tokens)
-    return grow_trees(drafter, roots, drafter.begin(step, tokens), widths, batch_of)
+    own_slots, places = (own.index_select(0, tokens) for own in (step.token_slots, step.places))
+    return grow_trees(drafter, roots, drafter.carried_to(own_slots, places), widths, batch_of)
 
 
 def visibility_of(trees: DeviceTrees) -> Visibility:

@@ -32,10 +32,10 @@ class DevicePairTree(DevicePairs):
         depths = trees.shape.depths[np.isin(trees.of_tokens, kept)]
         return self._passes.prepare(replace(rows, depths=depths), ids, trees.visibility(kept))
 
-    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's fused states of the tokens before these, of a draft that of its parent."""
+    def _states_before(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+        """Of a draft of a tree that of its parent."""
         if step.trees is None:
-            return super().begin(step, tokens)
+            return super()._states_before(step, tokens)
         parents = step.trees.parents.index_select(0, tokens)
         slots = step.token_slots.index_select(0, tokens)
         places = step.places.index_select(0, tokens) - 1

@@ -71,7 +71,7 @@ class DevicePairs:
         (own,) = upload([tokens], step.ids.device)
         ids = step.ids.index_select(0, own)
         batch = self._prepare(step, rows, kept, ids)
-        self._head.read(ids, self.begin(step, own), batch, self._pool)
+        self._head.read(ids, self._states_before(step, own), batch, self._pool)
 
     def _prepare(
         self, step: DrafterStep, rows: PassRows, kept: npt.NDArray[np.int64], ids: torch.Tensor
@@ -83,11 +83,14 @@ class DevicePairs:
         """As ChainDrafter.capture_obstacle."""
         return self._head.capture_obstacle()
 
-    def begin(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's fused states of the tokens before these."""
+    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The target's fused states of the tokens before these, none of them a draft of a tree."""
+        return self._states.index_select(0, self._table[slots, places - 1].long())
+
+    def _states_before(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
+        """The same for tokens of the step, int64 (n,)."""
         slots = step.token_slots.index_select(0, tokens)
-        places = step.places.index_select(0, tokens) - 1
-        return self._states.index_select(0, self._table[slots, places].long())
+        return self.carried_to(slots, step.places.index_select(0, tokens))
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch

@@ -5,6 +5,7 @@ the device.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from workers.sampling.state import SamplingState
 from workers.sampling.transfer import upload
-from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, IntArray, StepPlan
 from workers.speculation.runs import ranges
 from workers.speculation.step_trees import StepTrees
 
@@ -60,45 +61,89 @@ class RunRows:
         return bool((self.num_drafts == self.width).all())
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterStep:
-    """plan: as it runs. runs: of it. ids, token_slots, places, out_cache_loc: int64 (num_tokens,)
-    on the device, of its new tokens; where drafts are to stand, ids are any until name fills them
-    in. places: as in PlanTrees. trees: None where all drafts stand one behind the other."""
+class _OnDevice(NamedTuple):
+    """A step's tokens, int64 (num_tokens,) each. naming: where drafts of its runs go, int64 (num
+    drafts,) each: targets among these, sources among the drafts, the first token of the row."""
 
-    plan: StepPlan
-    runs: RunRows
     ids: torch.Tensor
     token_slots: torch.Tensor
     places: torch.Tensor
     out_cache_loc: torch.Tensor
-    trees: StepTrees | None
+    naming: tuple[torch.Tensor, ...]
 
-    @classmethod
-    def of(cls, plan: StepPlan, sampling: SamplingState, table: torch.Tensor) -> Self:
-        """The table, int32 (num_slots, max_context_len), learns where the tokens go. What the plan
-        admits, clears and writes to it has been done."""
-        token_slots = np.repeat(plan.slots, plan.num_new_tokens)
-        on_host = ranges(plan.prefix_lens, plan.num_new_tokens)
-        own = (plan.input_ids, token_slots, on_host, plan.out_cache_loc)
-        ids, slots, places, locs = upload([one.astype(np.int64) for one in own], table.device)
-        table[slots, places] = locs.int()
-        trees = None
+
+class DrafterStep:
+    """plan: as it runs; what it admits, clears and writes to tables has been done. runs: of it.
+    trees: None where all drafts stand one behind the other. table: int32 (num_slots,
+    max_context_len), where tokens of slots stand.
+
+    Tensors are made once somebody asks for them: graphs of drafts need none.
+    """
+
+    def __init__(self, plan: StepPlan, sampling: SamplingState, table: torch.Tensor) -> None:
+        self.plan = plan
+        self.runs = RunRows.of(plan)
+        self._sampling = sampling
+        self._table = table
+        self._host_places = ranges(plan.prefix_lens, plan.num_new_tokens)
+        self.trees: StepTrees | None = None
         if plan.has_trees:
-            trees = StepTrees.of(plan, on_host.astype(np.int32), table.device)
-        return cls(plan, RunRows.of(plan), sampling.resolve(ids, slots), slots, places, locs, trees)
+            self.trees = StepTrees.of(plan, self._host_places.astype(np.int32), table.device)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """int64 (num_tokens,). Where drafts are to stand any, until name fills them in."""
+        return self._on_device.ids
+
+    @property
+    def token_slots(self) -> torch.Tensor:
+        """int64 (num_tokens,)."""
+        return self._on_device.token_slots
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 (num_tokens,), as in PlanTrees."""
+        return self._on_device.places
+
+    @property
+    def out_cache_loc(self) -> torch.Tensor:
+        """int64 (num_tokens,)."""
+        return self._on_device.out_cache_loc
+
+    def place_tokens(self) -> None:
+        """The table learns where the tokens go, for passes ahead of the target's, which writes it,
+        too."""
+        self._table[self.token_slots, self.places] = self.out_cache_loc.int()
 
     def name(self, drafts: DeviceDrafts) -> None:
         """Of the runs."""
-        runs = self.runs
-        columns = np.arange(drafts.token_ids.shape[1])
-        filled = columns < runs.num_drafts[:, None]
-        places = (runs.firsts[:, None] + 1 + columns)[filled]
-        firsts = np.repeat(runs.firsts, runs.num_drafts)
-        targets, sources, roots = upload(
-            [places, np.flatnonzero(filled), firsts], drafts.token_ids.device
-        )
-        self.ids.index_copy_(0, targets, drafts.token_ids.reshape(-1).index_select(0, sources))
+        own, naming = self._on_device, self._on_device.naming
+        if drafts.token_ids.shape[1] != self.runs.width:
+            naming = tuple(upload(self._naming(drafts.token_ids.shape[1]), own.ids.device))
+        targets, sources, roots = naming
+        own.ids.index_copy_(0, targets, drafts.token_ids.reshape(-1).index_select(0, sources))
         if self.trees is not None and drafts.parents is not None:
-            own = drafts.parents.reshape(-1).index_select(0, sources)
-            self.trees.parents.index_copy_(0, targets, roots + own)
+            parents = drafts.parents.reshape(-1).index_select(0, sources)
+            self.trees.parents.index_copy_(0, targets, roots + parents)
+
+    @cached_property
+    def _on_device(self) -> _OnDevice:
+        """In one copy."""
+        plan = self.plan
+        token_slots = np.repeat(plan.slots, plan.num_new_tokens)
+        own = (plan.input_ids, token_slots, self._host_places, plan.out_cache_loc)
+        arrays = [one.astype(np.int64) for one in own]
+        ids, slots, places, locs, *naming = upload(
+            [*arrays, *self._naming(self.runs.width)], self._table.device
+        )
+        if (plan.input_ids == LAST_SAMPLED_TOKEN).any():
+            ids = self._sampling.resolve(ids, slots)
+        return _OnDevice(ids, slots, places, locs, tuple(naming))
+
+    def _naming(self, width: int) -> list[npt.NDArray[np.int64]]:
+        """See _OnDevice, of drafts (len(runs), width)."""
+        runs = self.runs
+        columns = np.arange(width)
+        filled = columns < runs.num_drafts[:, None]
+        targets = (runs.firsts[:, None] + 1 + columns)[filled]
+        return [targets, np.flatnonzero(filled), np.repeat(runs.firsts, runs.num_drafts)]
