@@ -46,6 +46,7 @@ class BackendCapability:
     pairs of them that may differ, empty for any. has_heads: models that keep K and V of heads.
     visibilities: what a step's new tokens may see.
     is_deterministic: a row's bits are the same whatever shares its batch, in every kind of step.
+    is_fallback: made for what others cannot do rather than to be fast.
     is_built: False of a name that only says what it would take.
     why_not: by what is not there, a short sentence for whoever needs it; what is there may have
     one too, of the backend that this one is made from. install_hint: a command or a sentence for
@@ -80,6 +81,7 @@ class BackendCapability:
     has_heads: bool = True
     visibilities: frozenset[VisibilityKind] = CAUSAL_ONLY
     is_deterministic: bool = False
+    is_fallback: bool = False
     is_built: bool = True
     why_not: Mapping[Feature, str] = field(default_factory=dict)
 

@@ -68,6 +68,7 @@ class FlexAttentionBackend(AttentionBackend):
         has_chunked_attention=True,
         has_bounded_accounts=True,
         visibilities=frozenset(VisibilityKind),
+        is_fallback=True,
         head_dims=range(MIN_HEAD_DIM, MAX_HEAD_DIM + 1),
         install_hint=TRITON_INSTALL,
         why_not={

@@ -58,6 +58,7 @@ class TorchNativeBackend(AttentionBackend):
         has_cross_attention=True,
         visibilities=frozenset(VisibilityKind),
         is_deterministic=True,
+        is_fallback=True,
         install_hint="part of torch, nothing to install",
         why_not={
             Feature.GRAPHS: "it plans a step from lengths on the host",

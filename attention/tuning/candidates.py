@@ -6,7 +6,7 @@ Data and its choice; builds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attention.backends.base import GraphAttentionBackend
@@ -25,6 +25,11 @@ AUTO_TUNED = "auto-tuned"
 LayerNames = tuple[str, ...]
 """A backend's name for each layer."""
 
+_NO_FALLBACK = (
+    "is made for what others cannot do rather than to be fast, and would take the time for "
+    "measuring those: it attends where it is asked for by name"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
@@ -38,23 +43,30 @@ class CandidateSet:
     layers: Mapping[AttentionPhase, Mapping[str, LayerNames]]
     left_out: tuple[LeftOut, ...] = ()
 
-    def without_compiling(self, config: AttentionConfig) -> CandidateSet:
-        """Without those that a start would wait minutes for, unless a phase has no others."""
+    def worth_measuring(self, config: AttentionConfig) -> CandidateSet:
+        """Without those that a start would wait minutes for, and those that are fallbacks in all
+        layers; those of a phase that has no others stay."""
         registry = ATTENTION_BACKENDS if config.latent is None else LATENT_BACKENDS
-        waits = {
-            name: registry.get(name).compiles_first(config)
-            for by_name in self.layers.values()
-            for names in by_name.values()
-            for name in names
-        }
+
+        def why_not_now(names: LayerNames) -> str:
+            waits = (registry.get(name).compiles_first(config) for name in dict.fromkeys(names))
+            return _not_compiled(label(names), next(filter(None, waits), ""))
+
+        def why_not_at_all(names: LayerNames) -> str:
+            is_fallback = all(registry.get(name).capability.is_fallback for name in names)
+            return _NO_FALLBACK if is_fallback else ""
+
+        return self._without(why_not_now)._without(why_not_at_all)
+
+    def _without(self, why_not: Callable[[LayerNames], str]) -> CandidateSet:
+        """Without those that why_not says something of."""
         layers, left_out = {}, list(self.left_out)
         for phase, by_name in self.layers.items():
-            ready = {one: own for one, own in by_name.items() if not any(map(waits.get, own))}
-            layers[phase] = ready or by_name
+            reasons = {one: why_not(own) for one, own in by_name.items()}
+            kept = {one: own for one, own in by_name.items() if not reasons[one]}
+            layers[phase] = kept or by_name
             left_out += [
-                LeftOut(phase, one, _not_compiled(one, filter(None, map(waits.get, own))))
-                for one, own in by_name.items()
-                if one not in layers[phase]
+                LeftOut(phase, one, reasons[one]) for one in by_name if one not in layers[phase]
             ]
         return replace(self, layers=layers, left_out=tuple(left_out))
 
@@ -210,9 +222,11 @@ class CandidateSearch:
         return CandidateSet(page_size, usual.has_bounded_accounts, fitting, (*left_out, *others))
 
 
-def _not_compiled(name: str, waits: Iterable[str]) -> str:
+def _not_compiled(name: str, waits: str) -> str:
+    if not waits:
+        return ""
     return (
-        f"takes minutes to build on this machine ({next(iter(waits))}): one start with "
+        f"takes minutes to build on this machine ({waits}): one start with "
         f"attention_backend={name} does that"
     )
 

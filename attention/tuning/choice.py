@@ -11,7 +11,7 @@ from functools import cached_property
 from attention.forward_batch import ForwardMode
 from attention.timing import AttentionPhase, phase_of
 from attention.tuning.candidates import AUTO_TUNED, CandidateSet
-from attention.tuning.points import MIN_UNEVEN_ROWS, StepPoint
+from attention.tuning.points import MIN_UNEVEN_ROWS, StepPoint, points_between
 from attention.tuning.table import LeftOut, TunedChoice, TuningTable
 
 _STEPS_PER_OCTAVE = 4
@@ -38,11 +38,12 @@ class TunedRoutes:
 
     @cached_property
     def chosen(self) -> Mapping[AttentionPhase, tuple[str, ...]]:
-        """By phase: who is the fastest at some measured point, the phase's best first. No other one
-        is ever taken."""
-        measured = self.table.seconds
+        """By phase: who is the fastest at some measured point or between some, the phase's best
+        first. No other one is ever taken."""
         return {
-            phase: self.table.chosen_names(phase, (p for p in measured if p.phase is phase))
+            phase: self.table.chosen_names(
+                phase, points_between([p for p in self.table.seconds if p.phase is phase])
+            )
             for phase in self.candidates.layers
         }
 

@@ -7,6 +7,7 @@ clock that drifts treats them alike. How a device tells time is handed in.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -33,6 +34,8 @@ MakePool = Callable[[AttentionConfig, int], TokenToKVPool]
 
 Run = Callable[[], object]
 
+COMPILED_SECONDS = 0.25
+"""A first run that takes as long has compiled kernels: else it takes tens of milliseconds."""
 _MAX_SMALL_E4M3 = 0x40
 """Bytes below are e4m3 numbers below 2."""
 
@@ -136,7 +139,7 @@ class ScratchSpace:
 class AttentionMeasurement:
     """MeasurePoint over real backends. layers: what is called, over the scratch space.
 
-    uses_graphs: whether decode steps of the engine replay graphs.
+    uses_graphs: whether decode steps of the engine replay graphs. clock: of the host.
     """
 
     def __init__(
@@ -146,24 +149,31 @@ class AttentionMeasurement:
         layers: MeasuredLayers,
         stopwatch: Stopwatch,
         uses_graphs: bool,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._candidates = candidates
         self._space = space
         self._layers = layers
         self._stopwatch = stopwatch
         self._uses_graphs = uses_graphs
+        self._clock = clock
         self._backends: dict[LayerNames, AttentionBackend] = {}
 
     @torch.inference_mode()
     def __call__(self, point: StepPoint, names: Sequence[str]) -> PointResult:
         runs: dict[str, Run] = {}
         errors: dict[str, str] = {}
+        compiling_s = 0.0
         for name in names:
+            start_s = self._clock()
             try:
                 runs[name] = self.prepare(point, self._backend(point, name))
             except Exception as error:  # noqa: BLE001 - kernels' packages raise what they like
                 errors[name] = f"{type(error).__name__}: {error}"
-        return PointResult(self._stopwatch.seconds(runs) if runs else {}, errors)
+            first_s = self._clock() - start_s
+            compiling_s += first_s if first_s >= COMPILED_SECONDS else 0.0
+        seconds = self._stopwatch.seconds(runs) if runs else {}
+        return PointResult(seconds, errors, compiling_s)
 
     def prepare(self, point: StepPoint, backend: AttentionBackend) -> Run:
         """A step at the point by a backend over the scratch space, which has been run once, to its

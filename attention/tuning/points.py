@@ -6,9 +6,11 @@ Host numbers only. Knows no backend.
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,8 @@ _DECODE_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 25
 # Half a block of 64 keys short of round numbers: a key more than those is the worst case of kernels
 # that cut keys at round places, and not what lengths are like.
 _DECODE_PREFIXES = (224, 480, 992, 2016, 4064, 8160, 16352, 32736, 65504)
+_LEAST_STEP = 1.05
+"""Between two lengths: a context of 32,768 has no further point behind 32,736."""
 _UNLIKE_ROWS = (8, 16, 24, 32, 64, 128, 256)
 _UNLIKE_PREFIXES = (992, 4064)
 _NEW_TOKENS = (8, 32, 96, 256, 768, 2048, 8192)
@@ -135,7 +139,7 @@ def points_to_measure(limits: StepLimits) -> list[StepPoint]:
 
 def _decode_points(limits: StepLimits) -> list[StepPoint]:
     rows = _up_to(_DECODE_ROWS, limits.max_rows)
-    prefixes = _up_to(_DECODE_PREFIXES, limits.max_context_len - 1)
+    prefixes = _up_to(_DECODE_PREFIXES, limits.max_context_len - 1, _LEAST_STEP)
     points = [StepPoint(AttentionPhase.DECODE, n, 1, keys) for n in rows for keys in prefixes]
     unlike = (n for n in _up_to(_UNLIKE_ROWS, limits.max_rows) if n >= MIN_UNEVEN_ROWS)
     points += [
@@ -161,9 +165,30 @@ def _verify_points(limits: StepLimits) -> list[StepPoint]:
     return [StepPoint(AttentionPhase.VERIFY, *place) for place in grid]
 
 
-def _up_to(values: Sequence[int], most: int) -> list[int]:
-    """Those below most, and most itself where it is no more than the last of them."""
-    return [*(value for value in values if value < most), *([most] if most <= values[-1] else [])]
+def points_between(points: Iterable[StepPoint]) -> Iterator[StepPoint]:
+    """A grid of the points' places and one between each two of them, for each kind of points."""
+    kinds: dict[tuple[AttentionPhase, bool], list[StepPoint]] = {}
+    for point in points:
+        kinds.setdefault((point.phase, point.is_uneven), []).append(point)
+    for (phase, is_uneven), own in kinds.items():
+        axes = [_doubled(axis) for axis in zip(*map(_place, own), strict=True)]
+        for place in itertools.product(*axes):
+            yield StepPoint(phase, *place, is_uneven)
+
+
+def _doubled(axis: Iterable[int]) -> list[int]:
+    """With the geometric mean of each two neighbours."""
+    known = sorted(set(axis))
+    between = (round(math.sqrt((low + 1) * (high + 1))) - 1 for low, high in pairwise(known))
+    return sorted({*known, *between})
+
+
+def _up_to(values: Sequence[int], most: int, least_step: float = 1.0) -> list[int]:
+    """Those below most, and most itself where it is no more than the last of them, and by
+    least_step the longest."""
+    below = [value for value in values if value < most]
+    is_apart = not below or most > least_step * below[-1]
+    return [*below, *([most] if most <= values[-1] and is_apart else [])]
 
 
 def _coarse_first(points: Iterable[StepPoint]) -> list[StepPoint]:

@@ -24,7 +24,16 @@ _SETTLED_SPAN = 5.0
 _PREFIX_OFFSET = 128
 """Keys below which a longer prefix changes little."""
 
-Coordinates = tuple[float, float, float]
+_NEAR_OCTAVES = 2.0
+_NEAR_PREFIX_OCTAVES = 3.0
+"""How far from what was measured a step may be to be told by it, in rows and new tokens together,
+and in its prefix: of all points_to_measure none is further from each of them."""
+
+_FEWEST_NEW_TOKENS = 4
+"""Fewer are as many to a kernel: a part of one tile."""
+
+Plane = tuple[float, float]
+"""Octaves of rows and of new tokens."""
 PhaseTimes = Mapping[StepPoint, Mapping[str, float]]
 
 
@@ -41,15 +50,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class TunedChoice:
-    """For one step. seconds: of each candidate, of all layers, as measured or interpolated."""
+    """For one step. seconds: of each candidate, of all layers, as measured or interpolated.
+    is_near: False where these are of steps unlike this one, and do not count."""
 
     name: str
     seconds: Mapping[str, float]
+    is_near: bool = True
 
-    @property
-    def reason(self) -> str:
+    def reason(self, num_layers: int) -> str:
+        """The times of one of so many layers."""
         times = sorted(self.seconds.items(), key=lambda item: item[1])
-        return ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times)
+        shown = (f"{name} {seconds / num_layers * 1e6:.1f} us" for name, seconds in times)
+        far = "" if self.is_near else " at the nearest step, too far to count"
+        return ", ".join(shown) + far
 
 
 @dataclass(frozen=True)
@@ -106,18 +119,23 @@ class TuningTable:
         return min(names, key=lambda name: sum(math.log(at[name]) for at in measured.values()))
 
     def choose(self, point: StepPoint, names: Sequence[str] | None = None) -> TunedChoice:
-        """For a step like point; names: those that come into question, None for all contenders."""
+        """For a step like point; names: those that come into question, None for all contenders.
+        Where nothing was measured near it of its own kind, even steps tell of it; where there are
+        none of these either, the phase's best is taken."""
         phase = point.phase if point.phase in self.names else AttentionPhase.EXTEND
         allowed = self.contenders(phase) if names is None else tuple(names)
-        surface = self._surface(phase, point.is_uneven)
-        if surface is None:
+        kinds = dict.fromkeys((point.is_uneven, False))
+        known = [self._surfaces[phase, kind] for kind in kinds if (phase, kind) in self._surfaces]
+        if not known:
             return TunedChoice(self._best[phase] if names is None else allowed[0], {})
+        surface = next((one for one in known if one.is_near(point)), known[0])
         seconds = surface.at(point, allowed)
         fastest = min(allowed, key=seconds.__getitem__)
-        usual = self._best[phase]
-        if usual in allowed and seconds[fastest] >= (1.0 - MIN_GAIN) * seconds[usual]:
-            return TunedChoice(usual, seconds)
-        return TunedChoice(fastest, seconds)
+        usual, is_near = self._best[phase], surface.is_near(point)
+        if usual not in allowed:
+            return TunedChoice(fastest, seconds, is_near)
+        has_won = is_near and seconds[fastest] < (1.0 - MIN_GAIN) * seconds[usual]
+        return TunedChoice(fastest if has_won else usual, seconds, is_near)
 
     def chosen_names(self, phase: AttentionPhase, points: Iterable[StepPoint]) -> tuple[str, ...]:
         """Each once, the phase's best first."""
@@ -138,10 +156,6 @@ class TuningTable:
                 surfaces[phase, is_uneven] = _Surface(own)
         return surfaces
 
-    def _surface(self, phase: AttentionPhase, is_uneven: bool) -> _Surface | None:
-        """Where no such steps were measured, that of even ones."""
-        return self._surfaces.get((phase, is_uneven)) or self._surfaces.get((phase, False))
-
     def _complete(self, phase: AttentionPhase) -> PhaseTimes:
         """Points that every contender was measured at."""
         return {
@@ -152,37 +166,67 @@ class TuningTable:
 
 
 class _Surface:
-    """Times over rows, new tokens and prefixes, on a grid whose corners may be missing."""
+    """Times over rows, new tokens and prefixes. Each pair of rows and new tokens has a line of the
+    prefixes that it was measured at; a grid of lines, of which some may be missing."""
 
     def __init__(self, seconds: PhaseTimes) -> None:
-        self._seconds = {_coordinates(point): at for point, at in seconds.items()}
-        self._axes = [sorted(set(axis)) for axis in zip(*self._seconds, strict=True)]
+        self._lines: dict[Plane, dict[float, Mapping[str, float]]] = {}
+        for point, at in seconds.items():
+            plane, prefix = _place(point)
+            self._lines.setdefault(plane, {})[prefix] = at
+        self._axes = [sorted(set(axis)) for axis in zip(*self._lines, strict=True)]
+        self._prefixes = {plane: sorted(line) for plane, line in self._lines.items()}
 
     def at(self, point: StepPoint, names: Sequence[str]) -> dict[str, float]:
-        where = _coordinates(point)
-        weights = self._weights(where)
-        total = sum(weights.values())
-        return {
-            name: math.exp(
-                sum(w * math.log(self._seconds[at][name]) for at, w in weights.items()) / total
-            )
-            for name in names
-        }
+        where, prefix = _place(point)
+        logs = dict.fromkeys(names, 0.0)
+        for plane, weight in self._weights(where).items():
+            for known, share in _bracket(self._prefixes[plane], prefix):
+                at = self._lines[plane][known]
+                for name in names:
+                    logs[name] += weight * share * math.log(at[name])
+        return {name: math.exp(log) for name, log in logs.items()}
 
-    def _weights(self, where: Coordinates) -> dict[Coordinates, float]:
-        """Of the measured corners around a place; of the nearest point where there is none."""
+    def is_near(self, point: StepPoint) -> bool:
+        """Whether what at tells of the point was measured at some like it, or around it."""
+        where, prefix = _place(point)
+        corners = self._corners(where)
+        is_around = _is_whole(corners) and not any(
+            _beyond(axis, value) for axis, value in zip(self._axes, where, strict=True)
+        )
+        near = [
+            plane
+            for plane in self._weights(where)
+            if is_around or math.dist(plane, where) <= _NEAR_OCTAVES
+        ]
+        gaps = (_beyond(self._prefixes[plane], prefix) for plane in near)
+        return min(gaps, default=math.inf) <= _NEAR_PREFIX_OCTAVES
+
+    def _weights(self, where: Plane) -> dict[Plane, float]:
+        """Of measured lines, 1 together: what corners that were not measured would weigh has the
+        nearest line."""
+        weights = self._corners(where)
+        if not _is_whole(weights):
+            nearest = min(self._lines, key=lambda plane: math.dist(plane, where))
+            missing = 1.0 - sum(weights.values())
+            weights[nearest] = weights.get(nearest, 0.0) + missing
+        return weights
+
+    def _corners(self, where: Plane) -> dict[Plane, float]:
+        """The weights of the measured lines around a place."""
         brackets = [_bracket(axis, value) for axis, value in zip(self._axes, where, strict=True)]
-        weights: dict[Coordinates, float] = {}
-        for (a, wa), (b, wb), (c, wc) in itertools.product(*brackets):
-            weight = wa * wb * wc
-            if weight > 0.0 and (a, b, c) in self._seconds:
-                weights[a, b, c] = weight
-        return weights or {min(self._seconds, key=lambda at: math.dist(at, where)): 1.0}
+        found = {(a, b): wa * wb for (a, wa), (b, wb) in itertools.product(*brackets)}
+        return {at: weight for at, weight in found.items() if weight > 0.0 and at in self._lines}
 
 
-def _coordinates(point: StepPoint) -> Coordinates:
+def _is_whole(weights: Mapping[Plane, float]) -> bool:
+    return math.isclose(sum(weights.values()), 1.0)
+
+
+def _place(point: StepPoint) -> tuple[Plane, float]:
+    """Octaves of rows and new tokens, and of the prefix."""
     prefix = math.log2(point.prefix_tokens + _PREFIX_OFFSET)
-    return math.log2(point.rows), math.log2(point.new_tokens), prefix
+    return (math.log2(point.rows), math.log2(max(point.new_tokens, _FEWEST_NEW_TOKENS))), prefix
 
 
 def _bracket(axis: Sequence[float], value: float) -> list[tuple[float, float]]:
@@ -194,3 +238,8 @@ def _bracket(axis: Sequence[float], value: float) -> list[tuple[float, float]]:
             share = (value - low) / (high - low)
             return [(low, 1.0 - share), (high, share)]
     return [(axis[-1], 1.0)]
+
+
+def _beyond(axis: Sequence[float], value: float) -> float:
+    """How far a value lies from the nearest end of an axis, 0 of one between them."""
+    return max(axis[0] - value, value - axis[-1], 0.0)

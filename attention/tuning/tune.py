@@ -14,6 +14,7 @@ from typing import Protocol
 from attention.timing import AttentionPhase
 from attention.tuning.points import StepPoint
 from attention.tuning.table import LeftOut, TuningTable
+from attention.tuning.time_limit import TimeLimit
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,12 @@ _PROGRESS_INTERVAL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """seconds: of all measured layers, by candidate. errors: of candidates that failed."""
+    """seconds: of all measured layers, by candidate. errors: of candidates that failed.
+    compiling_s: what first runs took that compiled kernels."""
 
     seconds: Mapping[str, float]
     errors: Mapping[str, str]
+    compiling_s: float = 0.0
 
 
 class MeasurePoint(Protocol):
@@ -54,22 +57,22 @@ def tune(
     least_contenders is not measured: there is nothing to choose.
 
     After max_seconds the rest is left out, with a warning: no point is begun then. The first
-    points, one for each phase, do not count: kernels that this machine never ran are compiled
-    there. A candidate that fails, or is HOPELESS_RATIO times slower than the fastest wherever it
-    was measured, is left out of the phase, with a line in the log; so is one that takes as long as
-    another one, which then stands for it unless it fails. What lies between two lengths at which
-    the same one clearly wins is not measured.
+    points, one for each phase, do not count, and of the others compiling as in TimeLimit: kernels
+    that this machine never ran are compiled there. A candidate that fails, or is HOPELESS_RATIO
+    times slower than the fastest wherever it was measured, is left out of the phase, with a line in
+    the log; so is one that takes as long as another one, which then stands for it unless it fails.
+    What lies between two lengths at which the same one clearly wins is not measured.
     """
     for phase in table.names:
         table = _narrowed(table, phase)
     todo = [point for point in points if _is_worth_measuring(table, point, least_contenders)]
     num_phases = len({point.phase for point in todo})
-    start_s = told_s = clock()
+    limit, told_s = TimeLimit(max_seconds, clock), clock()
     for place, point in enumerate(todo):
         now_s = clock()
         if place <= num_phases:
-            start_s = now_s
-        if now_s - start_s >= max_seconds:
+            limit.start_over()
+        if limit.is_over:
             left = [p for p in todo[place:] if _is_worth_measuring(table, p, least_contenders)]
             _tell_of_rest(len(left), len(todo), max_seconds)
             break
@@ -77,7 +80,11 @@ def tune(
             told_s = now_s
             logger.info("measuring attention: %d of %d kinds of steps", place, len(todo))
         if _is_worth_measuring(table, point, least_contenders):
-            table = _with_point(table, point, measure)
+            result = measure(point, table.contenders(point.phase))
+            limit.add(point.phase, clock() - now_s, result.compiling_s)
+            table = _with_result(table, point, result)
+    if limit.num_points:
+        logger.info("attention: %s", limit)
     return table
 
 
@@ -85,8 +92,8 @@ def _tell_of_rest(num_left: int, num_points: int, max_seconds: float) -> None:
     if not num_left:
         return
     logger.warning(
-        "attention: %d of %d kinds of steps were not measured in %.1f s: the nearest ones stand "
-        "for them; the next start goes on",
+        "attention: %d of %d kinds of steps were not measured in %.1f s: the ones around stand for "
+        "them, or their phase's fastest where there are none; the next start goes on",
         num_left,
         num_points,
         max_seconds,
@@ -101,8 +108,7 @@ def _is_worth_measuring(table: TuningTable, point: StepPoint, least_contenders: 
     )
 
 
-def _with_point(table: TuningTable, point: StepPoint, measure: MeasurePoint) -> TuningTable:
-    result = measure(point, table.contenders(point.phase))
+def _with_result(table: TuningTable, point: StepPoint, result: PointResult) -> TuningTable:
     table = replace(table, seconds={**table.seconds, point: dict(result.seconds)})
     for name, error in result.errors.items():
         logger.warning("attention backend %s failed at %s and is left out: %s", name, point, error)

@@ -23,11 +23,19 @@ SLOW_RATIO = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How often each candidate is timed: seconds long, but so many times at least and at most."""
+    """How often each candidate is timed: seconds long, but so many times at least and at most.
+    least_long: where one takes long_s at once; what disturbs a turn is short beside that."""
 
     least: int = 7
     most: int = 21
     seconds: float = 0.02
+    least_long: int = 3
+    long_s: float = 0.02
+
+    def number(self, longest_s: float) -> int:
+        """For candidates of which the slowest takes longest_s."""
+        least = min(self.least, self.least_long) if longest_s >= self.long_s else self.least
+        return min(self.most, max(least, int(self.seconds / max(longest_s, 1e-6))))
 
 
 USUAL_TURNS = Turns()
@@ -67,10 +75,9 @@ def take_turns(
     fastest_s = min(own[0] for own in times.values())
     near = [name for name, own in times.items() if own[0] <= SLOW_RATIO * fastest_s]
     longest_s = max(times[name][0] for name in near)
-    wanted = int(turns.seconds / max(longest_s, 1e-6))
     timed: dict[str, list[TimedRun]] = {name: [] for name in near}
     order = random.Random(0)
-    for _ in range(min(turns.most, max(turns.least, wanted))):
+    for _ in range(turns.number(longest_s)):
         for name in order.sample(near, len(near)):
             timed[name].append(launch(runs[name], leads_s[name]))
     wait()

@@ -8,8 +8,10 @@ table's points but by chance, with every candidate and with what auto-tuned take
 order that changes at random. Decode is a graph from the projection on; prefill is launched from the
 host, and the device waits for all of its launches, so that its own time is told. A pair of backends
 is one for each phase: of a mix the best pair is its phase's fastest candidate. Ratios are told with
-their standard error. A mix above 1.02 is measured once more with three times the turns, which count
-then: what turns' spread makes of 40 mixes is not held against it, a wrong choice is.
+their standard error. A mix that is above 1.02, or whose ratio's error is 0.5 % or more, is measured
+again with three times the turns, which count in its place, until the error is less: what turns'
+spread makes of 40 mixes is not held against it, a wrong choice is. Where the fastest was taken, or
+a name that launches the same kernels, the ratio is to the turns of all these names together.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from attention.tuning.points import StepPoint
 from attention.tuning.router import GraphTunedAttention, build_tuned_attention
 from attention.tuning.table import TuningTable
 from attention.tuning.turns import Turns
-from benchmarks.h200.auto_tuned_results import MixResult, Promises, mix_table
+from benchmarks.h200.auto_tuned_results import MixResult, Promises, alike, mix_table, repeated
 from workers.config import EngineConfig
 from workers.parallel.group import SingleRank
 from workers.runner.attention_scratch import ScratchMeasure, make_cuda_stopwatch, make_pool
@@ -123,9 +125,10 @@ class Mixes:
         by_name[AUTO_TUNED] = self._auto
         runs = {name: self._measurement.prepare(mix, one) for name, one in by_name.items()}
         times = self._stopwatch.turns(runs, turns)
-        predicted = self._tuned.choose(rounded_point(mix)).reason
-        num_layers = self._space.config.num_layers
-        return MixResult(mix, times, self._taken(mix), predicted, num_layers)
+        tuned, taken = self._tuned, self._taken(mix)
+        predicted = tuned.table.choose(rounded_point(mix)).reason(tuned.num_layers)
+        names = alike(tuned.table, mix.phase, taken)
+        return MixResult(mix, times, taken, predicted, self._space.config.num_layers, names)
 
     def _taken(self, mix: StepPoint) -> str:
         batch = self._space.batch(mix, self._auto)
@@ -152,15 +155,6 @@ def tune(subject: TuningSubject, max_seconds: float) -> TunedRoutes:
         return tuner.choose(subject)
 
 
-def repeated(mixes: Mixes, first: MixResult) -> MixResult:
-    """The result, or that of more turns where it was above what is promised."""
-    if not first.is_over:
-        return first
-    again = mixes.measure(first.mix, MORE_TURNS)
-    print(f"{first.mix}: {first.ratio.seconds:.3f}, repeated {again.ratio.seconds:.3f}")
-    return again
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=16)
@@ -174,7 +168,8 @@ def main() -> None:
     tuned_s = time.monotonic()
     torch.cuda.empty_cache()
     mixes = Mixes(tuned, subject)
-    results = [repeated(mixes, mixes.measure(mix)) for mix in MIXES]
+    again = partial(mixes.measure, turns=MORE_TURNS)
+    results = [repeated(mixes.measure(mix), again) for mix in MIXES]
     print(f"\n{mix_table(results)}\n")
     promises = Promises(results)
     print(promises)

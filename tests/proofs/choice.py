@@ -19,7 +19,8 @@ A backend asked for by name is taken, or fails with the reason and with what fit
 name, the first of these that loads and that can do what is needed is taken and logged: for each
 phase and for each kind of layers, so that layers that only one backend knows do not take the others
 along. `attention_backend`, `prefill_attention_backend` and `decode_attention_backend` name one;
-`auto-tuned` measures those that can and takes the fastest.
+`auto-tuned` measures those that can and takes the fastest; `flex` and `torch_native`, made for what
+others cannot do, only where nothing else can.
 """
 
 _TAKEN = """\

@@ -49,9 +49,7 @@ def phase_summary(
         won = [point for point in points if tuned.choose(point).name == name]
         if won:
             point = won[len(won) // 2]
-            reason = tuned.choose(point).reason
+            reason = tuned.table.choose(point).reason(tuned.num_layers)
             of = f"{len(won)} of {len(points)} kinds of steps"
-            lines.append(
-                f"{phase}: {name} in {of}, as {point} ({tuned.num_layers} layers): {reason}"
-            )
+            lines.append(f"{phase}: {name} in {of}, as {point}: {reason} a layer")
     return tuple(lines)

@@ -128,7 +128,7 @@ class AttentionTuner:
         num_sets: int,
     ) -> TunedRoutes:
         measured = measured_config(subject, candidates.page_size)
-        candidates = candidates.without_compiling(measured)
+        candidates = candidates.worth_measuring(measured)
         table = TuningTable(candidates.names)
         points = points_to_measure(self._limits(subject, measured))
         text = ""

@@ -28,18 +28,22 @@ class ManualClock:
 @dataclass
 class KnownCosts:
     """MeasurePoint: a candidate's cost is a function of the point; what is no number is raised as
-    its error. Every measured point moves the clock on by step_s."""
+    its error. Every measured point moves the clock on by step_s, and by what compiling_s has for
+    it."""
 
     costs: dict
     clock: ManualClock = field(default_factory=ManualClock)
     step_s: float = 0.1
+    compiling_s: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
 
     def __call__(self, point, names):
         self.asked.append((point, tuple(names)))
-        self.clock.now_s += self.step_s
+        compiling_s = self.compiling_s.get(point, 0.0)
+        self.clock.now_s += self.step_s + compiling_s
         results = {name: self.costs[name](point) for name in names}
         return PointResult(
             {name: cost for name, cost in results.items() if not isinstance(cost, str)},
             {name: cost for name, cost in results.items() if isinstance(cost, str)},
+            compiling_s,
         )

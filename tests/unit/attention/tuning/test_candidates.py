@@ -16,7 +16,7 @@ from attention.routes import AskedBackends
 from attention.selection import AttentionNeeds
 from attention.timing import AttentionPhase
 from attention.tuning import candidates
-from attention.tuning.candidates import AUTO_TUNED, CandidateSearch, is_tuned
+from attention.tuning.candidates import AUTO_TUNED, CandidateSearch, CandidateSet, is_tuned
 from tests.unit.attention.tuning.doubles import DECODE, EXTEND
 
 CPU = DeviceFacts("cpu", "CPU", None)
@@ -29,7 +29,8 @@ LOADS = BackendProbe(True)
 
 
 def backend(name, is_graphable=False, probe=LOADS, **capability):
-    own = replace(TorchNativeBackend.capability, name=name, **capability)
+    facts = {"name": name, "is_fallback": False} | capability
+    own = replace(TorchNativeBackend.capability, **facts)
     bases = (TorchNativeBackend, GraphAttentionBackend) if is_graphable else (TorchNativeBackend,)
     members = {"capability": own, "probe": classmethod(lambda cls: probe)}
     return type(name, bases, members)
@@ -132,16 +133,44 @@ def test_who_compiles_for_minutes_waits_for_a_start_of_its_own(monkeypatch):
     slow = backend("slow")
     slow.compiles_first = classmethod(lambda cls, config: "three kernels")
     (found,) = search(monkeypatch, slow, backend("a"))
-    config = SimpleNamespace(latent=None)
-    registry = BackendRegistry()
-    registry.register("slow")(slow)
-    registry.register("a")(backend("a"))
-    monkeypatch.setattr(candidates, "ATTENTION_BACKENDS", registry)
-    ready = found.without_compiling(config)
+    register(monkeypatch, slow, backend("a"))
+    ready = found.worth_measuring(HEADS)
     assert ready.names == {DECODE: ("a",), EXTEND: ("a",)}
     assert ready.left_out[0].reason == (
         "takes minutes to build on this machine (three kernels): one start with "
         "attention_backend=slow does that"
     )
     (alone,) = search(monkeypatch, slow)
-    assert alone.without_compiling(config).names == {DECODE: ("slow",), EXTEND: ("slow",)}
+    assert alone.worth_measuring(HEADS).names == {DECODE: ("slow",), EXTEND: ("slow",)}
+
+
+HEADS = SimpleNamespace(latent=None)
+
+
+def register(monkeypatch, *backends):
+    registry = BackendRegistry()
+    for one in backends:
+        registry.register(one.capability.name)(one)
+    monkeypatch.setattr(candidates, "ATTENTION_BACKENDS", registry)
+
+
+def test_fallbacks_are_measured_where_a_phase_has_nobody_else(monkeypatch):
+    """They are many times slower, and what measures them has less time for the others."""
+    plain, masks = (backend(name, is_fallback=True) for name in ("plain", "masks"))
+    register(monkeypatch, backend("a"), plain, masks)
+    (found,) = search(monkeypatch, backend("a"), plain, masks)
+    taken = found.worth_measuring(HEADS)
+    assert taken.names == {DECODE: ("a",), EXTEND: ("a",)}
+    assert {(one.phase, one.name) for one in taken.left_out} == {
+        (phase, name) for phase in (DECODE, EXTEND) for name in ("plain", "masks")
+    }
+    assert "to be fast" in taken.left_out[0].reason
+    (alone,) = search(monkeypatch, plain, masks)
+    assert alone.worth_measuring(HEADS).names[DECODE] == ("plain", "masks")
+
+
+def test_who_needs_a_fallback_in_some_layers_is_measured(monkeypatch):
+    register(monkeypatch, backend("a"), backend("plain", is_fallback=True))
+    layers = {DECODE: {"a+plain": ("a", "plain"), "plain": ("plain", "plain")}}
+    found = CandidateSet(16, False, layers)
+    assert found.worth_measuring(HEADS).names == {DECODE: ("a+plain",)}

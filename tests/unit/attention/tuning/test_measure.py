@@ -87,7 +87,8 @@ def measurement(config, make_pool, names=("torch_native",), uses_graphs=False):
     candidates = CandidateSet(config.page_size, False, dict.fromkeys(phases, by_name))
     space = ScratchSpace.over(config, POINTS, make_pool)
     layers = measured_layers(config, None)
-    return AttentionMeasurement(candidates, space, layers, HostStopwatch(CLOCK), uses_graphs)
+    watch = HostStopwatch(CLOCK)
+    return AttentionMeasurement(candidates, space, layers, watch, uses_graphs, CLOCK)
 
 
 @pytest.mark.parametrize("uses_graphs", [True, False])
@@ -98,6 +99,13 @@ def test_times_are_those_of_all_layers(point, uses_graphs):
     result = measure(point, names)
     assert result.seconds == {"costly": 4.0, "cheap": 1.0}
     assert result.errors == {}
+
+
+def test_first_runs_that_compile_are_told_apart():
+    """Costly takes four seconds of the clock in its first run, cheap one, and a late one none."""
+    measure = measurement(config_of(), MHATokenToKVPool, ("costly", "cheap", "torch_native"))
+    result = measure(extend(2, 5, 11), ("costly", "cheap", "torch_native"))
+    assert result.compiling_s == 5.0
 
 
 def test_who_fails_is_named_with_its_error_and_the_others_are_timed():

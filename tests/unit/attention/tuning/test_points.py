@@ -5,7 +5,13 @@ import pytest
 
 from attention.forward_batch import ForwardMode
 from attention.timing import AttentionPhase
-from attention.tuning.points import StepLimits, StepPoint, point_of, points_to_measure
+from attention.tuning.points import (
+    StepLimits,
+    StepPoint,
+    point_of,
+    points_between,
+    points_to_measure,
+)
 from tests.unit.attention.tuning.doubles import decode, extend
 
 LIMITS = StepLimits(256, 8192, 32768, 1 << 18)
@@ -89,3 +95,17 @@ def test_points_read_as_what_they_are():
     assert str(decode(64, 4095, True)) == "decode 64 x unlike lengths, mean 4096"
     assert str(extend(8, 256, 4096)) == "extend 8 x 256 on 4096"
     assert "beside decoding rows" in str(StepPoint(AttentionPhase.EXTEND, 64, 8, 1024, True))
+
+
+def test_between_points_lie_those_of_means_of_their_axes():
+    found = list(points_between([decode(1, 99), decode(4, 399), decode(8, 99, True)]))
+    assert len(found) == len(set(found))
+    assert {(one.rows, one.prefix_tokens) for one in found if not one.is_uneven} == {
+        (rows, keys) for rows in (1, 2, 4) for keys in (99, 199, 399)
+    }
+    assert [one for one in found if one.is_uneven] == [decode(8, 99, True)]
+
+
+def test_a_context_that_ends_at_a_measured_length_has_no_second_one_there():
+    lengths = {one.prefix_tokens for one in points_to_measure(LIMITS) if one.new_tokens == 1}
+    assert sorted(lengths)[-2:] == [16352, 32736]

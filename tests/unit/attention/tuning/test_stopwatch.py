@@ -5,8 +5,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attention import LayerAttentionConfig
+from attention.backends.torch_native import TorchNativeBackend
+from attention.memory.token_to_kv_pool import MHATokenToKVPool
+from attention.registration import ATTENTION_BACKENDS
+from attention.timing import AttentionPhase
+from attention.tuning.candidates import CandidateSet
+from attention.tuning.layers import measured_layers
+from attention.tuning.measure import AttentionMeasurement, ScratchSpace
+from attention.tuning.points import StepPoint
 from attention.tuning.stopwatch import CudaStopwatch
+from attention.tuning.table import TuningTable
+from attention.tuning.tune import tune
 from attention.tuning.turns import MIN_LEAD_S, Turns
+from tests.unit.attention.tuning.doubles import EXTEND
+from tests.unit.attention.tuning.test_measure import config_of
 
 SECOND_CYCLES = 2e9
 
@@ -74,6 +87,47 @@ def test_a_run_of_many_launches_is_timed_without_the_hosts_time(stream):
     assert stream.done[:4] == ["wait", "event", *["layer"] * 2]
     graph_at = stream.done.index("graph")
     assert stream.done[graph_at - 2 : graph_at + 2] == ["wait", "event", "graph", "event"]
+
+
+class Launching(TorchNativeBackend):
+    """A layer is launched in 69 us of the host, and attends for layer_s; a step's metadata takes
+    the host 5 ms."""
+
+    layer_s = 0.0
+    stream = None
+
+    def init_forward_metadata(self, forward_batch):
+        self.stream.now_s += 5e-3
+        super().init_forward_metadata(forward_batch)
+
+    def forward(self, *arguments):
+        self.stream.launch("layer", 69e-6, self.layer_s)
+        return super().forward(*arguments)
+
+
+@pytest.mark.parametrize("phase", [EXTEND, AttentionPhase.VERIFY])
+def test_steps_without_graphs_are_told_by_their_device_and_chosen_by_it(stream, monkeypatch, phase):
+    """The same backends, by the host's time, differ by nothing."""
+    costs = {"early": 20e-6, "late": 18e-6}
+    own = {
+        name: type(name, (Launching,), {"layer_s": layer_s, "stream": stream})
+        for name, layer_s in costs.items()
+    }
+    monkeypatch.setattr(ATTENTION_BACKENDS, "_classes", ATTENTION_BACKENDS._classes | own)
+    config = config_of(*[LayerAttentionConfig()] * 16)
+    candidates = CandidateSet(4, False, {phase: {name: (name,) * 16 for name in costs}})
+    point = StepPoint(phase, 2, 4, 10)
+    space = ScratchSpace.over(config, [point], MHATokenToKVPool)
+    watch = CudaStopwatch(torch.device("cpu"), lambda run: run)
+    layers = measured_layers(config, None)
+    measure = AttentionMeasurement(candidates, space, layers, watch, uses_graphs=True)
+    table = TuningTable({phase: tuple(costs)})
+    table = tune(table, [point], measure, 9.0, lambda: stream.now_s)
+    expected = {name: 16 * layer_s for name, layer_s in costs.items()}
+    assert table.seconds[point] == pytest.approx(expected)
+    chosen = table.choose(point)
+    assert chosen.name == "late"
+    assert chosen.reason(16) == "late 18.0 us, early 20.0 us"
 
 
 def test_every_turn_is_told(stream):

@@ -1,9 +1,11 @@
 """The table: who is the fastest at a point, between points, and where nothing was measured."""
 
+import random
+
 import pytest
 
 from attention.timing import AttentionPhase
-from attention.tuning.points import StepPoint
+from attention.tuning.points import MIN_UNEVEN_ROWS, StepLimits, StepPoint, points_to_measure
 from attention.tuning.table import LeftOut, TuningTable
 from tests.unit.attention.tuning.doubles import DECODE, EXTEND, decode, extend
 
@@ -21,7 +23,7 @@ def test_the_fastest_is_taken_at_each_point():
     chosen = table.choose(decode(64, 1000))
     assert chosen.name == "b"
     assert chosen.seconds == pytest.approx({"a": 9.0, "b": 5.0})
-    assert chosen.reason == "b 5000000.0 us, a 9000000.0 us"
+    assert chosen.reason(num_layers=2) == "b 2500000.0 us, a 4500000.0 us"
 
 
 def test_between_points_times_grow_by_powers():
@@ -129,3 +131,53 @@ def test_only_the_next_lengths_settle():
     table = table_of({decode(4, 500): SETTLED, decode(4, 1000): close, decode(4, 4000): SETTLED})
     assert not table.is_settled(decode(4, 2000))
     assert not table.is_settled(decode(4, 8000))
+
+
+SHORT = {"a": 30.0, "b": 27.0}
+"""b starts sooner, a multiplies faster: by more than b wins by anywhere."""
+LONG = {"a": 100.0, "b": 140.0}
+
+
+def test_a_step_unlike_all_that_were_measured_takes_the_phases_best():
+    """As an H200's start that ran out of time took for 64 x 100 what had won 64 x 8."""
+    short = {extend(64, 8): SHORT, extend(1, 32): SHORT}
+    long = {extend(1, 512, 992): LONG, extend(4, 2048, 992): LONG, extend(16, 256, 4064): LONG}
+    table = table_of(short | long)
+    assert table.best(EXTEND) == "a"
+    assert [table.choose(point).name for point in (extend(64, 8), extend(48, 12, 100))] == ["b"] * 2
+    for far in (extend(64, 100), extend(1, 1, 30_000)):
+        chosen = table.choose(far)
+        assert (chosen.name, chosen.is_near) == ("a", False)
+        assert chosen.reason(1).endswith(" us at the nearest step, too far to count")
+
+
+def test_what_missing_corners_would_weigh_the_nearest_step_has():
+    seconds = {extend(64, 8): SHORT, extend(16, 128): LONG, extend(1, 2048): LONG}
+    chosen = table_of(seconds).choose(extend(60, 110))
+    assert chosen.name == "a"
+    assert LONG["a"] > chosen.seconds["a"] > 80.0
+
+
+def test_between_settled_lengths_each_number_of_rows_has_lengths_of_its_own():
+    """4 rows lack 2,000 keys, where 8 rows were measured: their own neighbours tell of it."""
+    clear = {"a": 1.0, "b": 1.2}
+    other = {"a": 9.0, "b": 1.0}
+    seconds = {decode(4, n): clear for n in (1000, 4000)}
+    seconds |= {decode(8, n): other for n in (1000, 2000, 4000)}
+    chosen = table_of(seconds).choose(decode(4, 2000))
+    assert chosen.name == "a"
+    assert chosen.seconds == pytest.approx(clear)
+
+
+def test_within_a_whole_grid_every_step_is_near_a_measured_one():
+    limits = StepLimits(256, 8192, 32768, 1 << 18)
+    table = table_of(dict.fromkeys(points_to_measure(limits), SHORT))
+    places = random.Random(0)
+    for _ in range(2000):
+        rows = round(2 ** places.uniform(0, 8))
+        new, prefix = round(2 ** places.uniform(0, 13)), round(2 ** places.uniform(0, 15))
+        is_uneven = rows >= MIN_UNEVEN_ROWS and places.random() < 0.3
+        phase = places.choice((DECODE, EXTEND))
+        point = StepPoint(phase, rows, 1 if phase is DECODE else new, prefix, is_uneven)
+        if limits.allow(point):
+            assert table.choose(point).is_near, point

@@ -14,8 +14,10 @@ POINTS = [decode(n, 1000) for n in (1, 4, 16, 64, 256)]
 COSTS = {"a": lambda point: 1.0, "b": lambda point: 0.5 + point.rows / 64}
 
 
-def run(costs, points=POINTS, table=None, max_seconds=10.0, step_s=0.1, **changes):
-    measure = KnownCosts(costs, step_s=step_s)
+def run(
+    costs, points=POINTS, table=None, max_seconds=10.0, step_s=0.1, compiling_s=None, **changes
+):
+    measure = KnownCosts(costs, step_s=step_s, compiling_s=compiling_s or {})
     table = table or TuningTable(NAMES)
     return tune(table, points, measure, max_seconds, measure.clock, **changes), measure
 
@@ -31,6 +33,16 @@ def test_it_ends_in_time_and_says_what_is_left(caplog):
     assert len(measure.asked) == 3, "the first one compiles kernels and does not count"
     assert "2 of 5 kinds of steps were not measured" in caplog.text
     assert len(table.seconds) == 3
+
+
+@pytest.mark.parametrize(("compiling_s", "num_measured"), [(0.1, 4), (0.3, 3)])
+def test_compiling_does_not_count_up_to_as_much_again(compiling_s, num_measured, caplog):
+    """Points take 0.1 s beside it; the first one's time is free."""
+    caplog.set_level(logging.INFO)
+    table, _ = run(COSTS, max_seconds=0.25, compiling_s={POINTS[1]: compiling_s, POINTS[0]: 7.0})
+    assert len(table.seconds) == num_measured
+    told = f"attention: {num_measured} kinds of steps took decode {num_measured * 0.1:.1f} s, "
+    assert told + f"compiling kernels {7.0 + compiling_s:.1f} s" in caplog.text
 
 
 def test_what_is_known_is_not_measured_again():

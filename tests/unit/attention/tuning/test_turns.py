@@ -111,7 +111,9 @@ def test_who_is_three_times_slower_has_one_turn_and_costs_the_others_none():
     assert {name: len(own) for name, own in times.items()} == {"slow": 1, "a": 16, "b": 16}
 
 
-@pytest.mark.parametrize(("device_s", "expected"), [(1.0, 7), (1e-3, 20), (1e-5, 21)])
+@pytest.mark.parametrize(
+    ("device_s", "expected"), [(1.0, 3), (0.02, 3), (0.015, 7), (1e-3, 20), (1e-5, 21)]
+)
 def test_as_many_turns_as_the_time_is_for(device_s, expected):
     times = Device({"a": US}, {"a": device_s}).times(Turns(least=7, most=21, seconds=0.02))
     assert len(times["a"]) == expected

@@ -118,7 +118,7 @@ def test_the_choice_follows_what_was_measured_and_is_told(tmp_path, caplog):
     assert tuned.decoders_of(64) == ("wide",)
     assert "attention was measured in" in caplog.text
     assert "decode: wide in" in caplog.text
-    assert "torch_native 1000.0 us, wide 4000.0 us" in caplog.text
+    assert "torch_native 333.3 us, wide 1333.3 us a layer" in caplog.text
 
 
 def test_the_next_start_reads_what_this_one_measured(tmp_path):
