@@ -172,8 +172,8 @@ def points_between(points: Iterable[StepPoint]) -> Iterator[StepPoint]:
         kinds.setdefault((point.phase, point.is_uneven), []).append(point)
     for (phase, is_uneven), own in kinds.items():
         axes = [_doubled(axis) for axis in zip(*map(_place, own), strict=True)]
-        for place in itertools.product(*axes):
-            yield StepPoint(phase, *place, is_uneven)
+        for rows, new_tokens, prefix in itertools.product(*axes):
+            yield StepPoint(phase, rows, new_tokens, prefix, is_uneven)
 
 
 def _doubled(axis: Iterable[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from attention.timing import AttentionPhase
@@ -17,7 +17,7 @@ class TimeLimit:
         self._clock = clock
         self.num_points = 0
         self._compiling_s = 0.0
-        self._by_phase: Counter[AttentionPhase] = Counter()
+        self._by_phase: defaultdict[AttentionPhase, float] = defaultdict(float)
         self._free_s = 0.0
         self._start_s = clock()
 
