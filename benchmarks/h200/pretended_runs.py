@@ -17,7 +17,7 @@ from workers.engine.engine import Engine
 from workers.runner.drafting_executor import DraftingExecutor
 from workers.scheduler.plan import IntArray
 from workers.scheduler.plan_tree import PlanTrees
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 from workers.speculation.tree import HeldPaths, TreeVerifier
 
 
@@ -84,8 +84,8 @@ class PretendedRuns:
         return lens
 
 
-class PretendingChains(ChainVerifier):
-    """As ChainVerifier, but for what it says."""
+class PretendingChains(HostChainVerifier):
+    """As HostChainVerifier, but for what it says."""
 
     def __init__(self, runs: PretendedRuns) -> None:
         self._runs = runs

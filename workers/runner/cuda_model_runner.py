@@ -52,7 +52,7 @@ from workers.sampling.state import SampledTokens
 from workers.sampling.token_masks import find_masks
 from workers.scheduler.plan import IntArray, StepPlan
 from workers.scheduler.step_filling import TILE_TOKENS
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class CudaModelRunner(ModelRunner):
             return executor
         num_slots, max_context_len = self._req_to_token.shape
         return drafting_executor(
-            executor, self._speculation, num_slots, max_context_len, ChainVerifier()
+            executor, self._speculation, num_slots, max_context_len, HostChainVerifier()
         )
 
     def launch(self, plan: StepPlan) -> PendingStep:

@@ -11,8 +11,6 @@ count for penalties.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -20,16 +18,16 @@ import torch
 from workers.constraints.masks import StepMasks
 from workers.kv_cache.radix_node import EMPTY
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
-from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan, StepResult
-from workers.scheduler.plan_tree import PlanTrees
-from workers.speculation.chain import ChainVerifier
+from workers.runner.sampled_rows import AskedSamples, SampledRows
+from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+from workers.speculation.chain import HostChainVerifier
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.rank_proposer import RankProposer
 from workers.speculation.rank_tree_proposer import RankTreeProposer
-from workers.speculation.runs import HostRuns, observed_step, ranges, result_of_runs
+from workers.speculation.runs import HostRuns, RankRuns, observed_step, result_of_runs
 from workers.speculation.tree import TreeVerifier, in_path_order
 from workers.speculation.verifier import Verifier
 
@@ -44,85 +42,6 @@ NameDrafts = Callable[[StepPlan], StepPlan]
 def has_named_drafts(plan: StepPlan) -> StepPlan:
     """Of plans whose drafts the host has named before."""
     return plan
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """The samples of a step, and how many of each sampling row hold.
-
-    slots, positions: int32 (num samples,), of each sample; token_ids: int64 of as many. run_lens,
-    next_ids: int64 (num sampling rows,), how many hold and the last that does. num_samples: int32
-    of as many rows. order: int64 (num samples,), which sample of the result stands where; None
-    where each is in its place.
-    """
-
-    slots: IntArray
-    positions: IntArray
-    token_ids: torch.Tensor
-    run_lens: torch.Tensor
-    next_ids: torch.Tensor
-    num_samples: IntArray
-    order: torch.Tensor | None = None
-
-    @classmethod
-    def of_one_each(cls, plan: StepPlan, result: StepResult) -> Self:
-        """Of a plan without runs."""
-        sampling = plan.samples > 0
-        token_ids = torch.from_numpy(result.token_ids.astype(np.int64))
-        return cls(
-            plan.slots[sampling],
-            (plan.prefix_lens + plan.num_new_tokens)[sampling],
-            token_ids,
-            torch.ones_like(token_ids),
-            token_ids,
-            plan.samples[sampling],
-        )
-
-    @classmethod
-    def of_runs(
-        cls, plan: StepPlan, result: StepResult, verifier: Verifier, tree_verifier: TreeVerifier
-    ) -> Self:
-        """Raises ValueError where the result has another number of samples than the plan."""
-        sampling = plan.samples > 0
-        num_samples = plan.samples.copy()
-        # Of a row that there was no memory for one token is told, which means nothing.
-        failed = np.array(result.failed_rows, dtype=np.int64)
-        num_samples[failed] = np.minimum(num_samples[failed], 1)
-        num_samples = num_samples[sampling]
-        firsts = (np.cumsum(plan.num_new_tokens) - plan.samples)[sampling]
-        behind = ranges(firsts, num_samples)
-        if len(result.token_ids) != len(behind):
-            raise ValueError(
-                f"step {plan.step_id} samples {len(behind)} tokens, its result has "
-                f"{len(result.token_ids)}"
-            )
-        offsets = (plan.prefix_lens + plan.num_new_tokens - plan.samples)[sampling] + 1
-        token_ids = torch.from_numpy(result.token_ids.astype(np.int64))
-        inputs = torch.from_numpy(plan.input_ids[behind].astype(np.int64))
-        order = None
-        if plan.has_trees:
-            trees = PlanTrees.of_samples(plan.parents[behind], num_samples)
-            run_lens, order = tree_verifier.accept(token_ids, inputs, num_samples, trees)
-            token_ids = token_ids[order]
-        else:
-            run_lens = verifier.accept(token_ids, inputs, num_samples)
-        last = torch.from_numpy(np.cumsum(num_samples) - num_samples) + run_lens - 1
-        return cls(
-            np.repeat(plan.slots[sampling], num_samples),
-            ranges(offsets, num_samples).astype(np.int32),
-            token_ids,
-            run_lens,
-            token_ids[last],
-            num_samples,
-            order,
-        )
-
-    def without(self, slots: set[int]) -> tuple[IntArray, IntArray, torch.Tensor]:
-        """Slots, positions and token ids of the other slots' samples."""
-        if not slots:
-            return self.slots, self.positions, self.token_ids
-        kept = np.isin(self.slots, list(slots), invert=True)
-        return self.slots[kept], self.positions[kept], self.token_ids[torch.from_numpy(kept)]
 
 
 class DraftedStep:
@@ -192,13 +111,16 @@ class DraftedStep:
 
     def _end(self) -> tuple[StepOutcome, SampledRows]:
         if self._ended is None:
-            outcome = self._pending.outcome()
+            # Drafts are made long before they are verified: behind the wait is no time for them.
+            asked = None
             if self.plan.has_runs:
-                named = self._name_drafts(self.plan)
-                verifiers = self._verifier, self._tree_verifier
-                samples = SampledRows.of_runs(named, outcome.result, *verifiers)
-            else:
+                asked = AskedSamples.of(self._name_drafts(self.plan))
+            outcome = self._pending.outcome()
+            if asked is None:
                 samples = SampledRows.of_one_each(self.plan, outcome.result)
+            else:
+                verifiers = self._verifier, self._tree_verifier
+                samples = SampledRows.of_asked(asked, outcome.result, *verifiers)
             self._ended = outcome, samples
         return self._ended
 
@@ -227,11 +149,12 @@ class DraftingExecutor:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         has_drafts = bool((plan.input_ids == DRAFT_TOKEN).any())
+        planned = self._runs.planned(plan)
         waited_until_s = self._take_in(has_drafts)
         for _, lost_slots in self._untold:
             lost_slots.update(request.slot for request in plan.admitted)
         begun_s = time.perf_counter()
-        exact = self._runs.exact(plan)
+        exact = self._runs.made_exact(planned)
         draft_s = time.perf_counter() - begun_s if has_drafts else 0.0
         # Behind a run the device does not know what holds, however many steps ago that was.
         exact = self._runs.with_last_tokens(exact, self._unheard_slots())
@@ -298,8 +221,19 @@ class DraftingExecutor:
             )
         else:
             self._runs.hear(*samples.without(lost_slots))
-        observed = observed_step(plan, samples.run_lens, samples.next_ids)
+        self._observe(step, lost_slots)
+
+    def _observe(self, step: DraftedStep, lost_slots: set[int]) -> None:
+        """Who proposes drafts is told what holds."""
+        observed = observed_step(step.plan, step.samples.run_lens, step.samples.next_ids)
         self._proposer.observe(observed.without(lost_slots))
+
+
+class RankDraftingExecutor(DraftingExecutor):
+    """As DraftingExecutor, for ranks that make the drafts: the next plan tells them what holds."""
+
+    def _observe(self, step: DraftedStep, lost_slots: set[int]) -> None:
+        """No proposer on the host is to know."""
 
 
 def drafting_executor(
@@ -312,7 +246,7 @@ def drafting_executor(
     """Drafts are looked up on the host."""
     history = TokenHistory(num_slots, max_context_len, _HOST)
     proposer = make_proposer(speculation.method, history, speculation.tree)
-    runs = _host_runs(num_slots, max_context_len, history, proposer)
+    runs = HostRuns(_host_table(num_slots, max_context_len), history, proposer)
     return DraftingExecutor(inner, runs, proposer, verifier)
 
 
@@ -325,8 +259,8 @@ def rank_drafting_executor(
 ) -> DraftingExecutor:
     """The rank behind inner makes the drafts; name_drafts knows which, once it has."""
     history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankProposer()
-    runs = _host_runs(num_slots, max_context_len, history, proposer)
-    return DraftingExecutor(inner, runs, proposer, verifier, name_drafts)
+    runs = RankRuns(_host_table(num_slots, max_context_len), history, proposer)
+    return RankDraftingExecutor(inner, runs, proposer, verifier, name_drafts)
 
 
 def rank_tree_drafting_executor(
@@ -338,12 +272,10 @@ def rank_tree_drafting_executor(
 ) -> DraftingExecutor:
     """As rank_drafting_executor, of trees. tree: drafts at each depth."""
     history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankTreeProposer(tree)
-    runs = _host_runs(num_slots, max_context_len, history, proposer)
-    return DraftingExecutor(inner, runs, proposer, ChainVerifier(), name_drafts)
+    runs = HostRuns(_host_table(num_slots, max_context_len), history, proposer)
+    return RankDraftingExecutor(inner, runs, proposer, HostChainVerifier(), name_drafts)
 
 
-def _host_runs(
-    num_slots: int, max_context_len: int, history: TokenHistory, proposer: Proposer
-) -> HostRuns:
-    table = torch.from_numpy(np.zeros((num_slots, max_context_len), dtype=np.int32))
-    return HostRuns(table, history, proposer)
+def _host_table(num_slots: int, max_context_len: int) -> torch.Tensor:
+    """As of HostRuns."""
+    return torch.from_numpy(np.zeros((num_slots, max_context_len), dtype=np.int32))

@@ -27,7 +27,7 @@ from workers.sampling.run_drafts import DeviceRunDrafts, RunDrafts
 from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.draft_mailbox import DraftMailbox, Passed, PassedAtOnce
@@ -74,7 +74,7 @@ class RankDraftsRunner(ModelRunner):
     def with_drafts(self, executor: StepExecutor) -> StepExecutor:
         num_slots, max_context_len = self._req_to_token.shape
         return rank_drafting_executor(
-            executor, num_slots, max_context_len, ChainVerifier(), self._mailbox.named
+            executor, num_slots, max_context_len, HostChainVerifier(), self._mailbox.named
         )
 
     def run(self, plan: StepPlan) -> StepOutcome:

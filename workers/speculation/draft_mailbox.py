@@ -134,13 +134,13 @@ class DraftMailbox:
         for one in made:
             one.passed.synchronize()
             token_ids = one.on_host.token_ids.numpy()
-            for index, slot in enumerate(one.slots.tolist()):
-                row = row_of[slot]
-                drafts = slice(starts[row] + 1, starts[row] + plan.num_new_tokens[row])
-                num_drafts = plan.num_new_tokens[row] - 1
-                input_ids[drafts] = token_ids[index, :num_drafts]
-                if plan.has_trees and one.on_host.parents is not None:
-                    parents[drafts] = one.on_host.parents[index, :num_drafts].numpy()
+            rows = np.array([row_of[slot] for slot in one.slots.tolist()], dtype=np.int64)
+            columns = np.arange(token_ids.shape[1])
+            filled = columns < plan.num_new_tokens[rows, None] - 1
+            places = (starts[rows, None] + 1 + columns)[filled]
+            input_ids[places] = token_ids[filled]
+            if plan.has_trees and one.on_host.parents is not None:
+                parents[places] = one.on_host.parents.numpy()[filled]
         return msgspec.structs.replace(plan, input_ids=input_ids, parents=parents)
 
     def _is_settled(self, step_id: int) -> bool:

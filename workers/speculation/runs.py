@@ -6,6 +6,7 @@ draft are dropped; their keys and values are overwritten by the next run or neve
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,6 +76,21 @@ def observed_step(
     return ObservedStep(plan.slots, plan.prefix_lens, held, following, moved)
 
 
+class PlannedRows(NamedTuple):
+    """Of a plan. named: int64 (n,), rows whose length the host knows, computed: int32 (n,), how
+    long they are. rows: int64 (m,), those whose length depends on what is sampled. tokens,
+    token_slots, in_row: int (their tokens,), which of the plan's they are, their slots, and where
+    in their row each stands."""
+
+    plan: StepPlan
+    named: npt.NDArray[np.int64]
+    computed: IntArray
+    rows: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    token_slots: npt.NDArray[np.integer]
+    in_row: npt.NDArray[np.int64]
+
+
 class HostRuns:
     """Runs where the host's memory is the device's: plans become exact before they are launched.
 
@@ -91,25 +107,42 @@ class HostRuns:
     def exact(self, plan: StepPlan) -> StepPlan:
         """The plan with true lengths and places, and with the drafts, of which a row may have fewer
         than planned. May be called again until the plan's samples are taken in."""
-        if plan.admitted:
-            self._proposer.admit(plan.admitted)
-            self._history.admit(plan.admitted)
+        return self.made_exact(self.planned(plan))
+
+    def planned(self, plan: StepPlan) -> PlannedRows:
+        """All of exact that does not depend on what is taken in meanwhile."""
         starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
         is_open = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
         goes_on = is_open | (plan.samples > 1)
         # Of prompts, and of rows whose last token is named, the host knows the length, whatever
         # becomes of their rows.
         computed = plan.prefix_lens + np.where(goes_on, 0, plan.num_new_tokens).astype(np.int32)
-        self._lens[plan.slots[~is_open]] = computed[~is_open]
+        named = np.flatnonzero(~is_open)
         rows = np.flatnonzero(goes_on)
         if not len(rows):
+            return PlannedRows(plan, named, computed[named], rows, rows, rows, rows)
+        num_new = plan.num_new_tokens[rows]
+        tokens, token_slots = ranges(starts[rows], num_new), np.repeat(plan.slots[rows], num_new)
+        in_row = ranges(np.zeros_like(num_new), num_new)
+        # The table has a place for every position below a slot's upper bound.
+        bounds = np.repeat(plan.prefix_lens[rows], num_new) + in_row
+        self._table[token_slots, bounds] = plan.out_cache_loc[tokens]
+        return PlannedRows(plan, named, computed[named], rows, tokens, token_slots, in_row)
+
+    def made_exact(self, planned: PlannedRows) -> StepPlan:
+        """See exact."""
+        plan, rows, tokens = planned.plan, planned.rows, planned.tokens
+        if plan.admitted:
+            self._proposer.admit(plan.admitted)
+            self._history.admit(plan.admitted)
+        self._lens[plan.slots[planned.named]] = planned.computed
+        if not len(rows):
             return plan
-        prefix_lens = plan.prefix_lens.copy()
+        prefix_lens, places = plan.prefix_lens.copy(), plan.out_cache_loc.copy()
         prefix_lens[rows] = self._lens[plan.slots[rows]]
-        tokens = ranges(starts[rows], plan.num_new_tokens[rows])
-        placed = msgspec.structs.replace(
-            plan, prefix_lens=prefix_lens, out_cache_loc=self._places(plan, rows, tokens)
-        )
+        slots = planned.token_slots
+        places[tokens] = self._table[slots, self._lens[slots] + planned.in_row]
+        placed = msgspec.structs.replace(plan, prefix_lens=prefix_lens, out_cache_loc=places)
         runs = rows[plan.num_new_tokens[rows] > 1]
         return self._with_drafts(placed, runs) if len(runs) else placed
 
@@ -151,18 +184,6 @@ class HostRuns:
         starts = np.cumsum(num_samples) - num_samples
         self._lens[slots[starts]] = positions[starts] + run_lens.numpy() - 1
 
-    def _places(
-        self, plan: StepPlan, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
-    ) -> IntArray:
-        """The table has a place for every position below a slot's upper bound."""
-        num_new, slots = plan.num_new_tokens[rows], plan.slots[rows]
-        of_tokens = np.repeat(slots, num_new)
-        bounds = ranges(plan.prefix_lens[rows], num_new)
-        self._table[of_tokens, bounds] = plan.out_cache_loc[tokens]
-        places = plan.out_cache_loc.copy()
-        places[tokens] = self._table[of_tokens, ranges(self._lens[slots], num_new)]
-        return places
-
     def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
         """runs: the rows that want drafts."""
         slots = plan.slots[runs]
@@ -185,6 +206,14 @@ class HostRuns:
             return filled_plan
         unfilled = places[(columns < most[:, None]) & ~filled]
         return _without_tokens(filled_plan, unfilled, runs, 1 + drafts.num_drafts)
+
+
+class RankRuns(HostRuns):
+    """As HostRuns, of chains that ranks make: plans leave their drafts open as it is."""
+
+    def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
+        """All that are planned."""
+        return plan
 
 
 def may_branch(plan: StepPlan, slots: IntArray) -> npt.NDArray[np.bool_]:

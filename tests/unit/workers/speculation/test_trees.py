@@ -13,8 +13,8 @@ from workers.config import EngineConfig
 from workers.engine.logprobs import TokenLogprobs
 from workers.errors import ConfigError
 from workers.parallel.group import SingleRank
-from workers.runner.drafting_executor import SampledRows
 from workers.runner.factory import make_model_runner
+from workers.runner.sampled_rows import SampledRows
 from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
