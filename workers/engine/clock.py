@@ -25,11 +25,13 @@ class StepClock:
         self._last_finished_s = 0.0
         self.decode_durations_s: deque[float] = deque(maxlen=NUM_REMEMBERED_STEPS)
 
-    def place(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def place(self, plan: StepPlan, outcome: StepOutcome) -> float:
+        """Returns the step's host_gap_s."""
         gap_s = outcome.started_s - self._last_finished_s
         is_back_to_back = plan.step_id == self._last_step_id + 1 and gap_s <= self._max_gap_s
         self._last_step_id = plan.step_id
         self._last_finished_s = outcome.finished_s
+        host_gap_s = max(0.0, gap_s) if is_back_to_back else 0.0
         step_s = outcome.finished_s - outcome.started_s
         if plan.is_decode:
             self.decode_durations_s.append(step_s)
@@ -37,7 +39,7 @@ class StepClock:
             StepRecord(
                 phase=phase_of(plan.mode).value,
                 step_s=step_s,
-                host_gap_s=max(0.0, gap_s) if is_back_to_back else 0.0,
+                host_gap_s=host_gap_s,
                 batch_size=plan.batch_size,
                 num_prefill_tokens=plan.num_tokens - plan.num_decode_tokens,
                 attention=outcome.attention,
@@ -45,3 +47,4 @@ class StepClock:
                 experts=outcome.experts,
             )
         )
+        return host_gap_s

@@ -388,8 +388,8 @@ class Engine:
         plan, pending = self._in_flight.popleft()
         outcome = pending.outcome()
         outputs = self._scheduler.commit(plan, outcome.result)
-        self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s)
-        self._clock.place(plan, outcome)
+        gap_s = self._clock.place(plan, outcome)
+        self._scheduler.observe_duration(plan, outcome.finished_s - outcome.started_s, gap_s)
         if plan.has_masks or (self._in_flight and self._in_flight[-1][0].has_masks):
             self._patience.on_finish(outcome)
         return outputs

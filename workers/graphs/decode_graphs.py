@@ -9,6 +9,7 @@ are used a lot get a second graph whose attention is timed, for every Nth replay
 the device (capturing, launching the step's ends) is handed in. Knows no scheduler.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,8 +125,11 @@ def _keys_to_capture(backend: GraphAttentionBackend, sizes: Sequence[int]) -> li
 class DecodeGraphs:
     """The graphs of one rank. No method waits for the device.
 
-    padding_slot: the row of the slots' tables that padding rows use. sizes: ascending.
+    padding_slot: the row of the slots' tables that padding rows use. sizes: ascending. replayed_s:
+    time.perf_counter() when the last replay had been handed to the device.
     """
+
+    replayed_s = float("-inf")
 
     def __init__(
         self,
@@ -194,6 +198,7 @@ class DecodeGraphs:
         graph, timer = self._next_graph(key)
         key.backend.before_replay(key.size, slot.rows[SEQ_LENS_FIELD])
         graph.replay()
+        self.replayed_s = time.perf_counter()
         self._replayed = _ReplayedRows(graph.logits, graph.rows, plan)
         if timer is not None:
             timer.on_replay(plan.prefix_lens + plan.num_new_tokens)

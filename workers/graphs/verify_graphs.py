@@ -8,6 +8,7 @@ graphs, with a row for each token. All tokens are sampled; which of them hold is
 elsewhere. Knows no proposer and no scheduler.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,8 +92,10 @@ class VerifyGraphs:
     """The graphs of one rank. No method waits for the device.
 
     backend: one that captures_verify, with static buffers for as many rows. shapes: the largest
-    first. padding_slot: as of DecodeGraphs.
+    first. padding_slot, replayed_s: as of DecodeGraphs.
     """
+
+    replayed_s = float("-inf")
 
     def __init__(
         self,
@@ -153,6 +156,7 @@ class VerifyGraphs:
         self._before_replay(plan, places)
         graph = self._graphs[shape]
         graph.replay()
+        self.replayed_s = time.perf_counter()
         self._replayed = _Replayed(graph.logits, plan, places)
         slot.mark_used()
         return slot

@@ -30,8 +30,8 @@ class DeviceEvent(Protocol):
 class StepEvents:
     """The device's clock around one step.
 
-    submitted_s: time.perf_counter() when the host had handed the device the last of a step that
-    runs as one piece, a graph: it cannot have begun much earlier. NEVER_SUBMITTED_S for a step
+    submitted_s: time.perf_counter() when the host had handed the device the graph that a step is,
+    but for what stands behind it: it cannot have begun much earlier. NEVER_SUBMITTED_S for a step
     whose kernels start one by one.
     """
 

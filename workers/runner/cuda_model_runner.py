@@ -174,14 +174,14 @@ class CudaModelRunner(ModelRunner):
         """Launch a plan; its results are on their way to the host when this returns. Of one that
         waits for masks the forward pass: a HalfLaunchedStep."""
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        is_graphed = self._graphs_of(plan) is not None
+        graphs = self._graphs_of(plan)
         start.record()
         if plan.has_masks:
             finish = self._begin_within_memory(plan)
-            submitted_s = time.perf_counter() if is_graphed else NEVER_SUBMITTED_S
+            submitted_s = NEVER_SUBMITTED_S if graphs is None else graphs.replayed_s
             return HalfLaunchedStep(lambda: self._end(plan, finish(), start, submitted_s))
         step = self._launch_within_memory(plan, self._launch_any)
-        submitted_s = time.perf_counter() if is_graphed else NEVER_SUBMITTED_S
+        submitted_s = NEVER_SUBMITTED_S if graphs is None else graphs.replayed_s
         return self._end(plan, step, start, submitted_s)
 
     def _end(

@@ -222,8 +222,9 @@ class Scheduler:
         outputs = self._committer.commit(self._uncommitted.popleft(), result)
         return [*self._ledger.take_outputs(), *outputs] if self._ledger.last_words else outputs
 
-    def observe_duration(self, plan: StepPlan, seconds: float) -> None:
+    def observe_duration(self, plan: StepPlan, seconds: float, gap_s: float = 0.0) -> None:
         """Learn how long a plan took, from its first launch to its last token, in order of plans.
+        gap_s: how long the device waited for the host before.
 
         Later steps are sized by it where SchedulerConfig.target_inter_token_s is set, and drafts
         are chosen by it.
@@ -235,7 +236,7 @@ class Scheduler:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
         elif self._config.max_draft_tokens and not has_prompts:
             shape = DecodeShape(plan.batch_size, int(plan.num_new_tokens.max()) - 1)
-            self._drafts.observe_step(shape, seconds)
+            self._drafts.observe_step(shape, seconds, gap_s)
 
     def live_request_ids(self) -> list[str]:
         """Of requests whose last output is still to be made."""

@@ -83,6 +83,8 @@ class AdaptiveLength:
         # When each length was last taken, in steps.
         self._taken_at = np.zeros(len(self._lengths), dtype=np.int64)
         self._num_steps = 0
+        # Of the step observed last.
+        self._last_num_drafts, self._was_trial = 0, False
 
     def choose(self, most: IntArray) -> int:
         """See DraftPolicy."""
@@ -104,18 +106,26 @@ class AdaptiveLength:
         """See DraftPolicy."""
         self._acceptance.add(num_drafts, num_accepted)
 
-    def observe_step(self, shape: DecodeShape, seconds: float) -> None:
-        """See DraftPolicy."""
+    def observe_step(self, shape: DecodeShape, seconds: float, gap_s: float = 0.0) -> None:
+        """See DraftPolicy. A plain step is launched while the one before it runs, but behind drafts
+        it waits for their samples, as no other plain step does."""
+        is_behind_drafts = not shape.num_drafts and self._last_num_drafts > 0
+        self._last_num_drafts = shape.num_drafts
+        if is_behind_drafts and self._was_trial:
+            self._saved_s -= gap_s
+        if not is_behind_drafts:
+            seconds += gap_s
         index = min(bisect_left(self._lengths, shape.num_drafts), len(self._lengths) - 1)
         self._seconds.add(shape.num_rows, index, seconds)
         if shape.num_drafts:
             self._acceptance.fade()
         most_s = _MAX_SAVED_STEPS * seconds
         self._saved_s = min(self._saved_s + _TRIAL_SHARE * seconds, most_s)
-        if self._is_on_trial[index]:
+        self._was_trial = bool(self._is_on_trial[index])
+        if self._was_trial:
             self._is_on_trial[index] = False
-            self._pay(shape.num_rows, index, seconds)
-            self._saved_s = max(self._saved_s, -most_s)
+            self._pay(shape.num_rows, index, seconds + (gap_s if is_behind_drafts else 0.0))
+        self._saved_s = max(self._saved_s, -most_s)
 
     def _pay(self, num_rows: int, index: int, seconds: float) -> None:
         """For a trial: the time that the chosen length would have saved."""

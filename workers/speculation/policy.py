@@ -23,8 +23,9 @@ class DraftPolicy(Protocol):
         """A row was to verify so many drafts, at least one, and so many were made and right."""
         ...
 
-    def observe_step(self, shape: DecodeShape, seconds: float) -> None:
-        """A step of nothing but decode rows took so long, its drafts' making included."""
+    def observe_step(self, shape: DecodeShape, seconds: float, gap_s: float = 0.0) -> None:
+        """A step of nothing but decode rows took so long, its drafts' making included. gap_s: how
+        long the device had waited for the host before, since the step before it."""
         ...
 
 
@@ -40,5 +41,5 @@ class FixedLength:
     def observe_run(self, num_drafts: int, num_accepted: int) -> None:
         """Nothing is learnt."""
 
-    def observe_step(self, shape: DecodeShape, seconds: float) -> None:
+    def observe_step(self, shape: DecodeShape, seconds: float, gap_s: float = 0.0) -> None:
         """Nothing is learnt."""

@@ -20,62 +20,88 @@ Seconds = npt.NDArray[np.float64]
 class StepSeconds:
     """A table of means over recent steps; 0 where none was measured.
 
-    Of a pair's first steps the shortest counts: a device may prepare itself in one of them.
+    Of a pair's first steps the shortest counts: a device may prepare itself in one of them, or
+    capture a graph. Before there is a second one, it counts for no more than _MAX_RISE of what was
+    expected: what is thought far too dear is not tried again.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         """lengths: of drafts, ascending, the first is 0."""
         self._lengths = np.array(lengths, dtype=np.float64)
         self._means = np.zeros((len(_ROWS), len(lengths)))
+        self._shortest = np.full_like(self._means, np.inf)
         self._counts = np.zeros((len(_ROWS), len(lengths)), dtype=np.int64)
+        # By group, what the other groups say of it; None where they say nothing.
+        self._elsewhere: dict[int, Seconds | None] = {}
 
     def add(self, num_rows: int, index: int, seconds: float) -> None:
         """index: of the length."""
         group = self._group(num_rows)
         mean, count = float(self._means[group, index]), int(self._counts[group, index])
-        self._counts[group, index] += 1
-        if count == 0:
-            mean = seconds
-        elif count < _NUM_FIRST:
-            mean = min(mean, seconds)
+        if count < _NUM_FIRST:
+            mean = self._shortest[group, index] = min(self._shortest[group, index], seconds)
+            expected = self.predict(num_rows) if count == 0 else None
+            if expected is not None:
+                mean = min(seconds, _MAX_RISE * float(expected[index]))
         else:
             mean += _WEIGHT * (min(seconds, _MAX_RISE * mean) - mean)
+        self._counts[group, index] += 1
         self._means[group, index] = mean
+        kept = self._elsewhere.get(group)
+        self._elsewhere = {group: kept} if group in self._elsewhere else {}
 
     def predict(self, num_rows: int) -> Seconds | None:
-        """Of a step of each length, float64 (num lengths,); None before a plain one was measured
-        with about so many rows."""
-        group = self._group(num_rows)
-        plain_s = self._means[group, 0]
-        if plain_s == 0.0:
-            return None
-        own = self._means[group]
-        if (own[1:] > 0.0).any():
-            return _filled(self._lengths, own)
-        nearest = self._nearest(group)
-        if nearest is None:
-            return np.asarray(plain_s * (1.0 + _GUESSED_SLOPE * self._lengths))
-        there = _filled(self._lengths, self._means[nearest])
-        return np.asarray(plain_s * there / there[0])
+        """Of a step of each length, float64 (num lengths,); None before any step was measured.
 
-    def _nearest(self, group: int) -> int | None:
-        """The group with steps of several lengths that is most like this one."""
-        has_both = (self._means[:, 0] > 0.0) & (self._means[:, 1:] > 0.0).any(axis=1)
-        groups = np.flatnonzero(has_both)
-        return int(groups[np.abs(groups - group).argmin()]) if len(groups) else None
+        What was measured with about so many rows counts. Between these lengths, and beyond them,
+        seconds are those of other numbers of rows, as much longer or shorter as there.
+        """
+        group = self._group(num_rows)
+        own = self._means[group]
+        known = np.flatnonzero(own)
+        if group not in self._elsewhere:
+            self._elsewhere[group] = self._by_other_groups(group)
+        elsewhere = self._elsewhere[group]
+        if elsewhere is None:
+            return self._filled(own) if len(known) else None
+        if not len(known):
+            return elsewhere
+        ratios = own[known] / elsewhere[known]
+        return np.asarray(elsewhere * np.interp(self._lengths, self._lengths[known], ratios))
+
+    def _by_other_groups(self, group: int) -> Seconds | None:
+        """Of a group, on the line between its neighbours, of those that steps of several lengths
+        were measured of, or else of any."""
+        is_known = self._means > 0.0
+        is_known[group] = False
+        groups = np.flatnonzero(is_known.sum(axis=1) > 1)
+        if not len(groups):
+            groups = np.flatnonzero(is_known.any(axis=1))
+        if not len(groups):
+            return None
+        behind = int(np.searchsorted(groups, group))
+        below, above = groups[max(behind - 1, 0)], groups[min(behind, len(groups) - 1)]
+        low, high = self._filled(self._means[below]), self._filled(self._means[above])
+        if below == above:
+            return low
+        share = (_ROWS[group] - _ROWS[below]) / (_ROWS[above] - _ROWS[below])
+        return np.asarray(low + min(max(share, 0.0), 1.0) * (high - low))
+
+    def _filled(self, means: Seconds) -> Seconds:
+        """Where nothing was measured: on the line between its neighbours, and behind the last one
+        on from there as steeply as on the way to it. One length was measured at least."""
+        lengths = self._lengths
+        known = np.flatnonzero(means)
+        if len(known) == 1:
+            guessed = 1.0 + _GUESSED_SLOPE * lengths
+            return np.asarray(guessed * (means[known[0]] / guessed[known[0]]))
+        filled = np.interp(lengths, lengths[known], means[known])
+        last, before = known[-1], known[-2]
+        slope = max((means[last] - means[before]) / (lengths[last] - lengths[before]), 0.0)
+        behind = lengths > lengths[last]
+        filled[behind] = means[last] + slope * (lengths[behind] - lengths[last])
+        return np.asarray(filled)
 
     @staticmethod
     def _group(num_rows: int) -> int:
         return min(bisect_left(_ROWS, num_rows), len(_ROWS) - 1)
-
-
-def _filled(lengths: Seconds, means: Seconds) -> Seconds:
-    """Where nothing was measured: on the line between its neighbours, and behind the last one on
-    from there as steeply as on the way to it. Two lengths are measured at least."""
-    known = np.flatnonzero(means)
-    filled = np.interp(lengths, lengths[known], means[known])
-    last, before = known[-1], known[-2]
-    slope = max((means[last] - means[before]) / (lengths[last] - lengths[before]), 0.0)
-    behind = lengths > lengths[last]
-    filled[behind] = means[last] + slope * (lengths[behind] - lengths[last])
-    return np.asarray(filled)

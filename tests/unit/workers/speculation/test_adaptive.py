@@ -1,6 +1,7 @@
 """The length that pays is found, kept, and left when it no longer pays."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from benchmarks.draft_lengths import (
@@ -91,6 +92,12 @@ def test_no_drafts_before_a_plain_step_was_measured():
     assert policy.choose(MOST) > 0
 
 
+def predicted(seconds: StepSeconds, num_rows: int) -> npt.NDArray[np.float64]:
+    found = seconds.predict(num_rows)
+    assert found is not None
+    return found
+
+
 def test_seconds_are_measured_or_follow_from_their_neighbours():
     seconds = StepSeconds([0, 2, 4, 8])
     assert seconds.predict(16) is None
@@ -104,9 +111,55 @@ def test_seconds_are_measured_or_follow_from_their_neighbours():
     filled = seconds.predict(15)
     assert filled is not None
     assert filled.tolist() == pytest.approx([1e-3, 1.5e-3, 2e-3, 3e-3])
-    # Of other numbers of rows: as much longer than a plain step as here.
-    assert seconds.predict(3) is None
+    # Of other numbers of rows as here, and as much shorter as a plain step is.
+    assert predicted(seconds, 3).tolist() == pytest.approx(filled.tolist())
     seconds.add(3, 0, 5e-4)
-    there = seconds.predict(3)
-    assert there is not None
-    assert there.tolist() == pytest.approx([5e-4, 7.5e-4, 1e-3, 1.5e-3])
+    assert predicted(seconds, 3).tolist() == pytest.approx([5e-4, 7.5e-4, 1e-3, 1.5e-3])
+
+
+def test_seconds_of_other_numbers_of_rows_lie_between_those_that_are_known():
+    """What is known of one length says how much longer steps of the others are."""
+    seconds = StepSeconds([0, 2, 4])
+    for num_rows, own in ((8, (1e-3, 3e-3, 3.2e-3)), (16, (2e-3, 4e-3, 8.2e-3))):
+        for index, one in enumerate(own):
+            seconds.add(num_rows, index, one)
+            seconds.add(num_rows, index, one)
+    assert predicted(seconds, 12).tolist() == pytest.approx([1.5e-3, 3.5e-3, 5.7e-3])
+    seconds.add(12, 2, 11.5e-3)
+    assert predicted(seconds, 12).tolist() == pytest.approx([3e-3, 7e-3, 11.4e-3])
+    seconds.add(12, 0, 1.5e-3)
+    assert predicted(seconds, 12).tolist() == pytest.approx([1.5e-3, 1.5 * 3.5e-3, 11.4e-3])
+    # And what is measured later, elsewhere, is heard of.
+    for _ in range(200):
+        seconds.add(8, 1, 5e-3)
+    assert predicted(seconds, 10)[1] == pytest.approx(1.5 * 4.5e-3, rel=1e-3)
+
+
+def test_a_first_step_that_captures_does_not_end_a_length_for_ever():
+    seconds = StepSeconds([0, 2, 4])
+    for _ in range(3):
+        seconds.add(8, 0, 1e-3)
+    seconds.add(8, 1, 0.4)
+    assert predicted(seconds, 8)[1] == pytest.approx(2 * 1.2e-3)
+    seconds.add(8, 1, 3e-3)
+    assert predicted(seconds, 8)[1] == pytest.approx(3e-3)
+    seconds.add(8, 1, 1.5e-3)
+    assert predicted(seconds, 8)[1] == pytest.approx(1.5e-3)
+
+
+def seconds_of_plain_steps(policy: AdaptiveLength) -> float:
+    return float(predicted(policy._seconds, 4)[0])
+
+
+def test_a_plain_step_behind_drafts_has_waited_for_them_alone():
+    """Where the host is slower than the device its gaps are the steps' own; a wait for samples that
+    drafts were verified by is that of the two together."""
+    policy = AdaptiveLength(4)
+    for _ in range(4):
+        policy.observe_step(DecodeShape(4, 0), 1e-3, 1e-3)
+    assert seconds_of_plain_steps(policy) == pytest.approx(2e-3)
+    policy.observe_step(DecodeShape(4, 2), 4e-3)
+    for _ in range(50):
+        policy.observe_step(DecodeShape(4, 2), 4e-3)
+        policy.observe_step(DecodeShape(4, 0), 2e-3, 3e-3)
+    assert seconds_of_plain_steps(policy) == pytest.approx(2e-3)
