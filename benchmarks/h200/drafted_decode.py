@@ -26,10 +26,12 @@ FEW_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class HeldRuns:
-    """So far: rows that verified drafts, and tokens that they brought."""
+    """So far: rows that verified drafts, and tokens that they brought. num_expected: that rows with
+    as many drafts bring on average, where that is known."""
 
     num_rows: int = 0
     num_tokens: int = 0
+    num_expected: float = 0.0
 
     def tokens_a_step(self, before: "HeldRuns") -> float | None:
         """Since before; None where no row had drafts."""

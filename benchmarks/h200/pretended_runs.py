@@ -26,6 +26,10 @@ class RunDraw(Protocol):
         """How many samples of each row hold, 1 to most: int64 (n,). most: int (n,)."""
         ...
 
+    def expected_lens(self, most: IntArray) -> npt.NDArray[np.float64]:
+        """How many that are on average: float64 (n,)."""
+        ...
+
 
 class EvenDraw:
     """tokens_a_step's whole part, and one more as often as the rest says: as vLLM's synthetic
@@ -40,6 +44,12 @@ class EvenDraw:
         lens: npt.NDArray[np.int64] = np.clip(wanted, 1, most)
         return lens
 
+    def expected_lens(self, most: IntArray) -> npt.NDArray[np.float64]:
+        """See RunDraw."""
+        whole, share = divmod(self._tokens_a_step, 1.0)
+        fewer, more = np.clip(whole, 1, most), np.clip(whole + 1, 1, most)
+        return np.asarray((1.0 - share) * fewer + share * more, dtype=np.float64)
+
 
 class ChanceDraw:
     """Each draft with one and the same chance where those before it were right."""
@@ -53,6 +63,11 @@ class ChanceDraw:
         right &= np.arange(right.shape[1]) < most[:, None] - 1
         lens: npt.NDArray[np.int64] = 1 + right.cumprod(axis=1).sum(axis=1)
         return lens
+
+    def expected_lens(self, most: IntArray) -> npt.NDArray[np.float64]:
+        """See RunDraw."""
+        by_len = np.cumsum(self._chance ** np.arange(int(most.max())))
+        return np.asarray(by_len[most - 1], dtype=np.float64)
 
 
 def chance_of(tokens_a_step: float, num_drafts: int) -> float:
@@ -80,6 +95,7 @@ class PretendedRuns:
         self.held = HeldRuns(
             self.held.num_rows + int(drafted.sum()),
             self.held.num_tokens + int(lens[drafted].sum()),
+            self.held.num_expected + float(self.draw.expected_lens(most)[drafted].sum()),
         )
         return lens
 

@@ -3,13 +3,20 @@
     python3 -m benchmarks.h200.speculative CONFIG_JSON [--head HEAD_JSON] [--kinds plain chains]
 
 Random weights of the configs' shapes, one engine after the other in one process: without drafts,
-with chains of fixed lengths, with lengths chosen as they pay, and with trees. An EAGLE-3 head
+with chains of fixed lengths, with trees, and with lengths chosen as they pay. An EAGLE-3 head
 makes the drafts, or without --head n-grams are looked up, which are chains only. Which drafts are
-right is drawn (pretended_runs.py): `--draw even`, so that a step of a row brings the whole part of
---acceptance or one token more, as the drivers of peers/ ask vLLM and SGLang for it;
-`--draw chance`, each draft with one and the same chance where those before it were right, of every
-kind so that its own runs bring as many. Lengths chosen as they pay always have chances: those of
-the longest chain. One line of JSON a measurement (drafted_decode.py).
+right is drawn (pretended_runs.py), in one of two ways:
+
+`--draw even`: a step of a row brings the whole part of --acceptance or one token more, as the
+drivers of peers/ ask vLLM and SGLang for it. Times are a difference, as theirs (drafted_decode.py).
+
+`--draw chance`: each draft is right with one and the same chance where those before it were, of
+every kind the one by which the longest of --chains brings --acceptance tokens a step. Times are of
+streams none of which ends (steady_decode.py). Lengths are chosen as they pay in this way only, as
+for even draws a chain of two is as good as one of five; behind all others stands what share of the
+fastest of these and of plain decoding they reach. --acceptance 1 2 3 4 is what they are held to.
+
+One line of JSON a measurement.
 """
 
 import argparse
@@ -38,10 +45,10 @@ from benchmarks.h200.pretended_runs import (
     ChanceDraw,
     EvenDraw,
     PretendedRuns,
-    RunDraw,
     chance_of,
     pretend,
 )
+from benchmarks.h200.steady_decode import SteadyDecode, shares_of_best
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.parallel.local_engine import build_local_engine
@@ -56,42 +63,32 @@ _LEARNING_TOKENS = 384
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """settings: of EngineConfig. num_drafts: of a row. longest: one more than the most that hold of
-    them; 1 without drafts."""
+    """settings: of EngineConfig. num_drafts: of a row, 0 without drafts."""
 
     name: str
     settings: dict[str, Any]
     num_drafts: int
-    longest: int
 
     @property
     def is_adaptive(self) -> bool:
         return self.settings.get("draft_policy") == "adaptive"
 
-    def draw(self, name: str, tokens_a_step: float) -> RunDraw:
-        """name: as --draw."""
-        if name == "even" and not self.is_adaptive:
-            return EvenDraw(tokens_a_step)
-        return ChanceDraw(chance_of(tokens_a_step, self.longest - 1))
-
 
 def kinds_of(arguments: argparse.Namespace, speculative: str) -> Iterator[Kind]:
     """As asked for, the largest steps last. speculative: as in EngineConfig."""
     if "plain" in arguments.kinds:
-        yield Kind("plain", {}, 0, 1)
+        yield Kind("plain", {}, 0)
     by, fixed = {"speculative": speculative}, {"draft_policy": "fixed"}
     if "chains" in arguments.kinds:
         for most in arguments.chains:
-            yield Kind(
-                f"chain of {most}", {**by, **fixed, "max_draft_tokens": most}, most, 1 + most
-            )
+            yield Kind(f"chain of {most}", {**by, **fixed, "max_draft_tokens": most}, most)
     if "adaptive" in arguments.kinds:
         most = max(arguments.chains)
         settings = {**by, "draft_policy": "adaptive", "max_draft_tokens": most}
-        yield Kind("adaptive", settings, most, 1 + most)
+        yield Kind("adaptive", settings, most)
     for tree in arguments.tree if "trees" in arguments.kinds else []:
         name = f"tree of {'+'.join(map(str, tree))}"
-        yield Kind(name, {**by, **fixed, "draft_tree": tuple(tree)}, sum(tree), 1 + len(tree))
+        yield Kind(name, {**by, **fixed, "draft_tree": tuple(tree)}, sum(tree))
 
 
 @contextmanager
@@ -130,11 +127,30 @@ def build(folder: str, tp_size: int, kind: Kind) -> Engine:
     return engine
 
 
-def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> None:
+def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """An engine that build has made, to the end of the kind's rows."""
     runs = PretendedRuns()
     if kind.num_drafts:
         pretend(engine, runs)
+    decode = decode_of(engine, runs, arguments.draw)
+    warm_up = _LEARNING_TOKENS if kind.is_adaptive else FEW_TOKENS
+    for num_streams in arguments.streams:
+        for wanted in arguments.acceptance if kind.num_drafts else [None]:
+            if wanted is not None:
+                by_chance = ChanceDraw(chance_of(wanted, max(arguments.chains)))
+                runs.draw = by_chance if arguments.draw == "chance" else EvenDraw(wanted)
+            policy = engine._scheduler._drafts
+            if isinstance(policy, AdaptiveLength):
+                # As at a start: what was learnt at another acceptance is worth nothing here.
+                policy.__init__(kind.num_drafts)  # type: ignore[misc]
+            asked = DraftsAsked("tessera", kind.name, 1 + kind.num_drafts, wanted)
+            yield decode.row(asked, num_streams, arguments.tokens, arguments.repeats, warm_up)
+
+
+def decode_of(engine: Engine, runs: PretendedRuns, draw: str) -> DraftedDecode | SteadyDecode:
+    """draw: as --draw."""
+    if draw == "chance":
+        return SteadyDecode(engine, lambda: runs.held)
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:
         params = [
@@ -142,19 +158,7 @@ def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> None:
         ]
         return [len(result.token_ids) for result in engine.generate(prompts, params)]
 
-    decode = DraftedDecode(generate, lambda: runs.held)
-    for num_streams in arguments.streams:
-        for wanted in arguments.acceptance if kind.num_drafts else [None]:
-            if wanted is not None:
-                runs.draw = kind.draw(arguments.draw, wanted)
-            policy = engine._scheduler._drafts
-            if isinstance(policy, AdaptiveLength):
-                # As at a start: what was learnt at another acceptance is worth nothing here.
-                policy.__init__(kind.num_drafts)  # type: ignore[misc]
-            asked = DraftsAsked("tessera", kind.name, 1 + kind.num_drafts, wanted)
-            warm_up = _LEARNING_TOKENS if kind.is_adaptive else FEW_TOKENS
-            row = decode.row(asked, num_streams, arguments.tokens, arguments.repeats, warm_up)
-            print(json.dumps(row), flush=True)
+    return DraftedDecode(generate, lambda: runs.held)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -177,8 +181,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.head is None and (arguments.tree or "trees" in (arguments.kinds or ())):
         parser.error("trees are a head's: name its config.json by --head")
+    is_even = arguments.draw == "even"
+    if is_even and "adaptive" in (arguments.kinds or ()):
+        parser.error(
+            "lengths are chosen as they pay where drafts are right by chance: --draw chance"
+        )
     if arguments.kinds is None:
-        arguments.kinds = [one for one in KINDS if one != "trees" or arguments.head is not None]
+        left_out = {"adaptive"} if is_even else set()
+        left_out |= {"trees"} if arguments.head is None else set()
+        arguments.kinds = [one for one in KINDS if one not in left_out]
     if arguments.tree is None:
         arguments.tree = [_TREE]
     return arguments
@@ -187,17 +198,22 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    rows = []
     with model_folders(arguments) as (folder, speculative):
         for kind in kinds_of(arguments, speculative):
             start_s = time.perf_counter()
             engine = build(folder, arguments.tp, kind)
             started = {"drafts": kind.name, "start_s": round(time.perf_counter() - start_s, 1)}
             print(json.dumps(started), flush=True)
-            measure(engine, kind, arguments)
+            for row in measure(engine, kind, arguments):
+                print(json.dumps(row), flush=True)
+                rows.append(row)
             engine.close()
             del engine
             gc.collect()
             torch.cuda.empty_cache()
+    for share in shares_of_best(rows):
+        print(json.dumps(share), flush=True)
 
 
 if __name__ == "__main__":

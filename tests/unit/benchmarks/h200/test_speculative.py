@@ -42,9 +42,14 @@ def test_draws_bring_as_many_tokens_as_asked_for(tokens_a_step: float) -> None:
     assert set(even.tolist()) <= {int(tokens_a_step), int(tokens_a_step) + 1}
 
 
-@pytest.mark.parametrize("draw", [EvenDraw(3.0), ChanceDraw(0.9)])
-def test_draws_stay_within_what_a_row_has(draw: RunDraw) -> None:
-    lens = draw.run_lens(np.random.default_rng(0), np.array([1, 2, 6] * 50))
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [(EvenDraw(2.5), [1.0, 2.0, 2.5]), (ChanceDraw(0.5), [1.0, 1.5, 1.96875])],
+)
+def test_draws_stay_within_what_a_row_has(draw: RunDraw, expected: list[float]) -> None:
+    most = np.array([1, 2, 6] * 50, dtype=np.int32)
+    lens = draw.run_lens(np.random.default_rng(0), most)
+    assert draw.expected_lens(most)[:3].tolist() == pytest.approx(expected)
     assert set(lens[::3].tolist()) == {1}
     assert set(lens[1::3].tolist()) <= {1, 2}
     assert lens[2::3].max() > 2
@@ -124,7 +129,9 @@ def test_an_engine_whose_device_verifies_is_refused() -> None:
 def test_kinds_are_those_asked_for() -> None:
     config, head = str(MODELS / "llama-3.1-8b.json"), str(MODELS / "llama-3.1-8b-eagle3.json")
     names = [kind.name for kind in kinds_of(parse_arguments([config]), "ngram")]
-    assert names == ["plain", "chain of 3", "chain of 5", "adaptive"]
+    assert names == ["plain", "chain of 3", "chain of 5"]
+    by_chance = parse_arguments([config, "--draw", "chance"])
+    assert [kind.name for kind in kinds_of(by_chance, "ngram")] == [*names, "adaptive"]
     asked = [config, "--head", head, "--kinds", "trees", "chains", "--chains", "4"]
     chain, tree = kinds_of(parse_arguments(asked), "eagle3:X")
     assert chain.settings == {
@@ -132,12 +139,13 @@ def test_kinds_are_those_asked_for() -> None:
         "draft_policy": "fixed",
         "max_draft_tokens": 4,
     }
-    assert (tree.name, tree.num_drafts, tree.longest) == ("tree of 4+4+4+4", 16, 5)
-    for kind in (chain, tree):
-        lens = kind.draw("chance", 3.0).run_lens(
-            np.random.default_rng(0), np.full(5000, kind.longest)
-        )
-        assert lens.mean() == pytest.approx(3.0, abs=0.1)
+    assert (tree.name, tree.num_drafts) == ("tree of 4+4+4+4", 16)
+
+
+def test_lengths_chosen_as_they_pay_are_drawn_by_chance(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["config.json", "--kinds", "adaptive"])
+    assert "--draw chance" in capsys.readouterr().err
 
 
 def test_trees_without_a_head_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,9 +167,7 @@ def test_the_head_is_of_the_published_size() -> None:
     assert read.spec.target_hidden_size == read.spec.layer.hidden_size == 4096
 
 
-def test_plain_decoding_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_decoding_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.h200.drafted_decode.VOCAB_SIZE", 500)
     config = tmp_path / "tiny.json"
     target = json.loads((Path("workers/builtin/target/config.json")).read_text())
@@ -172,10 +178,9 @@ def test_plain_decoding_is_measured(
         (plain,) = kinds_of(arguments, speculative)
         engine = build(folder, 1, plain)
         try:
-            measure(engine, plain, arguments)
+            (row,) = measure(engine, plain, arguments)
         finally:
             engine.close()
-    row = json.loads(capsys.readouterr().out)
     assert (row["drafts"], row["streams"], row["acceptance"]) == ("plain", 2, None)
     # A difference of two times, which a busy machine may make negative.
     assert row["all_ms"] == [row["ms_a_token"]]
