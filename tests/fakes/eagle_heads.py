@@ -14,9 +14,33 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from attention import LayerAttentionConfig
 from tests.fakes.plain_layers import rms_normed, rotated
+from workers.layers.rope_frequencies import RopeSpec
+from workers.models.eagle_head import EagleSpec
+from workers.models.llama_family import LlamaFamilySpec
 
 Tensors = dict[str, torch.Tensor]
+
+
+def eagle_spec(**changes: Any) -> EagleSpec:
+    """Of a head without a file: changes are to its layer's spec."""
+    head_dim = changes.get("head_dim", 64)
+    own = {
+        "vocab_size": 131,
+        "hidden_size": 256,
+        "intermediate_size": 96,
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-5,
+        "rope": RopeSpec("default", 1e4, head_dim, 256, {}),
+        **dict.fromkeys(("has_qkv_bias", "has_o_bias", "has_mlp_bias", "has_qk_norm"), False),
+        "has_tied_embeddings": False,
+        "layers": (LayerAttentionConfig(),),
+    }
+    layer = LlamaFamilySpec(**{**own, **changes})
+    return EagleSpec(layer, target_hidden_size=layer.hidden_size, draft_vocab_size=77)
 
 
 def save_head(

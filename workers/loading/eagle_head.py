@@ -4,6 +4,7 @@ Reads config.json and safetensors strictly: what is missing, unknown, of another
 another target is an error that names it. Knows no KV memory.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attention.kernels.providers import probe_triton
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.layer import StoredTensors, unquantised
 from workers.layers.sharding import ShardContext
@@ -19,8 +21,10 @@ from workers.loading.draft_head import LoadedHead
 from workers.loading.loader import LoadedModel
 from workers.loading.model_folder import architecture_of, read_hf_config
 from workers.loading.weights import check_shapes, fill_with_noise, shown
-from workers.models.eagle_head import NUM_TAPS, EagleHead, EagleSpec
+from workers.models.eagle_head import NUM_TAPS, EagleHead, EagleSpec, kernel_obstacle
 from workers.models.llama_family import llama_family_spec
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 """As SpecForge, servers and EAGLE's own repository name it."""
@@ -118,7 +122,8 @@ def load_head(
         target.model.tap_layers(head_config.tap_layers)
     except ValueError as error:
         raise ConfigError(f"{folder} and {target.facts.name}: {error}") from error
-    head = EagleHead(head_config.spec, target.facts.max_context_len, shard)
+    head_class = head_class_for(head_config.spec, shard.device)
+    head = head_class(head_config.spec, target.facts.max_context_len, shard)
     if dummy_seed is not None:
         fill_with_noise(unquantised(head), shard, dummy_seed, lambda done, total: None)
     else:
@@ -131,6 +136,20 @@ def load_head(
         shard.device,
         num_taps=NUM_TAPS,
     )
+
+
+def head_class_for(spec: EagleSpec, device: torch.device) -> type[EagleHead]:
+    """By fused kernels on a CUDA device, if they cover the head; where not, the log says why."""
+    if device.type != "cuda":
+        return EagleHead
+    obstacle = kernel_obstacle(spec.layer) or probe_triton().missing
+    if obstacle:
+        logger.info("the EAGLE-3 head runs without fused kernels: %s", obstacle)
+        return EagleHead
+    # Triton comes with torch for CUDA only.
+    from workers.models.cuda_eagle_head import CudaEagleHead
+
+    return CudaEagleHead
 
 
 def _check_target(folder: Path, spec: EagleSpec, target: LoadedModel, hidden_size: int) -> None:

@@ -6,6 +6,7 @@ no file, no step and no target.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -34,20 +35,37 @@ class EagleSpec:
     draft_vocab_size: int
 
 
+def kernel_obstacle(spec: LlamaFamilySpec) -> str:
+    """Why fused kernels do not cover a head of such a layer; "" where they do."""
+    if spec.rope.rotary_dim != spec.head_dim:
+        return f"{spec.rope.rotary_dim} of a head's {spec.head_dim} elements are rotated"
+    if spec.head_dim & (spec.head_dim - 1):
+        return f"heads of {spec.head_dim} elements are no power of two"
+    return ""
+
+
 class PairAttention(GroupedQueryAttention):
     """Over a token's embedding and a state, side by side."""
 
     num_input_states = 2
 
+    def keep(self, hidden: torch.Tensor, forward_batch: ForwardBatch, pool: TokenToKVPool) -> None:
+        """hidden: normalised input (n, 2 * hidden_size), whose keys and values go to the pool, at
+        the batch's places; nothing attends."""
+        _, k, v = self.inputs(forward_batch.positions, hidden)
+        pool.set_kv_buffer(self.attn.layer_id, forward_batch.out_cache_loc, k, v.view(k.shape))
+
 
 class EagleLayer(nn.Module):
     """What checkpoints call `midlayer`. The residual stream is the state's."""
+
+    attention_class: ClassVar[type[PairAttention]] = PairAttention
 
     def __init__(self, spec: LlamaFamilySpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__()
         size, eps = spec.hidden_size, spec.rms_norm_eps
         rotary = RotaryEmbedding(spec.rope, num_positions, shard.device)
-        self.self_attn = PairAttention(spec, spec.layers[0], 0, rotary, shard)
+        self.self_attn = self.attention_class(spec, spec.layers[0], 0, rotary, shard)
         self.mlp = GatedMLP(size, spec.intermediate_size, spec.has_mlp_bias, shard)
         self.input_layernorm = RMSNorm(size, eps, shard)
         self.hidden_norm = RMSNorm(size, eps, shard)
@@ -75,6 +93,8 @@ class EagleLayer(nn.Module):
 class EagleHead(nn.Module):
     """target_ids: int64 (draft_vocab_size,), the target's id of each token that may be proposed."""
 
+    layer_class: ClassVar[type[EagleLayer]] = EagleLayer
+
     def __init__(self, spec: EagleSpec, num_positions: int, shard: ShardContext) -> None:
         """num_positions: longest context the rotary table covers, in tokens."""
         super().__init__()
@@ -82,7 +102,7 @@ class EagleHead(nn.Module):
         self.geometry = geometry_of(spec.layer, shard)
         self.embed_tokens = VocabParallelEmbedding(spec.layer.vocab_size, size, shard)
         self.fc = ReplicatedLinear(NUM_TAPS * spec.target_hidden_size, size, False, shard)
-        self.midlayer = EagleLayer(spec.layer, num_positions, shard)
+        self.midlayer = self.layer_class(spec.layer, num_positions, shard)
         self.norm = RMSNorm(size, spec.layer.rms_norm_eps, shard)
         self.lm_head = ParallelLMHead(spec.draft_vocab_size, size, shard)
         ids = torch.arange(spec.draft_vocab_size, device=shard.device)
@@ -106,8 +126,7 @@ class EagleHead(nn.Module):
     ) -> None:
         """As PairHead.read: keys and values only, nothing attends."""
         inputs = self.midlayer.inputs(self.embed_tokens(ids), states)
-        _, k, v = self.midlayer.self_attn.inputs(forward_batch.positions, inputs)
-        pool.set_kv_buffer(0, forward_batch.out_cache_loc, k, v.view(k.shape))
+        self.midlayer.self_attn.keep(inputs, forward_batch, pool)
 
     def forward(
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
@@ -117,14 +136,19 @@ class EagleHead(nn.Module):
         made: torch.Tensor = self.midlayer(embedded, states, forward_batch.positions, forward_batch)
         return made
 
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """What logits are made of: states (n, hidden_size), alike."""
+        normed: torch.Tensor = self.norm(states)
+        return normed
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """As PairHead.logits."""
-        logits: torch.Tensor = self.lm_head(self.norm(states))
+        logits: torch.Tensor = self.lm_head(self.normed(states))
         return logits
 
     def likeliest(self, states: torch.Tensor) -> torch.Tensor:
         """As PairHead.likeliest."""
-        return self.lm_head.likeliest(self.norm(states))
+        return self.lm_head.likeliest(self.normed(states))
 
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named."""

@@ -1,0 +1,153 @@
+"""The fused EAGLE-3 head by Triton's interpreter, against the one of plain torch: what it reads,
+what it makes of a pass and what it proposes, on one rank and on two.
+
+To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from attention.memory.req_to_token_pool import ReqToTokenPool
+from attention.registry import create_attention_backend
+from tests.fakes.eagle_heads import eagle_spec
+from tests.fakes.interpreted_mixtures import run_one_kernel_at_a_time
+from tests.fakes.model_rows import MAX_ROWS, make_batch
+from tests.fakes.qkv_projection import finish
+from tests.fakes.thread_ranks import ThreadRanks
+from workers.layers.cuda.pair_norm import pair_norm
+from workers.layers.norm import RMSNorm
+from workers.layers.sharding import ShardContext, weight_slots
+from workers.models.cuda_eagle_head import CudaEagleHead
+from workers.models.eagle_head import EagleHead
+from workers.parallel.group import SingleRank
+from workers.runner.kv_memory import create_kv_pool
+
+CPU = torch.device("cpu")
+MAX_ERROR = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+"""Of a tensor's norm. The interpreter cuts bfloat16 off where a GPU rounds."""
+E4M3 = torch.float8_e4m3fn
+NATIVE = {E4M3: "torch_native_fp8"}
+ROWS = {0: [3, 9, 27, 81], 1: [5, 25], 3: [2]}
+PREFIXES = dict.fromkeys(ROWS, 0)
+DECODED = {0: [7], 3: [11]}
+
+
+class FusedDecode:
+    """As AttentionDispatch: of decode steps it takes projections, in plain torch."""
+
+    def __init__(self, backend):
+        self.num_projected = 0
+        self._backend = backend
+        self.forward = backend.forward
+
+    def fuses_decode_projection(self, num_rows):
+        return True
+
+    def forward_projected(self, projection, layer, batch):
+        self.num_projected += 1
+        heads = layer.tp_q_head_num, layer.tp_k_head_num
+        finished = finish(projection, batch.positions, *heads)
+        return self._backend.forward(*(x.to(projection.dtype) for x in finished), layer, batch)
+
+
+class Placed:
+    """A head over pages of its own, with the same weights whatever its class."""
+
+    def __init__(self, head_class, spec, tp, dtype, kv_dtype):
+        self.head = head_class(spec, 256, ShardContext(tp, dtype, CPU)).eval()
+        for name, slot in weight_slots(self.head).items():
+            random = torch.Generator().manual_seed(sum(name.encode()))
+            noise = torch.randn(slot.shape, generator=random) * slot.shape[-1] ** -0.5
+            slot.load((1.0 + noise if "norm" in name else noise).to(dtype))
+        config = self.head.geometry.attention_config(256, 16, dtype, kv_dtype, CPU)
+        table = ReqToTokenPool(MAX_ROWS, 256, CPU)
+        for row in range(MAX_ROWS):
+            indices = torch.arange((row + 1) * 256, (row + 2) * 256, dtype=torch.int32)
+            table.write(torch.tensor([row]), 0, indices)
+        self.pool = create_kv_pool(config, ((MAX_ROWS + 1) * 16,), ())
+        name = NATIVE.get(kv_dtype, "torch_native")
+        self.backend = create_attention_backend(name, config, table, self.pool)
+
+    def batch(self, new_tokens, prefix_lens):
+        batch = make_batch(new_tokens, prefix_lens, self.backend)
+        self.backend.init_forward_metadata(batch)
+        return batch
+
+    def run(self, fuses=False):
+        """Rows read, a decode pass behind them and one that brings tokens again -> pages of the
+        rows, and the states and logits of both passes."""
+        size = self.head.norm.weight.shape[0]
+        random = torch.Generator().manual_seed(5)
+        states = torch.randn(7, size, generator=random).to(self.head.norm.weight.dtype)
+        batch = self.batch(ROWS, PREFIXES)
+        before = states.clone()
+        self.head.read(batch.input_ids, states, batch, self.pool)
+        read = self.pages(batch.out_cache_loc)
+        batch = self.batch(DECODED, {row: len(ROWS[row]) for row in DECODED})
+        if fuses:
+            batch = replace(batch, attn_backend=FusedDecode(self.backend))
+        decoded = self.head(batch.input_ids, states[: len(DECODED)], batch)
+        assert not fuses or batch.attn_backend.num_projected == 1
+        batch = self.batch(ROWS, {row: len(tokens) + 1 for row, tokens in ROWS.items()})
+        extended = self.head(batch.input_ids, states, batch)
+        assert torch.equal(states, before)
+        logits = self.head.logits(extended)
+        found = self.head.likeliest(extended)
+        assert found.dtype is torch.int64
+        of_found = logits.gather(1, found.unsqueeze(1)).squeeze(1)
+        written = self.pages(batch.out_cache_loc)
+        return *read, decoded, extended, *written, logits, of_found
+
+    def pages(self, places):
+        k, v = self.pool.get_kv_buffer(0)
+        return tuple(pages.flatten(0, 1).float()[places] for pages in (k, v))
+
+
+def check_close(got, want, max_error):
+    assert got.dtype is want.dtype
+    assert got.shape == want.shape
+    error = float((got.float() - want.float()).norm() / want.float().norm())
+    assert error < max_error, error
+
+
+@torch.inference_mode()
+def check_head(dtype, kv_dtype=None, tp=None, fuses=False, **changes):
+    """tp: of the fused head alone, whose states and logits then are the plain one's."""
+    spec = eagle_spec(**changes)
+    kv_dtype = kv_dtype or dtype
+    plain = Placed(EagleHead, spec, SingleRank(), dtype, kv_dtype).run()
+    fused = Placed(CudaEagleHead, spec, tp or SingleRank(), dtype, kv_dtype).run(fuses)
+    max_error = 4e-2 if kv_dtype is E4M3 else MAX_ERROR[dtype]
+    for got, want in zip(fused, plain, strict=True):
+        if got.shape == want.shape or tp is None:
+            check_close(got, want, max_error)
+    # What each of them takes for likeliest has the largest of its logits.
+    assert torch.equal(fused[-1], fused[-2].max(dim=-1).values)
+
+
+def check_pair_norm(num_tokens, size, dtype):
+    pair = torch.randn(2, num_tokens, size).to(dtype)
+    norms = [RMSNorm(size, 1e-5, ShardContext(SingleRank(), dtype, CPU)) for _ in pair]
+    for norm in norms:
+        norm.weight.copy_(torch.randn(size))
+    weights = norms[0].weight, norms[1].weight
+    want = torch.cat([norm(x) for norm, x in zip(norms, pair, strict=True)], dim=-1)
+    check_close(pair_norm(*pair, weights, 1e-5), want, MAX_ERROR[dtype])
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    run_one_kernel_at_a_time()
+    for dtype in MAX_ERROR:
+        with torch.inference_mode():
+            check_pair_norm(3, 96, dtype)
+            check_pair_norm(1, 256, dtype)
+        check_head(dtype)
+    check_head(torch.float32, head_dim=128, num_q_heads=3, num_kv_heads=1)
+    check_head(torch.float32, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True)
+    check_head(torch.float32, fuses=True)
+    check_head(torch.bfloat16, fuses=True, head_dim=128)
+    check_head(torch.float32, kv_dtype=E4M3)
+    ThreadRanks(2).run(lambda tp: check_head(torch.float32, tp=tp))
+    print("all equal")

@@ -1,0 +1,125 @@
+"""The fused EAGLE-3 head: by Triton's interpreter, how many launches it is beside the plain one,
+and which heads are fused."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton", reason="comes with torch for CUDA only")
+
+from triton.runtime.jit import JITFunction
+
+from tests.fakes.eagle_heads import eagle_spec
+from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
+from tests.fakes.model_rows import make_batch
+from workers.layers.sharding import ShardContext
+from workers.loading.eagle_head import head_class_for
+from workers.models.cuda_eagle_head import CudaEagleHead
+from workers.models.eagle_head import EagleHead
+from workers.parallel.group import SingleRank
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ROWS = {0: [7], 1: [11], 2: [13]}
+PREFIXES = dict.fromkeys(ROWS, 4)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_kernels_and_head_compute_what_plain_torch_does() -> None:
+    check_by_interpreter("tests.fakes.interpreted_eagle")
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a GPU would be given: operations of torch that are neither views nor empty
+    tensors, Triton's kernels, which do not run here, and those of attention and the pool."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.num = 0
+        monkeypatch.setattr(JITFunction, "run", self._triton)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and "empty" not in func.name():
+            self.num += 1
+        return func(*args, **(kwargs or {}))
+
+    def _triton(self, *args, **kwargs):
+        self.num += 1
+
+
+class Attention:
+    """As AttentionDispatch, and the pool beside it: one launch writes, one attends."""
+
+    def __init__(self, launches, fuses, kv_dtype=torch.bfloat16):
+        self._launches = launches
+        self._fuses = fuses
+        self._pages = torch.zeros(2, 80, 16, 2, 64).to(kv_dtype)
+
+    def forward(self, q, k, v, layer, batch, save_kv_cache=True):
+        self._launches.num += 1 + save_kv_cache
+        return torch.empty_like(q)
+
+    def fuses_decode_projection(self, num_rows):
+        return self._fuses
+
+    def forward_projected(self, projection, layer, batch):
+        self._launches.num += 1
+        num_tokens = projection.partials.shape[1]
+        return projection.partials.new_empty(num_tokens, layer.tp_q_head_num, layer.head_dim)
+
+    def get_kv_buffer(self, layer_id):
+        return tuple(self._pages)
+
+    def set_kv_buffer(self, layer_id, out_cache_loc, k, v):
+        self._launches.num += 1
+
+
+@torch.no_grad()
+def num_launches(monkeypatch, head_class, fuses=False, kv_dtype=torch.bfloat16):
+    """Of a pass up to its drafts, and of what is read behind the target."""
+    head = head_class(eagle_spec(), 256, ShardContext(SingleRank(), torch.bfloat16, CPU))
+    for parameter in head.parameters():
+        parameter.zero_()
+    states = torch.zeros(len(ROWS), 256, dtype=torch.bfloat16)
+    launches = Launches(monkeypatch)
+    attention = Attention(launches, fuses, kv_dtype)
+    batch = make_batch(ROWS, PREFIXES, attention)
+    with launches:
+        head.named(head.likeliest(head(batch.input_ids, states, batch)))
+        num_of_pass = launches.num
+        head.read(batch.input_ids, states, batch, attention)
+    return num_of_pass, launches.num - num_of_pass
+
+
+def test_a_pass_is_few_launches(monkeypatch) -> None:
+    """Five products in a pass and one in what is read, and what stands between them: attention
+    from the projection on is one launch, a pool that rounds keys takes two more."""
+    of_pass, of_read = num_launches(monkeypatch, EagleHead)
+    assert of_pass > 65
+    assert of_read > 30
+    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (14, 4)
+    assert num_launches(monkeypatch, CudaEagleHead) == (17, 4)
+    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (17, 6)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "head_class", "said"),
+    [
+        (CPU, {}, EagleHead, ""),
+        (CUDA, {}, CudaEagleHead, ""),
+        (CUDA, {"has_qkv_bias": True, "has_o_bias": True}, CudaEagleHead, ""),
+        (CUDA, {"head_dim": 96}, EagleHead, "no power of two"),
+        (CUDA, {"rotary_dim": 32}, EagleHead, "32 of a head's 64 elements"),
+    ],
+)
+def test_which_heads_are_fused(device, changes, head_class, said, caplog) -> None:
+    rotary_dim = changes.pop("rotary_dim", None)
+    spec = eagle_spec(**changes)
+    if rotary_dim is not None:
+        rope = replace(spec.layer.rope, rotary_dim=rotary_dim)
+        spec = replace(spec, layer=replace(spec.layer, rope=rope))
+    with caplog.at_level(logging.INFO):
+        assert head_class_for(spec, device) is head_class
+    assert (said in caplog.text) if said else not caplog.text

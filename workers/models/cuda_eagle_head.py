@@ -1,0 +1,171 @@
+"""The head of EAGLE-3 on NVIDIA GPUs: the parameters of EagleHead, run by fused kernels.
+
+Products are those of the modules; what stands between two of them is one launch. Nothing waits for
+the device, and nothing is kept from one pass to the next. Needs Triton.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from attention import ForwardBatch, LayerAttentionConfig
+from attention.memory.token_to_kv_pool import TokenToKVPool
+from attention.qkv_projection import QKVProjection, Rotation
+from workers.layers.cuda.activation import gate_and_mul
+from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.cuda.pair_norm import pair_norm
+from workers.layers.cuda.rope import FusedRope, RopeShape
+from workers.layers.embedding import likeliest_tokens
+from workers.layers.rotary import RotaryEmbedding
+from workers.layers.sharding import ShardContext
+from workers.models.eagle_head import EagleHead, EagleLayer, EagleSpec, PairAttention
+from workers.models.grouped_attention import AttentionSpec
+
+
+def _rotated(
+    rope: FusedRope, projected: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """projected (1, n, width) -> q, k, v (n, heads, head_dim), in new tensors."""
+    shape, num_tokens = rope.shape, projected.shape[1]
+    kv_shape = num_tokens, shape.num_kv_heads, shape.head_dim
+    k, v = projected.new_empty(kv_shape), projected.new_empty(kv_shape)
+    rows = torch.arange(num_tokens, device=projected.device)
+    return rope(projected, positions, rows, k, v, projected.dtype), k, v
+
+
+class KeyWriter(Protocol):
+    def __call__(
+        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+    ) -> None:
+        """projected (1, n, 2 * kv_heads * head_dim): K and V before rotation -> the layer's pages,
+        at forward_batch.out_cache_loc. rope: of a shape without queries."""
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoPages:
+    """The rope kernel itself writes. k_pages, v_pages: contiguous, of the model's dtype."""
+
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+
+    def __call__(
+        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+    ) -> None:
+        places = forward_batch.out_cache_loc
+        pages = self.k_pages, self.v_pages
+        rope(projected, forward_batch.positions, places, *pages, projected.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByPool:
+    """The pool writes: it holds K and V in another form than the model's dtype."""
+
+    pool: TokenToKVPool
+    layer_id: int
+
+    def __call__(
+        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+    ) -> None:
+        _, k, v = _rotated(rope, projected, forward_batch.positions)
+        self.pool.set_kv_buffer(self.layer_id, forward_batch.out_cache_loc, k, v)
+
+
+def key_writer(pool: TokenToKVPool, layer_id: int, dtype: torch.dtype) -> KeyWriter:
+    """For one layer of a model of dtype."""
+    pages = pool.get_kv_buffer(layer_id)
+    return _IntoPages(*pages) if pages[0].dtype == dtype else _ByPool(pool, layer_id)
+
+
+class CudaPairAttention(PairAttention):
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        layer: LayerAttentionConfig,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        shard: ShardContext,
+    ) -> None:
+        super().__init__(spec, layer, layer_id, rotary, shard)
+        num_kv_heads = self.qkv_proj.tp_k_head_num
+        # The projection is the module's, with its bias.
+        rotation = Rotation(rotary.cos_sin, None, None)
+        whole = RopeShape(self.qkv_proj.tp_q_head_num, num_kv_heads, self.head_dim)
+        self._rope = FusedRope(whole, rotation)
+        self._key_rope = FusedRope(RopeShape(0, num_kv_heads, self.head_dim), rotation)
+
+    def inputs(
+        self, positions: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _rotated(self._rope, self.qkv_proj(hidden).unsqueeze(0), positions)
+
+    def attended(
+        self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Where the backend can, the attention kernel does all behind the projection. The embedding
+        is the ordinary launch that it asks for between the step's tables and this layer."""
+        fuses = forward_batch.attn_backend.fuses_decode_projection
+        if not (forward_batch.forward_mode.is_decode and fuses(forward_batch.batch_size)):
+            return super().attended(hidden, positions, forward_batch)
+        projected = self.qkv_proj(hidden).unsqueeze(0)
+        projection = QKVProjection(projected, self._rope.rotation, hidden.dtype)
+        attended: torch.Tensor = self.attn.forward_projected(projection, forward_batch)
+        return attended
+
+    def keep(self, hidden: torch.Tensor, forward_batch: ForwardBatch, pool: TokenToKVPool) -> None:
+        """Of the projection, the rows of K and V only."""
+        first = self.qkv_proj.split_sizes[0]
+        weight, bias = self.qkv_proj.weight, self.qkv_proj.bias
+        projected = functional.linear(
+            hidden, weight[first:], None if bias is None else bias[first:]
+        )
+        write = key_writer(pool, self.attn.layer_id, hidden.dtype)
+        write(self._key_rope, projected.unsqueeze(0), forward_batch)
+
+
+class CudaEagleLayer(EagleLayer):
+    attention_class = CudaPairAttention
+
+    def inputs(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        weights = self.input_layernorm.weight, self.hidden_norm.weight
+        return pair_norm(embedded, states, weights, self.hidden_norm.eps)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """As EagleLayer.forward; all contiguous."""
+        inputs = self.inputs(embedded, states)
+        attended = self.self_attn.attended(inputs, positions, forward_batch)
+        # The projection's own tensor becomes the stream: others go on from the states.
+        stream: torch.Tensor = self.self_attn.o_proj(attended)
+        norm = self.post_attention_layernorm
+        normed = add_rms_norm_(states.unsqueeze(0), stream, norm.weight, norm.eps)
+        gate_up = self.mlp.gate_up_proj(normed).unsqueeze(0)
+        gated = gate_and_mul(gate_up, normed.dtype, self.mlp.gate)
+        return stream.add_(self.mlp.down_proj(gated))
+
+
+class CudaEagleHead(EagleHead):
+    layer_class = CudaEagleLayer
+
+    def __init__(self, spec: EagleSpec, num_positions: int, shard: ShardContext) -> None:
+        super().__init__(spec, num_positions, shard)
+        ranks = partial(likeliest_tokens, rows=self.lm_head.rows, tp=shard.tp)
+        alone = partial(torch.argmax, dim=-1)
+        self._likeliest: Callable[[torch.Tensor], torch.Tensor] = (
+            alone if shard.tp.size == 1 else ranks
+        )
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(states, self.norm.weight, self.norm.eps)
+
+    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
+        """As PairHead.likeliest; a rank that has all logits needs nothing but them."""
+        return self._likeliest(functional.linear(self.normed(states), self.lm_head.weight))
