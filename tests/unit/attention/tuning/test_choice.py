@@ -17,8 +17,10 @@ def test_who_is_second_at_both_ends_and_the_fastest_between_them_is_taken_there(
     seconds = {
         decode(1, 1000): {"few": 1.0, "many": 16.0, "both": 1.1},
         decode(256, 1000): {"few": 16.0, "many": 1.0, "both": 1.1},
+        decode(1, 4000): {"few": 1.0, "many": 16.0, "both": 15.0},
     }
     tuned = tuned_by(seconds)
+    assert tuned.table.best(DECODE) == "few"
     assert set(tuned.chosen[DECODE]) == {"few", "many", "both"}
     assert [tuned.choose(decode(n, 1000)).name for n in (1, 16, 256)] == ["few", "both", "many"]
 
