@@ -223,10 +223,16 @@ def _is_whole(weights: Mapping[Plane, float]) -> bool:
     return math.isclose(sum(weights.values()), 1.0)
 
 
+def octaves(point: StepPoint) -> tuple[float, float, float]:
+    """Of rows, new tokens and prefix: as far apart as steps are unlike."""
+    new_tokens = max(point.new_tokens, _FEWEST_NEW_TOKENS)
+    prefix = point.prefix_tokens + _PREFIX_OFFSET
+    return math.log2(point.rows), math.log2(new_tokens), math.log2(prefix)
+
+
 def _place(point: StepPoint) -> tuple[Plane, float]:
-    """Octaves of rows and new tokens, and of the prefix."""
-    prefix = math.log2(point.prefix_tokens + _PREFIX_OFFSET)
-    return (math.log2(point.rows), math.log2(max(point.new_tokens, _FEWEST_NEW_TOKENS))), prefix
+    rows, new_tokens, prefix = octaves(point)
+    return (rows, new_tokens), prefix
 
 
 def _bracket(axis: Sequence[float], value: float) -> list[tuple[float, float]]:

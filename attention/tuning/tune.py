@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from attention.timing import AttentionPhase
+from attention.tuning.agenda import Agenda
 from attention.tuning.points import StepPoint
 from attention.tuning.table import LeftOut, TuningTable
 from attention.tuning.time_limit import TimeLimit
@@ -53,7 +54,7 @@ def tune(
     clock: Callable[[], float],
     least_contenders: int = 2,
 ) -> TuningTable:
-    """The table with what it lacked at points, in their order. A phase that has fewer than
+    """The table with what it lacked at points, in the order of Agenda. A phase that has fewer than
     least_contenders is not measured: there is nothing to choose.
 
     After max_seconds the rest is left out, with a warning: no point is begun then. The first
@@ -66,19 +67,20 @@ def tune(
     for phase in table.names:
         table = _narrowed(table, phase)
     todo = [point for point in points if _is_worth_measuring(table, point, least_contenders)]
-    num_phases = len({point.phase for point in todo})
+    agenda = Agenda(todo)
     limit, told_s = TimeLimit(max_seconds, clock), clock()
-    for place, point in enumerate(todo):
+    for place in range(len(todo)):
         now_s = clock()
-        if place <= num_phases:
+        if place <= len(agenda.phases):
             limit.start_over()
         if limit.is_over:
-            left = [p for p in todo[place:] if _is_worth_measuring(table, p, least_contenders)]
+            left = [p for p in agenda.left if _is_worth_measuring(table, p, least_contenders)]
             _tell_of_rest(len(left), len(todo), max_seconds)
             break
         if now_s - told_s >= _PROGRESS_INTERVAL_S:
             told_s = now_s
             logger.info("measuring attention: %d of %d kinds of steps", place, len(todo))
+        point = agenda.take(table)
         if _is_worth_measuring(table, point, least_contenders):
             result = measure(point, table.contenders(point.phase))
             limit.add(point.phase, clock() - now_s, result.compiling_s)
