@@ -19,7 +19,6 @@ from workers.layers.cuda import (
     latent_projection,
     logit_cap,
     norm,
-    pair_norm,
     peer_norm,
     rope,
     sandwich_norm,
@@ -299,13 +298,6 @@ OTHERS = {
         {"NUM_SPLITS": 4, "IS_WIDE": True, "BLOCK": 8192},
         {"num_warps": 16},
     ),
-    "pair_norm": Variant(
-        pair_norm._pair_norm_kernel,
-        dict.fromkeys(("first", "second", "first_weight", "second_weight", "out"), "*bf16")
-        | {"eps": "fp32"},
-        {"BLOCK": 8192},
-        {"num_warps": 16},
-    ),
     "gate_and_mul": Variant(
         activation._gate_and_mul_kernel,
         {"partials": "*fp32", "out": "*bf16"},
@@ -339,15 +331,6 @@ OTHERS = {
         | dict.fromkeys(("bias", "q_norm", "k_norm", "q_out", "k_target", "v_target"), "*bf16"),
         {"NUM_Q": 32, "NUM_KV": 8, "HALF": 64, "HEADS": 8, "NUM_SPLITS": 4}
         | {"HAS_BIAS": True, "HAS_NORM": True},
-        {"num_warps": 2},
-    ),
-    "rope of keys": Variant(
-        rope._rope_kv_kernel,
-        {"partials": "*bf16", "cos_sin": "*fp32", "eps": "fp32"}
-        | dict.fromkeys(("positions", "target_indices"), "*i64")
-        | dict.fromkeys(("bias", "q_norm", "k_norm", "q_out", "k_target", "v_target"), "*bf16"),
-        {"NUM_Q": 0, "NUM_KV": 8, "HALF": 64, "HEADS": 8, "NUM_SPLITS": 1}
-        | {"HAS_BIAS": False, "HAS_NORM": False},
         {"num_warps": 2},
     ),
     "begin_step": Variant(

@@ -15,6 +15,8 @@ from triton.runtime.jit import JITFunction
 from tests.fakes.eagle_heads import eagle_spec
 from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.model_rows import make_batch
+from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, Variant
+from workers.layers.cuda import pair_norm
 from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
 from workers.models.cuda_eagle_head import CudaEagleHead
@@ -24,6 +26,31 @@ from workers.parallel.group import SingleRank
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = {0: [7], 1: [11], 2: [13]}
 PREFIXES = dict.fromkeys(ROWS, 4)
+_NORMED = dict.fromkeys(("first", "second", "first_weight", "second_weight", "out"), "*bf16")
+_ROPE = OTHERS["rope"]
+_KEYS = {"NUM_Q": 0, "NUM_SPLITS": 1, "HAS_BIAS": False, "HAS_NORM": False}
+KERNELS = {
+    "pair_norm": Variant(
+        pair_norm._pair_norm_kernel,
+        {**_NORMED, "eps": "fp32"},
+        {"BLOCK": 8192},
+        {"num_warps": 16},
+    ),
+    "rope of keys": replace(
+        _ROPE,
+        types={**_ROPE.types, "partials": "*bf16"},
+        constants={**_ROPE.constants, **_KEYS},
+    ),
+}
+"""That no model launches so."""
+
+
+# Newer versions than the engine is tested with warn of a default that is to change.
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_gpu_has_the_head_s_kernels(name, capability) -> None:
+    assert KERNELS[name].compile_for(capability).metadata.shared <= SHARED_BYTES[capability]
 
 
 @pytest.mark.timeout(TIMEOUT_S)
