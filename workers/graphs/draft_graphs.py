@@ -120,6 +120,7 @@ class DraftGraphs:
         self._missing = list(shapes)
         self.num_shapes = len(shapes)
         self._graphs: dict[StepShape, Replay] = {}
+        self._last_shape: tuple[StepPlan, StepShape | None] | None = None
         backend.init_cuda_graph_state(self._rows[-1])
 
     @property
@@ -219,7 +220,13 @@ class DraftGraphs:
             tensor[:n].add_(static.is_row[:n])
 
     def _shape_for(self, plan: StepPlan) -> StepShape | None:
-        """The smallest shape that holds the plan; None where there is none."""
+        """The smallest shape that holds the plan; None where there is none. A step asks several
+        times."""
+        if self._last_shape is None or self._last_shape[0] is not plan:
+            self._last_shape = plan, self._find_shape(plan)
+        return self._last_shape[1]
+
+    def _find_shape(self, plan: StepPlan) -> StepShape | None:
         if plan.shape.mode is ForwardMode.EXTEND or plan.has_repeats or not plan.samples.all():
             return None
         rows = next((own for own in self._rows if own >= plan.batch_size), None)

@@ -52,8 +52,14 @@ class DraftedVerifyGraphs(VerifyGraphs):
     def _before_replay(self, plan: StepPlan, places: npt.NDArray[np.int64]) -> None:
         if self._ids is None:
             raise RuntimeError("a step is replayed whose drafts nobody has named")
+        num_named = len(places)
+        self._named[num_named:].fill_(_NAMED_BY_THE_HOST)
+        if places[-1] == num_named - 1:
+            # No row is filled up.
+            self._named[:num_named].copy_(self._ids)
+            return
+        self._named[:num_named].fill_(_NAMED_BY_THE_HOST)
         (on_device,) = upload([places], self._named.device)
-        self._named.fill_(_NAMED_BY_THE_HOST)
         self._named.index_copy_(0, on_device, self._ids)
 
     def _name_drafts(self, tokens: StepRows) -> None:

@@ -7,10 +7,11 @@ import torch
 
 from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, NAN_TOKEN, StepPlan
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import ChainVerifier, HostChainVerifier
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, Drafts
 from workers.speculation.runs import HostRuns, SampledRuns
+from workers.speculation.verifier import Verifier
 
 
 def int32(*values: int) -> np.ndarray:
@@ -31,13 +32,17 @@ def int32(*values: int) -> np.ndarray:
         ([5, 6, 1, 8, 9], [4, 5, 6, 0, 8], [2, 1, 2], [2, 1, 2]),
     ],
 )
+@pytest.mark.parametrize("verifier", [ChainVerifier(), HostChainVerifier()])
 def test_a_run_holds_up_to_the_first_wrong_draft(
-    token_ids: list[int], input_ids: list[int], num_samples: list[int], run_lens: list[int]
+    verifier: Verifier,
+    token_ids: list[int],
+    input_ids: list[int],
+    num_samples: list[int],
+    run_lens: list[int],
 ):
-    found = ChainVerifier().accept(
-        torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples)
-    )
+    found = verifier.accept(torch.tensor(token_ids), torch.tensor(input_ids), int32(*num_samples))
     assert found.tolist() == run_lens
+    assert found.dtype == torch.int64
 
 
 def test_only_what_holds_is_told_to_the_host():
