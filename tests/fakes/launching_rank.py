@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fakes.rank_drafts import ReplayingRank
 from workers.config import EngineConfig
@@ -40,6 +41,23 @@ class OrderedEvent:
         return 1.0
 
 
+class Launches(TorchDispatchMode):
+    """Writes down what would be a launch or a copy on CUDA: operations that are neither views nor
+    allocations, by their names."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, is_view = func.name().partition(".")[0], func.is_view
+        if not is_view and name not in ("aten::empty", "aten::detach"):
+            self._log.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 class LaunchingRank(ReplayingRank):
     """log: what has happened, from watch on."""
 
@@ -67,8 +85,9 @@ class LaunchingRank(ReplayingRank):
             drafts._graphs[shape] = self.told("drafted", replay)
         for shape, graph in verifies._graphs.items():
             verifies._graphs[shape] = replace(graph, replay=self.told("verified", graph.replay))
-        drafter = self._device_drafter
+        drafter, mailbox = self._device_drafter, self._mailbox
         drafter.behind = self.told("behind", drafter.behind)
+        mailbox.named = self.told("named", mailbox.named)
         self.log.clear()
 
     def told(self, what: str, own: Callable[..., Any]) -> Callable[..., Any]:

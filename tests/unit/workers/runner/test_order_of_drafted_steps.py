@@ -1,13 +1,26 @@
 """What stands between the samples of a step with drafts and the launch of the one behind it."""
 
+from contextlib import nullcontext
+
 import pytest
 
-from tests.fakes.launching_rank import LaunchingRank
+from tests.fakes.launching_rank import Launches, LaunchingRank
 from workers.config import EngineConfig
+from workers.graphs import draft_graphs
+from workers.runner.drafting_executor import DraftingExecutor
 from workers.sampling.params import SamplingParams
+from workers.sampling.transfer import upload
+from workers.speculation import device_step
+
+STEP = ["awaited", "recorded", "drafted", "verified", "recorded", "behind", "planned", "named"]
+"""From the wait for the samples of the step before on. The second mark is the step's end, for which
+who reads its samples waits; behind it come what a head reads, all that is known of the next plan
+before, and which drafts the rank has made."""
 
 
-def watched_rank(monkeypatch: pytest.MonkeyPatch) -> LaunchingRank:
+def watched_steps(monkeypatch: pytest.MonkeyPatch, with_launches: bool) -> list[list[str]]:
+    """Whole ones that verify drafts of a few rows behind others that do, all in graphs. Texts stay
+    what they are."""
     config = EngineConfig(
         device="cpu",
         num_cpu_threads=1,
@@ -16,30 +29,44 @@ def watched_rank(monkeypatch: pytest.MonkeyPatch) -> LaunchingRank:
         draft_policy="fixed",
         max_draft_tokens=3,
     )
-    return LaunchingRank(config, monkeypatch)
-
-
-def steps_of(log: list[str]) -> list[list[str]]:
-    """Each from the wait for the samples of the one before on; whole ones."""
-    starts = [index for index, what in enumerate(log) if what == "awaited"]
-    return [log[start:stop] for start, stop in zip(starts, starts[1:], strict=False)]
-
-
-def test_samples_do_not_wait_for_what_is_read_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = watched_rank(monkeypatch)
+    rank = LaunchingRank(config, monkeypatch)
     engine = rank.engine()
+    executor = engine._executor
+    assert isinstance(executor, DraftingExecutor)
     prompts = [[*range(20, 50), 60 + index] for index in range(3)]
     asked = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     try:
-        first = engine.generate(prompts, asked)
+        first = [one.token_ids for one in engine.generate(prompts, asked)]
         rank.watch()
-        assert [one.token_ids for one in engine.generate(prompts, asked)] == [
-            one.token_ids for one in first
-        ]
+        monkeypatch.setattr(executor._runs, "planned", rank.told("planned", executor._runs.planned))
+        monkeypatch.setattr(executor, "_name_drafts", rank.told("named", executor._name_drafts))
+        # On the CPU, an upload is no operation.
+        for module in (draft_graphs, device_step):
+            monkeypatch.setattr(module, "upload", rank.told("uploaded", upload))
+        with Launches(rank.log) if with_launches else nullcontext():
+            again = engine.generate(prompts, asked)
+        assert [one.token_ids for one in again] == first
     finally:
         engine.close()
-    drafted = [step for step in steps_of(rank.log) if "verified" in step]
+    starts = [index for index, what in enumerate(rank.log) if what == "awaited"]
+    steps = [rank.log[start:stop] for start, stop in zip(starts, starts[1:], strict=False)]
+    drafted = [step for step in steps if "verified" in step]
     assert len(drafted) > 5
-    # The second mark is the step's end, for which who reads the samples waits.
-    around = ["awaited", "recorded", "drafted", "verified", "recorded", "behind"]
-    assert all(step == around for step in drafted), drafted
+    return drafted[1:]
+
+
+def test_what_can_be_done_before_the_samples_come_is_not_done_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = watched_steps(monkeypatch, with_launches=False)
+    told = [[what for what in step if what in STEP] for step in steps]
+    assert all(step == STEP for step in told), told
+
+
+def test_ahead_of_drafts_the_device_is_sent_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = watched_steps(monkeypatch, with_launches=True)
+    ahead = [step[: step.index("drafted")] for step in steps]
+    # What a request leaves behind that has ended is cleared by whichever step comes next.
+    own = [step for step in ahead if "aten::index_fill_" not in step]
+    assert len(own) > 5
+    assert all(step == ["awaited", "recorded", "aten::copy_"] for step in own), own
