@@ -179,13 +179,15 @@ class DraftGraphs:
         """What a graph holds."""
         static, n = self._static, shape.rows
         self._begin(shape)
-        for column in range(shape.tokens_per_row - 1):
+        num_drafts = shape.tokens_per_row - 1
+        for column in range(num_drafts):
             self._begin_pass(batch, column)
             ids, carried = self._drafter.draft(batch.input_ids, static.carried[:n], batch)
             static.drafts[:n, column].copy_(ids)
-            static.ids[:n].copy_(ids)
-            static.carried[:n].copy_(carried)
-            self._end_pass(n)
+            if column + 1 < num_drafts or self._drafter.reads_last:
+                static.ids[:n].copy_(ids)
+                static.carried[:n].copy_(carried)
+                self._end_pass(n)
         if self._drafter.reads_last:
             self._begin_pass(batch, shape.tokens_per_row - 1)
             self._drafter.read(batch.input_ids, batch)

@@ -101,6 +101,8 @@ def likeliest_tokens(local: torch.Tensor, rows: VocabShard, tp: TPGroup) -> torc
     has_real = rows.num_real_rows > 0
     own = local[:, : rows.num_real_rows] if has_real else torch.full_like(local[:, :1], -math.inf)
     largest, columns = own.max(dim=-1)
+    if tp.size == 1:
+        return columns
     pair = largest.float().view(torch.int32), (columns + rows.first_row).int()
     found = tp.all_gather_last_dim(torch.stack(pair, dim=-1))
     by_rank = found.view(-1, tp.size, 2)
