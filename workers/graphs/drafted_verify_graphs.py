@@ -16,6 +16,7 @@ from workers.graphs.verify_graphs import VerifyGraphs
 from workers.sampling.run_drafts import DeviceRunDrafts, RunDrafts
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
+from workers.speculation.device_step import DrafterStep
 
 _NAMED_BY_THE_HOST = -1
 
@@ -36,31 +37,33 @@ class DraftedVerifyGraphs(VerifyGraphs):
         super().__init__(model, backend, kernels, capturer, staging, shapes, padding_slot)
         # Of a graph's tokens, int64: a token id, or _NAMED_BY_THE_HOST.
         self._named = torch.full_like(self._tokens.input_ids, _NAMED_BY_THE_HOST)
-        self._ids: torch.Tensor | None = None
+        self._step: DrafterStep | None = None
 
-    def name_tokens(self, ids: torch.Tensor) -> None:
-        """Of the plan that is replayed next, int64 (num_tokens,) on the device."""
-        self._ids = ids
+    def name_tokens(self, step: DrafterStep) -> None:
+        """step: which is replayed next, its drafts named."""
+        self._step = step
 
     def run_drafts(self, plan: StepPlan) -> RunDrafts | None:
         named = super().run_drafts(plan)
-        if named is None or self._ids is None:
+        if named is None or self._step is None:
             return named
         # All of a step's tokens are sampled behind.
-        return DeviceRunDrafts.with_ids(named, self._ids)
+        return DeviceRunDrafts.with_ids(named, self._step.ids)
 
     def _before_replay(self, plan: StepPlan, places: npt.NDArray[np.int64]) -> None:
-        if self._ids is None:
+        step, num_named = self._step, len(places)
+        if step is None:
             raise RuntimeError("a step is replayed whose drafts nobody has named")
-        num_named = len(places)
-        self._named[num_named:].fill_(_NAMED_BY_THE_HOST)
-        if places[-1] == num_named - 1:
-            # No row is filled up.
-            self._named[:num_named].copy_(self._ids)
-            return
-        self._named[:num_named].fill_(_NAMED_BY_THE_HOST)
-        (on_device,) = upload([places], self._named.device)
-        self._named.index_copy_(0, on_device, self._ids)
+        self._named.fill_(_NAMED_BY_THE_HOST)
+        is_full = places[-1] == num_named - 1
+        drafts = step.even_drafts if is_full else None
+        if drafts is not None:
+            self._named[:num_named].view(len(drafts), -1)[:, 1:].copy_(drafts)
+        elif is_full:
+            self._named[:num_named].copy_(step.ids)
+        else:
+            (on_device,) = upload([places], self._named.device)
+            self._named.index_copy_(0, on_device, step.ids)
 
     def _name_drafts(self, tokens: StepRows) -> None:
         named = self._named[: len(tokens.input_ids)]

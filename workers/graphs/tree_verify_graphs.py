@@ -80,10 +80,10 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
         return sampled
 
     def run_drafts(self, plan: StepPlan) -> RunDrafts | None:
-        if self._trees is None or self._ids is None:
+        if self._trees is None or self._step is None:
             return super().run_drafts(plan)
         drafts = RunDrafts.of(plan, self._trees.shape)
-        return DeviceTreeDrafts.of_trees(drafts, self._ids, self._trees.parents)
+        return DeviceTreeDrafts.of_trees(drafts, self._step.ids, self._trees.parents)
 
     def capture(self, shape: StepShape) -> None:
         """The trial's tokens are all padding."""

@@ -157,7 +157,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         self._unread = None
         self._replayed_step = step = self._name_drafts(plan)
         if isinstance(graphs, DraftedVerifyGraphs):
-            graphs.name_tokens(step.ids)
+            graphs.name_tokens(step)
 
     def _behind_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._behind_replay(graphs, plan)

@@ -45,7 +45,7 @@ class CudaTreesRunner(CudaModelRunner):
         self._unlined = None
         if isinstance(graphs, TreeVerifyGraphs):
             step = self._step_of_replay(plan)
-            graphs.name_tokens(step.ids)
+            graphs.name_tokens(step)
             graphs.name_trees(step.trees)
             self._unlined = graphs, step
 

@@ -5,7 +5,6 @@ the device.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -77,38 +76,59 @@ class DrafterStep:
     trees: None where all drafts stand one behind the other. table: int32 (num_slots,
     max_context_len), where tokens of slots stand.
 
-    Tensors are made once somebody asks for them: graphs of drafts need none.
+    Tensors are made once somebody asks for them, at once only where a slot's last token is not
+    named, which changes as the step runs: graphs of drafts need none.
     """
 
     def __init__(self, plan: StepPlan, sampling: SamplingState, table: torch.Tensor) -> None:
         self.plan = plan
         self.runs = RunRows.of(plan)
-        self._sampling = sampling
         self._table = table
         self._host_places = ranges(plan.prefix_lens, plan.num_new_tokens)
         self.trees: StepTrees | None = None
         if plan.has_trees:
             self.trees = StepTrees.of(plan, self._host_places.astype(np.int32), table.device)
+        self._unnamed: DeviceDrafts | None = None
+        self._on_device: _OnDevice | None = None
+        if (plan.input_ids == LAST_SAMPLED_TOKEN).any():
+            own = self._tensors()
+            self._on_device = own._replace(ids=sampling.resolve(own.ids, own.token_slots))
 
     @property
     def ids(self) -> torch.Tensor:
-        """int64 (num_tokens,). Where drafts are to stand any, until name fills them in."""
-        return self._on_device.ids
+        """int64 (num_tokens,). Where drafts are to stand any, until name has been called."""
+        own = self._tensors()
+        drafts, self._unnamed = self._unnamed, None
+        if drafts is not None:
+            targets, sources, _ = self._naming_of(drafts)
+            token_ids = drafts.token_ids.reshape(-1).index_select(0, sources)
+            own.ids.index_copy_(0, targets, token_ids)
+        return own.ids
+
+    @property
+    def even_drafts(self) -> torch.Tensor | None:
+        """int64 (bs, num drafts), where every row is a run of as many drafts, which are named: then
+        the plan says all else of the tokens. None otherwise."""
+        runs, drafts = self.runs, self._unnamed
+        is_even = len(runs) == self.plan.batch_size and runs.is_even and self.trees is None
+        if drafts is None or not is_even or drafts.token_ids.shape[1] != runs.width:
+            return None
+        return drafts.token_ids
 
     @property
     def token_slots(self) -> torch.Tensor:
         """int64 (num_tokens,)."""
-        return self._on_device.token_slots
+        return self._tensors().token_slots
 
     @property
     def places(self) -> torch.Tensor:
         """int64 (num_tokens,), as in PlanTrees."""
-        return self._on_device.places
+        return self._tensors().places
 
     @property
     def out_cache_loc(self) -> torch.Tensor:
         """int64 (num_tokens,)."""
-        return self._on_device.out_cache_loc
+        return self._tensors().out_cache_loc
 
     def place_tokens(self) -> None:
         """The table learns where the tokens go, for passes ahead of the target's, which writes it,
@@ -117,28 +137,31 @@ class DrafterStep:
 
     def name(self, drafts: DeviceDrafts) -> None:
         """Of the runs."""
-        own, naming = self._on_device, self._on_device.naming
-        if drafts.token_ids.shape[1] != self.runs.width:
-            naming = tuple(upload(self._naming(drafts.token_ids.shape[1]), own.ids.device))
-        targets, sources, roots = naming
-        own.ids.index_copy_(0, targets, drafts.token_ids.reshape(-1).index_select(0, sources))
+        self._unnamed = drafts
         if self.trees is not None and drafts.parents is not None:
+            targets, sources, roots = self._naming_of(drafts)
             parents = drafts.parents.reshape(-1).index_select(0, sources)
             self.trees.parents.index_copy_(0, targets, roots + parents)
 
-    @cached_property
-    def _on_device(self) -> _OnDevice:
+    def _tensors(self) -> _OnDevice:
         """In one copy."""
-        plan = self.plan
-        token_slots = np.repeat(plan.slots, plan.num_new_tokens)
-        own = (plan.input_ids, token_slots, self._host_places, plan.out_cache_loc)
-        arrays = [one.astype(np.int64) for one in own]
-        ids, slots, places, locs, *naming = upload(
-            [*arrays, *self._naming(self.runs.width)], self._table.device
-        )
-        if (plan.input_ids == LAST_SAMPLED_TOKEN).any():
-            ids = self._sampling.resolve(ids, slots)
-        return _OnDevice(ids, slots, places, locs, tuple(naming))
+        if self._on_device is None:
+            plan = self.plan
+            token_slots = np.repeat(plan.slots, plan.num_new_tokens)
+            own = (plan.input_ids, token_slots, self._host_places, plan.out_cache_loc)
+            arrays = [one.astype(np.int64) for one in own]
+            ids, slots, places, locs, *naming = upload(
+                [*arrays, *self._naming(self.runs.width)], self._table.device
+            )
+            self._on_device = _OnDevice(ids, slots, places, locs, tuple(naming))
+        return self._on_device
+
+    def _naming_of(self, drafts: DeviceDrafts) -> tuple[torch.Tensor, ...]:
+        """See _OnDevice."""
+        width = drafts.token_ids.shape[1]
+        if width == self.runs.width:
+            return self._tensors().naming
+        return tuple(upload(self._naming(width), self._table.device))
 
     def _naming(self, width: int) -> list[npt.NDArray[np.int64]]:
         """See _OnDevice, of drafts (len(runs), width)."""

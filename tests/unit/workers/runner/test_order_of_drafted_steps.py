@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.launching_rank import Launches, LaunchingRank
 from workers.config import EngineConfig
-from workers.graphs import draft_graphs
+from workers.graphs import draft_graphs, drafted_verify_graphs
 from workers.runner.drafting_executor import DraftingExecutor
 from workers.sampling.params import SamplingParams
 from workers.sampling.transfer import upload
@@ -41,7 +41,7 @@ def watched_steps(monkeypatch: pytest.MonkeyPatch, with_launches: bool) -> list[
         monkeypatch.setattr(executor._runs, "planned", rank.told("planned", executor._runs.planned))
         monkeypatch.setattr(executor, "_name_drafts", rank.told("named", executor._name_drafts))
         # On the CPU, an upload is no operation.
-        for module in (draft_graphs, device_step):
+        for module in (draft_graphs, drafted_verify_graphs, device_step):
             monkeypatch.setattr(module, "upload", rank.told("uploaded", upload))
         with Launches(rank.log) if with_launches else nullcontext():
             again = engine.generate(prompts, asked)
@@ -70,3 +70,6 @@ def test_ahead_of_drafts_the_device_is_sent_one_copy(monkeypatch: pytest.MonkeyP
     own = [step for step in ahead if "aten::index_fill_" not in step]
     assert len(own) > 5
     assert all(step == ["awaited", "recorded", "aten::copy_"] for step in own), own
+    # Nor is anything uploaded until the target's pass is launched behind them.
+    between = [step[step.index("drafted") : step.index("verified")] for step in steps]
+    assert not any("uploaded" in step for step in between), between
