@@ -6,26 +6,40 @@ pretended device: a table of step times, drafts that are right by chance.
 Prints tokens a second of `adaptive` by batch size and acceptance length, as a share of the better
 of plain and the best fixed length, and of plain. Times of a step are those of a roofline: weights
 are read once, products grow with tokens, keys with rows; a draft costs its maker something.
+
+Two devices: drafts that are looked up, and those of a head, which reads plain steps as well and
+whose steps wait for the host. On both the first step of a shape takes long. Then the same for
+batches whose streams end one after the other, down to the last: each number of rows is new.
 """
 
 import argparse
 import random
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from workers.kv_cache.radix_node import IntArray
 from workers.speculation.adaptive import AdaptiveLength
 from workers.speculation.policy import DecodeShape, DraftPolicy, FixedLength
 
 BATCH_SIZES = (1, 4, 16, 64, 128, 256)
 ACCEPTANCE_LENGTHS = (1.0, 1.3, 2.0, 3.0, 4.0)
 MAX_DRAFT_TOKENS = 8
+_GRAPHS = (1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
+"""Numbers of rows that a device prepares itself for: others have the next one's graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class PretendedDevice:
-    """Seconds of steps. The defaults are about those of 8 billion parameters on one H200."""
+    """Seconds of steps. The defaults are about those of 8 billion parameters on one H200.
+
+    wait_s: what the host does between the samples of a step with drafts and the step behind it: a
+    step with drafts takes that longer, a plain one behind it waits so long. first_s: what the first
+    step of a shape takes more, which is what the policy is told and nothing that it could spare.
+    """
 
     weights_s: float = 3.6e-3
     token_s: float = 2.3e-5
@@ -33,15 +47,23 @@ class PretendedDevice:
     draft_s: float = 2.0e-4
     verify_s: float = 3.0e-4
     noise: float = 0.02
+    wait_s: float = 0.0
+    first_s: float = 0.3
 
     def mean_s(self, shape: DecodeShape) -> float:
         tokens = shape.num_rows * (1 + shape.num_drafts)
-        verify_s = self.verify_s if shape.num_drafts else 0.0
+        verify_s = self.verify_s + self.wait_s if shape.num_drafts else 0.0
         seconds = max(self.weights_s, self.token_s * tokens) + self.row_s * shape.num_rows
         return seconds + verify_s + self.draft_s * shape.num_drafts
 
     def run_s(self, shape: DecodeShape, rng: random.Random) -> float:
         return self.mean_s(shape) * max(rng.gauss(1.0, self.noise), 0.5)
+
+
+LOOKED_UP = PretendedDevice()
+HEAD = PretendedDevice(weights_s=3.8e-3, row_s=2.2e-5, wait_s=3.0e-3)
+"""Chains of 3 and 5 of an EAGLE-3 head took 8.0 and 8.1 ms for 1 row, 11.1 and 14.9 for 64, 38 and
+52 for 256, plain steps without the head 3.9, 5.2 and 9.6 (2026-11-28)."""
 
 
 def chance_of(acceptance_length: float, num_drafts: int = MAX_DRAFT_TOKENS) -> float:
@@ -60,17 +82,17 @@ def expected_tokens(chance: float, num_drafts: int) -> float:
     return sum(chance**place for place in range(num_drafts + 1))
 
 
-def tokens_per_s(
-    policy: DraftPolicy, device: PretendedDevice, num_rows: int, chance: float, num_steps: int
-) -> float:
-    """One step is always in flight: it is chosen before the one before it is committed. The policy
-    sees drafts that are right by chance; tokens and seconds are counted by their expectation."""
-    rng = random.Random(num_rows)
-    most = np.full(num_rows, MAX_DRAFT_TOKENS, dtype=np.int32)
-    total_s, num_tokens = 0.0, 0.0
-    in_flight = policy.choose(most)
-    for _ in range(num_steps):
-        num_drafts, in_flight = in_flight, policy.choose(most)
+def steps_taken(
+    policy: DraftPolicy, device: PretendedDevice, rows: Sequence[int], chance: float
+) -> Iterator[tuple[DecodeShape, float]]:
+    """Of as many steps as there are numbers of rows: their shapes and mean seconds, waits included.
+    One step is always in flight: it is chosen before the one before it is committed. The policy
+    sees drafts that are right by chance."""
+    rng = random.Random(rows[0])
+    seen, last_num_drafts = set(), 0
+    in_flight = policy.choose(_most(rows[0]))
+    for num_rows, next_rows in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        num_drafts, in_flight = in_flight, policy.choose(_most(next_rows))
         shape = DecodeShape(num_rows, num_drafts)
         for _ in range(num_rows):
             num_accepted = 0
@@ -78,28 +100,63 @@ def tokens_per_s(
                 num_accepted += 1
             if num_drafts:
                 policy.observe_run(num_drafts, num_accepted)
-        policy.observe_step(shape, device.run_s(shape, rng))
-        total_s += device.mean_s(shape)
-        num_tokens += num_rows * expected_tokens(chance, num_drafts)
-    return num_tokens / total_s
+        gap_s = device.wait_s if last_num_drafts and not num_drafts else 0.0
+        graph = _GRAPHS[bisect_left(_GRAPHS, num_rows)], num_drafts
+        first_s = 0.0 if graph in seen else device.first_s
+        policy.observe_step(shape, first_s + device.run_s(shape, rng), gap_s)
+        seen.add(graph)
+        last_num_drafts = num_drafts
+        yield shape, device.mean_s(shape) + gap_s
 
 
-def best_fixed(device: PretendedDevice, num_rows: int, chance: float) -> float:
-    """Tokens a second of the best length, plain steps included, by its expectation."""
-    return max(
-        num_rows * expected_tokens(chance, length) / device.mean_s(DecodeShape(num_rows, length))
-        for length in range(MAX_DRAFT_TOKENS + 1)
-    )
+def _most(num_rows: int) -> IntArray:
+    return np.full(num_rows, MAX_DRAFT_TOKENS, dtype=np.int32)
 
 
 def shares(
-    make: Callable[[int], DraftPolicy], num_rows: int, acceptance_length: float, num_steps: int
+    make: Callable[[int], DraftPolicy],
+    rows: Sequence[int],
+    acceptance_length: float,
+    device: PretendedDevice = LOOKED_UP,
 ) -> tuple[float, float]:
-    """Of the best length's tokens a second, and of a plain step's."""
-    device, chance = PretendedDevice(), chance_of(acceptance_length)
-    found = tokens_per_s(make(MAX_DRAFT_TOKENS), device, num_rows, chance, num_steps)
-    plain = num_rows / device.mean_s(DecodeShape(num_rows, 0))
-    return found / best_fixed(device, num_rows, chance), found / plain
+    """What part of the seconds that a policy takes for its tokens the best length would have taken,
+    of each number of rows its own, and plain steps. Tokens are counted by their expectation."""
+    chance = chance_of(acceptance_length)
+    best_s = plain_s = total_s = 0.0
+    for shape, seconds in steps_taken(make(MAX_DRAFT_TOKENS), device, rows, chance):
+        num_tokens = shape.num_rows * expected_tokens(chance, shape.num_drafts)
+        costs = _seconds_a_token(device, shape.num_rows, chance)
+        best_s += num_tokens * min(costs)
+        plain_s += num_tokens * costs[0]
+        total_s += seconds
+    return best_s / total_s, plain_s / total_s
+
+
+@cache
+def _seconds_a_token(device: PretendedDevice, num_rows: int, chance: float) -> list[float]:
+    """Of each length, none first, by expectation."""
+    return [
+        device.mean_s(DecodeShape(num_rows, length)) / num_rows / expected_tokens(chance, length)
+        for length in range(MAX_DRAFT_TOKENS + 1)
+    ]
+
+
+def falling_rows(num_rows: int, num_steps: int, num_batches: int = 2) -> list[int]:
+    """Of batches that begin with num_rows streams, which end one after the other."""
+    batch = [1 + (num_rows - 1) * left // (num_steps - 1) for left in reversed(range(num_steps))]
+    return batch * num_batches
+
+
+def _print_shares(device: PretendedDevice, rows_of: Callable[[int], Sequence[int]]) -> None:
+    print("rows  " + "".join(f"accepted {length:<11}" for length in ACCEPTANCE_LENGTHS))
+    for num_rows in BATCH_SIZES:
+        cells = []
+        for length in ACCEPTANCE_LENGTHS:
+            rows = rows_of(num_rows)
+            of_best, of_plain = shares(AdaptiveLength, rows, length, device)
+            _, fixed = shares(FixedLength, rows[:200], length, device)
+            cells.append(f"{of_best:.3f} ({of_plain:.2f}) {fixed:.2f}  ")
+        print(f"{num_rows:<6}" + "".join(cells))
 
 
 def main() -> None:
@@ -107,14 +164,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     num_steps = parser.parse_args().steps
     print("share of the best length (of plain); then always 8 drafts, of plain")
-    print("rows  " + "".join(f"accepted {length:<11}" for length in ACCEPTANCE_LENGTHS))
-    for num_rows in BATCH_SIZES:
-        cells = []
-        for length in ACCEPTANCE_LENGTHS:
-            of_best, of_plain = shares(AdaptiveLength, num_rows, length, num_steps)
-            _, fixed = shares(FixedLength, num_rows, length, min(num_steps, 200))
-            cells.append(f"{of_best:.3f} ({of_plain:.2f}) {fixed:.2f}  ")
-        print(f"{num_rows:<6}" + "".join(cells))
+    for name, device in (("looked up", LOOKED_UP), ("a head's", HEAD)):
+        print(f"drafts {name}")
+        _print_shares(device, lambda num_rows: [num_rows] * num_steps)
+    print("drafts a head's, streams that end")
+    _print_shares(HEAD, lambda num_rows: falling_rows(num_rows, num_steps // 2))
 
 
 if __name__ == "__main__":

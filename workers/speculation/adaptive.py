@@ -20,9 +20,16 @@ _LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MARGIN = 1.01
 _TRIAL_SHARE = 0.005
 """Of the time, what trials may cost."""
+_MAX_AGE = 200
+"""Steps after which what was measured is measured again."""
+_MAX_AWAITED_STEPS = 3
+"""How many have been chosen at most before it is told what the first of them took."""
 _MAX_SAVED_STEPS = 4.0
 """Trials that were not made are not made up for: so many steps' time is saved for them at most, and
 as much is owed at most, since a trial that cost more is known by then and not made again."""
+_MAX_CHARGED_RISE = 2.0
+_FULL = 0.9
+"""Of what may be saved at most, what pays for any trial."""
 _MEMORY = 0.98
 """What counts of earlier runs after each step that verifies some."""
 _PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
@@ -97,7 +104,7 @@ class AdaptiveLength:
         best = int(rates.argmax())
         if rates[best] > rates[self._chosen] * _MARGIN:
             self._chosen = best
-        index = self._trial(rates, costs)
+        index = self._trial(num_rows, rates, costs)
         self._taken_at[index] = self._num_steps
         self._is_on_trial[index] |= index != self._chosen
         return self._lengths[index]
@@ -132,6 +139,8 @@ class AdaptiveLength:
         costs = self._seconds.predict(num_rows)
         if costs is None:
             return
+        # A shape's first step may have prepared the device: that is paid for once, by nobody.
+        seconds = min(seconds, _MAX_CHARGED_RISE * float(costs[index]))
         tokens = self._tokens(np.full(num_rows, self._lengths[-1], dtype=np.int32))
         chosen_s = tokens[index] * costs[self._chosen] / tokens[self._chosen]
         self._saved_s -= max(seconds - float(chosen_s), 0.0)
@@ -145,14 +154,18 @@ class AdaptiveLength:
         tokens: Rates = len(most) + gained[self._columns]
         return tokens
 
-    def _trial(self, rates: Rates, costs: Rates) -> int:
-        """The chosen length, or one whose turn it is: not taken for long, for little loss."""
+    def _trial(self, num_rows: int, rates: Rates, costs: Rates) -> int:
+        """The chosen length, or one whose turn it is: not taken for long, or not measured with
+        about so many rows, for little loss."""
         losses_s = costs * np.maximum(1.0 - rates / rates[self._chosen], 0.0)
+        # What seems to cost more than may be saved may have been measured wrong.
+        losses_s = np.minimum(losses_s, _FULL * _MAX_SAVED_STEPS * costs[self._chosen])
         ages = self._num_steps - self._taken_at
+        is_awaited = ages <= _MAX_AWAITED_STEPS
+        ages[~self._seconds.are_known(num_rows) & ~is_awaited] += _MAX_AGE
         ages[self._chosen] = 0
         gain = ages / (losses_s + _TRIAL_SHARE * costs)
         index = int(gain.argmax())
-        is_due = ages[index] > 1.0 / _TRIAL_SHARE or self._taken_at[index] == 0
-        if is_due and losses_s[index] <= self._saved_s:
+        if ages[index] > _MAX_AGE and losses_s[index] <= self._saved_s:
             return index
         return self._chosen

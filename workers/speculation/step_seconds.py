@@ -9,6 +9,8 @@ import numpy.typing as npt
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 """Upper bounds of the groups of steps that count as alike."""
 _WEIGHT = 0.1
+_WEIGHT_OF_SHORTER = 0.3
+"""What makes a step longer than others is often nothing of its own."""
 _NUM_FIRST = 3
 _MAX_RISE = 2.0
 _GUESSED_SLOPE = 0.1
@@ -21,8 +23,8 @@ class StepSeconds:
     """A table of means over recent steps; 0 where none was measured.
 
     Of a pair's first steps the shortest counts: a device may prepare itself in one of them, or
-    capture a graph. Before there is a second one, it counts for no more than _MAX_RISE of what was
-    expected: what is thought far too dear is not tried again.
+    capture a graph. Nor is a single one believed that took longer than expected, nor two that took
+    far longer.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -33,25 +35,26 @@ class StepSeconds:
         self._counts = np.zeros((len(_ROWS), len(lengths)), dtype=np.int64)
         # By group, what the other groups say of it; None where they say nothing.
         self._elsewhere: dict[int, Seconds | None] = {}
+        # By group, what was predicted last with steps of its own.
+        self._profiles: dict[int, Seconds] = {}
 
     def add(self, num_rows: int, index: int, seconds: float) -> None:
         """index: of the length."""
         group = self._group(num_rows)
         mean, count = float(self._means[group, index]), int(self._counts[group, index])
         if count < _NUM_FIRST:
-            mean = self._shortest[group, index] = min(self._shortest[group, index], seconds)
-            expected = self.predict(num_rows) if count == 0 else None
-            if expected is not None:
-                mean = min(seconds, _MAX_RISE * float(expected[index]))
+            shortest = self._shortest[group, index] = min(self._shortest[group, index], seconds)
+            mean = float(shortest) if self._is_credible(num_rows, index) else 0.0
         else:
-            mean += _WEIGHT * (min(seconds, _MAX_RISE * mean) - mean)
+            weight = _WEIGHT if seconds > mean else _WEIGHT_OF_SHORTER
+            mean += weight * (min(seconds, _MAX_RISE * mean) - mean)
         self._counts[group, index] += 1
         self._means[group, index] = mean
         kept = self._elsewhere.get(group)
         self._elsewhere = {group: kept} if group in self._elsewhere else {}
 
     def predict(self, num_rows: int) -> Seconds | None:
-        """Of a step of each length, float64 (num lengths,); None before any step was measured.
+        """Of a step of each length, float64 (num lengths,); None before any is known.
 
         What was measured with about so many rows counts. Between these lengths, and beyond them,
         seconds are those of other numbers of rows, as much longer or shorter as there.
@@ -66,8 +69,24 @@ class StepSeconds:
             return self._filled(own) if len(known) else None
         if not len(known):
             return elsewhere
-        ratios = own[known] / elsewhere[known]
-        return np.asarray(elsewhere * np.interp(self._lengths, self._lengths[known], ratios))
+        ratios = np.interp(self._lengths, self._lengths[known], own[known] / elsewhere[known])
+        predicted = self._profiles[group] = np.asarray(elsewhere * ratios)
+        return predicted
+
+    def _is_credible(self, num_rows: int, index: int) -> bool:
+        """Of a pair whose means are being begun."""
+        group = self._group(num_rows)
+        count, shortest = int(self._counts[group, index]), float(self._shortest[group, index])
+        if count == _NUM_FIRST - 1 or self._means[group, index] > 0.0:
+            return True
+        expected = self.predict(num_rows)
+        if expected is None:
+            return count > 0
+        return shortest <= (1.0 if count == 0 else _MAX_RISE) * float(expected[index])
+
+    def are_known(self, num_rows: int) -> npt.NDArray[np.bool_]:
+        """Of which lengths steps with about so many rows were measured, bool (num lengths,)."""
+        return np.asarray(self._means[self._group(num_rows)] > 0.0)
 
     def _by_other_groups(self, group: int) -> Seconds | None:
         """Of a group, on the line between its neighbours, of those that steps of several lengths
@@ -80,12 +99,19 @@ class StepSeconds:
         if not len(groups):
             return None
         behind = int(np.searchsorted(groups, group))
-        below, above = groups[max(behind - 1, 0)], groups[min(behind, len(groups) - 1)]
-        low, high = self._filled(self._means[below]), self._filled(self._means[above])
+        above = int(groups[min(behind, len(groups) - 1)])
+        below = int(groups[behind - 1]) if behind else above
+        low, high = self._profile(below), self._profile(above)
         if below == above:
-            return low
+            return _of_fewer_rows(low, min(_ROWS[group] / _ROWS[below], 1.0))
         share = (_ROWS[group] - _ROWS[below]) / (_ROWS[above] - _ROWS[below])
-        return np.asarray(low + min(max(share, 0.0), 1.0) * (high - low))
+        return np.asarray(low + share * (high - low))
+
+    def _profile(self, group: int) -> Seconds:
+        """Of a group with own steps: as predicted last, since the others told more of it then."""
+        own = self._means[group]
+        told = self._profiles.get(group)
+        return self._filled(own) if told is None else np.where(own > 0.0, own, told)
 
     def _filled(self, means: Seconds) -> Seconds:
         """Where nothing was measured: on the line between its neighbours, and behind the last one
@@ -105,3 +131,11 @@ class StepSeconds:
     @staticmethod
     def _group(num_rows: int) -> int:
         return min(bisect_left(_ROWS, num_rows), len(_ROWS) - 1)
+
+
+def _of_fewer_rows(seconds: Seconds, share: float) -> Seconds:
+    """Of a share of the rows that seconds are of: each draft of a row but the first takes that much
+    less. Too little costs one step, too much would not be tried."""
+    found = seconds.copy()
+    found[2:] = found[1] + share * (seconds[2:] - seconds[1])
+    return found
