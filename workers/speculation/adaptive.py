@@ -96,17 +96,19 @@ class AdaptiveLength:
     def choose(self, most: IntArray) -> int:
         """See DraftPolicy."""
         self._num_steps += 1
-        num_rows = len(most)
-        costs = self._seconds.predict(num_rows)
+        costs = self._seconds.predict(len(most))
         if costs is None:
             return 0
-        rates = self._tokens(most) / costs
-        best = int(rates.argmax())
-        if rates[best] > rates[self._chosen] * _MARGIN:
-            self._chosen = best
-        index = self._trial(num_rows, rates, costs)
+        # Where no row may have more, longer ones are the same step: they would never be measured.
+        num_lengths = bisect_left(self._lengths, int(most.max())) + 1
+        costs = costs[:num_lengths]
+        rates = self._tokens(most)[:num_lengths] / costs
+        chosen, best = min(self._chosen, len(rates) - 1), int(rates.argmax())
+        if rates[best] > rates[chosen] * _MARGIN:
+            self._chosen = chosen = best
+        index = self._trial(chosen, len(most), rates, costs)
         self._taken_at[index] = self._num_steps
-        self._is_on_trial[index] |= index != self._chosen
+        self._is_on_trial[index] |= index != chosen
         return self._lengths[index]
 
     def observe_run(self, num_drafts: int, num_accepted: int) -> None:
@@ -154,18 +156,18 @@ class AdaptiveLength:
         tokens: Rates = len(most) + gained[self._columns]
         return tokens
 
-    def _trial(self, num_rows: int, rates: Rates, costs: Rates) -> int:
+    def _trial(self, chosen: int, num_rows: int, rates: Rates, costs: Rates) -> int:
         """The chosen length, or one whose turn it is: not taken for long, or not measured with
-        about so many rows, for little loss."""
-        losses_s = costs * np.maximum(1.0 - rates / rates[self._chosen], 0.0)
+        about so many rows, for little loss. rates, costs: of all that may be tried."""
+        losses_s = costs * np.maximum(1.0 - rates / rates[chosen], 0.0)
         # What seems to cost more than may be saved may have been measured wrong.
-        losses_s = np.minimum(losses_s, _FULL * _MAX_SAVED_STEPS * costs[self._chosen])
-        ages = self._num_steps - self._taken_at
+        losses_s = np.minimum(losses_s, _FULL * _MAX_SAVED_STEPS * costs[chosen])
+        ages = self._num_steps - self._taken_at[: len(rates)]
         is_awaited = ages <= _MAX_AWAITED_STEPS
-        ages[~self._seconds.are_known(num_rows) & ~is_awaited] += _MAX_AGE
-        ages[self._chosen] = 0
+        ages[~self._seconds.are_known(num_rows)[: len(rates)] & ~is_awaited] += _MAX_AGE
+        ages[chosen] = 0
         gain = ages / (losses_s + _TRIAL_SHARE * costs)
         index = int(gain.argmax())
         if ages[index] > _MAX_AGE and losses_s[index] <= self._saved_s:
             return index
-        return self._chosen
+        return chosen

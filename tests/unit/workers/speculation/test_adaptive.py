@@ -79,6 +79,26 @@ def test_rows_that_may_have_none_count():
     assert policy.choose(np.full(32, 8, dtype=np.int32)) > 0
 
 
+@pytest.mark.parametrize("most_of_rows", [1, 2])
+def test_lengths_that_no_row_may_have_are_not_tried(most_of_rows: int):
+    """Their steps have fewer drafts: they would never be measured, and be tried over and over."""
+    policy = AdaptiveLength(8)
+
+    def run(num_steps: int, most_of_rows: int, num_right: int) -> list[int]:
+        most, taken = np.full(4, most_of_rows, dtype=np.int32), []
+        for _ in range(num_steps):
+            num_drafts = min(policy.choose(most), most_of_rows)
+            taken.append(num_drafts)
+            for _ in most if num_drafts else ():
+                policy.observe_run(num_drafts, min(num_right, num_drafts))
+            policy.observe_step(DecodeShape(4, num_drafts), 1e-2 * (1.0 + 0.25 * num_drafts))
+        return taken
+
+    assert 0 < np.count_nonzero(run(1000, most_of_rows, num_right=0)) < 25
+    # Where rows may have more and these are right, longer ones are found.
+    assert np.mean(run(3000, 8, num_right=8)[-500:]) > 7
+
+
 @pytest.mark.parametrize("draft_s", [0.05, 0.2])
 def test_steps_that_may_have_no_drafts_do_not_stand_against_those_that_may(draft_s: float):
     """Requests that want none, or whose drafts were wrong for a while, and then others."""
