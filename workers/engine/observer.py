@@ -34,7 +34,8 @@ class StepRecord:
     """One finished step.
 
     step_s: from the first launch to the last token id on the host's side of the device.
-    host_gap_s: time the device waited for the host before this step although work was there.
+    host_gap_s: time between the device's steps, which waited for the host although work was there,
+    or in which a head read what stands behind the samples of the step before.
     draft_s: how long of step_s drafts were looked for; 0 where the step was to have none. experts:
     where they were read with the step.
     """

@@ -43,9 +43,9 @@ class StepEvents:
 class DeviceClock:
     """Places steps on time.perf_counter's axis by the device's own clock.
 
-    Steps follow each other by the events' distances, so that a gap between two steps is time in
-    which the device really waited. After a pause the host's clock is taken anew; it also bounds
-    every end, which has passed when it is placed.
+    Steps follow each other by the events' distances, so that a gap between two steps is the
+    device's own: it waited, or did what stands behind a step's samples. After a pause the host's
+    clock is taken anew; it also bounds every end, which has passed when it is placed.
     """
 
     MAX_GAP_S = 0.1

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from workers.constraints.masks import StepMasks
+from workers.errors import EngineFailedError
 from workers.kv_cache.radix_node import EMPTY
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
 from workers.runner.sampled_rows import AskedSamples, SampledRows
@@ -114,7 +115,7 @@ class DraftedStep:
             # Drafts are made long before they are verified: behind the wait is no time for them.
             asked = None
             if self.plan.has_runs:
-                asked = AskedSamples.of(self._name_drafts(self.plan))
+                asked = self._asked()
             outcome = self._pending.outcome()
             if asked is None:
                 samples = SampledRows.of_one_each(self.plan, outcome.result)
@@ -123,6 +124,14 @@ class DraftedStep:
                 samples = SampledRows.of_asked(asked, outcome.result, *verifiers)
             self._ended = outcome, samples
         return self._ended
+
+    def _asked(self) -> AskedSamples:
+        """Raises what the step raised, where it has failed before its drafts were made."""
+        try:
+            return AskedSamples.of(self._name_drafts(self.plan))
+        except EngineFailedError:
+            self._pending.outcome()
+            raise
 
 
 class DraftingExecutor:

@@ -24,8 +24,9 @@ class DraftPolicy(Protocol):
         ...
 
     def observe_step(self, shape: DecodeShape, seconds: float, gap_s: float = 0.0) -> None:
-        """A step of nothing but decode rows took so long, its drafts' making included. gap_s: how
-        long the device had waited for the host before, since the step before it."""
+        """A step of nothing but decode rows took so long, its drafts' making included. gap_s: what
+        there was between the step before it and this one: a wait for the host, or a head that
+        reads."""
         ...
 
 

@@ -30,6 +30,7 @@ from workers.errors import EngineFailedError
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.graph_set import build_draft_graphs
 from workers.runner.rank_drafts_runner import RankDraftsRunner
+from workers.sampling.params import SamplingParams
 from workers.speculation.device_step import DrafterStep
 
 Rank = EagerRank | ReplayingRank
@@ -124,6 +125,22 @@ def test_a_step_that_fails_before_its_drafts_are_made_ends_who_waits_for_them() 
     engine.close()
     assert isinstance(failure, EngineFailedError)
     assert isinstance(failure.__cause__, BrokenError)
+
+
+def test_who_waits_for_samples_is_told_what_the_step_raised() -> None:
+    """Though drafts are waited for first."""
+    rank = EagerRank(config_of(**DRAFT))
+
+    def broken(step: DrafterStep) -> torch.Tensor:
+        raise BrokenError
+
+    rank._device_drafter.propose = broken
+    engine = rank.engine()
+    try:
+        with pytest.raises(BrokenError):
+            engine.generate([[*range(20, 40)]], SamplingParams(max_tokens=8, ignore_eos=True))
+    finally:
+        engine.close()
 
 
 class Recorded:
