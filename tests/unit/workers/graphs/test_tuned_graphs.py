@@ -30,8 +30,9 @@ __all__ = ["folder"]
 DECODE, EXTEND = AttentionPhase.DECODE, AttentionPhase.EXTEND
 FEW_TOKENS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 TIMES = {
-    StepPoint(DECODE, 1, 1, 0): {"short": 1.0, "long": 2.0},
-    StepPoint(DECODE, 1, 1, 200): {"short": 3.0, "long": 1.0},
+    StepPoint(DECODE, rows, 1, prefix): times
+    for rows in (1, max(SIZES))
+    for prefix, times in ((0, {"short": 1.0, "long": 2.0}), (200, {"short": 3.0, "long": 1.0}))
 }
 
 
