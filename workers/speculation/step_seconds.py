@@ -14,6 +14,9 @@ _WEIGHT_OF_SHORTER = 0.3
 _NUM_FIRST = 3
 _MAX_RISE = 2.0
 _GUESSED_SLOPE = 0.1
+_MAX_APART = 32.0
+"""By which factor what others say of a length may differ from the line through those that were
+measured: numbers of rows learn from each other, and could outdo each other without end."""
 """Of a plain step, what a draft a row adds, before any step with drafts was measured."""
 
 Seconds = npt.NDArray[np.float64]
@@ -70,7 +73,9 @@ class StepSeconds:
         if not len(known):
             return elsewhere
         ratios = np.interp(self._lengths, self._lengths[known], own[known] / elsewhere[known])
-        predicted = self._profiles[group] = np.asarray(elsewhere * ratios)
+        line = self._filled(own)
+        told = np.clip(elsewhere * ratios, line / _MAX_APART, line * _MAX_APART)
+        predicted = self._profiles[group] = np.asarray(told)
         return predicted
 
     def _is_credible(self, num_rows: int, index: int) -> bool:

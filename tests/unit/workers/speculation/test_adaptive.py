@@ -1,5 +1,7 @@
 """The length that pays is found, kept, and left when it no longer pays."""
 
+import random
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -202,6 +204,19 @@ def test_of_fewer_rows_drafts_are_thought_to_cost_less():
             seconds.add(64, index, own)
     assert predicted(seconds, 16).tolist() == pytest.approx([1e-3, 5e-3, 5.25e-3, 5.75e-3])
     assert predicted(seconds, 128).tolist() == pytest.approx([1e-3, 5e-3, 6e-3, 8e-3])
+
+
+def test_numbers_of_rows_do_not_outdo_each_other():
+    """Whatever was measured, what was not stays finite and above 0: one number that is neither
+    would end all choosing."""
+    rng = random.Random(3)
+    seconds = StepSeconds([0, 1, 2, 3, 4, 6, 7])
+    for _ in range(4000):
+        own = rng.choice((1e-4, 1e-3, 1e-2, 0.5, 3.0))
+        seconds.add(rng.choice((1, 2, 3, 5, 64, 300, 1025)), rng.choice((0, 1, 4, 6)), own)
+        for num_rows in (1, 2, 3, 5, 64, 300, 1025):
+            told = seconds.predict(num_rows)
+            assert told is None or (told.min() > 1e-8 and told.max() < 1e6), (num_rows, told)
 
 
 def seconds_of_plain_steps(policy: AdaptiveLength) -> float:
