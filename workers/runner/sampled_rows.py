@@ -88,13 +88,6 @@ class SampledRows:
         )
 
     @classmethod
-    def of_runs(
-        cls, plan: StepPlan, result: StepResult, verifier: Verifier, tree_verifier: TreeVerifier
-    ) -> Self:
-        """As of_asked."""
-        return cls.of_asked(AskedSamples.of(plan), result, verifier, tree_verifier)
-
-    @classmethod
     def of_asked(
         cls,
         asked: AskedSamples,

@@ -14,7 +14,7 @@ from workers.engine.logprobs import TokenLogprobs
 from workers.errors import ConfigError
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
-from workers.runner.sampled_rows import SampledRows
+from workers.runner.sampled_rows import AskedSamples, SampledRows
 from workers.sampling.logprobs import LogprobTensors, SampledLogprobs
 from workers.sampling.run_drafts import RunDrafts
 from workers.sampling.state import SampledTokens
@@ -89,7 +89,7 @@ def test_the_host_finds_paths_in_what_a_rank_sampled_and_nothing_of_rows_that_fa
     logprobs = (*(TokenLogprobs(-float(index), 1, [], []) for index in range(6)), None)
     sampled = int32(12, 0, 14, 0, 15, 77, NAN_TOKEN)
     result = StepResult(sampled, logprobs, failed_rows=(1,))
-    rows = SampledRows.of_runs(plan, result, ChainVerifier(), TreeVerifier())
+    rows = SampledRows.of_asked(AskedSamples.of(plan), result, ChainVerifier(), TreeVerifier())
     assert rows.run_lens.tolist() == [4, 1]
     assert rows.next_ids.tolist() == [77, NAN_TOKEN]
     assert rows.token_ids[:4].tolist() == [12, 14, 15, 77]
