@@ -30,7 +30,7 @@ class Agenda:
             self._left.setdefault(point.phase, []).append(point)
         self._turns: Iterator[AttentionPhase] = cycle(self._left)
         self._num_taken = dict.fromkeys(self._left, 0)
-        self._gaps = {point: math.inf for point in self.left}
+        self._gaps = dict.fromkeys(self.left, math.inf)
         self._known: set[StepPoint] = set()
 
     @property

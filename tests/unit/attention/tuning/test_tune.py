@@ -1,6 +1,7 @@
 """Measuring: within its time, in its order, and without those who cannot."""
 
 import logging
+
 import pytest
 
 from attention.tuning.table import TuningTable
