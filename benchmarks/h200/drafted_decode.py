@@ -12,10 +12,11 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE, Generate
 
@@ -53,6 +54,26 @@ class DraftsAsked:
     acceptance: float | None
 
 
+def measured_row(
+    asked: DraftsAsked,
+    num_streams: int,
+    ms_a_token: float,
+    all_ms: Sequence[float],
+    tokens_a_step: float | None,
+) -> dict[str, Any]:
+    """What is printed. all_ms: of each repeat, from which ms_a_token comes."""
+    return {
+        "engine": asked.engine,
+        "drafts": asked.drafts,
+        "verified": asked.verified,
+        "acceptance": asked.acceptance,
+        "streams": num_streams,
+        "ms_a_token": round(ms_a_token, 4),
+        "all_ms": [round(one, 4) for one in all_ms],
+        "tokens_a_step": tokens_a_step,
+    }
+
+
 class DraftedDecode:
     """One engine's measurements. held: its count of runs so far."""
 
@@ -80,16 +101,8 @@ class DraftedDecode:
         self._seconds(num_streams, 1 + warm_up_tokens)
         before = self._held()
         found = [self._ms_a_token(num_streams, num_tokens) for _ in range(repeats)]
-        return {
-            "engine": asked.engine,
-            "drafts": asked.drafts,
-            "verified": asked.verified,
-            "acceptance": asked.acceptance,
-            "streams": num_streams,
-            "ms_a_token": round(min(found), 4),
-            "all_ms": [round(one, 4) for one in found],
-            "tokens_a_step": self._held().tokens_a_step(before),
-        }
+        tokens_a_step = self._held().tokens_a_step(before)
+        return measured_row(asked, num_streams, min(found), found, tokens_a_step)
 
     def _ms_a_token(self, num_streams: int, num_tokens: int) -> float:
         """Of one stream among num_streams."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.h200.drafted_decode import PROMPT_TOKENS, DraftsAsked, HeldRuns
+from benchmarks.h200.drafted_decode import PROMPT_TOKENS, DraftsAsked, HeldRuns, measured_row
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
@@ -80,16 +80,8 @@ class SteadyDecode:
             found = [self._ms_a_token(streams, num_streams, num_tokens) for _ in range(repeats)]
         finally:
             streams.end()
-        return {
-            "engine": asked.engine,
-            "drafts": asked.drafts,
-            "verified": asked.verified,
-            "acceptance": asked.acceptance,
-            "streams": num_streams,
-            "ms_a_token": round(sum(found) / len(found), 4),
-            "all_ms": [round(one, 4) for one in found],
-            "tokens_a_step": self._held().tokens_a_step(before),
-        }
+        tokens_a_step = self._held().tokens_a_step(before)
+        return measured_row(asked, num_streams, sum(found) / len(found), found, tokens_a_step)
 
     def _ms_a_token(self, streams: RunningStreams, num_streams: int, num_tokens: int) -> float:
         """Of one stream among num_streams, over num_tokens of each on average."""

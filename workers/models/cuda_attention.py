@@ -78,11 +78,7 @@ class SavedAttention:
     dtype: torch.dtype
 
     def rotate(self, qkv: torch.Tensor, places: TokenPlaces, new: NewTensor) -> AttentionInputs:
-        shape, num_tokens, device = self.rope.shape, qkv.shape[1], qkv.device
-        kv_shape = num_tokens, shape.num_kv_heads, shape.head_dim
-        k, v = (new(kv_shape, dtype=self.dtype, device=device) for _ in range(2))
-        rows = torch.arange(num_tokens, device=device)
-        return self.rope(qkv, places.positions, rows, k, v, self.dtype, new), k, v
+        return self.rope.into_new(qkv, places.positions, self.dtype, new)
 
     def attend(self, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
         attended: torch.Tensor = self.attention(*inputs, batch)

@@ -26,17 +26,6 @@ from workers.models.eagle_head import EagleHead, EagleLayer, EagleSpec, PairAtte
 from workers.models.grouped_attention import AttentionSpec
 
 
-def _rotated(
-    rope: FusedRope, projected: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """projected (1, n, width) -> q, k, v (n, heads, head_dim), in new tensors."""
-    shape, num_tokens = rope.shape, projected.shape[1]
-    kv_shape = num_tokens, shape.num_kv_heads, shape.head_dim
-    k, v = projected.new_empty(kv_shape), projected.new_empty(kv_shape)
-    rows = torch.arange(num_tokens, device=projected.device)
-    return rope(projected, positions, rows, k, v, projected.dtype), k, v
-
-
 class KeyWriter(Protocol):
     def __call__(
         self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
@@ -70,7 +59,7 @@ class _ByPool:
     def __call__(
         self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
     ) -> None:
-        _, k, v = _rotated(rope, projected, forward_batch.positions)
+        _, k, v = rope.into_new(projected, forward_batch.positions, projected.dtype)
         self.pool.set_kv_buffer(self.layer_id, forward_batch.out_cache_loc, k, v)
 
 
@@ -100,7 +89,8 @@ class CudaPairAttention(PairAttention):
     def inputs(
         self, positions: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return _rotated(self._rope, self.qkv_proj(hidden).unsqueeze(0), positions)
+        projected = self.qkv_proj(hidden).unsqueeze(0)
+        return self._rope.into_new(projected, positions, hidden.dtype)
 
     def attended(
         self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch

@@ -158,3 +158,17 @@ class FusedRope:
             launch_pdl=is_dependent,
         )
         return q_out
+
+    def into_new(
+        self,
+        partials: torch.Tensor,
+        positions: torch.Tensor,
+        dtype: torch.dtype,
+        new: NewTensor = torch.empty,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As __call__ -> queries, keys and values (n, heads, head_dim), in tensors of new."""
+        num_tokens, device = partials.shape[1], partials.device
+        kv_shape = num_tokens, self.shape.num_kv_heads, self.shape.head_dim
+        k, v = (new(kv_shape, dtype=dtype, device=device) for _ in range(2))
+        rows = torch.arange(num_tokens, device=device)
+        return self(partials, positions, rows, k, v, dtype, new), k, v
