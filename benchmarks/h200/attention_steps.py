@@ -199,6 +199,12 @@ def eager_seconds_per_layer(step: Step, repeats: int) -> float:
 
 
 @torch.inference_mode()
+def seconds_a_layer(step: Step, repeats: int) -> float:
+    """Median over replays of one graph of all layers alone, metadata as build_step derived it."""
+    return graphed_seconds(step.run_layers, repeats) / len(step.layers)
+
+
+@torch.inference_mode()
 def graph_seconds_per_layer(step: Step, repeats: int) -> float:
     """Median over replays of one graph of all layers, step tables included; the graph's page table
     is as wide as max_context_len."""

@@ -1,9 +1,11 @@
 """The Triton extend kernel's tiles, swept over work: what extend_shape.CANDIDATES is ordered by.
 
-    python -m benchmarks.h200.extend_sweep [--heads 32,8,128]
+    python -m benchmarks.h200.extend_sweep [--heads 32,8,128] [--works 64,0,100 1,3000,100]
 
-Prints each work's tiles from the fastest on, which of them is taken today, and what share of the
-rate of fa3 that one and the fastest reach. Tiles that do not compile or do not fit are named.
+Works are rows, keys before the new tokens and new tokens of a row. Prints each work's tiles from
+the fastest on, and what share of the rate of fa3 is reached by what is taken today, which may be
+another kernel, and by the fastest tiles. Steps are graphs: what counts is the device's time. Tiles
+that do not compile or do not fit are named.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from triton.runtime.errors import OutOfResources
 
 from attention.backends.triton_paged import TritonBackend
 from attention.kernels.extend_shape import ExtendGeometry, ExtendTiles
-from attention.kernels.gpu_limits import GpuLimits, gpu_limits
+from attention.kernels.gpu_limits import GpuLimits
+from attention.kernels.paged_extend import PagedExtend
 from benchmarks.h200.attention import FA3, OWN_PREFILLS
-from benchmarks.h200.attention_steps import Heads, Setup, build_step, eager_seconds_per_layer
+from benchmarks.h200.attention_steps import Heads, Setup, Step, Work, build_step, seconds_a_layer
 
 REPEATS = 20
 SWEPT = tuple(
-    ExtendTiles(*sizes) for sizes in itertools.product((16, 32, 64, 128), (32, 64, 128), (2, 3, 4))
+    ExtendTiles(*sizes) for sizes in itertools.product((16, 32, 64, 128), (32, 64, 128), (2, 3))
 )
 
 
@@ -40,34 +43,41 @@ class SweptBackend(TritonBackend):
         own = super()._geometry()
         return SweptGeometry(*(getattr(own, name) for name in ExtendGeometry.__slots__))
 
+    def _make_extend(self) -> PagedExtend:
+        return PagedExtend(self._geometry(), self._limits)
+
+
+def sweep(step: Step, work: Work) -> list[tuple[float, ExtendTiles]]:
+    """Seconds of the tiles that fit, from the fastest on."""
+    results = []
+    for tiles in SWEPT:
+        SweptGeometry.current = tiles
+        try:
+            results.append((seconds_a_layer(step, REPEATS), tiles))
+        except OutOfResources as error:
+            print(f"  {work} {tiles}: {error}", flush=True)
+    return sorted(results, key=lambda one: one[0])
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--heads", default="32,8,128", help="query heads, KV heads, elements")
-    heads = Heads(*map(int, parser.parse_args().heads.split(",")))
-    limits = gpu_limits(torch.device("cuda"))
-    geometry = ExtendGeometry(heads.kv, heads.q // heads.kv, heads.dim, heads.dim, 128)
+    parser.add_argument("--works", nargs="+", help="default: those of benchmarks.h200.attention")
+    arguments = parser.parse_args()
+    heads = Heads(*map(int, arguments.heads.split(",")))
+    works = [Work(*map(int, one.split(","))) for one in arguments.works or ()] or OWN_PREFILLS
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {heads}")
-    for work in OWN_PREFILLS:
-        taken = geometry.tiles(work.new, limits)
-        SweptGeometry.current = taken
-        step, results = build_step(Setup(SweptBackend, heads), work), []
-        for tiles in SWEPT:
-            SweptGeometry.current = tiles
-            try:
-                results.append((eager_seconds_per_layer(step, REPEATS), tiles))
-            except OutOfResources as error:
-                print(f"  {tiles}: {error}", flush=True)
-        theirs_s = eager_seconds_per_layer(build_step(Setup(FA3, heads), work), REPEATS)
-        by_tiles = {tiles: seconds for seconds, tiles in results}
-        fastest_s = min(by_tiles.values())
+    for work in works:
+        theirs_s = seconds_a_layer(build_step(Setup(FA3, heads), work), REPEATS)
+        taken_s = seconds_a_layer(build_step(Setup(TritonBackend, heads), work), REPEATS)
+        SweptGeometry.current = ExtendTiles(16, 16, 1)
+        results = sweep(build_step(Setup(SweptBackend, heads), work), work)
         print(
-            f"\n{work}: fa3 {theirs_s * 1e6:.1f} us; triton {theirs_s / by_tiles[taken]:.2f} of it "
-            f"as taken today, {theirs_s / fastest_s:.2f} with the fastest tiles"
+            f"\n{work}: fa3 {theirs_s * 1e6:.1f} us; triton {theirs_s / taken_s:.2f} of it as "
+            f"taken today, {theirs_s / results[0][0]:.2f} with the fastest tiles"
         )
-        for seconds, tiles in sorted(results, key=lambda one: one[0])[:8]:
-            mark = "  taken today" if tiles == taken else ""
-            print(f"  {seconds * 1e6:8.1f} us  {tiles}{mark}", flush=True)
+        for seconds, tiles in results[:8]:
+            print(f"  {seconds * 1e6:8.1f} us  {tiles}", flush=True)
 
 
 if __name__ == "__main__":
