@@ -20,6 +20,7 @@ from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext, weight_slots
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
+from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
 from workers.runner.kv_memory import create_kv_pool
 
@@ -82,7 +83,8 @@ class Placed:
         states = torch.randn(7, size, generator=random).to(self.head.norm.weight.dtype)
         batch = self.batch(ROWS, PREFIXES)
         before = states.clone()
-        self.head.read(batch.input_ids, states, batch, self.pool)
+        tokens = TokenInputs(batch.input_ids, batch.positions)
+        self.head.read(tokens, states, batch.out_cache_loc, self.pool)
         read = self.pages(batch.out_cache_loc)
         batch = self.batch(DECODED, {row: len(ROWS[row]) for row in DECODED})
         if fuses:

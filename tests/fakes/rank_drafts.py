@@ -64,12 +64,12 @@ class ReplayingRunner(CudaModelRunner):
         )
         self._timer._backend = backend
         self.decodes, self.verifies = ClosureCapturer(), ClosureCapturer()
-        graphed, tables = self._graphed_model(), backend.req_to_token_pool.own_tables
+        tables = backend.req_to_token_pool.own_tables
         kernels = TorchStepKernels(tables, self._sampling.last_token_ids)
         max_rows = config.max_running_requests
         self._segments = None
         self._graphs = DecodeGraphs(
-            graphed,
+            self._decode_model(),
             backend,
             kernels,
             self.decodes,
@@ -84,7 +84,7 @@ class ReplayingRunner(CudaModelRunner):
         shapes = verify_shapes(max_rows, lengths)
         max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
         self._verify_graphs = self._verify_class(
-            graphed,
+            self._verify_model(),
             backend,
             kernels,
             self.verifies,

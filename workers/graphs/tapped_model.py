@@ -1,9 +1,7 @@
-"""A model whose graphed steps leave what a drafter reads of them in tensors of their own.
-
-Graphs share their memory: what one leaves elsewhere, the next replay of any may overwrite.
-"""
+"""A model whose graphed steps hand over what a drafter reads of them, within the graph."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,16 +11,38 @@ from workers.graphs.graphed_model import GraphedModel
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
-class TappedModel:
-    """As GraphedModel. taps: static, (max tokens of a step, its size) each; every replay fills
-    their first rows. taps_final_states: with the final states, in place of ModelOutput.taps."""
+class TakeTaps(Protocol):
+    """Launches only. DeviceDrafter.behind_decode is one: who replays such graphs has nothing to
+    launch behind them."""
 
-    def __init__(
-        self, model: GraphedModel, taps: Sequence[torch.Tensor], taps_final_states: bool
-    ) -> None:
+    def __call__(self, batch: ForwardBatch, taps: Sequence[torch.Tensor], /) -> None:
+        """taps: of each of the batch's tokens, (num_tokens, its size) each."""
+        ...
+
+
+class StaticTaps:
+    """As TakeTaps, for a reader behind the replay: graphs share their memory, and what one leaves
+    elsewhere, the next replay of any may overwrite.
+
+    tensors: static, (max tokens of a step, its size) each; every replay fills their first rows.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tuple(tensors)
+
+    def __call__(self, batch: ForwardBatch, taps: Sequence[torch.Tensor], /) -> None:
+        for tensor, states in zip(self.tensors, taps, strict=True):
+            tensor[: len(states)].copy_(states)
+
+
+class TappedModel:
+    """As GraphedModel. take: called behind each pass. taps_final_states: with the final states, in
+    place of ModelOutput.taps."""
+
+    def __init__(self, model: GraphedModel, take: TakeTaps, taps_final_states: bool) -> None:
         self._model = model
+        self._take = take
         self._taps_final_states = taps_final_states
-        self.taps = tuple(taps)
 
     @property
     def state_entries(self) -> tuple[StateEntry, ...]:
@@ -30,9 +50,7 @@ class TappedModel:
 
     def __call__(self, tokens: TokenInputs, batch: ForwardBatch, /) -> ModelOutput:
         output = self._model(tokens, batch)
-        made = (output.hidden,) if self._taps_final_states else output.taps
-        for tap, states in zip(self.taps, made, strict=True):
-            tap[: len(states)].copy_(states)
+        self._take(batch, (output.hidden,) if self._taps_final_states else output.taps)
         return output
 
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:

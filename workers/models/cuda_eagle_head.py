@@ -28,10 +28,14 @@ from workers.models.grouped_attention import AttentionSpec
 
 class KeyWriter(Protocol):
     def __call__(
-        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        rope: FusedRope,
+        projected: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
     ) -> None:
         """projected (1, n, 2 * kv_heads * head_dim): K and V before rotation -> the layer's pages,
-        at forward_batch.out_cache_loc. rope: of a shape without queries."""
+        at cache_indices. rope: of a shape without queries. The others: int64 (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,13 @@ class _IntoPages:
     v_pages: torch.Tensor
 
     def __call__(
-        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        rope: FusedRope,
+        projected: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
     ) -> None:
-        places = forward_batch.out_cache_loc
-        pages = self.k_pages, self.v_pages
-        rope(projected, forward_batch.positions, places, *pages, projected.dtype)
+        rope(projected, positions, cache_indices, self.k_pages, self.v_pages, projected.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +63,14 @@ class _ByPool:
     layer_id: int
 
     def __call__(
-        self, rope: FusedRope, projected: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        rope: FusedRope,
+        projected: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
     ) -> None:
-        _, k, v = rope.into_new(projected, forward_batch.positions, projected.dtype)
-        self.pool.set_kv_buffer(self.layer_id, forward_batch.out_cache_loc, k, v)
+        _, k, v = rope.into_new(projected, positions, projected.dtype)
+        self.pool.set_kv_buffer(self.layer_id, cache_indices, k, v)
 
 
 def key_writer(pool: TokenToKVPool, layer_id: int, dtype: torch.dtype) -> KeyWriter:
@@ -105,7 +115,13 @@ class CudaPairAttention(PairAttention):
         attended: torch.Tensor = self.attn.forward_projected(projection, forward_batch)
         return attended
 
-    def keep(self, hidden: torch.Tensor, forward_batch: ForwardBatch, pool: TokenToKVPool) -> None:
+    def keep(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
+        pool: TokenToKVPool,
+    ) -> None:
         """Of the projection, the rows of K and V only."""
         first = self.qkv_proj.split_sizes[0]
         weight, bias = self.qkv_proj.weight, self.qkv_proj.bias
@@ -113,7 +129,7 @@ class CudaPairAttention(PairAttention):
             hidden, weight[first:], None if bias is None else bias[first:]
         )
         write = key_writer(pool, self.attn.layer_id, hidden.dtype)
-        write(self._key_rope, projected.unsqueeze(0), forward_batch)
+        write(self._key_rope, projected.unsqueeze(0), positions, cache_indices)
 
 
 class CudaEagleLayer(EagleLayer):

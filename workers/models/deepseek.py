@@ -17,6 +17,9 @@ from attention import (
     LayerAttentionConfig,
     UpProjections,
 )
+from attention.capability import AttentionBackendError
+from attention.memory.latent_kv_pool import LatentTokenToKVPool
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from workers.layers.embedding import VocabParallelEmbedding
 from workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
@@ -62,12 +65,31 @@ class DeepseekAttention(nn.Module, ABC):
         """As StreamAttention.attended."""
         q = self.project_queries(hidden).view(-1, self._num_heads, self._qk_head_dim)
         q_nope, q_rope = q.tensor_split((self._nope_dim,), dim=-1)
-        compressed = self.kv_a_proj_with_mqa(hidden)
-        latent, k_rope = compressed.tensor_split((self.attn.entry.latent_dim,), dim=-1)
-        q_rope, k_rope = self.rotary(positions, q_rope, k_rope.unsqueeze(1))
-        tokens = LatentTokens(q_nope, q_rope, self.kv_a_layernorm(latent), k_rope.squeeze(1))
+        latent, k_rope = self._compressed(hidden)
+        q_rope, k_rope = self.rotary(positions, q_rope, k_rope)
+        tokens = LatentTokens(q_nope, q_rope, latent, k_rope.squeeze(1))
         out: torch.Tensor = self.attn(tokens, self.up_projections(), forward_batch)
         return out
+
+    def keep(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
+        pool: TokenToKVPool,
+    ) -> None:
+        """As GroupedQueryAttention.keep. Raises AttentionBackendError for a pool of no latents."""
+        if not isinstance(pool, LatentTokenToKVPool):
+            raise AttentionBackendError(f"latents are not kept in a {type(pool).__name__}")
+        latent, k_rope = self._compressed(hidden)
+        _, k_rope = self.rotary(positions, k_rope[:, :0], k_rope)
+        pool.set_latent(self.attn.layer_id, cache_indices, latent, k_rope.squeeze(1))
+
+    def _compressed(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised latents (n, latent_dim) and their keys before rotation, (n, 1, rope_dim)."""
+        compressed = self.kv_a_proj_with_mqa(hidden)
+        latent, k_rope = compressed.tensor_split((self.attn.entry.latent_dim,), dim=-1)
+        return self.kv_a_layernorm(latent), k_rope.unsqueeze(1)
 
     def up_projections(self) -> UpProjections:
         """Views of kv_b_proj."""

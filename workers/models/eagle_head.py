@@ -21,6 +21,7 @@ from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import ShardContext
 from workers.models.grouped_attention import GroupedQueryAttention, geometry_of
 from workers.models.llama_family import LlamaFamilySpec
+from workers.models.token_inputs import TokenInputs
 
 NUM_TAPS = 3
 
@@ -48,12 +49,6 @@ class PairAttention(GroupedQueryAttention):
     """Over a token's embedding and a state, side by side."""
 
     num_input_states = 2
-
-    def keep(self, hidden: torch.Tensor, forward_batch: ForwardBatch, pool: TokenToKVPool) -> None:
-        """hidden: normalised input (n, 2 * hidden_size), whose keys and values go to the pool, at
-        the batch's places; nothing attends."""
-        _, k, v = self.inputs(forward_batch.positions, hidden)
-        pool.set_kv_buffer(self.attn.layer_id, forward_batch.out_cache_loc, k, v.view(k.shape))
 
 
 class EagleLayer(nn.Module):
@@ -119,14 +114,14 @@ class EagleHead(nn.Module):
 
     def read(
         self,
-        ids: torch.Tensor,
+        tokens: TokenInputs,
         states: torch.Tensor,
-        forward_batch: ForwardBatch,
+        cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
-        """As PairHead.read: keys and values only, nothing attends."""
-        inputs = self.midlayer.inputs(self.embed_tokens(ids), states)
-        self.midlayer.self_attn.keep(inputs, forward_batch, pool)
+        """As PairHead.read."""
+        inputs = self.midlayer.inputs(self.embed_tokens(tokens.ids), states)
+        self.midlayer.self_attn.keep(inputs, tokens.positions, cache_indices, pool)
 
     def forward(
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attention import ForwardBatch, LayerAttentionConfig, RadixAttention
+from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import HeadNorm
 from workers.layers.linear import QKVParallelLinear, RowParallelLinear
 from workers.layers.norm import RMSNorm
@@ -125,6 +126,18 @@ class GroupedQueryAttention(nn.Module):
         """As StreamAttention.attended."""
         out: torch.Tensor = self.attn(*self.inputs(positions, hidden), forward_batch)
         return out
+
+    def keep(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
+        pool: TokenToKVPool,
+    ) -> None:
+        """What attended would leave of tokens in the pool, at cache_indices int64 (n,); nothing
+        attends."""
+        _, k, v = self.inputs(positions, hidden)
+        pool.set_kv_buffer(self.attn.layer_id, cache_indices, k, v.view(k.shape))
 
 
 class HeadSinks(FusedLayer):

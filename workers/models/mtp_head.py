@@ -26,12 +26,27 @@ from workers.models.feed_forward import experts_obstacle
 from workers.models.llama import LlamaDecoderLayer
 from workers.models.llama_family import LlamaFamilySpec
 from workers.models.stream_decoder import StreamAttention
+from workers.models.token_inputs import TokenInputs
+
+
+class KeepingAttention(StreamAttention, Protocol):
+    """That keeps what it attends to without attending, too."""
+
+    def keep(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache_indices: torch.Tensor,
+        pool: TokenToKVPool,
+    ) -> None:
+        """As GroupedQueryAttention.keep."""
+        ...
 
 
 class DecoderLayer(Protocol):
     """As StreamLayer, with its modules by name."""
 
-    self_attn: nn.Module
+    self_attn: KeepingAttention
     mlp: nn.Module
     input_layernorm: RMSNorm
     post_attention_layernorm: RMSNorm
@@ -108,23 +123,32 @@ class MtpHead(nn.Module):
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
         """As PairHead.__call__."""
-        layer: DecoderLayer = self._layer[0]  # type: ignore[assignment]
-        attention: StreamAttention = layer.self_attn  # type: ignore[assignment]
-        pair = torch.cat((self.enorm(self.embed_tokens(ids)), self.hnorm(states)), dim=-1)
-        stream = self.eh_proj(pair)
+        stream, layer = self._stream(ids, states), self._decoder_layer
         normed = layer.input_layernorm(stream)
-        attended = attention.attended(normed, forward_batch.positions, forward_batch)
+        attended = layer.self_attn.attended(normed, forward_batch.positions, forward_batch)
         return layer.finish(attended, stream, self.shared_head.norm)
 
     def read(
         self,
-        ids: torch.Tensor,
+        tokens: TokenInputs,
         states: torch.Tensor,
-        forward_batch: ForwardBatch,
+        cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
-        """As PairHead.read, by a whole pass, which knows what the layer's attention keeps."""
-        self(ids, states, forward_batch)
+        """As PairHead.read."""
+        layer = self._decoder_layer
+        normed = layer.input_layernorm(self._stream(tokens.ids, states))
+        layer.self_attn.keep(normed, tokens.positions, cache_indices, pool)
+
+    @property
+    def _decoder_layer(self) -> DecoderLayer:
+        return self._layer[0]  # type: ignore[return-value]
+
+    def _stream(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """What goes into the layer, (n, hidden_size)."""
+        pair = torch.cat((self.enorm(self.embed_tokens(ids)), self.hnorm(states)), dim=-1)
+        stream: torch.Tensor = self.eh_proj(pair)
+        return stream
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """As PairHead.logits."""

@@ -87,9 +87,15 @@ class CudaModelRunner(ModelRunner):
         padding_slot = config.max_running_requests
         capturer = CudaGraphCapturer(device)
         self._captures = CaptureAttempts(self._is_alone, self._free_memory)
-        graphed = self._graphed_model()
         self._graphs = build_decode_graphs(
-            config, self._model, self._backend, self._sampling, padding_slot, tp, capturer, graphed
+            config,
+            self._model,
+            self._backend,
+            self._sampling,
+            padding_slot,
+            tp,
+            capturer,
+            self._decode_model(),
         )
         self._adapted_graphs = tuple(
             build_adapted_graphs(
@@ -107,7 +113,7 @@ class CudaModelRunner(ModelRunner):
         if self._graphs is not None:
             self._verify_graphs = build_verify_graphs(
                 config,
-                graphed,
+                self._verify_model(),
                 self._model.vocab_shard,
                 self._backend,
                 self._sampling,
@@ -119,8 +125,12 @@ class CudaModelRunner(ModelRunner):
         self._measure_largest_step(config)
         self._product_s = self._time_products(config)
 
-    def _graphed_model(self) -> GraphedModel:
-        """What graphs of whole steps run."""
+    def _decode_model(self) -> GraphedModel:
+        """What graphs of decode steps run."""
+        return self._model
+
+    def _verify_model(self) -> GraphedModel:
+        """What graphs of steps that verify drafts run."""
         return self._model
 
     def _segment_graphs(

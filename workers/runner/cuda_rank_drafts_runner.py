@@ -11,14 +11,10 @@ from workers.config import EngineConfig
 from workers.errors import ConfigError
 from workers.graphs.draft_graphs import DraftGraphs
 from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
-from workers.graphs.graph_set import (
-    MAX_GRAPH_BATCH_SIZE,
-    CudaGraphCapturer,
-    build_draft_graphs,
-)
+from workers.graphs.graph_set import CudaGraphCapturer, build_draft_graphs
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.segment_graphs import SegmentGraphs
-from workers.graphs.tapped_model import TappedModel
+from workers.graphs.tapped_model import StaticTaps, TappedModel
 from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifyGraphs
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
@@ -35,15 +31,16 @@ logger = logging.getLogger(__name__)
 
 class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     """As RankDraftsRunner and CudaModelRunner. Drafts are made ahead of a replay; what the target's
-    graph hands over is read behind it.
+    graph hands over of them is read behind it.
 
-    Where a head reads states of the target, steps with prompts have no graphs between their layers'
-    attention: these hand over none.
+    Where a head reads states of the target, graphs of plain decode steps read them, too, so that
+    replaying one takes the host no more than without a head. Steps with prompts have no graphs
+    between their layers' attention then: these hand over no states.
     """
 
     _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs
-    _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_VERIFY_TOKENS)
-    _tapped: TappedModel | None = None
+    _max_verify_tokens: ClassVar[int] = MAX_VERIFY_TOKENS
+    _static_taps: StaticTaps | None = None
     _replayed_step: DrafterStep | None = None
     _unread: tuple[DrafterStep, StepGraphs] | None = None
     _draft_graphs: DraftGraphs | None = None
@@ -73,16 +70,23 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         event: Passed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return event
 
-    def _graphed_model(self) -> GraphedModel:
+    def _decode_model(self) -> GraphedModel:
         if not self._device_drafter.reads_target:
-            return super()._graphed_model()
-        shape = self._max_graphed_tokens, self._model.input_embedding().shape[1]
-        taps = [
-            torch.zeros(shape, dtype=self.dtype, device=self._device)
-            for _ in range(self._drafter.num_taps)
-        ]
-        self._tapped = TappedModel(self._model, taps, self._drafter.taps_final_states)
-        return self._tapped
+            return super()._decode_model()
+        read = self._device_drafter.behind_decode
+        return TappedModel(self._model, read, self._drafter.taps_final_states)
+
+    def _verify_model(self) -> GraphedModel:
+        if not self._device_drafter.reads_target:
+            return super()._verify_model()
+        shape = self._max_verify_tokens, self._model.input_embedding().shape[1]
+        self._static_taps = taps = StaticTaps(
+            [
+                torch.zeros(shape, dtype=self.dtype, device=self._device)
+                for _ in range(self._drafter.num_taps)
+            ]
+        )
+        return TappedModel(self._model, taps, self._drafter.taps_final_states)
 
     def _segment_graphs(
         self, config: EngineConfig, capturer: CudaGraphCapturer
@@ -154,13 +158,24 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
 
     def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._prepare_replay(graphs, plan)
-        self._unread = None
+        self._unread = self._replayed_step = None
+        if self._reads_within(graphs):
+            self._clear_tokens(plan.cleared)
+            return
         self._replayed_step = step = self._name_drafts(plan)
         if isinstance(graphs, DraftedVerifyGraphs):
             graphs.name_tokens(step)
 
+    def _reads_within(self, graphs: StepGraphs) -> bool:
+        """Whether the drafter has nothing to do about a replay but what the graph itself does: it
+        drafts ahead of steps with drafts alone, and reads what the target makes of others."""
+        is_plain = not isinstance(graphs, VerifyGraphs)
+        return is_plain and self._device_drafter.reads_target
+
     def _behind_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._behind_replay(graphs, plan)
+        if self._reads_within(graphs):
+            return
         step, self._replayed_step = self._replayed_step, None
         if step is None:
             raise RuntimeError("a step was replayed whose drafts nobody has made")
@@ -203,9 +218,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
 
     def _taps_of_replay(self, graphs: StepGraphs, plan: StepPlan) -> tuple[torch.Tensor, ...]:
         """Of the plan's tokens."""
-        if self._tapped is None:
+        if self._static_taps is None or not isinstance(graphs, VerifyGraphs):
             return ()
-        if not isinstance(graphs, VerifyGraphs):
-            return tuple(tap[: plan.batch_size] for tap in self._tapped.taps)
         (places,) = upload([graphs.replayed_places], self._device)
-        return tuple(tap.index_select(0, places) for tap in self._tapped.taps)
+        return tuple(tap.index_select(0, places) for tap in self._static_taps.tensors)

@@ -4,11 +4,7 @@ from typing import ClassVar
 
 from workers.config import EngineConfig
 from workers.graphs.draft_graphs import DraftGraphs
-from workers.graphs.graph_set import (
-    MAX_GRAPH_BATCH_SIZE,
-    CudaGraphCapturer,
-    build_tree_draft_graphs,
-)
+from workers.graphs.graph_set import CudaGraphCapturer, build_tree_draft_graphs
 from workers.graphs.verify_graphs import MAX_TREE_TOKENS
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.cuda_trees_runner import CudaTreesRunner
@@ -20,7 +16,7 @@ from workers.speculation.device_step import DrafterStep
 class CudaRankTreesRunner(RankTreesRunner, CudaTreesRunner, CudaRankDraftsRunner):
     """As RankTreesRunner and CudaTreesRunner, of drafts as CudaRankDraftsRunner makes them."""
 
-    _max_graphed_tokens: ClassVar[int] = max(MAX_GRAPH_BATCH_SIZE, MAX_TREE_TOKENS)
+    _max_verify_tokens: ClassVar[int] = MAX_TREE_TOKENS
 
     def _build_draft_graphs(
         self, config: EngineConfig, capturer: CudaGraphCapturer

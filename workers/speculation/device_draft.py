@@ -58,6 +58,9 @@ class DeviceDraftModel:
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """It reads tokens only."""
 
+    def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
+        """Not asked for: it does not read the target."""
+
     def capture_obstacle(self, max_context_len: int) -> str:
         """As ChainDrafter.capture_obstacle."""
         return self._model.capture_obstacle(max_context_len)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from attention.forward_batch import ForwardBatch
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_growth import TreeDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
@@ -32,6 +33,12 @@ class DeviceDrafter(ChainDrafter, Protocol):
 
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """The target has run. taps: what it handed over, each (num_tokens, its size)."""
+        ...
+
+    def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
+        """As behind, of a target's step of one token a row, within the graph of that step: tensors
+        of the batch are complete, rows that pad it are at position 0 and write to the dummy
+        page. Of drafters that read the target."""
         ...
 
 

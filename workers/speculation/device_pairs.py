@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
-from workers.sampling.transfer import upload
+from workers.models.token_inputs import TokenInputs
 from workers.speculation.device_chain import draft_chains
-from workers.speculation.device_pass import DevicePasses, PassRows
+from workers.speculation.device_pass import DevicePasses
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.pairs import FIRST_PAIR, PairHead
-from workers.speculation.runs import ranges
 
 
 class DevicePairs:
     """As DeviceDrafter: greedy chains, one pass of the head a draft. Behind the target's pass the
     pairs of all tokens are read with its states, right or wrong.
+
+    The first token of a request has no pair. What stands at its place is any, since the head's
+    table does not have it: no pass sees it.
 
     backend: over a pool with the target's cache indices, and over the table without its first
     FIRST_PAIR positions. table: int32 (num_slots, max_context_len), with them. states: (num cache
@@ -52,32 +52,18 @@ class DevicePairs:
         """It waits for the target's states."""
 
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
-        """The first token of a request has no pair."""
-        plan = step.plan
+        """See DeviceDrafter."""
         self._states.index_copy_(0, step.out_cache_loc, self._head.fuse(taps))
-        num_without = (plan.prefix_lens == 0).astype(np.int32)
-        num_new = plan.num_new_tokens - num_without
-        kept = np.flatnonzero(num_new)
-        if not len(kept):
-            return
-        starts = (np.cumsum(plan.num_new_tokens) - plan.num_new_tokens + num_without)[kept]
-        tokens = ranges(starts, num_new[kept])
-        rows = PassRows(
-            plan.slots[kept],
-            (plan.prefix_lens + num_without - np.int32(FIRST_PAIR))[kept],
-            num_new[kept],
-            plan.out_cache_loc[tokens],
-        )
-        (own,) = upload([tokens], step.ids.device)
-        ids = step.ids.index_select(0, own)
-        batch = self._prepare(step, rows, kept, ids)
-        self._head.read(ids, self._states_before(step, own), batch, self._pool)
+        pairs = TokenInputs(step.ids, _behind_first(step.positions))
+        self._head.read(pairs, self._states_before(step), step.out_cache_loc, self._pool)
 
-    def _prepare(
-        self, step: DrafterStep, rows: PassRows, kept: npt.NDArray[np.int64], ids: torch.Tensor
-    ) -> ForwardBatch:
-        """rows: those of the step's that are kept, with all tokens that have a pair."""
-        return self._passes.prepare(rows, ids)
+    def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
+        """See DeviceDrafter."""
+        self._states.index_copy_(0, batch.out_cache_loc, self._head.fuse(taps))
+        before = _behind_first(batch.positions)
+        states = self._states_at(batch.req_pool_indices, before)
+        pairs = TokenInputs(batch.input_ids, before)
+        self._head.read(pairs, states, batch.out_cache_loc, self._pool)
 
     def capture_obstacle(self, max_context_len: int) -> str:
         """As ChainDrafter.capture_obstacle."""
@@ -85,12 +71,15 @@ class DevicePairs:
 
     def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The target's fused states of the tokens before these, none of them a draft of a tree."""
-        return self._states.index_select(0, self._table[slots, places - 1].long())
+        return self._states_at(slots, places - 1)
 
-    def _states_before(self, step: DrafterStep, tokens: torch.Tensor) -> torch.Tensor:
-        """The same for tokens of the step, int64 (n,)."""
-        slots = step.token_slots.index_select(0, tokens)
-        return self.carried_to(slots, step.places.index_select(0, tokens))
+    def _states_before(self, step: DrafterStep) -> torch.Tensor:
+        """The same for all tokens of the step, (num_tokens, hidden_size); any for first ones."""
+        return self._states_at(step.token_slots, _behind_first(step.places))
+
+    def _states_at(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The target's fused states of the tokens there, (n, hidden_size)."""
+        return self._states.index_select(0, self._table[slots, places])
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch
@@ -101,3 +90,9 @@ class DevicePairs:
 
     def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
         """A pair is read behind the target's pass, with its states."""
+
+
+def _behind_first(positions: torch.Tensor) -> torch.Tensor:
+    """Positions of tokens, int64 (n,) -> those that the head counts, and those of the tokens before
+    them. Of a first token, which has neither, 0."""
+    return (positions - FIRST_PAIR).clamp_(min=0)

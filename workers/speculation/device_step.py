@@ -61,12 +61,14 @@ class RunRows:
 
 
 class _OnDevice(NamedTuple):
-    """A step's tokens, int64 (num_tokens,) each. naming: where drafts of its runs go, int64 (num
+    """A step's tokens, int64 (num_tokens,) each. positions: in the text, which are places but for
+    trees. naming: where drafts of its runs go, int64 (num
     drafts,) each: targets among these, sources among the drafts, the first token of the row."""
 
     ids: torch.Tensor
     token_slots: torch.Tensor
     places: torch.Tensor
+    positions: torch.Tensor
     out_cache_loc: torch.Tensor
     naming: tuple[torch.Tensor, ...]
 
@@ -126,6 +128,11 @@ class DrafterStep:
         return self._tensors().places
 
     @property
+    def positions(self) -> torch.Tensor:
+        """int64 (num_tokens,), as in PlanTrees."""
+        return self._tensors().positions
+
+    @property
     def out_cache_loc(self) -> torch.Tensor:
         """int64 (num_tokens,)."""
         return self._tensors().out_cache_loc
@@ -148,12 +155,15 @@ class DrafterStep:
         if self._on_device is None:
             plan = self.plan
             token_slots = np.repeat(plan.slots, plan.num_new_tokens)
-            own = (plan.input_ids, token_slots, self._host_places, plan.out_cache_loc)
-            arrays = [one.astype(np.int64) for one in own]
-            ids, slots, places, locs, *naming = upload(
-                [*arrays, *self._naming(self.runs.width)], self._table.device
-            )
-            self._on_device = _OnDevice(ids, slots, places, locs, tuple(naming))
+            own = [plan.input_ids, token_slots, plan.out_cache_loc, self._host_places]
+            if self.trees is not None:
+                own.append(self.trees.shape.positions)
+            naming = self._naming(self.runs.width)
+            arrays = [one.astype(np.int64) for one in own] + naming
+            tensors = upload(arrays, self._table.device)
+            ids, slots, locs, places = tensors[:4]
+            positions, of_naming = tensors[len(own) - 1], tuple(tensors[len(own) :])
+            self._on_device = _OnDevice(ids, slots, places, positions, locs, of_naming)
         return self._on_device
 
     def _naming_of(self, drafts: DeviceDrafts) -> tuple[torch.Tensor, ...]:

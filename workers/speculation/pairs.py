@@ -22,6 +22,7 @@ from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.models.token_inputs import TokenInputs
 from workers.scheduler.plan import AdmittedRequest, IntArray
 from workers.speculation.draft_pass import DraftPasses, int64
 from workers.speculation.history import TokenHistory
@@ -53,12 +54,13 @@ class PairHead(Protocol):
 
     def read(
         self,
-        ids: torch.Tensor,
+        tokens: TokenInputs,
         states: torch.Tensor,
-        forward_batch: ForwardBatch,
+        cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
-        """Write what a pass would keep of the pairs to the pool, which the batch's backend has."""
+        """Write what a pass would keep of the pairs to the pool, at cache_indices int64 (n,).
+        Nothing attends, and a graph can have it."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -138,9 +140,10 @@ class PairProposer:
         slots, num_new = step.slots[unread], (num_held - num_done)[unread].astype(np.int32)
         starts = (step.prefix_lens + num_done)[unread].astype(np.int32)
         of_tokens, positions = np.repeat(slots, num_new), ranges(starts, num_new)
-        ids = self._tokens(of_tokens, positions)
-        batch = self._passes.prepare(slots, starts - np.int32(FIRST_PAIR), num_new, ids)
-        self._head.read(ids, self._fused(of_tokens, positions - 1), batch, self._pool)
+        pairs = torch.from_numpy(positions - FIRST_PAIR)
+        tokens = TokenInputs(self._tokens(of_tokens, positions), pairs)
+        states = self._fused(of_tokens, positions - 1)
+        self._head.read(tokens, states, self._places(of_tokens, positions), self._pool)
 
     def _keep_states(self, step: ObservedStep, num_held: IntArray) -> None:
         """Of the tokens that hold; the taps have those of all that the step brought."""
@@ -149,9 +152,8 @@ class PairProposer:
         if step.moved is not None:
             held = step.moved.order[held]
         fused = self._head.fuse([tap[held] for tap in self._taps.states])
-        slots = int64(np.repeat(step.slots, num_held))
-        positions = torch.from_numpy(ranges(step.prefix_lens, num_held))
-        self._states[self._table[slots, positions].long()] = fused
+        slots, positions = np.repeat(step.slots, num_held), ranges(step.prefix_lens, num_held)
+        self._states[self._places(slots, positions)] = fused
 
     def _tokens(self, slots: IntArray, positions: npt.NDArray[np.integer]) -> torch.Tensor:
         """Ids of the tokens there, int64 (n,)."""
@@ -159,4 +161,8 @@ class PairProposer:
 
     def _fused(self, slots: IntArray, positions: npt.NDArray[np.integer]) -> torch.Tensor:
         """The target's fused states of the tokens there, (n, hidden_size)."""
-        return self._states[self._table[int64(slots), int64(positions)].long()]
+        return self._states[self._places(slots, positions)]
+
+    def _places(self, slots: IntArray, positions: npt.NDArray[np.integer]) -> torch.Tensor:
+        """Cache indices of the tokens there, int64 (n,)."""
+        return self._table[int64(slots), int64(positions)].long()

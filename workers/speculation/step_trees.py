@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from attention.visibility import Tree
@@ -16,8 +15,6 @@ from workers.scheduler.plan import IntArray, StepPlan
 from workers.scheduler.plan_tree import PlanTrees
 from workers.speculation.runs import ranges
 from workers.speculation.tree import HeldPaths, held_paths
-
-_Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +34,21 @@ class StepTrees:
         (parents,) = upload([shape.parents], device)
         return cls(shape, plan.num_new_tokens, parents)
 
-    @property
-    def of_tokens(self) -> npt.NDArray[np.int64]:
-        """The row of each token, int64 (num_tokens,)."""
-        return np.repeat(np.arange(len(self.num_new)), self.num_new)
-
     def widths(self, row: int) -> tuple[int, ...]:
         """Drafts at each depth of a row."""
         first = int(self.num_new[:row].sum())
         own = self.shape.depths[first : first + int(self.num_new[row])]
         return tuple(np.bincount(own)[1:].tolist())
 
-    def visibility(self, rows: _Rows | None = None) -> Tree:
-        """Of a batch of some of the step's rows, all without rows, with all of their tokens."""
-        own = np.arange(len(self.num_new)) if rows is None else rows
-        starts = np.cumsum(self.num_new, dtype=np.int64) - self.num_new
-        num_new, widest = self.num_new[own], int(self.num_new.max())
-        tokens = ranges(starts[own], num_new)
+    def visibility(self) -> Tree:
+        """Of a batch of the step's rows."""
+        num_new, widest = self.num_new, int(self.num_new.max())
+        starts = np.cumsum(num_new, dtype=np.int64) - num_new
+        tokens = np.arange(int(num_new.sum()))
         sizes = num_new**2
         of_tokens, cells, first_cells = upload(
             [
-                np.repeat(starts, self.num_new),
+                np.repeat(starts, num_new),
                 ranges(tokens * widest, np.repeat(num_new, num_new)),
                 np.cumsum(sizes, dtype=np.int32) - sizes,
             ],

@@ -21,6 +21,7 @@ from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
+from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -116,7 +117,8 @@ def num_launches(monkeypatch, head_class, fuses=False, kv_dtype=torch.bfloat16):
     with launches:
         head.named(head.likeliest(head(batch.input_ids, states, batch)))
         num_of_pass = launches.num
-        head.read(batch.input_ids, states, batch, attention)
+        tokens = TokenInputs(batch.input_ids, batch.positions)
+        head.read(tokens, states, batch.out_cache_loc, attention)
     return num_of_pass, launches.num - num_of_pass
 
 

@@ -1,7 +1,6 @@
-"""How long steps with a head take, as it is told: all that stands behind a replay is in it."""
+"""How long steps with a head take, as it is told: all that the head reads is in it."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from workers.runner.cuda_executor import CudaStepExecutor, DeviceClock
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.executor import StepExecutor
 from workers.sampling.params import SamplingParams
-from workers.speculation.device_step import DrafterStep
+from workers.speculation.device_pairs import DevicePairs
 
 READ_S = 0.02
 
@@ -42,7 +41,7 @@ class TimedEvent:
 
 
 class SlowlyReadingRank(ReplayingRank):
-    """Its head takes READ_S to read what a step's states are, launches included."""
+    """Its head takes READ_S to read a step's pairs, in graphs as well."""
 
     launch = CudaRankDraftsRunner.launch
 
@@ -50,13 +49,14 @@ class SlowlyReadingRank(ReplayingRank):
         super().__init__(config)
         self._clock = DeviceClock(time.perf_counter)
         drafter = self._device_drafter
-        read = drafter.behind
+        assert isinstance(drafter, DevicePairs)
+        head, read = drafter._head, drafter._head.read
 
-        def slowly(step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
+        def slowly(*pairs: Any) -> None:
             time.sleep(READ_S)
-            read(step, taps)
+            read(*pairs)
 
-        drafter.behind = slowly  # type: ignore[method-assign]
+        head.read = slowly  # type: ignore[method-assign]
 
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self._masks, self.prepare_while_idle, self.close)
@@ -69,7 +69,7 @@ def run_without_drafts(engine: Engine) -> None:
         engine.step()
 
 
-def test_a_plain_step_takes_what_the_head_reads_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_step_takes_what_the_head_reads_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
     config = EngineConfig(
         device="cpu",

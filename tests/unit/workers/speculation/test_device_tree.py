@@ -111,9 +111,6 @@ def test_a_step_knows_depths_before_and_paths_once_its_drafts_are_named() -> Non
         whole.mask.tolist(),
         whole.starts.tolist(),
     )
-    some = of_step.visibility(np.array([0, 3]))
-    two = Tree.of_parents([real.rows[0], real.rows[3]], CPU)
-    assert (some.mask.tolist(), some.starts.tolist()) == (two.mask.tolist(), two.starts.tolist())
 
 
 def test_what_looks_back_follows_paths_that_the_host_does_not_know() -> None:
