@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.fakes.rank_drafts import ReplayingRank
+from tests.fakes.rank_drafts import ReplayingRank, ReplayingRunner
 from workers.config import EngineConfig
 from workers.runner.cuda_executor import CudaStepExecutor, DeviceClock
+from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.executor import StepExecutor
 
@@ -43,25 +44,35 @@ class OrderedEvent:
 
 class Launches(TorchDispatchMode):
     """Writes down what would be a launch or a copy on CUDA: operations that are neither views nor
-    allocations, by their names."""
+    allocations, by their names. within: of what runs a graph, of which nothing is written."""
 
     def __init__(self, log: list[str]) -> None:
         super().__init__()
         self._log = log
+        self._is_within = False
+
+    def within(self, replay: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            self._is_within = True
+            replay()
+            self._is_within = False
+
+        return run
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name, is_view = func.name().partition(".")[0], func.is_view
-        if not is_view and name not in ("aten::empty", "aten::detach"):
+        is_launch = not is_view and name not in ("aten::empty", "aten::detach")
+        if is_launch and not self._is_within:
             self._log.append(name)
         return func(*args, **(kwargs or {}))
 
 
-class LaunchingRank(ReplayingRank):
-    """log: what has happened, from watch on."""
+class LaunchingRunner(ReplayingRunner):
+    """Drafts are the host's. log: what has happened."""
 
-    launch = CudaRankDraftsRunner.launch
+    launch = CudaModelRunner.launch
 
     def __init__(self, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(config)
@@ -76,6 +87,21 @@ class LaunchingRank(ReplayingRank):
     def make_executor(self) -> StepExecutor:
         return CudaStepExecutor(self.launch, self._masks, self.prepare_while_idle, self.close)
 
+    def told(self, what: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        """own, and a line in the log before each call."""
+
+        def call(*arguments: Any) -> Any:
+            self.log.append(what)
+            return own(*arguments)
+
+        return call
+
+
+class LaunchingRank(LaunchingRunner, ReplayingRank):
+    """log: what has happened, from watch on."""
+
+    launch = CudaRankDraftsRunner.launch
+
     def watch(self) -> None:
         """From here on, with the graphs that there are by now."""
         drafts, verifies = self._draft_graphs, self._verify_graphs
@@ -89,12 +115,3 @@ class LaunchingRank(ReplayingRank):
         drafter.behind = self.told("behind", drafter.behind)
         mailbox.named = self.told("named", mailbox.named)
         self.log.clear()
-
-    def told(self, what: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        """own, and a line in the log before each call."""
-
-        def call(*arguments: Any) -> Any:
-            self.log.append(what)
-            return own(*arguments)
-
-        return call
