@@ -82,7 +82,7 @@ class SampledRows:
             plan.slots[sampling],
             (plan.prefix_lens + plan.num_new_tokens)[sampling],
             token_ids,
-            torch.ones_like(token_ids),
+            torch.from_numpy(np.ones(len(token_ids), dtype=np.int64)),
             token_ids,
             plan.samples[sampling],
         )

@@ -155,7 +155,8 @@ class DrafterStep:
         if self._on_device is None:
             plan = self.plan
             token_slots = np.repeat(plan.slots, plan.num_new_tokens)
-            own = [plan.input_ids, token_slots, plan.out_cache_loc, self._host_places]
+            own: list[npt.NDArray[np.integer]] = [plan.input_ids, token_slots]
+            own += [plan.out_cache_loc, self._host_places]
             if self.trees is not None:
                 own.append(self.trees.shape.positions)
             naming = self._naming(self.runs.width)

@@ -31,9 +31,10 @@ from workers.speculation.device_pairs import DevicePairs
 from workers.speculation.device_step import DrafterStep
 from workers.speculation.policy import FixedLength
 
+PAGE_SIZE = 4
 LENGTHS = (0, 0, 3, 0, 3, 3, 0, 0, 0)
 SETTINGS: dict[str, Any] = {
-    "page_size": 4,
+    "page_size": PAGE_SIZE,
     "num_pages": 26,
     "max_step_tokens": 24,
     "max_running_requests": 5,
@@ -117,6 +118,9 @@ class ReadRows:
 
     def __init__(self, rank: ReplayingRank, padding_slot: int) -> None:
         self.num_first = self.num_padding = 0
+        assert rank._graphs is not None, "plain steps have graphs"
+        while rank._graphs.capture_next():
+            pass
         model = rank._graphs._model
         assert isinstance(model, TappedModel)
         take = model._take
@@ -150,7 +154,7 @@ CASES = {
 
 
 def compare(ran: Ran, wanted: Ran, first_index: int) -> None:
-    """first_index: behind the dummy page."""
+    """Of what is kept all but the dummy page, which ends before first_index."""
     assert ran.drafts == wanted.drafts
     assert [one.token_ids for one in ran.results] == [one.token_ids for one in wanted.results]
     torch.testing.assert_close(ran.states[first_index:], wanted.states[first_index:])
@@ -169,11 +173,9 @@ def test_drafts_behind_plain_steps_are_those_of_eager_ones(
     config = config_of(**save(tmp_path), **{**SETTINGS, **settings})
     wanted = recorded(eager_class(config), config)
     rank = replaying_class(config)
-    while rank._graphs.capture_next():
-        pass
     rows = ReadRows(rank, config.max_running_requests)
     ran = recorded(rank, config)
-    compare(ran, wanted, config.page_size)
+    compare(ran, wanted, PAGE_SIZE)
     assert rank.decodes.num_replays > 10
     assert ran.num_behind < wanted.num_behind - 10
     assert len(ran.drafts) > 10
