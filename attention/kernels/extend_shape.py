@@ -5,6 +5,7 @@ Numbers only: no tensor, no device and no Triton.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,7 +79,14 @@ CANDIDATES = (
     ExtendTiles(16, 16, 2),
     ExtendTiles(16, 16, 1),
 )
-"""The first that fits is taken; benchmarks/h200/attention.py times what they give."""
+"""The first that fits is taken; benchmarks/h200/extend_sweep.py times them."""
+FEW_KEYS = 256
+"""Rows of so many at most are a few blocks for each tile, whose beginning and end are what takes
+the time: small tiles, several of which share a multiprocessor, hide one another's."""
+FOR_FEW_KEYS = (ExtendTiles(64, 32, 2),)
+FOR_SPLIT_KEYS = (ExtendTiles(64, 64, 3),)
+"""Taken before CANDIDATES where they fit: of rows with few keys, and where programs share a tile's
+keys. H200, 2026-11-28: 1.9 and 1.3 times as fast as the first of these."""
 _MAX_ACCUMULATED = 128 * 128
 """float32 elements of a tile's result: eight warps' registers hold no more beside its scores."""
 
@@ -101,10 +109,17 @@ class ExtendGeometry:
     def num_q_heads(self) -> int:
         return self.kv_heads * self.group
 
-    def tiles(self, max_new_tokens: int, limits: GpuLimits, is_tree: bool = False) -> ExtendTiles:
-        """For a step whose rows have at most so many new tokens. ValueError where none fits."""
+    def tiles(
+        self,
+        max_new_tokens: int,
+        limits: GpuLimits,
+        is_tree: bool = False,
+        preferred: Sequence[ExtendTiles] = (),
+    ) -> ExtendTiles:
+        """For a step whose rows have at most so many new tokens, one of the preferred if it fits.
+        ValueError where none fits."""
         pairs = max(_MIN_TILE, next_power_of_2(max_new_tokens * self.group))
-        for tiles in CANDIDATES:
+        for tiles in (*preferred, *CANDIDATES):
             is_wide = self.accumulated(tiles) > _MAX_ACCUMULATED
             fits = self.shared_bytes(tiles, limits, is_tree) <= limits.shared_bytes
             if tiles.tile_rows <= pairs and fits and not is_wide:

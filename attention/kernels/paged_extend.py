@@ -13,7 +13,14 @@ from typing import ClassVar
 import torch
 
 from attention.kernels.decode_shape import next_power_of_2
-from attention.kernels.extend_shape import ExtendGeometry, ExtendShape, ExtendTiles
+from attention.kernels.extend_shape import (
+    FEW_KEYS,
+    FOR_FEW_KEYS,
+    FOR_SPLIT_KEYS,
+    ExtendGeometry,
+    ExtendShape,
+    ExtendTiles,
+)
 from attention.kernels.gpu_limits import GpuLimits
 from attention.kernels.paged_decode import ScoreRule
 from attention.kernels.providers import load_extend_kernels
@@ -141,10 +148,9 @@ class PagedExtend:
     ) -> _Launch:
         geometry, visibility = self._geometry, seen.visibility
         is_tree = isinstance(visibility, Tree)
-        tiles = self._tiles(rows.max_new_tokens, is_tree)
-        # A row begins a tile of its own: see find_tile.
-        num_tiles = num_tokens * geometry.group // tiles.tile_rows + len(rows.cache_seqlens)
         can_split = not isinstance(visibility, Items)
+        tiles = self._tiles(num_tokens, rows, is_tree, can_split)
+        num_tiles = self._count_tiles(num_tokens, rows, tiles.tile_rows)
         num_splits = self._num_splits(num_tiles, rows.max_keys) if can_split else 1
         shape = geometry.shape(
             tiles,
@@ -158,9 +164,22 @@ class PagedExtend:
         )._replace(masks_all=self.masks_all)
         return _Launch(shape, tiles, (num_tiles, geometry.kv_heads, num_splits))
 
-    def _tiles(self, max_new_tokens: int, is_tree: bool) -> ExtendTiles:
-        """Of a step whose rows have at most so many new tokens."""
-        return self._geometry.tiles(max_new_tokens, self._limits, is_tree)
+    def _tiles(
+        self, num_tokens: int, rows: ExtendRows, is_tree: bool, can_split: bool
+    ) -> ExtendTiles:
+        """Of a step with so many tokens in all."""
+        most, limits = rows.max_new_tokens, self._limits
+        if rows.max_keys <= FEW_KEYS:
+            return self._geometry.tiles(most, limits, is_tree, FOR_FEW_KEYS)
+        tiles = self._geometry.tiles(most, limits, is_tree)
+        num_tiles = self._count_tiles(num_tokens, rows, tiles.tile_rows)
+        if can_split and self._num_splits(num_tiles, rows.max_keys) > 1:
+            return self._geometry.tiles(most, limits, is_tree, FOR_SPLIT_KEYS)
+        return tiles
+
+    def _count_tiles(self, num_tokens: int, rows: ExtendRows, tile_rows: int) -> int:
+        """At most. A row begins a tile of its own: see find_tile."""
+        return num_tokens * self._geometry.group // tile_rows + len(rows.cache_seqlens)
 
     def _num_splits(self, num_tiles: int, max_keys: int) -> int:
         """How many programs share a tile's keys."""
@@ -206,7 +225,9 @@ class InvariantExtend(PagedExtend):
 
     masks_all: ClassVar[bool] = True
 
-    def _tiles(self, max_new_tokens: int, is_tree: bool) -> ExtendTiles:
+    def _tiles(
+        self, num_tokens: int, rows: ExtendRows, is_tree: bool, can_split: bool
+    ) -> ExtendTiles:
         most = max(1, _INVARIANT_TILE_ROWS // self._geometry.group)
         return self._geometry.tiles(most, self._limits, is_tree)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attention.kernels.extend_shape import ExtendGeometry
+from attention.kernels.extend_shape import FEW_KEYS, ExtendGeometry
 from attention.kernels.gluon_shape import (
     TILE_ROWS,
     TUNING,
@@ -64,7 +64,8 @@ class WarpgroupExtend(PagedExtend):
         if not (_is_plain(seen, rule) and self._pays(len(q), rows)):
             super().attend(q, keys, rows, seen, rule, out, q_rope)
             return
-        self._gluon.attend[(self._shape.kv_heads, self._num_tiles(len(q), rows))](
+        num_tiles = self._count_tiles(len(q), rows, TILE_ROWS)
+        self._gluon.attend[(self._shape.kv_heads, num_tiles)](
             q,
             q.stride(0),
             self._describe(keys.k),
@@ -80,16 +81,14 @@ class WarpgroupExtend(PagedExtend):
             num_warps=_PARENT_WARPS,
         )
 
-    def _num_tiles(self, num_tokens: int, rows: ExtendRows) -> int:
-        # A row begins a tile of its own: see find_tile.
-        return num_tokens * self._shape.group // TILE_ROWS + len(rows.cache_seqlens)
-
     def _pays(self, num_tokens: int, rows: ExtendRows) -> bool:
-        """Whether rows fill tiles, and tiles the multiprocessors without parts of their keys."""
-        if num_tokens == 0 or len(rows.cache_seqlens) == 0:
+        """Whether rows fill tiles and have some blocks of keys for each, and tiles fill the
+        multiprocessors without parts of their keys."""
+        if num_tokens == 0 or len(rows.cache_seqlens) == 0 or rows.max_keys <= FEW_KEYS:
             return False
         fills = rows.max_new_tokens * self._shape.group >= TILE_ROWS
-        return fills and self._num_splits(self._num_tiles(num_tokens, rows), rows.max_keys) == 1
+        num_tiles = self._count_tiles(num_tokens, rows, TILE_ROWS)
+        return fills and self._num_splits(num_tiles, rows.max_keys) == 1
 
     def _describe(self, pages: torch.Tensor) -> Any:
         """K or V of a layer as copies read it; a layer's pages stay where they are."""

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels.decode_shape import decode_shared_bytes
+from attention.kernels.extend_shape import FOR_FEW_KEYS, FOR_SPLIT_KEYS
 from benchmarks.h200.product_candidates import rounded_worth_trying
 from tests.fakes.attention_targets import (
     DECODE_HEADS,
@@ -95,9 +96,9 @@ def test_what_a_step_launches_beside_gemms_fits(capability, name) -> None:
 
 def attention_bytes(capability, case):
     """(the case, what its extend kernel takes, what its launcher expects at most)."""
-    heads, num_new, kind = case
+    heads, num_new, kind, preferred = case
     geometry, limits, is_tree = EXTEND_HEADS[heads], limits_of(capability), kind == "tree"
-    tiles = geometry.tiles(num_new, limits, is_tree)
+    tiles = geometry.tiles(num_new, limits, is_tree, preferred)
     compiled = extend_variant(geometry, tiles, kind).compile_for(capability)
     return case, compiled.metadata.shared, geometry.shared_bytes(tiles, limits, is_tree)
 
@@ -105,7 +106,8 @@ def attention_bytes(capability, case):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
 def test_every_extend_kernel_fits_what_its_launcher_expects(capability) -> None:
-    cases = list(itertools.product(EXTEND_HEADS, NEW_TOKENS, KINDS))
+    cases = list(itertools.product(EXTEND_HEADS, NEW_TOKENS, KINDS, [()]))
+    cases += itertools.product(EXTEND_HEADS, [1024], KINDS, [FOR_FEW_KEYS, FOR_SPLIT_KEYS])
     context = get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as processes:
         for case, taken, expected in processes.map(partial(attention_bytes, capability), cases):

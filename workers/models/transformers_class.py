@@ -18,8 +18,9 @@ from workers.models.transformers_cache_name import cache_name
 from workers.models.transformers_layer_types import PLAIN_LAYER_TYPES
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-# Layers that attend to tokens picked by their scores with an indexer (DeepSeek-V3.2).
-_INDEXED_LAYER_TYPES = {"indexed_attention"}
+# Layers that attend to tokens that an indexer scores highest (DeepSeek-V3.2), as releases of
+# transformers name them.
+_INDEXED_LAYER_TYPES = {"indexed_attention", "deepseek_sparse_attention"}
 # "hybrid": a layer that attends and keeps a state.
 _STATE_LAYER_TYPES = {"linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 # Of a model for images and text, the text is served.

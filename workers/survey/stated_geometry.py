@@ -12,7 +12,8 @@ from workers.models.base import AttentionGeometry
 
 _WINDOWS = {"sliding_attention", "hybrid_sliding"}
 _CHUNKS = {"chunked_attention"}
-_KEEP_TOKENS = {"full_attention", "attention", "hybrid", "indexed_attention", *_WINDOWS, *_CHUNKS}
+_INDEXED = {"indexed_attention", "deepseek_sparse_attention"}
+_KEEP_TOKENS = {"full_attention", "attention", "hybrid", *_INDEXED, *_WINDOWS, *_CHUNKS}
 
 
 def stated_geometry(config: PreTrainedConfig, tp_size: int) -> AttentionGeometry | None:

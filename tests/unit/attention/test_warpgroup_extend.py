@@ -7,7 +7,7 @@ import torch
 
 from attention.capability import BackendProbe
 from attention.kernels import paged_extend, warpgroup_extend
-from attention.kernels.extend_shape import ExtendGeometry
+from attention.kernels.extend_shape import FEW_KEYS, FOR_FEW_KEYS, FOR_SPLIT_KEYS, ExtendGeometry
 from attention.kernels.gluon_shape import TILE_ROWS, GluonTuning, covers, gluon_shape
 from attention.kernels.gpu_limits import GpuLimits
 from attention.kernels.paged_decode import ScoreRule
@@ -23,14 +23,15 @@ PLAIN_RULE = ScoreRule(0.1, 0.0, None)
 
 
 class Launches:
-    """As a kernel: kernel[grid](...)."""
+    """As a kernel: kernel[grid](..., shape=shape)."""
 
     def __init__(self):
         self.grids = []
+        self.shapes = []
 
     def __getitem__(self, grid):
         self.grids.append(grid)
-        return lambda *_, **__: None
+        return lambda *_, shape, **__: self.shapes.append(shape)
 
 
 @pytest.fixture
@@ -126,3 +127,29 @@ def test_everything_else_takes_the_plain_kernel(kernels, changes) -> None:
     attend(**({"num_rows": 8, "num_new": 1024} | changes))
     assert kernels.plain.grids
     assert not kernels.gluon.grids
+
+
+def test_rows_with_few_keys_take_small_tiles(kernels) -> None:
+    attend(64, 100)
+    attend(32, FEW_KEYS)
+    rows, keys = FOR_FEW_KEYS[0].tile_rows, FOR_FEW_KEYS[0].block_keys
+    assert [(one.tile_rows, one.block_keys) for one in kernels.plain.shapes] == [(rows, keys)] * 2
+    assert kernels.plain.grids[0] == (64 * 100 * 4 // rows + 64, 8, 1)
+    assert not kernels.gluon.grids
+    attend(32, FEW_KEYS + 1)
+    assert len(kernels.gluon.grids) == 1
+
+
+def test_programs_that_share_keys_have_smaller_tiles(kernels) -> None:
+    attend(1, 100, prefix=3000)
+    (shape,), (grid,) = kernels.plain.shapes, kernels.plain.grids
+    tiles = FOR_SPLIT_KEYS[0]
+    assert (shape.tile_rows, shape.block_keys, shape.is_split) == (tiles.tile_rows, 64, True)
+    # Tiles of 64 pairs of 8 heads, each shared by as many programs as two a multiprocessor allow.
+    assert grid == (100 * 4 // 64 + 1, 8, 2 * 132 // (7 * 8))
+
+
+def test_preferred_tiles_that_do_not_fit_are_passed_over() -> None:
+    small = GpuLimits((8, 6), 80, 64 << 10)
+    assert LLAMA.tiles(100, small, preferred=FOR_SPLIT_KEYS) == LLAMA.tiles(100, small)
+    assert LLAMA.tiles(1, HOPPER, preferred=FOR_FEW_KEYS) == LLAMA.tiles(1, HOPPER)

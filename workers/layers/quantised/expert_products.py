@@ -19,7 +19,7 @@ from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
-from workers.layers.quantised.expert_splits import SplitTiles
+from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.quantised.expert_spread import spread
 
 
@@ -111,14 +111,14 @@ WayTable = tuple[tuple[float, ExpertWay], ...]
 
 TABLES: Mapping[type[Stack], WayTable] = {
     Fp4Stack: (
-        (1, AsKept(KeptTiles(16, 64, 4, 4))),
+        (1, InSplits(SplitTiles(16, SplitShape(64, 4, 4, 4), SplitShape(128, 4, 3, 4)))),
         (15.75, AsKept(KeptTiles(16, 128, 3, 4))),
         (47.75, AsKept(KeptTiles(32, 128, 3, 4))),
         (192, AsKept(KeptTiles(64, 64, 3, 4))),
         (math.inf, ByMatrices()),
     ),
     Fp8Stack: (
-        (1, AsKept(KeptTiles(16, 64, 3, 4))),
+        (1, InSplits(SplitTiles(16, SplitShape(32, 2, 4, 4), SplitShape(128, 1, 3, 4)))),
         (8, AsKept(KeptTiles(16, 128, 3, 4))),
         (31.75, AsKept(KeptTiles(32, 128, 3, 4))),
         (math.inf, RoundedTiles(64, 3, 8)),
