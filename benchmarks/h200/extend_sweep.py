@@ -1,6 +1,7 @@
 """The Triton extend kernel's tiles, swept over work: what extend_shape.CANDIDATES is ordered by.
 
     python -m benchmarks.h200.extend_sweep [--heads 32,8,128] [--works 64,0,100 1,3000,100]
+        [--tiles 64,32,2 128,64,3]
 
 Works are rows, keys before the new tokens and new tokens of a row. Prints each work's tiles from
 the fastest on, and what share of the rate of fa3 is reached by what is taken today, which may be
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -47,10 +49,10 @@ class SweptBackend(TritonBackend):
         return PagedExtend(self._geometry(), self._limits)
 
 
-def sweep(step: Step, work: Work) -> list[tuple[float, ExtendTiles]]:
+def sweep(step: Step, work: Work, swept: Sequence[ExtendTiles]) -> list[tuple[float, ExtendTiles]]:
     """Seconds of the tiles that fit, from the fastest on."""
     results = []
-    for tiles in SWEPT:
+    for tiles in swept:
         SweptGeometry.current = tiles
         try:
             results.append((seconds_a_layer(step, REPEATS), tiles))
@@ -63,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--heads", default="32,8,128", help="query heads, KV heads, elements")
     parser.add_argument("--works", nargs="+", help="default: those of benchmarks.h200.attention")
+    parser.add_argument("--tiles", nargs="+", help="rows, keys and stages of each; default: many")
     arguments = parser.parse_args()
+    swept = [ExtendTiles(*map(int, one.split(","))) for one in arguments.tiles or ()] or SWEPT
     heads = Heads(*map(int, arguments.heads.split(",")))
     works = [Work(*map(int, one.split(","))) for one in arguments.works or ()] or OWN_PREFILLS
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {heads}")
@@ -71,7 +75,7 @@ def main() -> None:
         theirs_s = seconds_a_layer(build_step(Setup(FA3, heads), work), REPEATS)
         taken_s = seconds_a_layer(build_step(Setup(TritonBackend, heads), work), REPEATS)
         SweptGeometry.current = ExtendTiles(16, 16, 1)
-        results = sweep(build_step(Setup(SweptBackend, heads), work), work)
+        results = sweep(build_step(Setup(SweptBackend, heads), work), work, swept)
         print(
             f"\n{work}: fa3 {theirs_s * 1e6:.1f} us; triton {theirs_s / taken_s:.2f} of it as "
             f"taken today, {theirs_s / results[0][0]:.2f} with the fastest tiles"
