@@ -59,10 +59,10 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
 
     num_splits: into how many parts the kernel may cut a row's keys; 0 leaves it to the kernel,
     which then balances rows of different lengths over the multiprocessors from device lengths.
-    plans_splits_once: a decode step's first layer of each kind settles the splits for all layers
-    of that kind, instead of every layer again. min_decode_rows,
-    max_prompt_tokens_per_decode_row: between these a mixed step's leading decode rows are attended
-    by a decode call of their own.
+    plans_splits_once: the first layer of each kind settles the splits for all layers of that kind,
+    instead of every layer again, in decode steps and in graphs whose rows bring as many tokens
+    each. min_decode_rows, max_prompt_tokens_per_decode_row: between these a mixed step's leading
+    decode rows are attended by a decode call of their own.
 
     A CUDA graph records the filling of static tables, the kernels over them and that first layer's
     planning: a replay reads its own lengths and pages, never those of the capture.
@@ -177,7 +177,9 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
         parts = self._cut(layer, metadata, forward_batch)
         out = self._wanted_out(layer, forward_batch)
         if parts is None:
-            return self._attend(q, layer, metadata, None, out)
+            can_plan = forward_batch.is_captured and _is_even(metadata, q.shape[0])
+            schedule = self._step_schedule(layer, metadata) if can_plan else None
+            return self._attend(q, layer, metadata, schedule, out)
         return self._attend_parts(q, layer, parts, out)
 
     def _wanted_out(
@@ -222,7 +224,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
         if wanted_out is not None:
             out = wanted_out
         n = parts.num_decode_rows
-        schedule = self._schedule(layer, parts.decode) if self.plans_splits_once else None
+        schedule = self._step_schedule(layer, parts.decode)
         self._attend(q[:n], layer, parts.decode, schedule, out[:n])
         self._attend(q, layer, parts.prefill, None, out)
         return out
@@ -238,8 +240,7 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
     ) -> torch.Tensor:
         metadata = self._step_metadata(layer)
         self._save(k, v, layer, forward_batch, save_kv_cache)
-        schedule = self._schedule(layer, metadata) if self.plans_splits_once else None
-        return self._attend(q, layer, metadata, schedule)
+        return self._attend(q, layer, metadata, self._step_schedule(layer, metadata))
 
     def _attend(
         self,
@@ -287,6 +288,11 @@ class FlashAttentionBackend(PhasedAttentionBackend, WindowedSteps):
         if layer_id not in self._sinks and layer.sinks is not None:
             self._sinks[layer_id] = layer.sinks.detach().to(torch.bfloat16).contiguous()
         return self._sinks[layer_id]
+
+    def _step_schedule(
+        self, layer: AttentionLayer, metadata: FlashAttentionMetadata
+    ) -> torch.Tensor | None:
+        return self._schedule(layer, metadata) if self.plans_splits_once else None
 
     def _schedule(
         self, layer: AttentionLayer, metadata: FlashAttentionMetadata
@@ -355,6 +361,16 @@ class DeterministicFlashAttentionBackend(FlashAttentionBackend):
     def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
         max_seq_len_q = max(facts.max_seq_len_q, _MIN_ANNOUNCED_QUERIES)
         super()._start_step(tables, replace(facts, max_seq_len_q=max_seq_len_q))
+
+
+def _is_even(metadata: FlashAttentionMetadata, num_tokens: int) -> bool:
+    """Whether a call with so many queries is one that a plan can be made for.
+
+    The kernel bounds its splits, and with them its memory and its tiles, by the queries that it is
+    given; a plan knows rows of max_seq_len_q only (get_num_splits in flash_api.cpp of SGLang's
+    fork). What the two say is the same where all rows have as many.
+    """
+    return num_tokens == metadata.batch_size * metadata.max_seq_len_q
 
 
 def _first_layers(config: AttentionConfig) -> frozenset[int]:
