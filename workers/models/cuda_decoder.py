@@ -108,7 +108,9 @@ class FusedCausalLM(StreamCausalLM, SegmentedCausalLM):
         """Called once, with the weights there. A collective of the ranks."""
 
     def whole_stream(self, residual: torch.Tensor) -> torch.Tensor:
-        """Ranks may keep some rows of it each."""
+        """Several ranks may keep some rows of it each."""
+        if self._shard.tp.size == 1:
+            return super().whole_stream(residual)
         rows = torch.arange(len(residual), device=residual.device)
         return self._prepared_ways().select_rows(residual, rows)
 
