@@ -157,7 +157,7 @@ class DraftingExecutor:
         self._untold: deque[tuple[DraftedStep, set[int]]] = deque()
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        has_drafts = bool((plan.input_ids == DRAFT_TOKEN).any())
+        has_drafts = not plan.is_decode and bool((plan.input_ids == DRAFT_TOKEN).any())
         planned = self._runs.planned(plan)
         waited_until_s = self._take_in(has_drafts)
         for _, lost_slots in self._untold:

@@ -48,20 +48,29 @@ class Acceptance:
     def __init__(self, max_draft_tokens: int) -> None:
         self._num_tried = np.full(max_draft_tokens, 0.0)
         self._num_right = np.full(max_draft_tokens, 0.0)
+        # As found last; None where something has been observed since.
+        self._chances: Rates | None = None
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """One that was asked for and not made counts as wrong."""
+        self._chances = None
         self._num_tried[: min(num_accepted + 1, num_drafts)] += 1.0
         self._num_right[:num_accepted] += 1.0
 
     def fade(self) -> None:
         """Earlier runs count for less from here on."""
+        self._chances = None
         self._num_tried *= _MEMORY
         self._num_right *= _MEMORY
 
     def chances(self) -> Rates:
         """That the first j + 1 drafts are all right, float64 (max_draft_tokens,). Of places that
         were hardly tried the place before says what to expect."""
+        if self._chances is None:
+            self._chances = self._found_chances()
+        return self._chances
+
+    def _found_chances(self) -> Rates:
         chance, all_right = _PRIOR_RIGHT, 1.0
         chances = np.empty(len(self._num_tried))
         for place, (tried, right) in enumerate(

@@ -111,7 +111,7 @@ class HostRuns:
 
     def planned(self, plan: StepPlan) -> PlannedRows:
         """All of exact that does not depend on what is taken in meanwhile."""
-        starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        starts = first_tokens(plan)
         is_open = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
         goes_on = is_open | (plan.samples > 1)
         # Of prompts, and of rows whose last token is named, the host knows the length, whatever
@@ -121,11 +121,16 @@ class HostRuns:
         rows = np.flatnonzero(goes_on)
         if not len(rows):
             return PlannedRows(plan, named, computed[named], rows, rows, rows, rows)
-        num_new = plan.num_new_tokens[rows]
-        tokens, token_slots = ranges(starts[rows], num_new), np.repeat(plan.slots[rows], num_new)
-        in_row = ranges(np.zeros_like(num_new), num_new)
+        if plan.is_decode:
+            tokens, token_slots, in_row = rows, plan.slots[rows], np.zeros_like(rows)
+            bounds = plan.prefix_lens[rows]
+        else:
+            num_new = plan.num_new_tokens[rows]
+            tokens = ranges(starts[rows], num_new)
+            token_slots = np.repeat(plan.slots[rows], num_new)
+            in_row = ranges(np.zeros_like(num_new), num_new)
+            bounds = np.repeat(plan.prefix_lens[rows], num_new) + in_row
         # The table has a place for every position below a slot's upper bound.
-        bounds = np.repeat(plan.prefix_lens[rows], num_new) + in_row
         self._table[token_slots, bounds] = plan.out_cache_loc[tokens]
         return PlannedRows(plan, named, computed[named], rows, tokens, token_slots, in_row)
 
@@ -138,13 +143,18 @@ class HostRuns:
         self._lens[plan.slots[planned.named]] = planned.computed
         if not len(rows):
             return plan
-        prefix_lens, places = plan.prefix_lens.copy(), plan.out_cache_loc.copy()
-        prefix_lens[rows] = self._lens[plan.slots[rows]]
-        slots = planned.token_slots
-        places[tokens] = self._table[slots, self._lens[slots] + planned.in_row]
-        placed = msgspec.structs.replace(plan, prefix_lens=prefix_lens, out_cache_loc=places)
+        lens = self._lens[plan.slots[rows]]
+        # Of bounds that are true, as those behind plain steps are, places are, too.
+        if not (lens == plan.prefix_lens[rows]).all():
+            prefix_lens, places = plan.prefix_lens.copy(), plan.out_cache_loc.copy()
+            prefix_lens[rows] = lens
+            slots = planned.token_slots
+            places[tokens] = self._table[slots, self._lens[slots] + planned.in_row]
+            plan = msgspec.structs.replace(plan, prefix_lens=prefix_lens, out_cache_loc=places)
+        if plan.is_decode:
+            return plan
         runs = rows[plan.num_new_tokens[rows] > 1]
-        return self._with_drafts(placed, runs) if len(runs) else placed
+        return self._with_drafts(plan, runs) if len(runs) else plan
 
     def expect(self, plan: StepPlan) -> None:
         """A plan as exact gave it was launched, its samples are taken in later: until then all of
@@ -154,10 +164,12 @@ class HostRuns:
     def with_last_tokens(self, plan: StepPlan, unheard: IntArray) -> StepPlan:
         """The plan with tokens in place of LAST_SAMPLED_TOKEN, but of slots unheard, int32 (n,): of
         these the last samples have not been heard of."""
-        starts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        starts = first_tokens(plan)
         goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
         if len(unheard):
-            goes_on &= np.isin(plan.slots, unheard, invert=True)
+            is_heard = np.ones(len(self._lens), dtype=np.bool_)
+            is_heard[unheard] = False
+            goes_on &= is_heard[plan.slots]
         rows = np.flatnonzero(goes_on)
         if not len(rows):
             return plan
@@ -213,6 +225,13 @@ class RankRuns(HostRuns):
     def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
         """All that are planned."""
         return plan
+
+
+def first_tokens(plan: StepPlan) -> npt.NDArray[np.int64]:
+    """Where among the step's tokens each row begins, int64 (bs,)."""
+    if plan.is_decode:
+        return np.arange(plan.batch_size)
+    return np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
 
 
 def may_branch(plan: StepPlan, slots: IntArray) -> npt.NDArray[np.bool_]:
