@@ -54,16 +54,17 @@ class DevicePairs:
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """See DeviceDrafter."""
         self._states.index_copy_(0, step.out_cache_loc, self._head.fuse(taps))
-        pairs = TokenInputs(step.ids, _behind_first(step.positions))
-        self._head.read(pairs, self._states_before(step), step.out_cache_loc, self._pool)
+        before = _behind_first(step.positions)
+        states = self._states_before(step, before)
+        self._head.read(TokenInputs(step.ids, before), states, step.out_cache_loc, self._pool)
 
     def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
         """See DeviceDrafter."""
         self._states.index_copy_(0, batch.out_cache_loc, self._head.fuse(taps))
         before = _behind_first(batch.positions)
         states = self._states_at(batch.req_pool_indices, before)
-        pairs = TokenInputs(batch.input_ids, before)
-        self._head.read(pairs, states, batch.out_cache_loc, self._pool)
+        tokens = TokenInputs(batch.input_ids, before)
+        self._head.read(tokens, states, batch.out_cache_loc, self._pool)
 
     def capture_obstacle(self, max_context_len: int) -> str:
         """As ChainDrafter.capture_obstacle."""
@@ -73,9 +74,10 @@ class DevicePairs:
         """The target's fused states of the tokens before these, none of them a draft of a tree."""
         return self._states_at(slots, places - 1)
 
-    def _states_before(self, step: DrafterStep) -> torch.Tensor:
-        """The same for all tokens of the step, (num_tokens, hidden_size); any for first ones."""
-        return self._states_at(step.token_slots, _behind_first(step.places))
+    def _states_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
+        """The same for all tokens of the step, (num_tokens, hidden_size); any for first ones.
+        before: positions of the tokens before them, int64 (num_tokens,)."""
+        return self._states_at(step.token_slots, before)
 
     def _states_at(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The target's fused states of the tokens there, (n, hidden_size)."""

@@ -4,7 +4,7 @@ Everything that launches a kernel is replaced by a fake that writes down its cal
 says which call made it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -236,13 +236,18 @@ def test_no_wanted_row_finishes_nothing(monkeypatch):
     assert launches.log[-1] == "attend1 rotated1x5"
 
 
-def test_a_tapped_layer_leaves_the_stream_of_every_token_as_the_ranks_keep_it(monkeypatch):
+@pytest.mark.parametrize(("num_ranks", "selected"), [(1, []), (2, ["select streamx5"])])
+def test_a_tapped_layer_leaves_the_stream_of_every_token_as_the_ranks_keep_it(
+    monkeypatch, num_ranks, selected
+):
+    """One rank keeps all of it."""
     launches = Launches()
     model = fused_llama(monkeypatch, launches)
     model.tap_layers([0])
+    model._shard = replace(model._shard, tp=SimpleNamespace(size=num_ranks))
     output = model.forward_rows(*arguments(batch_of()), ROWS)
     first, second = ATTENDED[False]
-    tapped = [*first, *FINISHED[0], "select streamx5"]
+    tapped = [*first, *FINISHED[0], *selected]
     assert launches.log == ["begin norm0", *tapped, *second, *FINISHED_ROWS]
     (tap,) = output.taps
     assert launches._name_of(tap) == "streamx5"
