@@ -20,6 +20,7 @@ from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext, weight_slots
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
+from workers.models.pair_states import StatesBefore
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
 from workers.runner.kv_memory import create_kv_pool
@@ -82,9 +83,11 @@ class Placed:
         random = torch.Generator().manual_seed(5)
         states = torch.randn(7, size, generator=random).to(self.head.norm.weight.dtype)
         batch = self.batch(ROWS, PREFIXES)
-        before = states.clone()
+        untouched = states.clone()
         tokens = TokenInputs(batch.input_ids, batch.positions)
-        self.head.read(tokens, states, batch.out_cache_loc, self.pool)
+        rows = torch.randperm(len(states), generator=random).int()
+        before = StatesBefore(states[rows.argsort()], rows)
+        self.head.read(tokens, before, batch.out_cache_loc, self.pool)
         read = self.pages(batch.out_cache_loc)
         batch = self.batch(DECODED, {row: len(ROWS[row]) for row in DECODED})
         if fuses:
@@ -93,7 +96,7 @@ class Placed:
         assert not fuses or batch.attn_backend.num_projected == 1
         batch = self.batch(ROWS, {row: len(tokens) + 1 for row, tokens in ROWS.items()})
         extended = self.head(batch.input_ids, states, batch)
-        assert torch.equal(states, before)
+        assert torch.equal(states, untouched)
         logits = self.head.logits(extended)
         found = self.head.likeliest(extended)
         assert found.dtype is torch.int64
@@ -136,6 +139,14 @@ def check_pair_norm(num_tokens, size, dtype):
     weights = norms[0].weight, norms[1].weight
     want = torch.cat([norm(x) for norm, x in zip(norms, pair, strict=True)], dim=-1)
     check_close(pair_norm(*pair, weights, 1e-5), want, MAX_ERROR[dtype])
+    for index_dtype in (torch.int32, torch.int64):
+        rows = torch.randint(0, num_tokens, (5,), dtype=index_dtype)
+        wanted = torch.cat([want[rows, :size], want[rows.flip(0), size:]], dim=-1)
+        given = rows, rows.flip(0)
+        check_close(pair_norm(*pair, weights, 1e-5, *given), wanted, MAX_ERROR[dtype])
+    wanted = torch.cat([want[:, :size], want[:1, size:].expand(num_tokens, -1)], dim=-1)
+    first = torch.zeros(num_tokens, dtype=torch.int64)
+    check_close(pair_norm(*pair, weights, 1e-5, None, first), wanted, MAX_ERROR[dtype])
 
 
 if __name__ == "__main__":

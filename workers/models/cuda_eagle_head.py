@@ -24,6 +24,7 @@ from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import ShardContext
 from workers.models.eagle_head import EagleHead, EagleLayer, EagleSpec, PairAttention
 from workers.models.grouped_attention import AttentionSpec
+from workers.models.pair_states import StatesBefore
 
 
 class KeyWriter(Protocol):
@@ -136,8 +137,18 @@ class CudaEagleLayer(EagleLayer):
     attention_class = CudaPairAttention
 
     def inputs(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        weights = self.input_layernorm.weight, self.hidden_norm.weight
-        return pair_norm(embedded, states, weights, self.hidden_norm.eps)
+        return pair_norm(embedded, states, self._norm_weights, self.hidden_norm.eps)
+
+    def inputs_at(
+        self, embedded: torch.Tensor, rows: torch.Tensor | None, before: StatesBefore
+    ) -> torch.Tensor:
+        """The same of rows of embedded, (m, hidden_size), or of all; nothing is gathered first."""
+        eps = self.hidden_norm.eps
+        return pair_norm(embedded, before.states, self._norm_weights, eps, rows, before.rows)
+
+    @property
+    def _norm_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.input_layernorm.weight, self.hidden_norm.weight
 
     def forward(
         self,
@@ -160,6 +171,7 @@ class CudaEagleLayer(EagleLayer):
 
 class CudaEagleHead(EagleHead):
     layer_class = CudaEagleLayer
+    midlayer: CudaEagleLayer
 
     def __init__(self, spec: EagleSpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__(spec, num_positions, shard)
@@ -168,6 +180,13 @@ class CudaEagleHead(EagleHead):
         self._likeliest: Callable[[torch.Tensor], torch.Tensor] = (
             alone if shard.tp.size == 1 else ranks
         )
+        self._is_alone = shard.tp.size == 1
+
+    def pair_inputs(self, ids: torch.Tensor, before: StatesBefore) -> torch.Tensor:
+        """Of a rank that has the whole embedding in one launch."""
+        if self._is_alone:
+            return self.midlayer.inputs_at(self.embed_tokens.weight, ids, before)
+        return self.midlayer.inputs_at(self.embed_tokens(ids), None, before)
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         return rms_norm(states, self.norm.weight, self.norm.eps)

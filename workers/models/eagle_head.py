@@ -21,6 +21,7 @@ from workers.layers.rotary import RotaryEmbedding
 from workers.layers.sharding import ShardContext
 from workers.models.grouped_attention import GroupedQueryAttention, geometry_of
 from workers.models.llama_family import LlamaFamilySpec
+from workers.models.pair_states import StatesBefore
 from workers.models.token_inputs import TokenInputs
 
 NUM_TAPS = 3
@@ -115,13 +116,17 @@ class EagleHead(nn.Module):
     def read(
         self,
         tokens: TokenInputs,
-        states: torch.Tensor,
+        before: StatesBefore,
         cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
         """As PairHead.read."""
-        inputs = self.midlayer.inputs(self.embed_tokens(tokens.ids), states)
+        inputs = self.pair_inputs(tokens.ids, before)
         self.midlayer.self_attn.keep(inputs, tokens.positions, cache_indices, pool)
+
+    def pair_inputs(self, ids: torch.Tensor, before: StatesBefore) -> torch.Tensor:
+        """Of the layer's attention, (n, 2 * hidden_size)."""
+        return self.midlayer.inputs(self.embed_tokens(ids), before.gathered())
 
     def forward(
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch

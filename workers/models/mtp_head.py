@@ -25,6 +25,7 @@ from workers.models.deepseek_family import DeepseekSpec
 from workers.models.feed_forward import experts_obstacle
 from workers.models.llama import LlamaDecoderLayer
 from workers.models.llama_family import LlamaFamilySpec
+from workers.models.pair_states import StatesBefore
 from workers.models.stream_decoder import StreamAttention
 from workers.models.token_inputs import TokenInputs
 
@@ -131,13 +132,13 @@ class MtpHead(nn.Module):
     def read(
         self,
         tokens: TokenInputs,
-        states: torch.Tensor,
+        before: StatesBefore,
         cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
         """As PairHead.read."""
         layer = self._decoder_layer
-        normed = layer.input_layernorm(self._stream(tokens.ids, states))
+        normed = layer.input_layernorm(self._stream(tokens.ids, before.gathered()))
         layer.self_attn.keep(normed, tokens.positions, cache_indices, pool)
 
     @property

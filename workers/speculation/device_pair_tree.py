@@ -17,18 +17,17 @@ class DevicePairTree(DevicePairs):
             return super().propose(step)
         return draft_trees(self, self._passes, step, step.trees)
 
-    def _states_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
+    def _indices_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
         """Of a draft of a tree that of its parent."""
         if step.trees is None:
-            return super()._states_before(step, before)
+            return super()._indices_before(step, before)
         parents, own = step.trees.parents, torch.arange(len(step.ids), device=step.ids.device)
         places = (step.places - 1).clamp_(min=0)
-        indices = torch.where(
+        return torch.where(
             parents == own,
             self._table[step.token_slots, places].long(),
             step.out_cache_loc.index_select(0, parents),
         )
-        return self._states.index_select(0, indices)
 
     def read_tree(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch, newest: torch.Tensor

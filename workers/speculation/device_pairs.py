@@ -6,6 +6,7 @@ import torch
 
 from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
+from workers.models.pair_states import StatesBefore
 from workers.models.token_inputs import TokenInputs
 from workers.speculation.device_chain import draft_chains
 from workers.speculation.device_pass import DevicePasses
@@ -55,14 +56,14 @@ class DevicePairs:
         """See DeviceDrafter."""
         self._states.index_copy_(0, step.out_cache_loc, self._head.fuse(taps))
         before = _behind_first(step.positions)
-        states = self._states_before(step, before)
+        states = StatesBefore(self._states, self._indices_before(step, before))
         self._head.read(TokenInputs(step.ids, before), states, step.out_cache_loc, self._pool)
 
     def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
         """See DeviceDrafter."""
         self._states.index_copy_(0, batch.out_cache_loc, self._head.fuse(taps))
         before = _behind_first(batch.positions)
-        states = self._states_at(batch.req_pool_indices, before)
+        states = StatesBefore(self._states, self._table[batch.req_pool_indices, before])
         tokens = TokenInputs(batch.input_ids, before)
         self._head.read(tokens, states, batch.out_cache_loc, self._pool)
 
@@ -72,16 +73,12 @@ class DevicePairs:
 
     def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The target's fused states of the tokens before these, none of them a draft of a tree."""
-        return self._states_at(slots, places - 1)
+        return self._states.index_select(0, self._table[slots, places - 1])
 
-    def _states_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
-        """The same for all tokens of the step, (num_tokens, hidden_size); any for first ones.
-        before: positions of the tokens before them, int64 (num_tokens,)."""
-        return self._states_at(step.token_slots, before)
-
-    def _states_at(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The target's fused states of the tokens there, (n, hidden_size)."""
-        return self._states.index_select(0, self._table[slots, places])
+    def _indices_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
+        """Cache indices of the tokens before the step's, int (num_tokens,); any for first ones.
+        before: their positions, int64 (num_tokens,)."""
+        return self._table[step.token_slots, before]
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch

@@ -22,6 +22,7 @@ from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
+from workers.models.pair_states import StatesBefore
 from workers.models.token_inputs import TokenInputs
 from workers.scheduler.plan import AdmittedRequest, IntArray
 from workers.speculation.draft_pass import DraftPasses, int64
@@ -55,7 +56,7 @@ class PairHead(Protocol):
     def read(
         self,
         tokens: TokenInputs,
-        states: torch.Tensor,
+        before: StatesBefore,
         cache_indices: torch.Tensor,
         pool: TokenToKVPool,
     ) -> None:
@@ -142,8 +143,8 @@ class PairProposer:
         of_tokens, positions = np.repeat(slots, num_new), ranges(starts, num_new)
         pairs = torch.from_numpy(positions - FIRST_PAIR)
         tokens = TokenInputs(self._tokens(of_tokens, positions), pairs)
-        states = self._fused(of_tokens, positions - 1)
-        self._head.read(tokens, states, self._places(of_tokens, positions), self._pool)
+        before = StatesBefore(self._states, self._places(of_tokens, positions - 1))
+        self._head.read(tokens, before, self._places(of_tokens, positions), self._pool)
 
     def _keep_states(self, step: ObservedStep, num_held: IntArray) -> None:
         """Of the tokens that hold; the taps have those of all that the step brought."""

@@ -31,6 +31,10 @@ def test_two_norms_stand_side_by_side(dtype, num_tokens, size) -> None:
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
     want = torch.cat([*(normed * weights.double().unsqueeze(1))], dim=-1)
     assert_close(pair_norm(*pair, (weights[0], weights[1]), 1e-5), want, dtype)
+    ids = torch.randint(0, num_tokens, (9,), device=CUDA)
+    rows = torch.randint(0, num_tokens, (9,), device=CUDA, dtype=torch.int32)
+    gathered = pair_norm(*pair, (weights[0], weights[1]), 1e-5, ids, rows)
+    assert_close(gathered, torch.cat((want[ids, :size], want[rows.long(), size:]), -1), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -21,6 +21,7 @@ from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
+from workers.models.pair_states import StatesBefore
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import SingleRank
 
@@ -28,13 +29,14 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = {0: [7], 1: [11], 2: [13]}
 PREFIXES = dict.fromkeys(ROWS, 4)
 _NORMED = dict.fromkeys(("first", "second", "first_weight", "second_weight", "out"), "*bf16")
+_ROWS = {"first_rows": "*i64", "second_rows": "*i32"}
 _ROPE = OTHERS["rope"]
 _KEYS = {"NUM_Q": 0, "NUM_SPLITS": 1, "HAS_BIAS": False, "HAS_NORM": False}
 KERNELS = {
     "pair_norm": Variant(
         pair_norm._pair_norm_kernel,
-        {**_NORMED, "eps": "fp32"},
-        {"BLOCK": 8192},
+        {**_NORMED, **_ROWS, "eps": "fp32"},
+        {"BLOCK": 8192, "FIRST_HAS_ROWS": True, "SECOND_HAS_ROWS": True},
         {"num_warps": 16},
     ),
     "rope of keys": replace(
@@ -114,23 +116,25 @@ def num_launches(monkeypatch, head_class, fuses=False, kv_dtype=torch.bfloat16):
     launches = Launches(monkeypatch)
     attention = Attention(launches, fuses, kv_dtype)
     batch = make_batch(ROWS, PREFIXES, attention)
+    before = StatesBefore(states, torch.arange(len(states)))
     with launches:
         head.named(head.likeliest(head(batch.input_ids, states, batch)))
         num_of_pass = launches.num
         tokens = TokenInputs(batch.input_ids, batch.positions)
-        head.read(tokens, states, batch.out_cache_loc, attention)
+        head.read(tokens, before, batch.out_cache_loc, attention)
     return num_of_pass, launches.num - num_of_pass
 
 
 def test_a_pass_is_few_launches(monkeypatch) -> None:
     """Five products in a pass and one in what is read, and what stands between them: attention
-    from the projection on is one launch, a pool that rounds keys takes two more."""
+    from the projection on is one launch, a pool that rounds keys takes two more. What is read is
+    gathered by the norm."""
     of_pass, of_read = num_launches(monkeypatch, EagleHead)
     assert of_pass > 60
     assert of_read > 30
-    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (14, 4)
-    assert num_launches(monkeypatch, CudaEagleHead) == (17, 4)
-    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (17, 6)
+    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (14, 3)
+    assert num_launches(monkeypatch, CudaEagleHead) == (17, 3)
+    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (17, 5)
 
 
 @pytest.mark.parametrize(
