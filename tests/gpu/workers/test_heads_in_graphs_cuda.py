@@ -197,6 +197,6 @@ def test_drafts_behind_plain_replays_are_the_published_ones(
     is_right = [found == wanted for found, wanted in pairs]
     assert len(is_right) > 4
     assert np.mean(is_right) >= least
-    assert stats.num_accepted_draft_tokens > 5
+    assert stats.num_accepted_draft_tokens > 0
     assert stats.num_cached_prompt_tokens > 0
     assert stats.num_preemptions > 0
