@@ -4,7 +4,8 @@ what it makes of a pass and what it proposes, on one rank and on two.
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 
 import torch
 
@@ -15,6 +16,10 @@ from tests.fakes.interpreted_mixtures import run_one_kernel_at_a_time
 from tests.fakes.model_rows import MAX_ROWS, make_batch
 from tests.fakes.qkv_projection import finish
 from tests.fakes.thread_ranks import ThreadRanks
+from workers.graphs import draft_rows
+from workers.graphs.draft_rows import StaticRows
+from workers.layers.cuda.draft_rows import spread_rows
+from workers.layers.cuda.likeliest import likeliest_named
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext, weight_slots
@@ -62,6 +67,7 @@ class Placed:
             random = torch.Generator().manual_seed(sum(name.encode()))
             noise = torch.randn(slot.shape, generator=random) * slot.shape[-1] ** -0.5
             slot.load((1.0 + noise if "norm" in name else noise).to(dtype))
+        self.head.target_ids.copy_(3 * torch.arange(spec.draft_vocab_size) + 1)
         config = self.head.geometry.attention_config(256, 16, dtype, kv_dtype, CPU)
         table = ReqToTokenPool(MAX_ROWS, 256, CPU)
         for row in range(MAX_ROWS):
@@ -98,15 +104,25 @@ class Placed:
         extended = self.head(batch.input_ids, states, batch)
         assert torch.equal(states, untouched)
         logits = self.head.logits(extended)
-        found = self.head.likeliest(extended)
-        assert found.dtype is torch.int64
-        of_found = logits.gather(1, found.unsqueeze(1)).squeeze(1)
         written = self.pages(batch.out_cache_loc)
+        found, again = self.head.draft(batch.input_ids, states, batch)
+        assert found.dtype is torch.int64
+        check_sum(again, extended)
+        columns = (self.head.target_ids == found.unsqueeze(1)).int().argmax(dim=1, keepdim=True)
+        of_found = logits.gather(1, columns).squeeze(1)
         return *read, decoded, extended, *written, logits, of_found
 
     def pages(self, places):
         k, v = self.pool.get_kv_buffer(0)
         return tuple(pages.flatten(0, 1).float()[places] for pages in (k, v))
+
+
+def check_sum(got, want):
+    """Of the same two summands, rounded once. The interpreter's bfloat16 is a rounding off."""
+    if want.dtype is torch.bfloat16:
+        check_close(got, want, 2**-8)
+    else:
+        assert torch.equal(got, want)
 
 
 def check_close(got, want, max_error):
@@ -149,6 +165,35 @@ def check_pair_norm(num_tokens, size, dtype):
     check_close(pair_norm(*pair, weights, 1e-5, None, first), wanted, MAX_ERROR[dtype])
 
 
+def check_likeliest(num_rows, num_tokens, dtype):
+    """Few values, so that many are equal; both zeros, infinities and what is no number."""
+    values = torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan])
+    names = torch.randperm(num_tokens) * 5
+    for most in (1, 2, 4, 5, 6, 7):
+        drawn = values[torch.randint(0, most, (num_rows, num_tokens))].to(dtype)
+        want = names[drawn.float().argmax(dim=-1)]
+        assert torch.equal(likeliest_named(drawn, names), want), most
+    noise = torch.randn(num_rows, num_tokens + 3).to(dtype)[:, :num_tokens]
+    assert torch.equal(likeliest_named(noise, names), names[noise.argmax(dim=-1)])
+
+
+def check_spread(num_rows, num_passes):
+    """Into rows and passes among more of them, and a table that begins within a line."""
+    slots, firsts = torch.randperm(num_rows + 2)[:num_rows], torch.randint(0, 40, (num_rows,))
+    is_row, ids = torch.randint(0, 2, (num_rows,)), torch.randint(0, 99, (num_rows,))
+    staged = torch.stack([slots, firsts * is_row, is_row, ids])
+    staged = torch.cat([staged, torch.randint(0, 10**6, (num_passes + 1, num_rows))])
+    spread = []
+    for kind in (draft_rows.spread_rows, spread_rows):
+        static = StaticRows.allocate(num_rows + 1, num_passes + 1, CPU)
+        table = torch.full((num_rows + 2, 64), -7, dtype=torch.int32)
+        kind(staged, static.passes(num_passes, num_rows), table[:, 1:])
+        own = static.all_passes
+        spread.append((table, *(getattr(own, field.name) for field in fields(own))))
+    assert all(torch.equal(*pair) for pair in zip(*spread, strict=True))
+    assert int((spread[0][0] != -7).sum()) == num_rows * num_passes
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     run_one_kernel_at_a_time()
@@ -156,7 +201,12 @@ if __name__ == "__main__":
         with torch.inference_mode():
             check_pair_norm(3, 96, dtype)
             check_pair_norm(1, 256, dtype)
+            check_likeliest(2, 700, dtype)
         check_head(dtype)
+    with torch.inference_mode():
+        check_likeliest(1, (1 << 15) + 37, torch.float32)
+        check_spread(1, 4)
+        check_spread(5, 3)
     check_head(torch.float32, head_dim=128, num_q_heads=3, num_kv_heads=1)
     check_head(torch.float32, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True)
     check_head(torch.float32, fuses=True)

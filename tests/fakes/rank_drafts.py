@@ -10,6 +10,7 @@ from workers.engine.engine import Engine
 from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
 from workers.graphs.decode_step import TorchStepKernels
 from workers.graphs.draft_graphs import DraftGraphs, draft_graph_lengths
+from workers.graphs.draft_rows import spread_rows
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
@@ -134,7 +135,9 @@ class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
         self, config: EngineConfig, backend: ReplayedVerifyBackend, shapes: list[StepShape]
     ) -> DraftGraphs:
         padding_slot = config.max_running_requests
-        return DraftGraphs(self._device_drafter, backend, self.drafts, shapes, padding_slot)
+        return DraftGraphs(
+            self._device_drafter, backend, self.drafts, shapes, padding_slot, spread_rows
+        )
 
     def _new_mark(self) -> Passed:
         return PassedAtOnce()
@@ -150,7 +153,8 @@ class ReplayingTreeRank(CudaRankTreesRunner, ReplayingRank):
     def _make_draft_graphs(
         self, config: EngineConfig, backend: ReplayedVerifyBackend, shapes: list[StepShape]
     ) -> DraftGraphs:
-        made = self._device_drafter, backend, self.drafts, shapes, config.max_running_requests
+        padding_slot = config.max_running_requests
+        made = self._device_drafter, backend, self.drafts, shapes, padding_slot, spread_rows
         return TreeDraftGraphs(*made, config.draft_tree)
 
 

@@ -9,7 +9,6 @@ before they are written anew. Knows no model and no scheduler; how a graph is ca
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,15 @@ import torch
 from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer, Replay
+from workers.graphs.draft_rows import (
+    FIRST_PLACES,
+    IDS,
+    IS_ROW,
+    POSITIONS,
+    SLOTS,
+    SpreadRows,
+    StaticRows,
+)
 from workers.sampling.transfer import upload, upload_into
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.speculation.config import SpeculativeConfig
@@ -28,65 +36,11 @@ from workers.speculation.runs import ranges
 
 logger = logging.getLogger(__name__)
 
-SLOTS, _POSITIONS, _IS_ROW, _IDS, FIRST_PLACES = range(5)
-"""Rows of the staged matrix; from the last on the cache index of each of a row's tokens."""
-
 
 def draft_graph_lengths(drafter: ChainDrafter, speculation: SpeculativeConfig) -> list[int]:
     """Tokens that a row brings to a step in which the drafter has something to do ahead."""
     lengths = {0, *draft_lengths(speculation)}
     return sorted(1 + own for own in lengths if own or drafter.reads_last)
-
-
-@dataclass(frozen=True, slots=True)
-class _StaticRows:
-    """What graphs read and write, of up to max_rows rows. staged: int64 ((4 + most tokens of a row)
-    * max_rows,), as a step fills it in by one copy, see of_rows. ids, positions, out_cache_loc:
-    int64, seq_lens, prefix_lens, is_row: int32 (max_rows,), of the pass under way. carried:
-    (max_rows, carried_size). drafts: int64 (max_rows, most drafts)."""
-
-    staged: torch.Tensor
-    ids: torch.Tensor
-    positions: torch.Tensor
-    out_cache_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    prefix_lens: torch.Tensor
-    is_row: torch.Tensor
-    ones: torch.Tensor
-    carried: torch.Tensor
-    drafts: torch.Tensor
-
-    @classmethod
-    def allocate(
-        cls,
-        max_rows: int,
-        max_tokens: int,
-        carried_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "_StaticRows":
-        staged = torch.zeros(
-            (FIRST_PLACES + max_tokens) * max_rows, dtype=torch.int64, device=device
-        )
-        ids, positions, places = torch.zeros((3, max_rows), dtype=torch.int64, device=device)
-        seq_lens, prefix_lens, is_row = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
-        return cls(
-            staged,
-            ids,
-            positions,
-            places,
-            seq_lens,
-            prefix_lens,
-            is_row,
-            torch.ones(max_rows, dtype=torch.int32, device=device),
-            torch.zeros((max_rows, carried_size), dtype=dtype, device=device),
-            torch.zeros((max_rows, max_tokens), dtype=torch.int64, device=device),
-        )
-
-    def of_rows(self, num_rows: int) -> torch.Tensor:
-        """What is staged of so many rows, a view (4 + tokens of a row, num_rows)."""
-        num_fields = len(self.staged) // num_rows
-        return self.staged[: num_fields * num_rows].view(num_fields, num_rows)
 
 
 class DraftGraphs:
@@ -95,6 +49,7 @@ class DraftGraphs:
     drafter: over a backend that can be captured and plans nothing on the host. shapes: as
     verify_shapes gives them, rows and tokens that each brings, of which the first is the one
     sampled last and the others are drafts; the largest first. padding_slot: as of DecodeGraphs.
+    spread: how the graphs' rows are made of what is staged.
     """
 
     def __init__(
@@ -104,8 +59,10 @@ class DraftGraphs:
         capturer: GraphCapturer,
         shapes: Sequence[StepShape],
         padding_slot: int,
+        spread: SpreadRows,
     ) -> None:
         self._drafter = drafter
+        self._spread = spread
         self._backend = backend
         self._capturer = capturer
         self._padding_slot = padding_slot
@@ -113,9 +70,7 @@ class DraftGraphs:
         self._lengths = sorted({one.tokens_per_row for one in shapes})
         self._max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
         config = backend.config
-        self._static = _StaticRows.allocate(
-            self._rows[-1], self._lengths[-1], drafter.carried_size, config.dtype, config.device
-        )
+        self._static = StaticRows.allocate(self._rows[-1], self._lengths[-1], config.device)
         self._table = backend.req_to_token_pool.req_to_token
         self._missing = list(shapes)
         self.num_shapes = len(shapes)
@@ -167,59 +122,47 @@ class DraftGraphs:
     def capture(self, shape: StepShape) -> None:
         """Capture one of the shapes. The trial's rows are all padding."""
         self._missing.remove(shape)
-        batch = self._batch(shape.rows)
         self._static.staged.zero_()
         self._static.of_rows(shape.rows)[SLOTS] = self._padding_slot
+        batch = self._batch(shape.rows, 0, self._static.passes(1, shape.rows).ids)
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
-        self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape, batch))
+        self._graphs[shape], _ = self._capturer.capture(lambda: self._passes(shape))
         if self.num_captured == self.num_shapes:
             logger.info("all %d graphs of drafts are captured", self.num_shapes)
 
-    def _passes(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
+    def _passes(self, shape: StepShape) -> torch.Tensor:
         """What a graph holds."""
-        static, n = self._static, shape.rows
-        self._begin(shape)
-        num_drafts = shape.tokens_per_row - 1
+        n, num_drafts = shape.rows, shape.tokens_per_row - 1
+        ids, carried = self._begin(shape)
+        drafts = self._static.drafts[:n, :num_drafts]
+        made = []
         for column in range(num_drafts):
-            self._begin_pass(batch, column)
-            ids, carried = self._drafter.draft(batch.input_ids, static.carried[:n], batch)
-            static.drafts[:n, column].copy_(ids)
-            if column + 1 < num_drafts or self._drafter.reads_last:
-                static.ids[:n].copy_(ids)
-                static.carried[:n].copy_(carried)
-                self._end_pass(n)
+            batch = self._begin_pass(n, column, ids)
+            ids, carried = self._drafter.draft(ids, carried, batch)
+            made.append(ids)
+        if made:
+            torch.stack(made, dim=1, out=drafts)
         if self._drafter.reads_last:
-            self._begin_pass(batch, shape.tokens_per_row - 1)
-            self._drafter.read(batch.input_ids, batch)
-        return static.drafts
+            self._drafter.read(ids, self._begin_pass(n, num_drafts, ids))
+        return self._static.drafts
 
-    def _begin(self, shape: StepShape) -> None:
-        """Rows as the first pass has them; the table learns where all passes write."""
+    def _begin(self, shape: StepShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first pass reads and is handed. All passes' rows are made, and the table learns
+        where they write."""
         static, n = self._static, shape.rows
         staged = static.of_rows(n)
-        positions, is_row = staged[_POSITIONS], staged[_IS_ROW]
-        static.ids[:n].copy_(staged[_IDS])
-        places = positions + self._drafter.first_position
-        static.carried[:n].copy_(self._drafter.carried_to(staged[SLOTS], places))
-        static.positions[:n].copy_(positions)
-        static.is_row[:n].copy_(is_row)
-        static.prefix_lens[:n].copy_(positions)
-        static.seq_lens[:n].copy_(positions + is_row)
-        columns = torch.arange(shape.tokens_per_row, device=positions.device).unsqueeze(1)
-        places = staged[FIRST_PLACES : FIRST_PLACES + shape.tokens_per_row]
-        slots = staged[SLOTS].expand_as(places)
-        self._table[slots, positions + columns] = places.int()
+        places = staged[POSITIONS] + self._drafter.first_position
+        carried = self._drafter.carried_to(staged[SLOTS], places)
+        passes = static.passes(shape.tokens_per_row, n)
+        self._spread(staged, passes, self._table)
+        return passes.ids, carried
 
-    def _begin_pass(self, batch: ForwardBatch, column: int) -> None:
-        n = batch.batch_size
-        batch.out_cache_loc.copy_(self._static.of_rows(n)[FIRST_PLACES + column])
-        # As in DecodeGraphs: the embedding lookup, an ordinary launch, waits for all of this.
+    def _begin_pass(self, num_rows: int, column: int, ids: torch.Tensor) -> ForwardBatch:
+        batch = self._batch(num_rows, column, ids)
+        # As in DecodeGraphs: an embedding lookup or a product, an ordinary launch, waits for all of
+        # this before the first layer attends.
         self._backend.record_step_tables(batch)
-
-    def _end_pass(self, num_rows: int) -> None:
-        static, n = self._static, num_rows
-        for tensor in (static.positions, static.prefix_lens, static.seq_lens):
-            tensor[:n].add_(static.is_row[:n])
+        return batch
 
     def _shape_for(self, plan: StepPlan) -> StepShape | None:
         """The smallest shape that holds the plan; None where there is none. A step asks several
@@ -255,38 +198,40 @@ class DraftGraphs:
         staged = np.zeros((FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
         staged[SLOTS] = self._padding_slot
         staged[SLOTS, :n] = plan.slots
-        staged[_POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
-        staged[_IS_ROW, :n] = 1
+        staged[POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
+        staged[IS_ROW, :n] = 1
         rows = np.repeat(np.arange(n), plan.num_new_tokens)
         staged[FIRST_PLACES + self._columns(step), rows] = plan.out_cache_loc
         firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
-        ids = staged[_IDS, :n] = plan.input_ids[firsts]
+        ids = staged[IDS, :n] = plan.input_ids[firsts]
         on_device = self._static.staged[: staged.size]
         upload_into(staged, on_device)
         if (ids < 0).any():
             # What a slot has sampled last is known to the device alone.
             (tokens,) = upload([firsts], on_device.device)
-            on_device.view(staged.shape)[_IDS, :n].copy_(step.ids.index_select(0, tokens))
+            on_device.view(staged.shape)[IDS, :n].copy_(step.ids.index_select(0, tokens))
 
     def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
         """Which of a row's tokens in the graph each of the step's is, int64 (num_tokens,)."""
         return ranges(np.zeros_like(step.plan.num_new_tokens), step.plan.num_new_tokens)
 
-    def _batch(self, num_rows: int) -> ForwardBatch:
-        """The batch of a capture. Its host copies are placeholders: a replay reads none."""
+    def _batch(self, num_rows: int, column: int, ids: torch.Tensor) -> ForwardBatch:
+        """Of the pass that makes a column of drafts. Its host copies are placeholders: a replay
+        reads none."""
         static, n = self._static, num_rows
+        passes = static.passes(column + 1, n)
         ones = np.ones(n, dtype=np.int32)
         return ForwardBatch(
             forward_mode=ForwardMode.DECODE,
             batch_size=n,
             num_tokens=n,
-            input_ids=static.ids[:n],
-            positions=static.positions[:n],
+            input_ids=ids,
+            positions=passes.positions[column],
             req_pool_indices=static.of_rows(n)[SLOTS],
-            seq_lens=static.seq_lens[:n],
+            seq_lens=passes.seq_lens[column],
             extend_seq_lens=static.ones[:n],
-            extend_prefix_lens=static.prefix_lens[:n],
-            out_cache_loc=static.out_cache_loc[:n],
+            extend_prefix_lens=passes.prefix_lens[column],
+            out_cache_loc=passes.places[column],
             seq_lens_cpu=ones,
             extend_seq_lens_cpu=ones,
             extend_prefix_lens_cpu=ones,

@@ -227,8 +227,10 @@ def build_draft_graphs(
     backend, speculation = _draft_backend(config, drafter), config.speculation
     if backend is None or speculation is None:
         return None
+    from workers.layers.cuda.draft_rows import spread_rows
+
     shapes = _draft_shapes(config, drafter, speculation)
-    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot)
+    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot, spread_rows)
 
 
 def build_tree_draft_graphs(
@@ -244,8 +246,12 @@ def build_tree_draft_graphs(
             backend.capability.name,
         )
         return None
+    from workers.layers.cuda.draft_rows import spread_rows
+
     shapes = _draft_shapes(config, drafter, speculation)
-    return TreeDraftGraphs(drafter, backend, capturer, shapes, padding_slot, speculation.tree)
+    return TreeDraftGraphs(
+        drafter, backend, capturer, shapes, padding_slot, spread_rows, speculation.tree
+    )
 
 
 def _draft_backend(config: EngineConfig, drafter: ChainDrafter) -> GraphAttentionBackend | None:

@@ -15,7 +15,8 @@ import torch
 from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer
-from workers.graphs.draft_graphs import FIRST_PLACES, SLOTS, DraftGraphs
+from workers.graphs.draft_graphs import DraftGraphs
+from workers.graphs.draft_rows import SLOTS, SpreadRows
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 from workers.speculation.device_growth import TreeDrafter, grow_trees, visibility_of
@@ -37,9 +38,10 @@ class TreeDraftGraphs(DraftGraphs):
         capturer: GraphCapturer,
         shapes: Sequence[StepShape],
         padding_slot: int,
+        spread: SpreadRows,
         tree: Sequence[int],
     ) -> None:
-        super().__init__(drafter, backend, capturer, shapes, padding_slot)
+        super().__init__(drafter, backend, capturer, shapes, padding_slot, spread)
         self._tree = tuple(tree)
         (self._depths,) = upload([np.array(level_depths(tree))], backend.config.device)
         self._firsts = _firsts(np.array([[1, *tree]], dtype=np.int64))[0]
@@ -72,15 +74,13 @@ class TreeDraftGraphs(DraftGraphs):
         token_ids = self._static.drafts.view(-1)[at]
         return DeviceDrafts(token_ids, self._parents.view(-1)[at] + to_rows)
 
-    def _passes(self, shape: StepShape, batch: ForwardBatch) -> torch.Tensor:
+    def _passes(self, shape: StepShape) -> torch.Tensor:
         if shape.tokens_per_row == 1:
-            return super()._passes(shape, batch)
+            return super()._passes(shape)
         static, n, num_drafts = self._static, shape.rows, shape.tokens_per_row - 1
-        self._begin(shape)
-        roots, widths = static.ids[:n], self._widths[:n]
-        trees = grow_trees(
-            self._drafter, roots, static.carried[:n], self._tree, self._prepare, widths
-        )
+        roots, carried = self._begin(shape)
+        widths = self._widths[:n]
+        trees = grow_trees(self._drafter, roots, carried, self._tree, self._prepare, widths)
         if self._drafter.reads_last:
             ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
             self._drafter.read(ids, self._prepare(trees, ids))
@@ -93,8 +93,9 @@ class TreeDraftGraphs(DraftGraphs):
         static, (n, num_tokens) = self._static, trees.parents.shape
         lens_cpu = np.full(n, num_tokens, dtype=np.int32)
         is_decode = num_tokens == 1
-        positions = static.positions[:n].unsqueeze(1) + self._depths[:num_tokens]
-        places = static.of_rows(n)[FIRST_PLACES : FIRST_PLACES + num_tokens]
+        # A pass over k tokens leaves as many keys as the kth pass of a chain.
+        passes = static.passes(num_tokens, n)
+        positions = passes.positions[0].unsqueeze(1) + self._depths[:num_tokens]
         batch = ForwardBatch(
             forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.TARGET_VERIFY,
             batch_size=n,
@@ -102,10 +103,10 @@ class TreeDraftGraphs(DraftGraphs):
             input_ids=ids,
             positions=positions.view(-1),
             req_pool_indices=static.of_rows(n)[SLOTS],
-            seq_lens=static.prefix_lens[:n] + static.is_row[:n] * num_tokens,
+            seq_lens=passes.seq_lens[-1],
             extend_seq_lens=static.ones[:n] * num_tokens,
-            extend_prefix_lens=static.prefix_lens[:n],
-            out_cache_loc=places.t().reshape(-1),
+            extend_prefix_lens=passes.prefix_lens[0],
+            out_cache_loc=passes.places.t().reshape(-1),
             seq_lens_cpu=lens_cpu,
             extend_seq_lens_cpu=lens_cpu,
             extend_prefix_lens_cpu=np.zeros_like(lens_cpu),

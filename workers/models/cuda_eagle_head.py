@@ -4,9 +4,7 @@ Products are those of the modules; what stands between two of them is one launch
 the device, and nothing is kept from one pass to the next. Needs Triton.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,6 +14,7 @@ from attention import ForwardBatch, LayerAttentionConfig
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.qkv_projection import QKVProjection, Rotation
 from workers.layers.cuda.activation import gate_and_mul
+from workers.layers.cuda.likeliest import likeliest_named
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.cuda.rope import FusedRope, RopeShape
@@ -106,8 +105,8 @@ class CudaPairAttention(PairAttention):
     def attended(
         self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        """Where the backend can, the attention kernel does all behind the projection. The embedding
-        is the ordinary launch that it asks for between the step's tables and this layer."""
+        """Where the backend can, the attention kernel does all behind the projection, which is the
+        ordinary launch that it asks for between the step's tables and itself."""
         fuses = forward_batch.attn_backend.fuses_decode_projection
         if not (forward_batch.forward_mode.is_decode and fuses(forward_batch.batch_size)):
             return super().attended(hidden, positions, forward_batch)
@@ -136,29 +135,32 @@ class CudaPairAttention(PairAttention):
 class CudaEagleLayer(EagleLayer):
     attention_class = CudaPairAttention
 
-    def inputs(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        return pair_norm(embedded, states, self._norm_weights, self.hidden_norm.eps)
-
     def inputs_at(
         self, embedded: torch.Tensor, rows: torch.Tensor | None, before: StatesBefore
     ) -> torch.Tensor:
-        """The same of rows of embedded, (m, hidden_size), or of all; nothing is gathered first."""
-        eps = self.hidden_norm.eps
-        return pair_norm(embedded, before.states, self._norm_weights, eps, rows, before.rows)
-
-    @property
-    def _norm_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.input_layernorm.weight, self.hidden_norm.weight
+        """As inputs, of rows of embedded, (m, hidden_size), or of all; gathers nothing first."""
+        weights, eps = (self.input_layernorm.weight, self.hidden_norm.weight), self.hidden_norm.eps
+        return pair_norm(embedded, before.states, weights, eps, rows, before.rows)
 
     def forward(
         self,
-        embedded: torch.Tensor,
+        inputs: torch.Tensor,
         states: torch.Tensor,
         positions: torch.Tensor,
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
         """As EagleLayer.forward; all contiguous."""
-        inputs = self.inputs(embedded, states)
+        stream, added = self.summands(inputs, states, positions, forward_batch)
+        return stream.add_(added)
+
+    def summands(
+        self,
+        inputs: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whose sum forward returns: the stream behind attention, and what is to be added."""
         attended = self.self_attn.attended(inputs, positions, forward_batch)
         # The projection's own tensor becomes the stream: others go on from the states.
         stream: torch.Tensor = self.self_attn.o_proj(attended)
@@ -166,7 +168,7 @@ class CudaEagleLayer(EagleLayer):
         normed = add_rms_norm_(states.unsqueeze(0), stream, norm.weight, norm.eps)
         gate_up = self.mlp.gate_up_proj(normed).unsqueeze(0)
         gated = gate_and_mul(gate_up, normed.dtype, self.mlp.gate)
-        return stream.add_(self.mlp.down_proj(gated))
+        return stream, self.mlp.down_proj(gated)
 
 
 class CudaEagleHead(EagleHead):
@@ -175,11 +177,6 @@ class CudaEagleHead(EagleHead):
 
     def __init__(self, spec: EagleSpec, num_positions: int, shard: ShardContext) -> None:
         super().__init__(spec, num_positions, shard)
-        ranks = partial(likeliest_tokens, rows=self.lm_head.rows, tp=shard.tp)
-        alone = partial(torch.argmax, dim=-1)
-        self._likeliest: Callable[[torch.Tensor], torch.Tensor] = (
-            alone if shard.tp.size == 1 else ranks
-        )
         self._is_alone = shard.tp.size == 1
 
     def pair_inputs(self, ids: torch.Tensor, before: StatesBefore) -> torch.Tensor:
@@ -191,6 +188,16 @@ class CudaEagleHead(EagleHead):
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         return rms_norm(states, self.norm.weight, self.norm.eps)
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """As PairHead.likeliest; a rank that has all logits needs nothing but them."""
-        return self._likeliest(functional.linear(self.normed(states), self.lm_head.weight))
+    def draft(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As PairHead.draft; a rank that has all logits needs nothing but them."""
+        inputs = self.pair_inputs(ids, StatesBefore(states))
+        positions = forward_batch.positions
+        made, added = self.midlayer.summands(inputs, states, positions, forward_batch)
+        normed = add_rms_norm_(added.unsqueeze(0), made, self.norm.weight, self.norm.eps)
+        logits = functional.linear(normed, self.lm_head.weight)
+        if self._is_alone:
+            return likeliest_named(logits, self.target_ids), made
+        columns = likeliest_tokens(logits, self.lm_head.rows, self.lm_head.tp)
+        return self.named(columns), made

@@ -73,13 +73,12 @@ class EagleLayer(nn.Module):
 
     def forward(
         self,
-        embedded: torch.Tensor,
+        inputs: torch.Tensor,
         states: torch.Tensor,
         positions: torch.Tensor,
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
-        """embedded, states (n, hidden_size) -> the stream behind the layer, alike."""
-        inputs = self.inputs(embedded, states)
+        """inputs: of the states, (n, hidden_size) -> the stream behind the layer, alike."""
         attended = self.self_attn.attended(inputs, positions, forward_batch)
         stream = states + self.self_attn.o_proj(attended)
         out: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
@@ -132,8 +131,8 @@ class EagleHead(nn.Module):
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
         """As PairHead.__call__."""
-        embedded = self.embed_tokens(ids)
-        made: torch.Tensor = self.midlayer(embedded, states, forward_batch.positions, forward_batch)
+        inputs = self.pair_inputs(ids, StatesBefore(states))
+        made: torch.Tensor = self.midlayer(inputs, states, forward_batch.positions, forward_batch)
         return made
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
@@ -146,9 +145,12 @@ class EagleHead(nn.Module):
         logits: torch.Tensor = self.lm_head(self.normed(states))
         return logits
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """As PairHead.likeliest."""
-        return self.lm_head.likeliest(self.normed(states))
+    def draft(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As PairHead.draft."""
+        made = self(ids, states, forward_batch)
+        return self.named(self.lm_head.likeliest(self.normed(made))), made
 
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named."""

@@ -156,9 +156,12 @@ class MtpHead(nn.Module):
         logits: torch.Tensor = self.shared_head.head(states)
         return logits
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """As PairHead.likeliest."""
-        return self.shared_head.head.likeliest(states)
+    def draft(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As PairHead.draft."""
+        made = self(ids, states, forward_batch)
+        return self.named(self.shared_head.head.likeliest(made)), made
 
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named: they are."""

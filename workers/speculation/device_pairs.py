@@ -84,8 +84,7 @@ class DevicePairs:
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ChainDrafter.draft: the head's own state goes with its draft."""
-        made = self._head(ids, carried, batch)
-        return self._head.named(self._head.likeliest(made)), made
+        return self._head.draft(ids, carried, batch)
 
     def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:
         """A pair is read behind the target's pass, with its states."""

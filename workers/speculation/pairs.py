@@ -68,9 +68,11 @@ class PairHead(Protocol):
         """The head's states (n, hidden_size) -> (n, tokens that the head can propose)."""
         ...
 
-    def likeliest(self, states: torch.Tensor) -> torch.Tensor:
-        """The same states -> the column of each one's largest logit, int64 (n,), the same on every
-        rank to the token."""
+    def draft(
+        self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As __call__, behind what the head takes for likeliest to follow each of the tokens: the
+        target's ids, int64 (n,), the same on every rank to the token."""
         ...
 
     def named(self, columns: torch.Tensor) -> torch.Tensor:
@@ -122,9 +124,8 @@ class PairProposer:
             pairs = last[wanting] + np.int32(column - FIRST_PAIR)
             ones = np.ones(len(wanting), dtype=np.int32)
             batch = self._passes.prepare(rows.slots[wanting], pairs, ones, before)
-            made = self._head(before, states[index], batch)
+            drafts[index, column], made = self._head.draft(before, states[index], batch)
             states = states.index_copy(0, index, made)
-            drafts[index, column] = self._head.named(self._head.likeliest(made))
         self._has_read[rows.slots] = 1
         return Drafts(drafts, rows.max_drafts)
 

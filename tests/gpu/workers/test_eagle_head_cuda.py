@@ -1,4 +1,8 @@
-"""Kernels of the fused EAGLE-3 head that no model has, against float64."""
+"""Kernels of the fused EAGLE-3 head and of graphs of drafts that no model has, against float64 and
+plain torch."""
+
+import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -9,6 +13,11 @@ from attention.qkv_projection import QKVProjection, Rotation
 from tests.fakes.qkv_projection import finish
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU
+from workers.graphs import draft_rows
+from workers.graphs.draft_rows import StaticRows
+from workers.layers.cuda.draft_rows import spread_rows
+from workers.layers.cuda.likeliest import likeliest_named
+from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.cuda.rope import FusedRope, RopeShape
 from workers.layers.rope_frequencies import RopeSpec, cos_sin_table
@@ -55,3 +64,50 @@ def test_keys_without_queries_go_to_their_places(dtype, num_kv, head_dim) -> Non
     for got, want in zip(pages.flatten(1, 2), wanted, strict=True):
         assert_close(got[places], want, dtype)
         assert not got[untouched].any()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens"), [(1, 32000), (64, 32000), (3, 151936), (256, 131)]
+)
+def test_the_likeliest_is_what_torch_says_bit_for_bit(dtype, num_rows, num_tokens) -> None:
+    """Of noise, of few values that are often equal, and beside what is no number."""
+    values = torch.tensor([-math.inf, -2.5, -0.0, 0.0, 1.5, math.inf, math.nan], device=CUDA)
+    names = torch.randperm(num_tokens, device=CUDA)
+    noise = torch.randn(num_rows, num_tokens, device=CUDA)
+    few = [
+        values[torch.randint(0, most, noise.shape, device=CUDA)]
+        for most in range(1, len(values) + 1)
+    ]
+    for logits in (noise, noise.round(), *few):
+        own = logits.to(dtype)
+        assert torch.equal(likeliest_named(own, names), names[own.argmax(dim=-1)])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 64])
+def test_a_sum_that_is_normed_at_once_is_the_same_sum(num_tokens) -> None:
+    stream, added = torch.randn(2, num_tokens, 4096, device=CUDA).bfloat16()
+    weight = torch.randn(4096, device=CUDA).bfloat16()
+    want = stream + added
+    normed = add_rms_norm_(added.unsqueeze(0), stream, weight, 1e-5)
+    assert torch.equal(stream, want)
+    assert torch.equal(normed, rms_norm(want, weight, 1e-5))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 256])
+@pytest.mark.parametrize("num_passes", [1, 4, 17])
+def test_all_passes_of_drafts_are_spread_at_once(num_rows, num_passes) -> None:
+    shape = (4 + num_passes + 1, num_rows)
+    staged = torch.randint(0, 10**6, shape, device=CUDA)
+    is_row = torch.arange(num_rows, device=CUDA) % 3 != 2
+    staged[draft_rows.SLOTS] = torch.randperm(num_rows, device=CUDA)
+    staged[draft_rows.POSITIONS] = torch.randint(0, 40, (num_rows,), device=CUDA) * is_row
+    staged[draft_rows.IS_ROW] = is_row
+    spread = []
+    for kind in (draft_rows.spread_rows, spread_rows):
+        static = StaticRows.allocate(num_rows + 1, num_passes + 1, CUDA)
+        table = torch.full((num_rows, 64), -7, dtype=torch.int32, device=CUDA)
+        kind(staged, static.passes(num_passes, num_rows), table[:, 1:])
+        own = static.all_passes
+        spread.append((table, *(getattr(own, field.name) for field in fields(own))))
+    assert all(torch.equal(*pair) for pair in zip(*spread, strict=True))

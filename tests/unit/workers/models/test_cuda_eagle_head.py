@@ -16,7 +16,7 @@ from tests.fakes.eagle_heads import eagle_spec
 from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.model_rows import make_batch
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, Variant
-from workers.layers.cuda import pair_norm
+from workers.layers.cuda import draft_rows, likeliest, pair_norm
 from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
 from workers.models.cuda_eagle_head import CudaEagleHead
@@ -30,6 +30,8 @@ ROWS = {0: [7], 1: [11], 2: [13]}
 PREFIXES = dict.fromkeys(ROWS, 4)
 _NORMED = dict.fromkeys(("first", "second", "first_weight", "second_weight", "out"), "*bf16")
 _ROWS = {"first_rows": "*i64", "second_rows": "*i32"}
+_INT64 = dict.fromkeys(("staged", "ids", "positions", "places"), "*i64")
+_INT32 = dict.fromkeys(("prefix_lens", "seq_lens", "table"), "*i32")
 _ROPE = OTHERS["rope"]
 _KEYS = {"NUM_Q": 0, "NUM_SPLITS": 1, "HAS_BIAS": False, "HAS_NORM": False}
 KERNELS = {
@@ -38,6 +40,18 @@ KERNELS = {
         {**_NORMED, **_ROWS, "eps": "fp32"},
         {"BLOCK": 8192, "FIRST_HAS_ROWS": True, "SECOND_HAS_ROWS": True},
         {"num_warps": 16},
+    ),
+    "likeliest": Variant(
+        likeliest._likeliest_kernel,
+        {"logits": "*bf16", "names": "*i64", "out": "*i64"},
+        {"BLOCK": 32768},
+        {"num_warps": 16},
+    ),
+    "spread_rows": Variant(
+        draft_rows._spread_rows_kernel,
+        {**_INT64, **_INT32},
+        {"BLOCK": 256},
+        {"num_warps": 4},
     ),
     "rope of keys": replace(
         _ROPE,
@@ -118,7 +132,7 @@ def num_launches(monkeypatch, head_class, fuses=False, kv_dtype=torch.bfloat16):
     batch = make_batch(ROWS, PREFIXES, attention)
     before = StatesBefore(states, torch.arange(len(states)))
     with launches:
-        head.named(head.likeliest(head(batch.input_ids, states, batch)))
+        head.draft(batch.input_ids, states, batch)
         num_of_pass = launches.num
         tokens = TokenInputs(batch.input_ids, batch.positions)
         head.read(tokens, before, batch.out_cache_loc, attention)
@@ -132,9 +146,9 @@ def test_a_pass_is_few_launches(monkeypatch) -> None:
     of_pass, of_read = num_launches(monkeypatch, EagleHead)
     assert of_pass > 60
     assert of_read > 30
-    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (14, 3)
-    assert num_launches(monkeypatch, CudaEagleHead) == (17, 3)
-    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (17, 5)
+    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (11, 3)
+    assert num_launches(monkeypatch, CudaEagleHead) == (14, 3)
+    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (14, 5)
 
 
 @pytest.mark.parametrize(
