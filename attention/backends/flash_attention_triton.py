@@ -62,12 +62,16 @@ class TritonDecodeFlashAttentionBackend(FlashAttentionBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
-        if forward_batch.forward_mode.is_decode and forward_batch.batch_size:
-            self._decoder.plan(self._cache_seqlens())
+        self._plan_decoding(forward_batch)
 
     def record_step_tables(self, forward_batch: ForwardBatch) -> None:
         super().record_step_tables(forward_batch)
-        self._decoder.plan(self._cache_seqlens())
+        self._plan_decoding(forward_batch)
+
+    def _plan_decoding(self, forward_batch: ForwardBatch) -> None:
+        """Of steps with other rows FlashAttention-3 attends to all."""
+        if forward_batch.forward_mode.is_decode and forward_batch.batch_size:
+            self._decoder.plan(self._cache_seqlens())
 
     def _start_step(self, tables: AccountTables, facts: StepFacts) -> None:
         super()._start_step(tables, facts)

@@ -8,18 +8,23 @@ import pytest
 import torch
 
 from attention import ForwardMode, LayerAttentionConfig
-from attention.backends import flash_attention
+from attention.backends import flash_attention, triton_decoder
 from attention.backends.flash_attention import (
     DeterministicFlashAttentionBackend,
     FlashAttentionBackend,
 )
 from attention.backends.flash_attention_chunks import ChunkedFlashAttentionBackend
 from attention.backends.flash_attention_fp8 import Fp8FlashAttentionBackend
+from attention.backends.flash_attention_triton import TritonDecodeFlashAttentionBackend
 from attention.kernels.providers import FlashAttention3
 from attention.memory import cuda_kv_pool
 from attention.memory.cuda_kv_pool import CudaFp8MHATokenToKVPool
 from attention.memory.token_to_kv_pool import MHATokenToKVPool
-from tests.fakes.flash_attention import fake_flash_attention_3, fake_triton_kernels
+from tests.fakes.flash_attention import (
+    FakePagedDecode,
+    fake_flash_attention_3,
+    fake_triton_kernels,
+)
 from tests.unit.attention.cases import CaseSpec, build_case, relative_error, rows_of
 
 BF16_TOLERANCE = 1e-2
@@ -68,7 +73,9 @@ def calls(monkeypatch):
     return own
 
 
-def run_step(rows, backend_class, layers, is_captured=True, is_fp8=False):
+def run_step(
+    rows, backend_class, layers, is_captured=True, is_fp8=False, mode=ForwardMode.TARGET_VERIFY
+):
     """All layers of a step, each over the same new tokens; the outputs by layer."""
     spec = CaseSpec(rows, dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
     case = build_case(spec)
@@ -83,7 +90,7 @@ def run_step(rows, backend_class, layers, is_captured=True, is_fp8=False):
     backend = backend_class(config, case.req_to_token_pool, pool)
     batch = replace(
         case.batch,
-        forward_mode=ForwardMode.TARGET_VERIFY,
+        forward_mode=mode,
         attn_backend=backend,
         is_captured=is_captured,
     )
@@ -153,6 +160,24 @@ def test_a_plan_is_of_one_step(calls):
         run_step(rows, FlashAttentionBackend, (PLAIN,))
     ((*_, made),) = calls.plans
     assert [own is made for own in calls.schedules] == [True, False]
+
+
+@pytest.mark.parametrize(("mode", "num_plans"), [("DECODE", 2), ("TARGET_VERIFY", 0)])
+def test_only_decode_graphs_plan_for_the_triton_kernel(calls, monkeypatch, mode, num_plans):
+    """One plan a window."""
+    planned = []
+
+    class CountedDecode(FakePagedDecode):
+        def plan(self, cache_seqlens, sliding_window_size):
+            planned.append(sliding_window_size)
+            return super().plan(cache_seqlens, sliding_window_size)
+
+    monkeypatch.setattr(triton_decoder, "PagedDecode", CountedDecode)
+    rows = rows_of((7, 1), (100, 1)) if mode == "DECODE" else CHAINS
+    layers = (PLAIN, WINDOW, PLAIN)
+    run_step(rows, TritonDecodeFlashAttentionBackend, layers, mode=ForwardMode[mode])
+    assert len(planned) == num_plans
+    assert len(calls.plans) == 2 - num_plans
 
 
 def test_the_deterministic_variation_plans_nothing(calls):
