@@ -151,8 +151,7 @@ class DraftGraphs:
         where they write."""
         static, n = self._static, shape.rows
         staged = static.of_rows(n)
-        places = staged[POSITIONS] + self._drafter.first_position
-        carried = self._drafter.carried_to(staged[SLOTS], places)
+        carried = self._drafter.carried_to(staged[SLOTS], staged[POSITIONS])
         passes = static.passes(shape.tokens_per_row, n)
         self._spread(staged, passes, self._table)
         return passes.ids, carried

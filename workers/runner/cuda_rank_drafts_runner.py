@@ -217,8 +217,12 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         return True
 
     def _taps_of_replay(self, graphs: StepGraphs, plan: StepPlan) -> tuple[torch.Tensor, ...]:
-        """Of the plan's tokens."""
+        """Of the plan's tokens. Where these have no padding between them, views, to be read before
+        the next replay."""
         if self._static_taps is None or not isinstance(graphs, VerifyGraphs):
             return ()
+        num_tokens = len(graphs.replayed_places)
+        if graphs.replayed_places[-1] == num_tokens - 1:
+            return tuple(tap[:num_tokens] for tap in self._static_taps.tensors)
         (places,) = upload([graphs.replayed_places], self._device)
         return tuple(tap.index_select(0, places) for tap in self._static_taps.tensors)

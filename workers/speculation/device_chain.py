@@ -16,8 +16,7 @@ class ChainDrafter(Protocol):
     """What is the same in every pass of a drafter.
 
     backend: over a pool with the target's cache indices. first_position: the text's position that
-    it counts as 0. carried_size: of what a pass hands to the next one of its row, 0 for nothing.
-    reads_last: whether it has to read a row's last draft, too.
+    it counts as 0. reads_last: whether it has to read a row's last draft, too.
     """
 
     @property
@@ -25,17 +24,16 @@ class ChainDrafter(Protocol):
     @property
     def first_position(self) -> int: ...
     @property
-    def carried_size(self) -> int: ...
-    @property
     def reads_last(self) -> bool: ...
 
     def capture_obstacle(self, max_context_len: int) -> str:
         """As CausalLM.capture_obstacle, of a pass."""
         ...
 
-    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Tokens at places of slots, int64 (n,) both, which the first pass reads -> what is handed
-        to it, (n, carried_size). A graph can have it."""
+    def carried_to(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens of slots at positions as the drafter counts them, int64 (n,) both, which the first
+        pass reads -> what is handed to it, (n, size), of size 0 for nothing. A graph can have
+        it."""
         ...
 
     def draft(
@@ -57,7 +55,8 @@ def draft_chains(drafter: ChainDrafter, passes: DevicePasses, step: DrafterStep)
     (firsts,) = upload([runs.firsts], device)
     step.place_tokens()
     slots, places = (own.index_select(0, firsts) for own in (step.token_slots, step.places))
-    ids, carried = step.ids.index_select(0, firsts), drafter.carried_to(slots, places)
+    ids = step.ids.index_select(0, firsts)
+    carried = drafter.carried_to(slots, places - drafter.first_position)
     for column in range(runs.width):
         wanting = np.flatnonzero(runs.num_drafts > column)
         (index,) = upload([wanting], device)

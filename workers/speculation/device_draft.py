@@ -27,7 +27,6 @@ class DeviceDraftModel:
     """
 
     first_position = 0
-    carried_size = 0
     reads_last = True
     reads_target = False
 
@@ -65,7 +64,7 @@ class DeviceDraftModel:
         """As ChainDrafter.capture_obstacle."""
         return self._model.capture_obstacle(max_context_len)
 
-    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def carried_to(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Nothing."""
         return slots.new_empty((len(slots), 0))
 

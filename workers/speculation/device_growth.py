@@ -31,7 +31,7 @@ class TreeDrafter(ChainDrafter, Protocol):
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch, newest: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Trees so far, int64 (n,), with what a pass has handed over for the token before each, (n,
-        carried_size). newest: int64 (m,), which of them are of the last level -> logits behind
+        size). newest: int64 (m,), which of them are of the last level -> logits behind
         these, (m, tokens that may be proposed), and what is handed on for each of the n."""
         ...
 
@@ -48,7 +48,7 @@ def grow_trees(
     batch_of: BatchOf,
     own_widths: torch.Tensor | None = None,
 ) -> DeviceTrees:
-    """Trees of one shape behind roots, int64 (n,). carried: (n, carried_size), what goes with
+    """Trees of one shape behind roots, int64 (n,). carried: (n, size), what goes with
     these. own_widths: int64 (n, len(widths)), how many of its first drafts at each depth a row has,
     none behind a depth with none; the others are any, and nothing of a row's own stands behind
     them. None: all have all. Nothing depends on what the device holds: a graph can have all of it.
@@ -122,7 +122,8 @@ def _grown(
     (tokens,) = upload([firsts], device)
     roots = step.ids.index_select(0, tokens)
     own_slots, places = (own.index_select(0, tokens) for own in (step.token_slots, step.places))
-    return grow_trees(drafter, roots, drafter.carried_to(own_slots, places), widths, batch_of)
+    carried = drafter.carried_to(own_slots, places - drafter.first_position)
+    return grow_trees(drafter, roots, carried, widths, batch_of)
 
 
 def visibility_of(trees: DeviceTrees) -> Visibility:

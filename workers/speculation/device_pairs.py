@@ -38,7 +38,6 @@ class DevicePairs:
         states: torch.Tensor,
     ) -> None:
         self.backend = backend
-        self.carried_size = states.shape[1]
         self._head = head
         self._passes = DevicePasses(backend)
         self._pool = backend.token_to_kv_pool
@@ -71,9 +70,10 @@ class DevicePairs:
         """As ChainDrafter.capture_obstacle."""
         return self._head.capture_obstacle()
 
-    def carried_to(self, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The target's fused states of the tokens before these, none of them a draft of a tree."""
-        return self._states.index_select(0, self._table[slots, places - 1])
+    def carried_to(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The target's fused states of the tokens before these, none of them a draft of a tree: in
+        the table a pair stands where the text has the token before it."""
+        return self._states.index_select(0, self._table[slots, positions])
 
     def _indices_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
         """Cache indices of the tokens before the step's, int (num_tokens,); any for first ones.
