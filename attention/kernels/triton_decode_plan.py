@@ -42,6 +42,24 @@ def _cut_rows(
 cut_rows = triton.jit(_cut_rows)
 
 
+def _load(
+    seq_lens: tl.tensor,
+    chunk: tl.tensor,
+    slack_eighths: tl.tensor,
+    window: tl.tensor,
+    block_keys: tl.constexpr,
+) -> tl.tensor:
+    """How many places the rows take with such chunks, each _WHOLE. A row of one chunk counts by its
+    length, as it ends early."""
+    slack = chunk * slack_eighths // 8
+    first_keys, _, num_chunks = cut_rows(seq_lens, chunk, slack, window, block_keys)
+    share = tl.minimum((seq_lens - first_keys) * _WHOLE // chunk, _WHOLE)
+    return tl.sum(tl.where(num_chunks > 1, num_chunks * _WHOLE, share))
+
+
+load_of = triton.jit(_load)
+
+
 def _fitting_chunk(
     seq_lens: tl.tensor,
     ideal: tl.tensor,
@@ -51,17 +69,14 @@ def _fitting_chunk(
     block_keys: tl.constexpr,
 ) -> tl.tensor:
     """ideal, or as much more that rounding rows' shares up makes no more chunks than can run at
-    once, where up to half more is enough: what is left over would run alone, behind the others. A
-    row of one chunk counts by its length, as it ends early."""
+    once, where up to half more is enough: what is left over would run alone, behind the others."""
     fitting = ideal
-    for _ in tl.static_range(_NUM_GROWTHS):
-        slack = fitting * slack_eighths // 8
-        first_keys, _, num_chunks = cut_rows(seq_lens, fitting, slack, window, block_keys)
-        share = tl.minimum((seq_lens - first_keys) * _WHOLE // fitting, _WHOLE)
-        load = tl.sum(tl.where(num_chunks > 1, num_chunks * _WHOLE, share))
-        fitting = tl.where(
-            load > target_chunks * _WHOLE, fitting + ideal // _GROWTHS_TO_DOUBLE, fitting
-        )
+    num_growths = 0
+    load = load_of(seq_lens, fitting, slack_eighths, window, block_keys)
+    while (load > target_chunks * _WHOLE) & (num_growths < _NUM_GROWTHS):
+        fitting += ideal // _GROWTHS_TO_DOUBLE
+        num_growths += 1
+        load = load_of(seq_lens, fitting, slack_eighths, window, block_keys)
     return fitting
 
 
