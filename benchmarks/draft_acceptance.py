@@ -1,6 +1,7 @@
 """How many tokens does a step bring with each proposer, in text that the model makes up?
 
-    python -m benchmarks.draft_acceptance [--prompts 24] [--max-draft-tokens 4] [--methods ...]
+    python -m benchmarks.draft_acceptance [--prompts 24] [--max-draft-tokens 4] [--methods ...] \
+        [--draft-quantization fp8]
 
 The built-in model, greedy, on CPU, one request at a time behind the beginnings of held-out
 documents. Texts are those without drafts. Prints, by proposer, the acceptance length (tokens of a
@@ -12,6 +13,7 @@ import argparse
 import sysconfig
 import time
 from pathlib import Path
+from typing import get_args
 
 from tokenizers import Tokenizer
 
@@ -21,6 +23,7 @@ from workers.builtin.corpus import collect_corpus, is_held_out
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats
 from workers.sampling.params import SamplingParams
+from workers.speculation.config import DraftQuantization
 
 METHODS = ("none", "ngram", "suffix", "draft:builtin-draft", "eagle3:builtin-head")
 PROMPT_TOKENS = 64
@@ -41,6 +44,7 @@ def served(
     max_draft_tokens: int,
     sampling: SamplingParams,
     enable_overlap: bool = True,
+    draft_quantization: DraftQuantization | None = None,
 ) -> tuple[EngineStats, float]:
     """What an engine counted, and the tokens a second that it made. enable_overlap: the last steps
     of a text have fewer drafts than there is room for, as what holds is known one step late."""
@@ -53,6 +57,7 @@ def served(
             speculative=None if method == "none" else method,
             draft_policy="fixed",
             max_draft_tokens=max_draft_tokens,
+            draft_quantization=draft_quantization,
         )
     )
     try:
@@ -65,8 +70,15 @@ def served(
         engine.close()
 
 
-def row_of(method: str, prompts: list[list[int]], max_draft_tokens: int) -> str:
-    stats, rate = served(method, prompts, max_draft_tokens, SAMPLING)
+def row_of(
+    method: str,
+    prompts: list[list[int]],
+    max_draft_tokens: int,
+    draft_quantization: DraftQuantization | None,
+) -> str:
+    stats, rate = served(
+        method, prompts, max_draft_tokens, SAMPLING, draft_quantization=draft_quantization
+    )
     if not stats.num_drafted_runs:
         return f"| {method} | | | {rate:.0f} |"
     length = 1 + stats.num_accepted_draft_tokens / stats.num_drafted_runs
@@ -79,13 +91,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--max-draft-tokens", type=int, default=4)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--draft-quantization", choices=get_args(DraftQuantization))
     arguments = parser.parse_args()
     prompts = held_out_prompts(arguments.prompts)
-    print(f"{len(prompts)} prompts, {arguments.max_draft_tokens} drafts a step")
+    quantization = arguments.draft_quantization
+    print(
+        f"{len(prompts)} prompts, {arguments.max_draft_tokens} drafts a step"
+        + (f", by weights in {quantization}" if quantization else "")
+    )
     print("| proposer | acceptance length | right, by place | tokens/s |")
     print("|---|---|---|---|")
     for method in arguments.methods:
-        print(row_of(method, prompts, arguments.max_draft_tokens), flush=True)
+        row = row_of(method, prompts, arguments.max_draft_tokens, quantization)
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from workers.config import (
     QuantizedProducts,
 )
 from workers.errors import ConfigError
-from workers.speculation.config import DraftPolicyName, SpeculativeConfig
+from workers.speculation.config import DraftPolicyName, DraftQuantization, SpeculativeConfig
 
 ENV_PREFIX = "TESSERA_"
 ENV_SEPARATOR = "__"
@@ -106,6 +106,7 @@ class EngineSettings(FrozenSettings):
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
     draft_tree: tuple[int, ...] = ()
+    draft_quantization: DraftQuantization | None = None
     max_loras: int = 0
     max_lora_rank: int = 64
     max_cpu_loras: int = 256

@@ -6,8 +6,10 @@ from typing import Literal
 from workers.errors import ConfigError
 from workers.speculation.config import (
     DraftPolicyName,
+    DraftQuantization,
     SpeculativeConfig,
     check_draft_limits,
+    check_quantization,
     check_tree,
 )
 
@@ -65,6 +67,10 @@ class EngineConfig:
     draft_tree: of all but "ngram" and "dflash", how many of the likeliest drafts a step verifies
     one, two, ... tokens ahead, [4, 4, 2] for 10 together, whatever max_draft_tokens is; empty: one
     behind the other. On CPU only.
+    draft_quantization: of the draft model or the EAGLE-3 head; "fp8" rounds linear layers of its
+    unquantised checkpoint as quantization does the model's, the head's logits among them, so that a
+    draft reads half the bytes on CUDA from sm90 on. Texts stay. None: a draft model follows
+    quantization, a head is as its checkpoint has it.
     deterministic: a request has the same tokens and log probabilities, bit for bit, whatever shares
     its batch, however its prompt is cut and whatever is cached: by kernels that do not depend on
     these, on CPU token by token. What cannot is refused at the start, with the reason.
@@ -131,6 +137,7 @@ class EngineConfig:
     max_draft_tokens: int = 4
     draft_policy: DraftPolicyName = "adaptive"
     draft_tree: tuple[int, ...] = ()
+    draft_quantization: DraftQuantization | None = None
     max_loras: int = 0
     max_lora_rank: int = 64
     max_cpu_loras: int = 256
@@ -186,6 +193,8 @@ class EngineConfig:
         self._check_ranks()
         check_draft_limits(self.max_draft_tokens, self.draft_policy)
         check_tree(self.draft_tree)
+        if self.draft_quantization is not None:
+            check_quantization(self.draft_quantization, self.speculation)
         if self.speculation is not None:
             self._check_deterministic()
         for name in ("page_size", "num_pages", "max_context_len", "num_cpu_threads"):

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -54,6 +54,7 @@ from workers.engine.engine import Engine
 from workers.parallel.local_engine import build_local_engine
 from workers.sampling.params import SamplingParams
 from workers.speculation.adaptive import AdaptiveLength
+from workers.speculation.config import DraftQuantization
 
 KINDS = ("plain", "chains", "adaptive", "trees")
 _TREE = (4, 4, 4, 4)
@@ -78,7 +79,8 @@ def kinds_of(arguments: argparse.Namespace, speculative: str) -> Iterator[Kind]:
     """As asked for, the largest steps last. speculative: as in EngineConfig."""
     if "plain" in arguments.kinds:
         yield Kind("plain", {}, 0)
-    by, fixed = {"speculative": speculative}, {"draft_policy": "fixed"}
+    by = {"speculative": speculative, "draft_quantization": arguments.draft_quantization}
+    fixed = {"draft_policy": "fixed"}
     if "chains" in arguments.kinds:
         for most in arguments.chains:
             yield Kind(f"chain of {most}", {**by, **fixed, "max_draft_tokens": most}, most)
@@ -166,6 +168,11 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add_decode_arguments(parser)
     parser.add_argument("--acceptance", type=float, nargs="+", default=[3.0], help="tokens a step")
     parser.add_argument("--head", type=Path, help="config.json of an EAGLE-3 head; none: n-grams")
+    parser.add_argument(
+        "--draft-quantization",
+        choices=get_args(DraftQuantization),
+        help="of the head's weights; none: 16 bits",
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="default: all that there are")
     parser.add_argument("--chains", type=int, nargs="+", default=[3, 5])
     parser.add_argument(
@@ -181,6 +188,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.head is None and (arguments.tree or "trees" in (arguments.kinds or ())):
         parser.error("trees are a head's: name its config.json by --head")
+    if arguments.head is None and arguments.draft_quantization is not None:
+        parser.error("weights to round are a head's: name its config.json by --head")
     is_even = arguments.draw == "even"
     if is_even and "adaptive" in (arguments.kinds or ()):
         parser.error(
@@ -203,7 +212,11 @@ def main() -> None:
         for kind in kinds_of(arguments, speculative):
             start_s = time.perf_counter()
             engine = build(folder, arguments.tp, kind)
-            started = {"drafts": kind.name, "start_s": round(time.perf_counter() - start_s, 1)}
+            started = {
+                "drafts": kind.name,
+                "draft_quantization": kind.settings.get("draft_quantization"),
+                "start_s": round(time.perf_counter() - start_s, 1),
+            }
             print(json.dumps(started), flush=True)
             for row in measure(engine, kind, arguments):
                 print(json.dumps(row), flush=True)

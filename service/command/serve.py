@@ -59,6 +59,13 @@ Drafts = Annotated[
         "draft:builtin-draft and eagle3:builtin-head are the built-in model's.",
     ),
 ]
+DraftWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-quantization",
+        help="fp8: round the draft model's or EAGLE-3 head's weights while loading; texts stay.",
+    ),
+]
 Deterministic = Annotated[
     bool | None,
     typer.Option(
@@ -156,6 +163,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
     quantization: WeightsFormat = None,
     kv_cache_dtype: KVCache = None,
     speculative: Drafts = None,
+    draft_quantization: DraftWeights = None,
     deterministic: Deterministic = None,
     attention_backend: Attention = None,
     prefill_attention_backend: PrefillAttention = None,
@@ -181,6 +189,7 @@ def serve(  # noqa: PLR0913  one parameter a flag
         "engine.quantization": quantization,
         "engine.kv_cache_dtype": kv_cache_dtype,
         "engine.speculative": speculative,
+        "engine.draft_quantization": draft_quantization,
         "engine.deterministic": deterministic,
         "engine.attention_backend": attention_backend,
         "engine.prefill_attention_backend": prefill_attention_backend,

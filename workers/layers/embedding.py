@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from workers.layers.formats.format import Cut
+from workers.layers.formats.layer import LinearLayer
 from workers.layers.sharding import ShardContext, ShardedLayer, TensorSource, copy_slice
 from workers.parallel.group import TPGroup
 
@@ -40,7 +42,10 @@ class _VocabParallelWeight(ShardedLayer):
         self.tp = shard.tp
         self.rows = VocabShard.of_rank(vocab_size, shard.tp)
         self._whole_shape = (vocab_size, hidden_size)
-        self.weight = shard.empty_parameter(self.rows.num_rows, hidden_size)
+        self.weight = self._empty(shard, self.rows.num_rows, hidden_size)
+
+    def _empty(self, shard: ShardContext, num_rows: int, hidden_size: int) -> nn.Parameter:
+        return shard.empty_parameter(num_rows, hidden_size)
 
     def checkpoint_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {"weight": self._whole_shape}
@@ -83,11 +88,8 @@ class ScaledVocabParallelEmbedding(VocabParallelEmbedding):
         return super().forward(input_ids) * self.factor
 
 
-def vocab_logits(
-    hidden: torch.Tensor, weight: torch.Tensor, vocab_size: int, tp: TPGroup
-) -> torch.Tensor:
-    """hidden (m, hidden_size), weight (num_rows, hidden_size) -> float32 (m, vocab_size)."""
-    local = functional.linear(hidden, weight)
+def vocab_logits(local: torch.Tensor, vocab_size: int, tp: TPGroup) -> torch.Tensor:
+    """local (m, num_rows), each rank's logits -> float32 (m, vocab_size)."""
     return tp.all_gather_last_dim(local)[:, :vocab_size].float()
 
 
@@ -114,12 +116,34 @@ def likeliest_tokens(local: torch.Tensor, rows: VocabShard, tp: TPGroup) -> torc
 class ParallelLMHead(_VocabParallelWeight):
     """hidden (m, hidden_size) -> logits float32 (m, vocab_size), whole on every rank."""
 
+    def local(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (m, hidden_size) -> logits of this rank's rows, (m, num_rows)."""
+        return functional.linear(hidden, self.weight)
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return vocab_logits(hidden, self.weight, self.vocab_size, self.tp)
+        return vocab_logits(self.local(hidden), self.vocab_size, self.tp)
 
     def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (m, hidden_size) -> likeliest_tokens of these logits, int64 (m,)."""
-        return likeliest_tokens(functional.linear(hidden, self.weight), self.rows, self.tp)
+        return likeliest_tokens(self.local(hidden), self.rows, self.tp)
+
+
+class FormattedLMHead(ParallelLMHead, LinearLayer):
+    """ParallelLMHead whose weight may be stored in a format: a drafter's, whose logits change no
+    text."""
+
+    def _empty(self, shard: ShardContext, num_rows: int, hidden_size: int) -> nn.Parameter:
+        return shard.empty_weight(num_rows, hidden_size)
+
+    def weight_cuts(self) -> Mapping[str, Cut]:
+        """Of the real rows: those of padding are not stored."""
+        first, columns = self.rows.first_row, slice(0, self._whole_shape[1])
+        return {"": Cut(self._whole_shape, slice(first, first + self.rows.num_real_rows), columns)}
+
+    def local(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.product(hidden)
+        num_padded = self.rows.num_rows - logits.shape[1]
+        return functional.pad(logits, (0, num_padded)) if num_padded else logits
 
 
 class TiedLMHead(nn.Module):
@@ -132,4 +156,5 @@ class TiedLMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         (embedding,) = self._embedding
-        return vocab_logits(hidden, embedding.weight, embedding.vocab_size, embedding.tp)
+        local = functional.linear(hidden, embedding.weight)
+        return vocab_logits(local, embedding.vocab_size, embedding.tp)

@@ -5,14 +5,15 @@ ones hold a share of the input features and sum their partial outputs. The schem
 (Shoeybi et al., 2019, section 3). How a checkpoint stores a weight, formats say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from workers.layers.formats.format import Cut
-from workers.layers.formats.layer import LinearLayer
+from workers.layers.formats.layer import LinearLayer, Multiply, with_bias_
+from workers.layers.kept.weight import KeptWeight
 from workers.layers.sharding import (
     FusedLayer,
     KVHeadShard,
@@ -64,7 +65,7 @@ class ColumnParallelLinear(LinearLayer):
         return parameter, (rows, *columns[: parameter.dim() - 1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)
 
 
 class _FusedRowsLinear(FusedLayer, LinearLayer):
@@ -111,7 +112,7 @@ class _FusedRowsLinear(FusedLayer, LinearLayer):
         copy_slice(target, tensor, slice(first_row, first_row + rows))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)
 
 
 class MergedColumnParallelLinear(_FusedRowsLinear):
@@ -162,6 +163,21 @@ class QKVParallelLinear(_FusedRowsLinear):
         super().__init__(in_features, rows_of, has_bias, shard)
         self.tp_q_head_num = self_q_heads
         self.tp_k_head_num = kv.num_heads
+        self._multiply_kv: Multiply | None = None
+
+    def multiply_kept_by(self, make: Callable[[KeptWeight], Multiply]) -> None:
+        super().multiply_kept_by(make)
+        if self.kept is not None:
+            self._multiply_kv = make(self.kept.from_row(self.split_sizes[0]))
+
+    def keys_and_values(self, x: torch.Tensor) -> torch.Tensor:
+        """x (n, in_features) -> (n, 2 * tp_k_head_num * head_dim): k, then v, by their rows of the
+        weight alone."""
+        first = self.split_sizes[0]
+        bias = None if self.bias is None else self.bias[first:]
+        if self._multiply_kv is None:
+            return functional.linear(x, self.weight[first:], bias)
+        return with_bias_(self._multiply_kv(x), bias)
 
 
 class RowParallelLinear(LinearLayer):
@@ -206,6 +222,6 @@ class RowParallelLinear(LinearLayer):
         return self.weight, (rows, slice(self._first_column, self._first_column + self._columns))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        partial = functional.linear(x, self.weight)
+        partial = self.product(x)
         whole = self._tp.all_reduce(partial)
         return whole if self.bias is None else whole + self.bias

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-from torch.nn import functional
 
 from workers.layers.formats.format import Cut
 from workers.layers.formats.layer import LinearLayer
@@ -36,4 +35,4 @@ class ReplicatedLinear(LinearLayer):
         return parameter, tuple(slice(0, size) for size in parameter.shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        return self.product(x, self.bias)

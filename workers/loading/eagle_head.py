@@ -5,7 +5,7 @@ another target is an error that names it. Knows no KV memory.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from attention.kernels.providers import probe_triton
+from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.layer import StoredTensors, unquantised
 from workers.layers.sharding import ShardContext
@@ -20,6 +21,7 @@ from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.draft_head import LoadedHead
 from workers.loading.loader import LoadedModel
 from workers.loading.model_folder import architecture_of, read_hf_config
+from workers.loading.rounded_drafter import draft_recipe, multiply_as_kept, rounded
 from workers.loading.weights import check_shapes, fill_with_noise, shown
 from workers.models.eagle_head import NUM_TAPS, EagleHead, EagleSpec, kernel_obstacle
 from workers.models.llama_family import llama_family_spec
@@ -104,12 +106,12 @@ def _usual_taps(folder: Path, num_layers: int) -> tuple[int, ...]:
 
 
 def load_head(
-    folder: Path, target: LoadedModel, shard: ShardContext, dummy_seed: int | None
+    config: EngineConfig, folder: Path, target: LoadedModel, shard: ShardContext
 ) -> LoadedHead:
     """This rank's share of the head, for the target, which hands over its states from here on.
 
-    dummy_seed: of noise in place of the checkpoint's weights, None for the checkpoint's. Raises
-    ModelLoadError for a folder without such a head, ConfigError for one that is not the target's.
+    Rounded where config.draft_quantization says so. Raises ModelLoadError for a folder without such
+    a head, ConfigError for one that is not the target's, or that is to be rounded and is quantised.
     """
     if not folder.is_dir():
         raise ModelLoadError(
@@ -122,12 +124,17 @@ def load_head(
         target.model.tap_layers(head_config.tap_layers)
     except ValueError as error:
         raise ConfigError(f"{folder} and {target.facts.name}: {error}") from error
+    recipe = draft_recipe(config, folder)
     head_class = head_class_for(head_config.spec, shard.device)
+    shard = replace(shard, has_formats=recipe is not None)
     head = head_class(head_config.spec, target.facts.max_context_len, shard)
-    if dummy_seed is not None:
-        fill_with_noise(unquantised(head), shard, dummy_seed, lambda done, total: None)
+    stored = unquantised(head) if recipe is None else rounded(recipe, head, config, shard)
+    if config.load_format == "dummy":
+        fill_with_noise(stored, shard, config.dummy_weights_seed, lambda done, total: None)
     else:
-        _fill(folder, head, head_config.spec, embedding)
+        _fill(folder, head, head_config.spec, stored, embedding)
+    if recipe is not None:
+        multiply_as_kept(head, shard.device)
     return LoadedHead(
         head.eval(),
         head_config.spec.layer.hidden_size,
@@ -162,10 +169,11 @@ def _check_target(folder: Path, spec: EagleSpec, target: LoadedModel, hidden_siz
             raise ConfigError(f"{folder} is for a target with a {what} of {own}, not of {others}")
 
 
-def _fill(folder: Path, head: EagleHead, spec: EagleSpec, embedding: nn.Parameter) -> None:
-    """embedding: the target's, for a head that has none of its own."""
+def _fill(
+    folder: Path, head: EagleHead, spec: EagleSpec, stored: StoredTensors, embedding: nn.Parameter
+) -> None:
+    """stored: of the head. embedding: the target's, for a head that has none of its own."""
     checkpoint = SafetensorsCheckpoint(folder, keeps_names=True)
-    stored = unquantised(head)
     if _EMBEDDING not in checkpoint.names:
         if spec.target_hidden_size != spec.layer.hidden_size:
             raise ModelLoadError(f"{folder} lacks {_EMBEDDING}, and the target's has another size")
@@ -177,6 +185,7 @@ def _fill(folder: Path, head: EagleHead, spec: EagleSpec, embedding: nn.Paramete
         check_shapes(stored.slots, tensors)
         for name, slot in stored.slots.items():
             slot.load(tensors[name])
+            slot.settle()
     if maps or spec.draft_vocab_size != spec.layer.vocab_size:
         head.target_ids.copy_(_target_ids(folder, checkpoint, spec))
 

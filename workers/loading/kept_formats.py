@@ -9,6 +9,12 @@ FIRST_WITH_PRODUCTS = (9, 0)
 """Compute capability from which on there are products with quantised weights."""
 
 
+def keeps_formats_on(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """As keeps_formats, on a device that is there."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return keeps_formats(config, dtype, capability)
+
+
 def keeps_formats(
     config: EngineConfig, dtype: torch.dtype, compute_capability: tuple[int, int] | None
 ) -> bool:

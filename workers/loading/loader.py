@@ -21,7 +21,7 @@ from workers.layers.sharding import ShardContext
 from workers.loading.checkpoint import SafetensorsCheckpoint
 from workers.loading.encoder_only import check_encoder_settings, encoder_only_class
 from workers.loading.expert_load_file import copy_busiest_experts
-from workers.loading.kept_formats import keeps_formats
+from workers.loading.kept_formats import keeps_formats_on
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
     ModelFacts,
@@ -119,7 +119,8 @@ def _load_native(request: _LoadRequest) -> _Weights:
     if request.recipe is None:
         stored = unquantised(model)
     else:
-        keeping = model.layers_as_stored() if _keeps_formats(config, request.shard) else ()
+        keeps = keeps_formats_on(config, request.shard.dtype, request.shard.device)
+        keeping = model.layers_as_stored() if keeps else ()
         stored = stored_by(request.recipe, model, request.shard, keeping)
     if config.load_format == "dummy":
         fill_with_noise(stored, request.shard, config.dummy_weights_seed, request.on_progress)
@@ -130,12 +131,6 @@ def _load_native(request: _LoadRequest) -> _Weights:
     lanes = make(request.shard.dtype, request.shard.device, _num_lanes(request.shard))
     load_checkpoint(model, stored, checkpoint, lanes, request.on_progress)
     return _Weights(model, kv_scales)
-
-
-def _keeps_formats(config: EngineConfig, shard: ShardContext) -> bool:
-    device = shard.device
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return keeps_formats(config, shard.dtype, capability)
 
 
 def _num_lanes(shard: ShardContext) -> int:

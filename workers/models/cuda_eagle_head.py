@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from attention import ForwardBatch, LayerAttentionConfig
 from attention.memory.token_to_kv_pool import TokenToKVPool
@@ -123,13 +122,9 @@ class CudaPairAttention(PairAttention):
         pool: TokenToKVPool,
     ) -> None:
         """Of the projection, the rows of K and V only."""
-        first = self.qkv_proj.split_sizes[0]
-        weight, bias = self.qkv_proj.weight, self.qkv_proj.bias
-        projected = functional.linear(
-            hidden, weight[first:], None if bias is None else bias[first:]
-        )
+        projected = self.qkv_proj.keys_and_values(hidden).unsqueeze(0)
         write = key_writer(pool, self.attn.layer_id, hidden.dtype)
-        write(self._key_rope, projected.unsqueeze(0), positions, cache_indices)
+        write(self._key_rope, projected, positions, cache_indices)
 
 
 class CudaEagleLayer(EagleLayer):
@@ -196,7 +191,7 @@ class CudaEagleHead(EagleHead):
         positions = forward_batch.positions
         made, added = self.midlayer.summands(inputs, states, positions, forward_batch)
         normed = add_rms_norm_(added.unsqueeze(0), made, self.norm.weight, self.norm.eps)
-        logits = functional.linear(normed, self.lm_head.weight)
+        logits = self.lm_head.local(normed)
         if self._is_alone:
             return likeliest_named(logits, self.target_ids), made
         columns = likeliest_tokens(logits, self.lm_head.rows, self.lm_head.tp)

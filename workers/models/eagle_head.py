@@ -13,7 +13,8 @@ from torch import nn
 
 from attention import ForwardBatch
 from attention.memory.token_to_kv_pool import TokenToKVPool
-from workers.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from workers.layers.embedding import FormattedLMHead, VocabParallelEmbedding
+from workers.layers.formats.layer import LinearLayer
 from workers.layers.gated_mlp import GatedMLP
 from workers.layers.norm import RMSNorm
 from workers.layers.replicated import ReplicatedLinear
@@ -99,9 +100,13 @@ class EagleHead(nn.Module):
         self.fc = ReplicatedLinear(NUM_TAPS * spec.target_hidden_size, size, False, shard)
         self.midlayer = self.layer_class(spec.layer, num_positions, shard)
         self.norm = RMSNorm(size, spec.layer.rms_norm_eps, shard)
-        self.lm_head = ParallelLMHead(spec.draft_vocab_size, size, shard)
+        self.lm_head = FormattedLMHead(spec.draft_vocab_size, size, shard)
         ids = torch.arange(spec.draft_vocab_size, device=shard.device)
         self.target_ids = nn.Buffer(ids, persistent=False)
+
+    def layers_as_stored(self) -> frozenset[LinearLayer]:
+        """Which layers' products can be made with what a checkpoint stores: all of them."""
+        return frozenset(one for one in self.modules() if isinstance(one, LinearLayer))
 
     def capture_obstacle(self) -> str:
         """As PairHead.capture_obstacle."""

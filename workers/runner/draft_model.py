@@ -17,7 +17,8 @@ from attention.tuning.candidates import AUTO_TUNED
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import LoadedModel, load_model
-from workers.loading.model_folder import TOKENIZER_FILE, ModelFacts
+from workers.loading.model_folder import TOKENIZER_FILE, ModelFacts, resolve_model_folder
+from workers.loading.rounded_drafter import draft_recipe
 from workers.loading.weights import OnProgress
 from workers.models.base import CausalLM
 from workers.parallel.group import TPGroup
@@ -85,10 +86,14 @@ class DraftModel:
         tp: TPGroup,
         on_progress: OnProgress,
     ) -> None:
+        # Refused by the name of its own setting where it is quantised.
+        draft_recipe(config, resolve_model_folder(model))
         self._config = replace(
             config,
             model=model,
             speculative=None,
+            draft_quantization=None,
+            quantization=config.draft_quantization or config.quantization,
             served_model_name=None,
             max_context_len=target.facts.max_context_len,
         )

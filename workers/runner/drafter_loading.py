@@ -35,12 +35,12 @@ def load_drafter(
     shard = ShardContext(tp, target.dtype, target.device)
     if speculation.method == "mtp":
         return HeadDrafter(config, load_mtp_head(config, target, shard), tp)
-    seed = config.dummy_weights_seed if config.load_format == "dummy" else None
     name = str(speculation.model)
     if speculation.method == "dflash":
         folder, most = Path(name).expanduser(), speculation.max_draft_tokens
+        seed = config.dummy_weights_seed if config.load_format == "dummy" else None
         return PagedBlockDrafter(config, load_dflash(folder, target, shard, most, seed))
-    return HeadDrafter(config, load_head(_head_folder(name), target, shard, seed), tp)
+    return HeadDrafter(config, load_head(config, _head_folder(name), target, shard), tp)
 
 
 def _head_folder(name: str) -> Path:

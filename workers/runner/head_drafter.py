@@ -67,7 +67,7 @@ class HeadDrafter:
     """As PagedDrafter."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedHead, tp: TPGroup) -> None:
-        self._config = replace(config, speculative=None)
+        self._config = replace(config, speculative=None, draft_quantization=None)
         self._loaded = loaded
         self._tp = tp
 

@@ -11,6 +11,7 @@ from workers.errors import ConfigError
 
 Method = Literal["ngram", "suffix", "draft", "eagle3", "mtp", "dflash"]
 DraftPolicyName = Literal["adaptive", "fixed"]
+DraftQuantization = Literal["fp8"]
 
 MAX_DRAFT_TOKENS = 32
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -28,6 +29,14 @@ METHODS_READING_STATES: frozenset[Method] = frozenset({"eagle3", "mtp", "dflash"
 """What reads states of the served model, which only native classes hand over."""
 
 METHODS_ON_CPU_ONLY: frozenset[Method] = frozenset({"dflash"})
+
+_UNROUNDED: dict[Method, str] = {
+    "ngram": "runs no model whose weights could be rounded",
+    "suffix": "runs no model whose weights could be rounded",
+    "mtp": "is a layer of the model's own checkpoint and is stored as that is: see quantization",
+    "dflash": "runs on CPU only so far, where rounded weights save nothing",
+}
+"""Whose weights draft_quantization cannot round, and why."""
 
 _CHOICES = [f"{name}:MODEL" if name in METHODS_WITH_MODEL else name for name in METHODS]
 
@@ -51,6 +60,20 @@ def check_tree(tree: Sequence[int]) -> None:
             f"draft_tree must have at least 1 draft at each depth and {MAX_DRAFT_TOKENS} in all, "
             f"got {list(tree)}"
         )
+
+
+def check_quantization(quantization: str, speculation: "SpeculativeConfig | None") -> None:
+    """Of what drafts. Raises ConfigError where there are no weights of its own to round."""
+    asked = f"draft_quantization={quantization!r}"
+    if quantization not in get_args(DraftQuantization):
+        raise ConfigError(f"{asked} is not known, but {', '.join(get_args(DraftQuantization))}")
+    if speculation is None:
+        raise ConfigError(
+            f"{asked} and nobody who proposes drafts: name a model or a head by speculative, or "
+            "leave it out"
+        )
+    if speculation.method in _UNROUNDED:
+        raise ConfigError(f"{asked}: {speculation.method} {_UNROUNDED[speculation.method]}")
 
 
 @dataclass(frozen=True, slots=True)

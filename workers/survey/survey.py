@@ -167,7 +167,9 @@ def _drafts(subject: _Subject, meta: MetaModel) -> dict[str, str]:
         return draft_methods(capability, meta.geometry, meta.state_entries, num_gpus)
 
     drafts = of(subject.capability, meta)
-    reading = replace(config, speculative="mtp", draft_tree=(), deterministic=False)
+    reading = replace(
+        config, speculative="mtp", draft_tree=(), draft_quantization=None, deterministic=False
+    )
     if (
         subject.runs == "native"
         or facts.is_encoder_only

@@ -4,12 +4,13 @@ When all tensors of a layer have been read, its weight is made of them. Knows no
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from workers.layers.formats.format import Cut, Shape, WeightFormat
 from workers.layers.formats.plain import PLAIN
@@ -24,6 +25,9 @@ from workers.layers.sharding import (
     weight_slots,
 )
 
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+"""x (n, columns) -> x @ weight.T (n, rows) of one weight."""
+
 
 class LinearLayer(ShardedLayer):
     """Has a weight (rows, columns) of one or more checkpoint modules, whose rows lie one after
@@ -37,6 +41,7 @@ class LinearLayer(ShardedLayer):
     def __init__(self) -> None:
         super().__init__()
         self.kept: KeptWeight | None = None
+        self._multiply: Multiply | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -48,9 +53,26 @@ class LinearLayer(ShardedLayer):
         self.register_parameter("weight", None)
         self.kept = weight
 
+    def multiply_kept_by(self, make: Callable[[KeptWeight], Multiply]) -> None:
+        """Lets the module be called where it keeps its weight; a model that makes its products
+        without calling its modules has no need of it."""
+        if self.kept is not None:
+            self._multiply = make(self.kept)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x (n, columns) -> x @ weight.T + bias, (n, rows)."""
+        if self._multiply is None:
+            return functional.linear(x, self.weight, bias)
+        return with_bias_(self._multiply(x), bias)
+
     @abstractmethod
     def weight_cuts(self) -> Mapping[str, Cut]:
         """Checkpoint module, "" for the layer's own, -> what of it this rank holds."""
+
+
+def with_bias_(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """product (n, rows), in which the sum is taken, and bias (rows,)."""
+    return product if bias is None else product.add_(bias)
 
 
 class FormattedLayer(ShardedLayer):

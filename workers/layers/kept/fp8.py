@@ -26,14 +26,19 @@ class Fp8Rows(KeptWeight):
 
     @classmethod
     def of(cls, values: torch.Tensor, scales: torch.Tensor) -> Self | None:
-        """None where products have no such sizes: both multiples of 16. scales: (1,) or
-        (out_features, 1)."""
-        has_sizes = all(size % _MULTIPLE == 0 for size in values.shape)
+        """None where products have no such sizes: both multiples of 16, and rows at all. scales:
+        (1,) or (out_features, 1)."""
+        has_sizes = all(size % _MULTIPLE == 0 for size in values.shape) and values.numel() > 0
         return cls(values, scales) if has_sizes else None
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self:
         return cls(_stacked([x.values for x in pieces]), torch.cat([x.scales for x in pieces]))
+
+    def from_row(self, first: int) -> Self:
+        if first % _MULTIPLE:
+            raise ValueError(f"row {first} is no multiple of {_MULTIPLE}")
+        return type(self)(self.values[first:], self.scales[first:])
 
     def is_finite(self) -> bool:
         return _are_numbers(self.values) and _are_in_range(self.scales)

@@ -22,6 +22,11 @@ class KeptWeight(nn.Module):
         """Pieces of one in_features whose rows lie one after another, as one; None where they have
         no form in common."""
 
+    def from_row(self, first: int) -> Self:
+        """The rows from that one on, in the same memory. Raises ValueError for a form, or a row,
+        at which products do not take it apart."""
+        raise ValueError(f"{type(self).__name__} is multiplied by whole, not from row {first} on")
+
     @abstractmethod
     def is_finite(self) -> bool:
         """Whether every element is a number. Waits for the device."""

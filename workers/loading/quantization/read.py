@@ -54,13 +54,19 @@ def read_recipe(folder: Path) -> WeightRecipe | None:
 def weight_recipe(folder: Path, quantization: str | None) -> WeightRecipe | None:
     """What the folder says, or what is asked for (EngineConfig.quantization) of one that is not
     quantised. Raises ConfigError where both say something, and as read_recipe does."""
-    stored = read_recipe(folder)
     if quantization is None:
-        return stored
+        return read_recipe(folder)
+    return rounding_recipe(folder, f"quantization={quantization!r}")
+
+
+def rounding_recipe(folder: Path, setting: str) -> WeightRecipe:
+    """All linear layers of an unquantised folder in FP8, with a scale a row. setting: that asks for
+    it. Raises ConfigError, which names it, where the folder is quantised, and as read_recipe."""
+    stored = read_recipe(folder)
     if stored is not None:
         raise ConfigError(
-            f"quantization={quantization!r} rounds unquantised weights, but {folder} is quantised "
-            f"by {stored.name}; leave it out to serve them as they are"
+            f"{setting} rounds unquantised weights, but {folder} is quantised by {stored.name}; "
+            "leave it out to serve them as they are"
         )
     return _ROUNDED
 
