@@ -21,7 +21,12 @@ from workers.graphs.draft_rows import StaticRows
 from workers.layers.cuda.draft_rows import spread_rows
 from workers.layers.cuda.likeliest import likeliest_named
 from workers.layers.cuda.pair_norm import pair_norm
+from workers.layers.formats.layer import stored_by
+from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
+from workers.layers.formats.scaled import RoundedToFp8
+from workers.layers.kept.fp8 import Fp8Rows
 from workers.layers.norm import RMSNorm
+from workers.layers.quantised.whole_product import sum_parts, whole_product
 from workers.layers.sharding import ShardContext, weight_slots
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
@@ -33,6 +38,10 @@ from workers.runner.kv_memory import create_kv_pool
 CPU = torch.device("cpu")
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 """Of a tensor's norm. The interpreter cuts bfloat16 off where a GPU rounds."""
+MAX_ROUNDING_ERROR = 0.2
+"""Of activations in E4M3 in every product of a pass, beside the same weights. The interpreter
+halves what is rounded up to a power of two."""
+ROUNDED = WeightRecipe("rounded", (FormatRule((EVERY_MODULE,), RoundedToFp8()),))
 E4M3 = torch.float8_e4m3fn
 NATIVE = {E4M3: "torch_native_fp8"}
 ROWS = {0: [3, 9, 27, 81], 1: [5, 25], 3: [2]}
@@ -59,15 +68,26 @@ class FusedDecode:
 
 
 class Placed:
-    """A head over pages of its own, with the same weights whatever its class."""
+    """A head over pages of its own, with the same weights whatever its class. multiply: as of
+    LinearLayer.multiply_kept_by, of a head that keeps its weights rounded; None: it has them as
+    matrices, rounded if is_rounded says so."""
 
-    def __init__(self, head_class, spec, tp, dtype, kv_dtype):
-        self.head = head_class(spec, 256, ShardContext(tp, dtype, CPU)).eval()
-        for name, slot in weight_slots(self.head).items():
+    def __init__(self, head_class, spec, tp, dtype, kv_dtype, is_rounded=False, multiply=None):
+        shard = ShardContext(tp, dtype, CPU, has_formats=is_rounded)
+        self.head = head_class(spec, 256, shard).eval()
+        layers = self.head.layers_as_stored()
+        keeping = () if multiply is None else layers
+        stored = stored_by(ROUNDED, self.head, shard, keeping) if is_rounded else None
+        slots = weight_slots(self.head) if stored is None else stored.slots
+        for name, slot in slots.items():
             random = torch.Generator().manual_seed(sum(name.encode()))
             noise = torch.randn(slot.shape, generator=random) * slot.shape[-1] ** -0.5
             slot.load((1.0 + noise if "norm" in name else noise).to(dtype))
+            slot.settle()
         self.head.target_ids.copy_(3 * torch.arange(spec.draft_vocab_size) + 1)
+        for layer in keeping:
+            layer.multiply_kept_by(multiply)
+        self.num_kept = sum(layer.is_kept for layer in layers)
         config = self.head.geometry.attention_config(256, 16, dtype, kv_dtype, CPU)
         table = ReqToTokenPool(MAX_ROWS, 256, CPU)
         for row in range(MAX_ROWS):
@@ -147,6 +167,27 @@ def check_head(dtype, kv_dtype=None, tp=None, fuses=False, **changes):
     assert torch.equal(fused[-1], fused[-2].max(dim=-1).values)
 
 
+def exactly(kept):
+    """As whole_product, of unrounded activations."""
+    return lambda x: x @ kept.dequantised().t()
+
+
+@torch.inference_mode()
+def check_rounded_head(multiply, max_error, tp=None, num_kept=6, **changes):
+    """Against the plain head of the rounded weights. num_kept: of six layers; the head of 77 tokens
+    has no whole tiles and is a matrix."""
+    spec = replace(eagle_spec(**changes), draft_vocab_size=96 if num_kept == 6 else 77)
+    alone = SingleRank()
+    plain = Placed(EagleHead, spec, alone, torch.float32, torch.float32, is_rounded=True).run()
+    placed = Placed(CudaEagleHead, spec, tp or alone, torch.float32, torch.float32, True, multiply)
+    assert placed.num_kept == num_kept
+    *fused, logits, of_found = placed.run()
+    for got, want in zip((*fused, logits), plain, strict=False):
+        if got.shape == want.shape or tp is None:
+            check_close(got, want, max_error)
+    assert torch.equal(of_found, logits.max(dim=-1).values)
+
+
 def check_pair_norm(num_tokens, size, dtype):
     pair = torch.randn(2, num_tokens, size).to(dtype)
     norms = [RMSNorm(size, 1e-5, ShardContext(SingleRank(), dtype, CPU)) for _ in pair]
@@ -194,6 +235,13 @@ def check_spread(num_rows, num_passes):
     assert int((spread[0][0] != -7).sum()) == num_rows * num_passes
 
 
+def check_sums():
+    for shape in ((8, 3, 1000), (2, 1, 5), (1, 4, 2048)):
+        parts = torch.randn(shape)
+        check_close(sum_parts(parts, torch.float32), parts.sum(0), 1e-6)
+        check_close(sum_parts(parts, torch.bfloat16), parts.sum(0).bfloat16(), 1e-2)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     run_one_kernel_at_a_time()
@@ -213,4 +261,13 @@ if __name__ == "__main__":
     check_head(torch.bfloat16, fuses=True, head_dim=128)
     check_head(torch.float32, kv_dtype=E4M3)
     ThreadRanks(2).run(lambda tp: check_head(torch.float32, tp=tp))
+    # In 16 bits the interpreter rounds as no GPU does.
+    Fp8Rows.dtypes = (torch.float32,)
+    biased = {"has_qkv_bias": True, "has_o_bias": True, "has_mlp_bias": True}
+    check_rounded_head(exactly, 1e-5)
+    check_rounded_head(exactly, 1e-5, num_kept=5, **biased)
+    ThreadRanks(2).run(lambda tp: check_rounded_head(exactly, 1e-5, tp))
+    ThreadRanks(2).run(lambda tp: check_rounded_head(exactly, 1e-5, tp, num_kept=5))
+    check_rounded_head(whole_product, MAX_ROUNDING_ERROR, **biased)
+    check_sums()
     print("all equal")

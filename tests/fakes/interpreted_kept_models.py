@@ -74,10 +74,10 @@ def logits_of(folder, tp, **changes):
 def check_model(folder, **changes):
     """changes: of the two ranks."""
     registry.LlamaForCausalLM = LlamaForCausalLM
-    loader._keeps_formats = lambda config, shard: False
+    loader.keeps_formats_on = lambda config, dtype, device: False
     want = logits_of(folder, SingleRank())
     registry.LlamaForCausalLM = CudaLlamaForCausalLM
-    loader._keeps_formats = lambda config, shard: True
+    loader.keeps_formats_on = lambda config, dtype, device: True
     alone = logits_of(folder, SingleRank())
     together = ThreadRanks(2).run(lambda tp: logits_of(folder, tp, **changes))
     for got in (alone, *together):

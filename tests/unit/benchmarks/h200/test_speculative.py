@@ -136,9 +136,13 @@ def test_kinds_are_those_asked_for() -> None:
     chain, tree = kinds_of(parse_arguments(asked), "eagle3:X")
     assert chain.settings == {
         "speculative": "eagle3:X",
+        "draft_quantization": None,
         "draft_policy": "fixed",
         "max_draft_tokens": 4,
     }
+    rounded = parse_arguments([*asked, "--draft-quantization", "fp8"])
+    for kind in kinds_of(rounded, "eagle3:X"):
+        assert kind.settings["draft_quantization"] == "fp8"
     assert (tree.name, tree.num_drafts) == ("tree of 4+4+4+4", 16)
 
 
@@ -148,8 +152,9 @@ def test_lengths_chosen_as_they_pay_are_drawn_by_chance(capsys: pytest.CaptureFi
     assert "--draw chance" in capsys.readouterr().err
 
 
-def test_trees_without_a_head_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for asked in (["--tree", "4", "4"], ["--kinds", "plain", "trees"]):
+def test_what_is_a_heads_is_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    rounded = ["--draft-quantization", "fp8"]
+    for asked in (["--tree", "4", "4"], ["--kinds", "plain", "trees"], rounded):
         with pytest.raises(SystemExit):
             parse_arguments(["config.json", *asked])
         assert "--head" in capsys.readouterr().err

@@ -38,10 +38,10 @@ def check_kept(monkeypatch, folder, kind, changes):
             for products in ("dequantize", "native")
         ]
 
-    def keeps(config, shard):
+    def keeps(config, dtype, device):
         return config.quantized_products == "native"
 
-    monkeypatch.setattr(loader, "_keeps_formats", keeps)
+    monkeypatch.setattr(loader, "keeps_formats_on", keeps)
     monkeypatch.setattr(moe_experts, "KEPT_DTYPES", (torch.float32,))
     ranks = ThreadRanks(2).run(both) if changes else [both(SingleRank())]
     for plain, kept in ranks:
