@@ -32,7 +32,9 @@ from workers.loading import rounded_drafter
 from workers.loading.kept_formats import keeps_formats
 from workers.models.eagle_head import EagleHead
 from workers.parallel.group import SingleRank
+from workers.runner.draft_model import PlacedModel
 from workers.runner.factory import make_model_runner
+from workers.runner.head_drafter import PlacedHead
 
 FP8 = torch.float8_e4m3fn
 ROUNDED: dict[str, Any] = {"draft_quantization": "fp8"}
@@ -115,15 +117,25 @@ def test_texts_are_the_same(plain: list[GenerateResult], settings: dict[str, Any
 
 def test_a_draft_model_is_rounded_and_its_target_is_not() -> None:
     runner = made("builtin", "", speculative="draft:builtin-draft", **ROUNDED)
+    placed = runner._placed
+    assert isinstance(placed, PlacedModel)
     layer = "model.layers.0.mlp.down_proj.weight"
     draft = load_file(builtin_draft_path() / "model.safetensors")[layer]
     own = load_file(builtin_model_path() / "model.safetensors")[layer]
-    assert torch.equal(runner._placed.model.get_parameter(layer), rounded(draft))
+    assert torch.equal(placed.model.get_parameter(layer), rounded(draft))
     assert torch.equal(runner._model.get_parameter(layer), own.float())
 
 
 def is_on_hopper(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
     return keeps_formats(config, dtype, (9, 0))
+
+
+def placed_head(target: Path, head: Path, **settings: Any) -> EagleHead:
+    """Of 16 bits."""
+    placed = made(target, head, dtype="bfloat16", **settings)._placed
+    assert isinstance(placed, PlacedHead)
+    assert isinstance(placed.head, EagleHead)
+    return placed.head
 
 
 def num_bytes(head: EagleHead) -> int:
@@ -139,9 +151,9 @@ def test_a_head_keeps_half_the_bytes_where_products_take_them(
     own = json.loads((target / "config.json").read_text())
     folder = save_head(tmp_path / "head", own, [*draft_ids])
     stored = load_file(rounded_head(folder, tmp_path / "rounded") / "model.safetensors")
-    plain = made(target, folder, dtype="bfloat16")._placed.head
+    plain = placed_head(target, folder)
     monkeypatch.setattr(rounded_drafter, "keeps_formats_on", is_on_hopper)
-    kept = made(target, folder, dtype="bfloat16", **ROUNDED)._placed.head
+    kept = placed_head(target, folder, **ROUNDED)
     layers = {name: one for name, one in kept.named_modules() if one in kept.layers_as_stored()}
     assert len(layers) == 6
     saved = 0
