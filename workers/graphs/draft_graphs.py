@@ -28,6 +28,7 @@ from workers.graphs.draft_rows import (
 )
 from workers.sampling.transfer import upload, upload_into
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
+from workers.speculation.ahead import AheadRows, DrawnRows, GoingOn, going_on
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
@@ -96,6 +97,39 @@ class DraftGraphs:
         self._stage(shape, step)
         self._graphs[shape]()
         return DeviceDrafts(self._of_runs_alone(step))
+
+    def run_ahead(self, ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor) -> DeviceDrafts:
+        """Drafts of all rows of a plan that is covered, before the host knows its lengths. drawn,
+        run_lens: of the step before, see HeldRuns."""
+        plan = ahead.plan
+        shape = self._shape_for(plan)
+        if shape is None or shape not in self._graphs:
+            raise RuntimeError("drafts are made by a graph that has not been captured")
+        rows = going_on(ahead, drawn, run_lens, self._table)
+        self._stage_ahead(shape, ahead, rows)
+        self._graphs[shape]()
+        n, num_drafts = plan.batch_size, ahead.tokens_a_row - 1
+        made = self._static.drafts[:n, :num_drafts]
+        return DeviceDrafts(made.clone(memory_format=torch.contiguous_format))
+
+    def _stage_ahead(self, shape: StepShape, ahead: AheadRows, rows: GoingOn) -> None:
+        """As _stage, of what the device has found out."""
+        plan, n = ahead.plan, ahead.plan.batch_size
+        staged = self._padding(shape)
+        staged[SLOTS, :n] = plan.slots
+        staged[_IS_ROW, :n] = 1
+        on_device = self._static.staged[: staged.size]
+        upload_into(staged, on_device)
+        fields = on_device.view(staged.shape)
+        torch.sub(rows.prefix_lens, self._drafter.first_position, out=fields[_POSITIONS, :n])
+        fields[_IDS, :n].copy_(rows.last_ids)
+        fields[FIRST_PLACES : FIRST_PLACES + ahead.tokens_a_row, :n].copy_(rows.places)
+
+    def _padding(self, shape: StepShape) -> npt.NDArray[np.int64]:
+        """What is staged of rows that are nobody's."""
+        staged = np.zeros((FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
+        staged[SLOTS] = self._padding_slot
+        return staged
 
     def _of_runs_alone(self, step: DrafterStep) -> torch.Tensor:
         """A copy of what a replay has left: the next one overwrites that."""
@@ -194,8 +228,7 @@ class DraftGraphs:
     def _stage(self, shape: StepShape, step: DrafterStep) -> None:
         """The plan's rows, and padding up to shape."""
         plan, n = step.plan, step.plan.batch_size
-        staged = np.zeros((FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
-        staged[SLOTS] = self._padding_slot
+        staged = self._padding(shape)
         staged[SLOTS, :n] = plan.slots
         staged[POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
         staged[IS_ROW, :n] = 1

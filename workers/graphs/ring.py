@@ -49,6 +49,7 @@ class HostMark:
 
 class StagingSlot:
     """rows: int32 (num_fields of the ring, max_rows); sampled: int32 (max_rows,). Host arrays.
+    device_sampled: sampled as a tensor that the device can read where it is.
 
     step: the number of the step whose rows these are.
     """
@@ -56,7 +57,8 @@ class StagingSlot:
     def __init__(self, ring: StepRing, index: int, mark: StreamMark) -> None:
         self.index = index
         self.rows: npt.NDArray[np.int32] = ring.rows[index, : ring.num_fields].numpy()
-        self.sampled: npt.NDArray[np.int32] = ring.sampled[index, :-1].numpy()
+        self.device_sampled = ring.sampled[index, :-1]
+        self.sampled: npt.NDArray[np.int32] = self.device_sampled.numpy()
         self._asked: npt.NDArray[np.int32] = ring.rows[index, ring.num_fields, :1].numpy()
         self._answered: npt.NDArray[np.int32] = ring.sampled[index, -1:].numpy()
         self._mark = mark

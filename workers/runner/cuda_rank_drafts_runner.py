@@ -1,7 +1,7 @@
 """A CUDA rank that makes drafts by a model or a head beside its own."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -9,18 +9,23 @@ import torch
 
 from workers.config import EngineConfig
 from workers.errors import ConfigError
+from workers.graphs.decode_graphs import GraphedStep
 from workers.graphs.draft_graphs import DraftGraphs
 from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.graph_set import CudaGraphCapturer, build_draft_graphs
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.segment_graphs import SegmentGraphs
 from workers.graphs.tapped_model import StaticTaps, TappedModel
-from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifyGraphs
+from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifiedStep, VerifyGraphs
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
+from workers.runner.ahead_drafts import AheadDrafts
+from workers.runner.ahead_executor import ahead_drafting_executor
 from workers.runner.cuda_model_runner import CudaModelRunner, LaunchSamples, StepGraphs
-from workers.runner.executor import PendingStep
+from workers.runner.executor import PendingStep, StepExecutor
 from workers.runner.rank_drafts_runner import RankDraftsRunner
+from workers.runner.step_pieces import ReadableStep
+from workers.sampling.state import SampledTokens
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
 from workers.speculation.device_step import DeviceDrafts, DrafterStep, RunRows
@@ -44,6 +49,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     _replayed_step: DrafterStep | None = None
     _unread: tuple[DrafterStep, StepGraphs] | None = None
     _draft_graphs: DraftGraphs | None = None
+    _ahead: AheadDrafts | None = None
 
     def __init__(
         self, config: EngineConfig, tp: TPGroup, device: torch.device, on_progress: OnProgress
@@ -95,6 +101,16 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
             return None
         return super()._segment_graphs(config, capturer)
 
+    def with_drafts(self, executor: StepExecutor) -> StepExecutor:
+        """One rank alone makes drafts ahead: others would have to be told of the plan twice."""
+        if self._draft_graphs is None or not self._is_alone:
+            return super().with_drafts(executor)
+        self._ahead = AheadDrafts(self._draft_graphs, self._device)
+        num_slots, max_context_len = self._req_to_token.shape
+        return ahead_drafting_executor(
+            executor, num_slots, max_context_len, self._mailbox.named, self._ahead
+        )
+
     def launch(self, plan: StepPlan) -> PendingStep:
         with self._mailbox.launching(plan.step_id):
             return super().launch(plan)
@@ -112,16 +128,38 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         return finish
 
     def _make_drafts(self, step: DrafterStep) -> None:
-        graphs, plan, runs = self._draft_graphs, step.plan, step.runs
+        graphs, plan, runs, ahead = self._draft_graphs, step.plan, step.runs, self._ahead
         is_again = len(runs) > 0 and self._mailbox.made(plan.step_id, runs.slots) is not None
-        if graphs is None or is_again or not graphs.covers(plan):
-            super()._make_drafts(step)
-            return
-        drafts = graphs.run(step)
+        drafts = None if ahead is None or is_again else ahead.take(step)
+        if drafts is None:
+            if graphs is None or is_again or not graphs.covers(plan):
+                super()._make_drafts(step)
+                return
+            drafts = graphs.run(step)
         if len(runs):
             self._mailbox.put(plan.step_id, runs.slots, drafts)
             self._mailbox.end(plan.step_id)
             step.name(drafts)
+        if ahead is not None:
+            ahead.verifies(step, drafts)
+
+    def _within_replay(
+        self,
+        graphs: StepGraphs,
+        plan: StepPlan,
+        finish: Callable[[], GraphedStep | VerifiedStep | SampledTokens],
+    ) -> ReadableStep:
+        ahead = self._ahead
+        if ahead is None:
+            return super()._within_replay(graphs, plan, finish)
+
+        def kept() -> GraphedStep | VerifiedStep | SampledTokens:
+            drawn = finish()
+            if not isinstance(drawn, GraphedStep):
+                ahead.draws(plan, drawn)
+            return drawn
+
+        return super()._within_replay(graphs, plan, kept)
 
     def _capture_missing(self, plan: StepPlan) -> bool:
         with self._failure_told():
@@ -154,7 +192,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
 
     def close(self) -> None:
         super().close()
-        self._draft_graphs = None
+        self._draft_graphs = self._ahead = None
 
     def _prepare_replay(self, graphs: StepGraphs, plan: StepPlan) -> None:
         super()._prepare_replay(graphs, plan)

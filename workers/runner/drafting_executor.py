@@ -267,9 +267,14 @@ def rank_drafting_executor(
     name_drafts: NameDrafts,
 ) -> DraftingExecutor:
     """The rank behind inner makes the drafts; name_drafts knows which, once it has."""
-    history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankProposer()
-    runs = RankRuns(_host_table(num_slots, max_context_len), history, proposer)
-    return RankDraftingExecutor(inner, runs, proposer, verifier, name_drafts)
+    runs = rank_runs(num_slots, max_context_len)
+    return RankDraftingExecutor(inner, runs, RankProposer(), verifier, name_drafts)
+
+
+def rank_runs(num_slots: int, max_context_len: int) -> RankRuns:
+    """Of a rank that makes chains."""
+    history = TokenHistory(num_slots, max_context_len, _HOST)
+    return RankRuns(_host_table(num_slots, max_context_len), history, RankProposer())
 
 
 def rank_tree_drafting_executor(

@@ -1,0 +1,88 @@
+"""What a rank keeps of its last step to make the next one's drafts ahead of that one's launch.
+
+A launch in two: the drafts while the host takes in the samples that they go on from, then the
+target's pass over them once the host knows all lengths.
+"""
+
+import logging
+
+import numpy as np
+import torch
+
+from workers.graphs.draft_graphs import DraftGraphs
+from workers.graphs.verify_graphs import VerifiedStep
+from workers.sampling.state import SampledTokens
+from workers.scheduler.plan import IntArray, StepPlan
+from workers.speculation.ahead import AheadRows, DrawnRows, HeldChains, HeldRuns
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
+
+logger = logging.getLogger(__name__)
+
+
+class AheadDrafts:
+    """Of one rank, whose steps come in order. held: finds out what holds. num_made, num_taken:
+    steps that drafts were made of, and that were launched with them."""
+
+    def __init__(self, graphs: DraftGraphs, device: torch.device) -> None:
+        self.held: HeldRuns = HeldChains()
+        self.num_made = self.num_taken = 0
+        self._graphs = graphs
+        self._device = device
+        self._drafts: tuple[int, torch.Tensor] | None = None
+        self._drawn: tuple[int, DrawnRows] | None = None
+        self._made: tuple[int, IntArray, DeviceDrafts] | None = None
+
+    def verifies(self, step: DrafterStep, drafts: DeviceDrafts) -> None:
+        """The step that is launched verifies these, of all of its runs."""
+        plan, runs = step.plan, step.runs
+        is_even = len(runs) == plan.batch_size and runs.is_even and drafts.parents is None
+        self._drafts = (plan.step_id, drafts.token_ids) if is_even else None
+
+    @torch.inference_mode()
+    def draws(self, plan: StepPlan, drawn: VerifiedStep | SampledTokens) -> None:
+        """The step has been launched. Of one that does not verify what verifies said, nothing is
+        kept."""
+        own, self._drafts, self._drawn = self._drafts, None, None
+        if own is None or own[0] != plan.step_id:
+            return
+        drafts = own[1]
+        num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
+        if isinstance(drawn, VerifiedStep):
+            # Rows stand one behind the other among the graph's, which may be longer.
+            length = int(drawn.places[-1] + 1 - num_tokens) // max(num_rows - 1, 1)
+            length = num_tokens if num_rows == 1 else length
+            every = drawn.slot.device_sampled[: num_rows * length]
+            token_ids = every.to(self._device, non_blocking=True).long().view(num_rows, length)
+        else:
+            token_ids = drawn.token_ids.view(num_rows, num_tokens)
+        self._drawn = plan.step_id, DrawnRows(drafts, token_ids[:, :num_tokens])
+
+    @torch.inference_mode()
+    def make(self, ahead: AheadRows, before: StepPlan) -> None:
+        """Drafts of a plan that goes on from the step before, if that one was kept and there is a
+        graph for them; else they are made as the plan is launched."""
+        self._made, drawn, plan = None, self._drawn, ahead.plan
+        if drawn is None or drawn[0] != before.step_id or not self._graphs.covers(plan):
+            return
+        try:
+            run_lens = self.held.run_lens(drawn[1])
+            made = self._graphs.run_ahead(ahead, drawn[1], run_lens)
+        except torch.OutOfMemoryError as error:
+            logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
+            return
+        self.num_made += 1
+        self._made = plan.step_id, plan.slots, made
+
+    def take(self, step: DrafterStep) -> DeviceDrafts | None:
+        """What was made of the step's runs, which are all of its rows; None where nothing was."""
+        made, self._made = self._made, None
+        if made is None or made[0] != step.plan.step_id:
+            return None
+        _, slots, drafts = made
+        if (
+            not np.array_equal(slots, step.runs.slots)
+            or drafts.token_ids.shape[1] != step.runs.width
+        ):
+            return None
+        self.num_taken += 1
+        return drafts

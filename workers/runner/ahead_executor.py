@@ -1,0 +1,63 @@
+"""Drafts made ahead: by a rank that can go on from samples which the host has not seen.
+
+As a RankDraftingExecutor, whose steps wait for the step before to end and for the host to take its
+samples in. Of most of them the device has made the drafts by then.
+"""
+
+from workers.runner.ahead_drafts import AheadDrafts
+from workers.runner.drafting_executor import (
+    DraftingExecutor,
+    NameDrafts,
+    RankDraftingExecutor,
+    rank_runs,
+)
+from workers.runner.executor import PendingStep, StepExecutor
+from workers.scheduler.plan import StepPlan
+from workers.speculation.ahead import AheadRows
+from workers.speculation.chain import HostChainVerifier
+from workers.speculation.proposer import Proposer
+from workers.speculation.rank_proposer import RankProposer
+from workers.speculation.runs import HostRuns
+from workers.speculation.verifier import Verifier
+
+
+class AheadDraftingExecutor(RankDraftingExecutor):
+    def __init__(
+        self,
+        inner: StepExecutor,
+        runs: HostRuns,
+        proposer: Proposer,
+        verifier: Verifier,
+        name_drafts: NameDrafts,
+        ahead: AheadDrafts,
+    ) -> None:
+        """ahead: of the rank behind inner, which launches in this thread."""
+        super().__init__(inner, runs, proposer, verifier, name_drafts)
+        self.ahead = ahead
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self._draft_ahead(plan)
+        return super().launch(plan)
+
+    def _draft_ahead(self, plan: StepPlan) -> None:
+        """Where the step before is the only one whose samples are awaited."""
+        if len(self._untold) != 1 or self._untold[0][0].has_ended:
+            return
+        before = self._untold[0][0].plan
+        rows = AheadRows.of(plan, before)
+        if rows is not None:
+            self.ahead.make(rows, before)
+
+
+def ahead_drafting_executor(
+    inner: StepExecutor,
+    num_slots: int,
+    max_context_len: int,
+    name_drafts: NameDrafts,
+    ahead: AheadDrafts,
+) -> DraftingExecutor:
+    """As rank_drafting_executor, of chains that the host verifies."""
+    runs = rank_runs(num_slots, max_context_len)
+    return AheadDraftingExecutor(
+        inner, runs, RankProposer(), HostChainVerifier(), name_drafts, ahead
+    )

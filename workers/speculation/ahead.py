@@ -1,0 +1,122 @@
+"""Drafts that are made before the host knows what holds of the step before.
+
+Plans are scheduled a step ahead: their lengths are upper bounds, and their cache indices suffice
+for whatever holds. What does is found out on the device, from the samples and the drafts that are
+there; lengths, last tokens and cache indices follow. So the device goes on from samples to drafts
+while the host takes the samples in. Nothing here waits for the device.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attention.forward_batch import RAGGED, ForwardMode
+from workers.sampling.transfer import upload
+from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AheadRows:
+    """Rows of a plan that go on from those of the step before, all of whose rows verify as many
+    drafts; the plan's rows, too, have as many each.
+
+    plan: as it was scheduled. rows: int64 (bs,), which of the step before's each goes on from.
+    prefix_lens: int32 (bs,), how long these were before that step, which is exact. num_before:
+    tokens that each of them brought.
+    """
+
+    plan: StepPlan
+    rows: npt.NDArray[np.int64]
+    prefix_lens: IntArray
+    num_before: int
+
+    @classmethod
+    def of(cls, plan: StepPlan, before: StepPlan) -> Self | None:
+        """before: the step before, as it runs. None where drafts have to wait for its samples."""
+        num_before, num_tokens = _tokens_a_row(before), _tokens_a_row(plan)
+        # Samples that wait for masks have not been launched, nor has what the plan does to memory.
+        if not (num_before and num_tokens) or before.has_masks or _changes_memory(plan):
+            return None
+        row_of = {slot: row for row, slot in enumerate(before.slots.tolist())}
+        found = [row_of.get(slot, -1) for slot in plan.slots.tolist()]
+        rows = np.array(found, dtype=np.int64)
+        firsts = plan.input_ids[::num_tokens]
+        if rows.min() < 0 or (firsts != LAST_SAMPLED_TOKEN).any():
+            return None
+        prefix_lens = before.prefix_lens[rows]
+        if (plan.prefix_lens != prefix_lens + num_before).any():
+            return None
+        return cls(plan, rows, prefix_lens, num_before)
+
+    @property
+    def tokens_a_row(self) -> int:
+        """Of the plan: the one sampled last and its drafts."""
+        return len(self.plan.input_ids) // self.plan.batch_size
+
+
+def _tokens_a_row(plan: StepPlan) -> int:
+    """Of a step all of whose rows verify as many drafts, one behind the other; 0 of others."""
+    mode, _, tokens_a_row = plan.shape
+    is_even_chain = mode is ForwardMode.TARGET_VERIFY and tokens_a_row != RAGGED
+    return tokens_a_row if is_even_chain and tokens_a_row > 1 and not plan.has_trees else 0
+
+
+def _changes_memory(plan: StepPlan) -> bool:
+    """Whether it has to be done before the plan's rows are read or written."""
+    return bool(plan.admitted or plan.table_writes or len(plan.cleared))
+
+
+class DrawnRows(NamedTuple):
+    """What a step's rows have verified and drawn, on the device. drafts: int64 (bs, n). sampled:
+    int64 (bs, n + 1), behind the token before the drafts and behind each of them."""
+
+    drafts: torch.Tensor
+    sampled: torch.Tensor
+
+
+class HeldRuns(Protocol):
+    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
+        """How many of each row's samples hold: int64 (bs,), on the device."""
+        ...
+
+
+class HeldChains:
+    """As ChainVerifier, of rows that have as many drafts."""
+
+    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
+        """See HeldRuns."""
+        is_right = drawn.sampled[:, :-1] == drawn.drafts
+        return 1 + is_right.long().cumprod(dim=1).sum(dim=1)
+
+
+class GoingOn(NamedTuple):
+    """Rows with true lengths, int64 (bs,) each, on the device. last_ids: sampled last, whatever
+    stands for no number. places: int64 (tokens a row, bs), cache indices of the rows' tokens."""
+
+    prefix_lens: torch.Tensor
+    last_ids: torch.Tensor
+    places: torch.Tensor
+
+
+def going_on(
+    ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor, table: torch.Tensor
+) -> GoingOn:
+    """The plan's rows. table: int32 (num_slots, max_context_len), which has the places of all
+    positions before; it learns those that the plan brings."""
+    plan, num_tokens = ahead.plan, ahead.tokens_a_row
+    columns = np.arange(num_tokens)
+    bounds = (plan.prefix_lens[:, None] + columns).astype(np.int64)
+    arrays = [plan.slots, ahead.rows, ahead.prefix_lens, bounds, plan.out_cache_loc, columns]
+    slots, rows, prefix_lens, at, places, steps = upload(
+        [one.astype(np.int64) for one in arrays], table.device
+    )
+    table[slots.unsqueeze(1), at] = places.view_as(at).int()
+    run_lens = run_lens.index_select(0, rows)
+    sampled = drawn.sampled.index_select(0, rows)
+    last_ids = sampled.gather(1, run_lens.unsqueeze(1) - 1).squeeze(1)
+    exact = prefix_lens + run_lens
+    own = table[slots, steps.unsqueeze(1) + exact].long()
+    return GoingOn(exact, last_ids.clamp(min=0), own)
