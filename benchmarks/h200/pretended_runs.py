@@ -6,6 +6,7 @@ lined up, whatever they are. Its answer is then replaced on the host, which comm
 texts mean nothing.
 """
 
+from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -14,9 +15,12 @@ import torch
 
 from benchmarks.h200.drafted_decode import HeldRuns
 from workers.engine.engine import Engine
+from workers.runner.ahead_executor import AheadDraftingExecutor
 from workers.runner.drafting_executor import DraftingExecutor
+from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 from workers.scheduler.plan_tree import PlanTrees
+from workers.speculation.ahead import DrawnRows, HeldChains
 from workers.speculation.chain import HostChainVerifier
 from workers.speculation.tree import HeldPaths, TreeVerifier
 
@@ -87,6 +91,8 @@ class PretendedRuns:
         self.draw: RunDraw = EvenDraw(1.0)
         self.rng = np.random.default_rng(1)
         self.held = HeldRuns()
+        # Of steps whose successor's drafts were made before the host had their samples.
+        self.drawn_ahead: deque[npt.NDArray[np.int64]] = deque()
 
     def run_lens(self, most: IntArray) -> npt.NDArray[np.int64]:
         """See RunDraw. Rows without drafts are not counted."""
@@ -111,7 +117,24 @@ class PretendingChains(HostChainVerifier):
     ) -> torch.Tensor:
         """See Verifier."""
         super().accept(token_ids, input_ids, num_samples)
-        return torch.from_numpy(self._runs.run_lens(num_samples))
+        drawn = self._runs.drawn_ahead
+        return torch.from_numpy(drawn.popleft() if drawn else self._runs.run_lens(num_samples))
+
+
+class PretendingHeld(HeldChains):
+    """As HeldChains, but for what it says, which PretendingChains says of the same step."""
+
+    def __init__(self, runs: PretendedRuns) -> None:
+        self._runs = runs
+
+    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
+        """See HeldRuns."""
+        found = super().run_lens(drawn)
+        num_rows, num_samples = drawn.sampled.shape
+        lens = self._runs.run_lens(np.full(num_rows, num_samples, dtype=np.int32))
+        self._runs.drawn_ahead.append(lens)
+        (on_device,) = upload([lens], found.device)
+        return on_device
 
 
 class PretendingTrees(TreeVerifier):
@@ -157,3 +180,5 @@ def pretend(engine: Engine, runs: PretendedRuns) -> None:
         )
     executor._verifier = PretendingChains(runs)
     executor._tree_verifier = PretendingTrees(runs)
+    if isinstance(executor, AheadDraftingExecutor):
+        executor.ahead.held = PretendingHeld(runs)

@@ -101,6 +101,7 @@ class LaunchingRank(LaunchingRunner, ReplayingRank):
     """log: what has happened, from watch on."""
 
     launch = CudaRankDraftsRunner.launch
+    with_drafts = CudaRankDraftsRunner.with_drafts
 
     def watch(self) -> None:
         """From here on, with the graphs that there are by now."""

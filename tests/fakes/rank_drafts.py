@@ -139,6 +139,10 @@ class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
             self._device_drafter, backend, self.drafts, shapes, padding_slot, spread_rows
         )
 
+    def with_drafts(self, executor: StepExecutor) -> StepExecutor:
+        """Steps run in a thread of their own: nothing is made ahead of them in another."""
+        return RankDraftsRunner.with_drafts(self, executor)
+
     def _new_mark(self) -> Passed:
         return PassedAtOnce()
 

@@ -88,6 +88,11 @@ class DraftGraphs:
         """Whether a captured graph has all that the drafter does ahead of the target's pass."""
         return self._shape_for(plan) in self._graphs
 
+    def covers_ahead(self, ahead: AheadRows) -> bool:
+        """Whether a captured graph has as many tokens a row as the plan: what fills rows up writes
+        to the dummy page, and these may go on from what is no number."""
+        return self._shape_ahead(ahead) is not None
+
     def run(self, step: DrafterStep) -> DeviceDrafts:
         """Drafts of the step's runs, of a plan that is covered. Where the drafter reads last
         drafts, it has read these, and the tokens of rows without drafts."""
@@ -99,11 +104,10 @@ class DraftGraphs:
         return DeviceDrafts(self._of_runs_alone(step))
 
     def run_ahead(self, ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor) -> DeviceDrafts:
-        """Drafts of all rows of a plan that is covered, before the host knows its lengths. drawn,
+        """Drafts of all rows of a plan, covers_ahead, before the host knows its lengths. drawn,
         run_lens: of the step before, see HeldRuns."""
-        plan = ahead.plan
-        shape = self._shape_for(plan)
-        if shape is None or shape not in self._graphs:
+        plan, shape = ahead.plan, self._shape_ahead(ahead)
+        if shape is None:
             raise RuntimeError("drafts are made by a graph that has not been captured")
         rows = going_on(ahead, drawn, run_lens, self._table)
         self._stage_ahead(shape, ahead, rows)
@@ -204,7 +208,19 @@ class DraftGraphs:
             self._last_shape = plan, self._find_shape(plan)
         return self._last_shape[1]
 
+    def _shape_ahead(self, ahead: AheadRows) -> StepShape | None:
+        shape = self._smallest_shape(ahead.plan)
+        is_made = shape in self._graphs and shape.tokens_per_row == ahead.tokens_a_row
+        return shape if is_made else None
+
     def _find_shape(self, plan: StepPlan) -> StepShape | None:
+        # What fills a row up writes to the dummy page, which other rows load.
+        if (plan.num_new_tokens > 1).any() and (plan.input_ids == NAN_TOKEN).any():
+            return None
+        return self._smallest_shape(plan)
+
+    def _smallest_shape(self, plan: StepPlan) -> StepShape | None:
+        """Whatever its tokens are. Lengths may be upper bounds."""
         if plan.shape.mode is ForwardMode.EXTEND or plan.has_repeats or not plan.samples.all():
             return None
         rows = next((own for own in self._rows if own >= plan.batch_size), None)
@@ -216,9 +232,6 @@ class DraftGraphs:
             return None
         length = next((own for own in self._lengths if own >= most), None)
         if rows is None or length is None or rows * length > self._max_tokens:
-            return None
-        # What fills a row up writes to the dummy page, which other rows load.
-        if most > 1 and (plan.input_ids == NAN_TOKEN).any():
             return None
         # Passes that fill a row up have places in its slot's table, too.
         if int(plan.prefix_lens.max()) + length > self._table.shape[1]:

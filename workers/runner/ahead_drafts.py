@@ -62,7 +62,7 @@ class AheadDrafts:
         """Drafts of a plan that goes on from the step before, if that one was kept and there is a
         graph for them; else they are made as the plan is launched."""
         self._made, drawn, plan = None, self._drawn, ahead.plan
-        if drawn is None or drawn[0] != before.step_id or not self._graphs.covers(plan):
+        if drawn is None or drawn[0] != before.step_id or not self._graphs.covers_ahead(ahead):
             return
         try:
             run_lens = self.held.run_lens(drawn[1])

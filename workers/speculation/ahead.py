@@ -59,9 +59,9 @@ class AheadRows:
 
 def _tokens_a_row(plan: StepPlan) -> int:
     """Of a step all of whose rows verify as many drafts, one behind the other; 0 of others."""
-    mode, _, tokens_a_row = plan.shape
-    is_even_chain = mode is ForwardMode.TARGET_VERIFY and tokens_a_row != RAGGED
-    return tokens_a_row if is_even_chain and tokens_a_row > 1 and not plan.has_trees else 0
+    shape = plan.shape
+    is_run = shape.mode is ForwardMode.TARGET_VERIFY and not plan.has_trees
+    return shape.tokens_per_row if is_run and shape.tokens_per_row != RAGGED else 0
 
 
 def _changes_memory(plan: StepPlan) -> bool:
