@@ -109,7 +109,7 @@ class DraftGraphs:
         plan, shape = ahead.plan, self._shape_ahead(ahead)
         if shape is None:
             raise RuntimeError("drafts are made by a graph that has not been captured")
-        rows = going_on(ahead, drawn, run_lens, self._table)
+        rows = going_on(ahead, drawn, run_lens, self._table, self._drafter.first_position)
         self._stage_ahead(shape, ahead, rows)
         self._graphs[shape]()
         n, num_drafts = plan.batch_size, ahead.tokens_a_row - 1

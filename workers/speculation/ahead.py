@@ -102,12 +102,16 @@ class GoingOn(NamedTuple):
 
 
 def going_on(
-    ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor, table: torch.Tensor
+    ahead: AheadRows,
+    drawn: DrawnRows,
+    run_lens: torch.Tensor,
+    table: torch.Tensor,
+    first_position: int,
 ) -> GoingOn:
-    """The plan's rows. table: int32 (num_slots, max_context_len), which has the places of all
-    positions before; it learns those that the plan brings."""
+    """The plan's rows. table: int32 (num_slots, positions), which has the places of all positions
+    before, from the text's first_position on; it learns those that the plan brings."""
     plan, num_tokens = ahead.plan, ahead.tokens_a_row
-    columns = np.arange(num_tokens)
+    columns = np.arange(num_tokens) - first_position
     bounds = (plan.prefix_lens[:, None] + columns).astype(np.int64)
     arrays = [plan.slots, ahead.rows, ahead.prefix_lens, bounds, plan.out_cache_loc, columns]
     slots, rows, prefix_lens, at, places, steps = upload(

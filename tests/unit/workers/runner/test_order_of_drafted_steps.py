@@ -11,11 +11,15 @@ from workers.runner.drafting_executor import DraftingExecutor
 from workers.sampling.params import SamplingParams
 from workers.sampling.transfer import upload
 from workers.speculation import device_step
+from workers.speculation.ahead import AheadRows
 
-STEP = ["awaited", "recorded", "drafted", "verified", "recorded", "behind", "planned", "named"]
+STEP = ["awaited", "recorded", "verified", "recorded", "behind", "drafted", "planned", "named"]
 """From the wait for the samples of the step before on. The second mark is the step's end, for which
-who reads its samples waits; behind it come what a head reads, all that is known of the next plan
-before, and which drafts the rank has made."""
+who reads its samples waits; behind it come what a head reads, the next step's drafts, all that is
+known of its plan before, and which drafts the rank has made."""
+BEHIND_SAMPLES = [one for one in STEP if one != "drafted"]
+BEFORE_DRAFTS = [*STEP[:2], "drafted", *BEHIND_SAMPLES[2:]]
+"""Of a step whose drafts nobody could make ahead."""
 
 
 def watched_steps(monkeypatch: pytest.MonkeyPatch, with_launches: bool) -> list[list[str]]:
@@ -58,12 +62,29 @@ def watched_steps(monkeypatch: pytest.MonkeyPatch, with_launches: bool) -> list[
 def test_what_can_be_done_before_the_samples_come_is_not_done_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor drafts, but of the first step with any, of what follows one that another length or a
+    clearing cuts off, and of the last ones."""
     steps = watched_steps(monkeypatch, with_launches=False)
     told = [[what for what in step if what in STEP] for step in steps]
-    assert all(step == STEP for step in told), told
+    assert all(step in (STEP, BEHIND_SAMPLES, BEFORE_DRAFTS) for step in told), told
+    assert sum(step == STEP for step in told) > 3
+
+
+def test_behind_samples_the_device_is_sent_the_names_of_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else stands between them and the target's pass."""
+    steps = watched_steps(monkeypatch, with_launches=True)
+    between = [step[: step.index("verified")] for step in steps]
+    own = [step for step in between if "drafted" not in step]
+    assert len(own) > 3
+    names = ["aten::fill_", "aten::copy_"]
+    assert all(step == ["awaited", "recorded", *names] for step in own), own
 
 
 def test_ahead_of_drafts_the_device_is_sent_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that could not be made before the samples came."""
+    monkeypatch.setattr(AheadRows, "of", lambda plan, before: None)
     steps = watched_steps(monkeypatch, with_launches=True)
     ahead = [step[: step.index("drafted")] for step in steps]
     # What a request leaves behind that has ended is cleared by whichever step comes next.

@@ -1,0 +1,149 @@
+"""Drafts made before the host has read the samples: the same drafts, and the same text."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.h200.pretended_runs import ChanceDraw, PretendedRuns, pretend
+from tests.fakes.launching_rank import LaunchingRank
+from workers.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.protocol import GenerateRequest
+from workers.runner.ahead_drafts import AheadDrafts
+from workers.runner.ahead_executor import AheadDraftingExecutor
+from workers.sampling.params import SamplingParams
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
+
+HEAD, DRAFT = "eagle3:builtin-head", "draft:builtin-draft"
+NUM_REQUESTS = 14
+
+
+def config_of(**settings: Any) -> EngineConfig:
+    return EngineConfig(
+        device="cpu",
+        num_cpu_threads=1,
+        max_running_requests=4,
+        check_integrity_when_idle=True,
+        **settings,
+    )
+
+
+def drafting(speculative: str, policy: str = "fixed", **settings: Any) -> EngineConfig:
+    return config_of(speculative=speculative, draft_policy=policy, max_draft_tokens=3, **settings)
+
+
+def requests() -> list[GenerateRequest]:
+    """Of all lengths, so that they come and go while others run; some draw, some count."""
+    rng = random.Random(7)
+    made = []
+    for index in range(NUM_REQUESTS):
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.0, 1.0]),
+            seed=index,
+            max_tokens=rng.randrange(3, 60),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+            ignore_eos=rng.random() < 0.7,
+        )
+        prompt = [rng.randrange(20, 200) for _ in range(rng.randrange(1, 40))]
+        made.append(GenerateRequest(f"{index}", prompt, sampling))
+    return made
+
+
+def texts_of(engine: Engine) -> dict[str, list[int]]:
+    """Each request is there some steps behind the one before it."""
+    waiting, texts = requests(), {}
+    try:
+        for _ in range(2):
+            waiting, texts = requests(), {f"{index}": [] for index in range(NUM_REQUESTS)}
+            while waiting or engine.has_work:
+                if waiting:
+                    engine.submit(waiting.pop(0))
+                for _ in range(3):
+                    for output in engine.step():
+                        texts[output.request_id] += output.token_ids
+    finally:
+        engine.close()
+    return texts
+
+
+@pytest.fixture(scope="module")
+def plain_texts() -> dict[str, list[int]]:
+    return texts_of(Engine.from_config(config_of()))
+
+
+class Compared:
+    """What was made ahead, beside what is made of the same plan once its lengths are known."""
+
+    def __init__(self, rank: LaunchingRank) -> None:
+        self.num_equal = 0
+        self._rank = rank
+
+    def take(self, own: AheadDrafts, step: DrafterStep) -> DeviceDrafts | None:
+        found, graphs = TAKE(own, step), self._rank._draft_graphs
+        if found is not None:
+            assert graphs is not None
+            assert torch.equal(found.token_ids, graphs.run(step).token_ids)
+            self.num_equal += 1
+        return found
+
+
+TAKE = AheadDrafts.take
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+@pytest.mark.parametrize("speculative", [HEAD, DRAFT])
+def test_drafts_and_texts_are_those_of_known_lengths(
+    speculative: str,
+    policy: str,
+    plain_texts: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = LaunchingRank(drafting(speculative, policy, page_size=8), monkeypatch)
+    compared = Compared(rank)
+    monkeypatch.setattr(AheadDrafts, "take", lambda own, step: compared.take(own, step))
+    assert texts_of(rank.engine()) == plain_texts
+    assert compared.num_equal > 30
+
+
+def test_drafts_that_there_is_no_memory_to_make_ahead_are_made_later(
+    plain_texts: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank = LaunchingRank(drafting(HEAD), monkeypatch)
+    engine = rank.engine()
+    ahead, graphs = rank._ahead, rank._draft_graphs
+    assert ahead is not None
+    assert graphs is not None
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(graphs, "run_ahead", fail)
+    assert texts_of(engine) == plain_texts
+    assert (ahead.num_made, ahead.num_taken) == (0, 0)
+    assert "no memory to make drafts" in caplog.text
+
+
+def test_pretended_runs_are_the_same_on_the_device_and_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank = LaunchingRank(drafting(HEAD), monkeypatch)
+    engine, runs = rank.engine(), PretendedRuns()
+    compared = Compared(rank)
+    monkeypatch.setattr(AheadDrafts, "take", lambda own, step: compared.take(own, step))
+    assert isinstance(engine._executor, AheadDraftingExecutor)
+    pretend(engine, runs)
+    runs.draw = ChanceDraw(0.6)
+    try:
+        asked = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+        results = engine.generate([[5, 6, 7], [8, 9], [10, 11, 12, 13]], [asked] * 3)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert [len(one.token_ids) for one in results] == [80] * 3
+    assert compared.num_equal > 20
+    assert not runs.drawn_ahead
+    assert stats.num_accepted_draft_tokens == runs.held.num_tokens - runs.held.num_rows
