@@ -121,12 +121,12 @@ class DraftGraphs:
         plan, n = ahead.plan, ahead.plan.batch_size
         staged = self._padding(shape)
         staged[SLOTS, :n] = plan.slots
-        staged[_IS_ROW, :n] = 1
+        staged[IS_ROW, :n] = 1
         on_device = self._static.staged[: staged.size]
         upload_into(staged, on_device)
         fields = on_device.view(staged.shape)
-        torch.sub(rows.prefix_lens, self._drafter.first_position, out=fields[_POSITIONS, :n])
-        fields[_IDS, :n].copy_(rows.last_ids)
+        torch.sub(rows.prefix_lens, self._drafter.first_position, out=fields[POSITIONS, :n])
+        fields[IDS, :n].copy_(rows.last_ids)
         fields[FIRST_PLACES : FIRST_PLACES + ahead.tokens_a_row, :n].copy_(rows.places)
 
     def _padding(self, shape: StepShape) -> npt.NDArray[np.int64]:

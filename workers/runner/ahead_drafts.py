@@ -29,7 +29,7 @@ class AheadDrafts:
         self._graphs = graphs
         self._device = device
         self._drafts: tuple[int, torch.Tensor] | None = None
-        self._drawn: tuple[int, DrawnRows] | None = None
+        self._drawn: tuple[int, torch.Tensor, VerifiedStep | SampledTokens] | None = None
         self._made: tuple[int, IntArray, DeviceDrafts] | None = None
 
     def verifies(self, step: DrafterStep, drafts: DeviceDrafts) -> None:
@@ -38,24 +38,12 @@ class AheadDrafts:
         is_even = len(runs) == plan.batch_size and runs.is_even and drafts.parents is None
         self._drafts = (plan.step_id, drafts.token_ids) if is_even else None
 
-    @torch.inference_mode()
     def draws(self, plan: StepPlan, drawn: VerifiedStep | SampledTokens) -> None:
         """The step has been launched. Of one that does not verify what verifies said, nothing is
-        kept."""
+        kept. Who waits for the samples does not wait for what is made of them here."""
         own, self._drafts, self._drawn = self._drafts, None, None
-        if own is None or own[0] != plan.step_id:
-            return
-        drafts = own[1]
-        num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
-        if isinstance(drawn, VerifiedStep):
-            # Rows stand one behind the other among the graph's, which may be longer.
-            length = int(drawn.places[-1] + 1 - num_tokens) // max(num_rows - 1, 1)
-            length = num_tokens if num_rows == 1 else length
-            every = drawn.slot.device_sampled[: num_rows * length]
-            token_ids = every.to(self._device, non_blocking=True).long().view(num_rows, length)
-        else:
-            token_ids = drawn.token_ids.view(num_rows, num_tokens)
-        self._drawn = plan.step_id, DrawnRows(drafts, token_ids[:, :num_tokens])
+        if own is not None and own[0] == plan.step_id:
+            self._drawn = plan.step_id, own[1], drawn
 
     @torch.inference_mode()
     def make(self, ahead: AheadRows, before: StepPlan) -> None:
@@ -65,8 +53,8 @@ class AheadDrafts:
         if drawn is None or drawn[0] != before.step_id or not self._graphs.covers_ahead(ahead):
             return
         try:
-            run_lens = self.held.run_lens(drawn[1])
-            made = self._graphs.run_ahead(ahead, drawn[1], run_lens)
+            rows = self._rows_of(*drawn[1:])
+            made = self._graphs.run_ahead(ahead, rows, self.held.run_lens(rows))
         except torch.OutOfMemoryError as error:
             logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
             return
@@ -86,3 +74,16 @@ class AheadDrafts:
             return None
         self.num_taken += 1
         return drafts
+
+    def _rows_of(self, drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
+        """Of the step before, where its samples lie."""
+        num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
+        if isinstance(drawn, SampledTokens):
+            return DrawnRows(drafts, drawn.token_ids.view(num_rows, num_tokens))
+        # Rows stand one behind the other among the graph's, which may be longer.
+        length = num_tokens
+        if num_rows > 1:
+            length = (int(drawn.places[-1]) + 1 - num_tokens) // (num_rows - 1)
+        every = drawn.slot.device_sampled[: num_rows * length]
+        token_ids = every.to(self._device, non_blocking=True).long().view(num_rows, length)
+        return DrawnRows(drafts, token_ids[:, :num_tokens])

@@ -58,11 +58,15 @@ class DraftReplays:
         self._graphs = runner._draft_graphs
         if self._graphs is not None:
             assert self._graphs.num_captured == self._graphs.num_shapes > 0
-            self._run, self._graphs.run = self._graphs.run, self._counted
+            self._graphs.run = self._counted(self._graphs.run)
+            self._graphs.run_ahead = self._counted(self._graphs.run_ahead)
 
-    def _counted(self, step):
-        self.num += 1
-        return self._run(step)
+    def _counted(self, run):
+        def counted(*arguments):
+            self.num += 1
+            return run(*arguments)
+
+        return counted
 
 
 def builtin_head(folder):

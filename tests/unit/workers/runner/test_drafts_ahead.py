@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from benchmarks.h200.pretended_runs import ChanceDraw, PretendedRuns, pretend
+from tests.fakes.compared_drafts import ComparedDrafts
 from tests.fakes.launching_rank import LaunchingRank
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
-from workers.runner.ahead_drafts import AheadDrafts
 from workers.runner.ahead_executor import AheadDraftingExecutor
 from workers.sampling.params import SamplingParams
-from workers.speculation.device_step import DeviceDrafts, DrafterStep
 
 HEAD, DRAFT = "eagle3:builtin-head", "draft:builtin-draft"
 NUM_REQUESTS = 14
@@ -73,25 +72,6 @@ def plain_texts() -> dict[str, list[int]]:
     return texts_of(Engine.from_config(config_of()))
 
 
-class Compared:
-    """What was made ahead, beside what is made of the same plan once its lengths are known."""
-
-    def __init__(self, rank: LaunchingRank) -> None:
-        self.num_equal = 0
-        self._rank = rank
-
-    def take(self, own: AheadDrafts, step: DrafterStep) -> DeviceDrafts | None:
-        found, graphs = TAKE(own, step), self._rank._draft_graphs
-        if found is not None:
-            assert graphs is not None
-            assert torch.equal(found.token_ids, graphs.run(step).token_ids)
-            self.num_equal += 1
-        return found
-
-
-TAKE = AheadDrafts.take
-
-
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 @pytest.mark.parametrize("speculative", [HEAD, DRAFT])
 def test_drafts_and_texts_are_those_of_known_lengths(
@@ -101,8 +81,7 @@ def test_drafts_and_texts_are_those_of_known_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rank = LaunchingRank(drafting(speculative, policy, page_size=8), monkeypatch)
-    compared = Compared(rank)
-    monkeypatch.setattr(AheadDrafts, "take", lambda own, step: compared.take(own, step))
+    compared = ComparedDrafts(rank, monkeypatch)
     assert texts_of(rank.engine()) == plain_texts
     assert compared.num_equal > 30
 
@@ -132,8 +111,7 @@ def test_pretended_runs_are_the_same_on_the_device_and_on_the_host(
 ) -> None:
     rank = LaunchingRank(drafting(HEAD), monkeypatch)
     engine, runs = rank.engine(), PretendedRuns()
-    compared = Compared(rank)
-    monkeypatch.setattr(AheadDrafts, "take", lambda own, step: compared.take(own, step))
+    compared = ComparedDrafts(rank, monkeypatch)
     assert isinstance(engine._executor, AheadDraftingExecutor)
     pretend(engine, runs)
     runs.draw = ChanceDraw(0.6)

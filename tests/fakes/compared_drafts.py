@@ -1,0 +1,27 @@
+"""Drafts made ahead, beside those that the same graphs make once the host knows all lengths."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from workers.runner.ahead_drafts import AheadDrafts
+from workers.speculation.device_step import DeviceDrafts, DrafterStep
+
+
+class ComparedDrafts:
+    """Of one rank, from its engine's start on. num_equal: steps whose drafts were made ahead."""
+
+    def __init__(self, rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_equal = 0
+        take = AheadDrafts.take
+
+        def compared(own: AheadDrafts, step: DrafterStep) -> DeviceDrafts | None:
+            found = take(own, step)
+            if found is not None:
+                again = rank._draft_graphs.run(step)
+                assert torch.equal(found.token_ids, again.token_ids)
+                self.num_equal += 1
+            return found
+
+        monkeypatch.setattr(AheadDrafts, "take", compared)
