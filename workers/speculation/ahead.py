@@ -113,14 +113,15 @@ def going_on(
     plan, num_tokens = ahead.plan, ahead.tokens_a_row
     columns = np.arange(num_tokens) - first_position
     bounds = (plan.prefix_lens[:, None] + columns).astype(np.int64)
-    arrays = [plan.slots, ahead.rows, ahead.prefix_lens, bounds, plan.out_cache_loc, columns]
-    slots, rows, prefix_lens, at, places, steps = upload(
-        [one.astype(np.int64) for one in arrays], table.device
+    lens = ahead.prefix_lens.astype(np.int64)
+    own = plan.slots.astype(np.int64), plan.out_cache_loc.astype(np.int64)
+    slots, places, rows, prefix_lens, at, steps = upload(
+        [*own, ahead.rows, lens, bounds, columns], table.device
     )
     table[slots.unsqueeze(1), at] = places.view_as(at).int()
     run_lens = run_lens.index_select(0, rows)
     sampled = drawn.sampled.index_select(0, rows)
     last_ids = sampled.gather(1, run_lens.unsqueeze(1) - 1).squeeze(1)
     exact = prefix_lens + run_lens
-    own = table[slots, steps.unsqueeze(1) + exact].long()
-    return GoingOn(exact, last_ids.clamp(min=0), own)
+    found = table[slots, steps.unsqueeze(1) + exact].long()
+    return GoingOn(exact, last_ids.clamp(min=0), found)
