@@ -11,7 +11,7 @@ from attention.kernels.triton_page_lists import fill_page_lists
 from attention.kernels.triton_step_tables import fill_step_tables
 from tests.fakes import flash_attention as described
 from tests.fakes import flash_infer as described_lists
-from workers.graphs.decode_step import StepRows, TorchStepKernels
+from workers.graphs.decode_step import StepRows, TokenRows, TorchStepKernels
 from workers.graphs.ring import StagingRing
 from workers.layers.cuda.greedy import TritonStepKernels
 
@@ -75,6 +75,26 @@ def check_begin(num_rows, num_accounts, num_slots=12):
     assert [loc.tolist() for loc in locs] == [place.tolist() for place in places]
 
 
+def check_gather(num_rows, tokens_per_row, has_named):
+    """Into rows among more of them."""
+    num_tokens = num_rows * tokens_per_row
+    drawn = torch.randint(0, 10**6, (5, num_tokens))
+    named = torch.randint(-1, 2, (num_tokens,)) * torch.randint(0, 99, (num_tokens,))
+    outcomes = []
+    for kind in (TorchStepKernels, TritonStepKernels):
+        tokens = StepRows.allocate(num_tokens, CPU, 1)
+        static = (tokens.slots, tokens.input_ids, tokens.positions)
+        for own, values in zip((*static, tokens.seq_lens, tokens.prefix_lens), drawn, strict=True):
+            own.copy_(values)
+        rows = TokenRows.allocate(num_rows + 2, CPU)
+        kernels = kind((torch.zeros((1, 1), dtype=torch.int32),), torch.zeros(1).long())
+        kernels.gather_rows(tokens, named if has_named else None, rows.first(num_rows))
+        outcomes.append((tokens.input_ids, rows.slots, rows.seq_lens, rows.prefix_lens))
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+    assert torch.equal(outcomes[0][0], drawn[1]) != (has_named and bool((named >= 0).any()))
+    assert not any(own[num_rows:].any() for own in outcomes[0][1:])
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     for page_size in (1, 16, 24):
@@ -85,4 +105,8 @@ if __name__ == "__main__":
     check_page_lists(2, page_size=1, window=0, max_len=600)
     for num_accounts in (1, 2, 3):
         check_begin(7, num_accounts)
+    for has_named in (False, True):
+        check_gather(1, 4, has_named)
+        check_gather(7, 3, has_named)
+        check_gather(300, 4, has_named)
     print("all equal")

@@ -89,6 +89,26 @@ class StepRows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Static device tensors of rows of several tokens each: slots int64, seq_lens and prefix_lens
+    int32 (n,). The prefix is the first token's, the length the last one's."""
+
+    slots: torch.Tensor
+    seq_lens: torch.Tensor
+    prefix_lens: torch.Tensor
+
+    @classmethod
+    def allocate(cls, max_rows: int, device: torch.device) -> "TokenRows":
+        seq_lens, prefix_lens = torch.zeros((2, max_rows), dtype=torch.int32, device=device)
+        return cls(torch.zeros(max_rows, dtype=torch.int64, device=device), seq_lens, prefix_lens)
+
+    def first(self, num_rows: int) -> "TokenRows":
+        return TokenRows(
+            self.slots[:num_rows], self.seq_lens[:num_rows], self.prefix_lens[:num_rows]
+        )
+
+
 class DecodeStepKernels(Protocol):
     """Launches only; never waits for the device."""
 
@@ -97,6 +117,13 @@ class DecodeStepKernels(Protocol):
 
         A negative input id means what the slot sampled last. Also writes each row's cache indices
         to the accounts' tables at its position.
+        """
+
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
+        """Behind begin, of tokens that are rows of as many each: fill rows.
+
+        named: int64 (num tokens,), what stands for the input id that begin found, but where it is
+        negative; None for none.
         """
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
@@ -133,6 +160,14 @@ class TorchStepKernels:
         for table, locs, found in zip(self.tables, all_locs, cache_indices, strict=True):
             locs.copy_(found)
             table[slots, rows.positions] = found.int()
+
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
+        if named is not None:
+            tokens.input_ids.copy_(torch.where(named >= 0, named, tokens.input_ids))
+        num_rows = len(rows.slots)
+        rows.slots.copy_(tokens.slots.view(num_rows, -1)[:, 0])
+        rows.seq_lens.copy_(tokens.seq_lens.view(num_rows, -1)[:, -1])
+        rows.prefix_lens.copy_(tokens.prefix_lens.view(num_rows, -1)[:, 0])
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         current, number = ring.current.tolist()

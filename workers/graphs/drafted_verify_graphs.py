@@ -65,6 +65,5 @@ class DraftedVerifyGraphs(VerifyGraphs):
             (on_device,) = upload([places], self._named.device)
             self._named.index_copy_(0, on_device, step.ids)
 
-    def _name_drafts(self, tokens: StepRows) -> None:
-        named = self._named[: len(tokens.input_ids)]
-        tokens.input_ids.copy_(torch.where(named >= 0, named, tokens.input_ids))
+    def _names_of(self, tokens: StepRows) -> torch.Tensor:
+        return self._named[: len(tokens.input_ids)]

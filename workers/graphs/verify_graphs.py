@@ -26,6 +26,7 @@ from workers.graphs.decode_step import (
     SEQ_LENS_FIELD,
     DecodeStepKernels,
     StepRows,
+    TokenRows,
 )
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.ring import StagingRing, StagingSlot
@@ -119,8 +120,7 @@ class VerifyGraphs:
         max_rows, max_tokens = self._rows[-1], max(one.rows * one.tokens_per_row for one in shapes)
         num_accounts = len(backend.req_to_token_pool.own_tables)
         self._tokens = StepRows.allocate(max_tokens, device, num_accounts)
-        self._slots = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._lens = torch.zeros((2, max_rows), dtype=torch.int32, device=device)
+        self._token_rows = TokenRows.allocate(max_rows, device)
         self._new_lens = {
             length: torch.full((max_rows,), length, dtype=torch.int32, device=device)
             for length in self._lengths
@@ -205,7 +205,6 @@ class VerifyGraphs:
 
         def run() -> torch.Tensor:
             self._kernels.begin(self._staging.ring, tokens)
-            self._name_drafts(tokens)
             self._fill_rows(shape, tokens)
             # As in DecodeGraphs: the embedding lookup waits for all of this.
             self._backend.record_step_tables(batch)
@@ -221,16 +220,15 @@ class VerifyGraphs:
             slot.mark_used()
             self._staging.point_device_at_next()
 
-    def _name_drafts(self, tokens: StepRows) -> None:
-        """Within a graph: what the host could not name of its tokens. Here it has named all."""
-
     def _fill_rows(self, shape: StepShape, tokens: StepRows) -> None:
-        """Rows from their tokens: the prefix is the first one's, the length the last one's."""
-        size = shape.rows, shape.tokens_per_row
-        seq_lens, prefix_lens = self._lens[:, : shape.rows]
-        self._slots[: shape.rows].copy_(tokens.slots.view(size)[:, 0])
-        seq_lens.copy_(tokens.seq_lens.view(size)[:, -1])
-        prefix_lens.copy_(tokens.prefix_lens.view(size)[:, 0])
+        """Within a graph: what it reads of its rows, from their tokens."""
+        self._kernels.gather_rows(
+            tokens, self._names_of(tokens), self._token_rows.first(shape.rows)
+        )
+
+    def _names_of(self, tokens: StepRows) -> torch.Tensor | None:
+        """As named in DecodeStepKernels.gather_rows. Here the host has named all."""
+        return None
 
     @property
     def replayed_places(self) -> npt.NDArray[np.int64]:
@@ -299,17 +297,17 @@ class VerifyGraphs:
     def _batch(self, shape: StepShape, tokens: StepRows) -> ForwardBatch:
         """The batch of a capture. Its host copies are placeholders: a replay reads none."""
         lens_cpu = np.full(shape.rows, shape.tokens_per_row, dtype=np.int32)
-        seq_lens, prefix_lens = self._lens[:, : shape.rows]
+        rows = self._token_rows.first(shape.rows)
         return ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=shape.rows,
             num_tokens=shape.rows * shape.tokens_per_row,
             input_ids=tokens.input_ids,
             positions=tokens.positions,
-            req_pool_indices=self._slots[: shape.rows],
-            seq_lens=seq_lens,
+            req_pool_indices=rows.slots,
+            seq_lens=rows.seq_lens,
             extend_seq_lens=self._new_lens[shape.tokens_per_row][: shape.rows],
-            extend_prefix_lens=prefix_lens,
+            extend_prefix_lens=rows.prefix_lens,
             out_cache_loc=tokens.out_cache_loc,
             seq_lens_cpu=lens_cpu,
             extend_seq_lens_cpu=lens_cpu,

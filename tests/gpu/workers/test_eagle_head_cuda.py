@@ -1,5 +1,5 @@
-"""Kernels of the fused EAGLE-3 head and of graphs of drafts that no model has, against float64 and
-plain torch."""
+"""Kernels of the fused EAGLE-3 head and of graphs that make and verify drafts, which no model has,
+against float64 and plain torch."""
 
 import math
 from dataclasses import fields
@@ -14,8 +14,10 @@ from tests.fakes.qkv_projection import finish
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU
 from workers.graphs import draft_rows
+from workers.graphs.decode_step import StepRows, TokenRows, TorchStepKernels
 from workers.graphs.draft_rows import StaticRows
 from workers.layers.cuda.draft_rows import spread_rows
+from workers.layers.cuda.greedy import TritonStepKernels
 from workers.layers.cuda.likeliest import likeliest_named
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.pair_norm import pair_norm
@@ -81,7 +83,8 @@ def test_the_likeliest_is_what_torch_says_bit_for_bit(dtype, num_rows, num_token
     ]
     for logits in (noise, noise.round(), *few):
         own = logits.to(dtype)
-        assert torch.equal(likeliest_named(own, names), names[own.argmax(dim=-1)])
+        first = own.cpu().argmax(dim=-1).to(CUDA)
+        assert torch.equal(likeliest_named(own, names), names[first])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 64])
@@ -111,3 +114,22 @@ def test_all_passes_of_drafts_are_spread_at_once(num_rows, num_passes) -> None:
         own = static.all_passes
         spread.append((table, *(getattr(own, field.name) for field in fields(own))))
     assert all(torch.equal(*pair) for pair in zip(*spread, strict=True))
+
+
+@pytest.mark.parametrize(("num_rows", "tokens_per_row"), [(1, 4), (7, 3), (64, 6), (64, 17)])
+@pytest.mark.parametrize("has_named", [False, True])
+def test_rows_are_gathered_from_their_tokens(num_rows, tokens_per_row, has_named) -> None:
+    num_tokens = num_rows * tokens_per_row
+    drawn = torch.randint(0, 10**6, (4, num_tokens), device=CUDA)
+    named = torch.randint(-1, 2, (num_tokens,), device=CUDA) * drawn[0]
+    outcomes = []
+    for kind in (TorchStepKernels, TritonStepKernels):
+        tokens = StepRows.allocate(num_tokens, CUDA, 1)
+        static = tokens.slots, tokens.input_ids, tokens.seq_lens, tokens.prefix_lens
+        for own, values in zip(static, drawn, strict=True):
+            own.copy_(values)
+        rows = TokenRows.allocate(num_rows + 2, CUDA)
+        kernels = kind((torch.zeros((1, 1), dtype=torch.int32),), torch.zeros(1).long())
+        kernels.gather_rows(tokens, named if has_named else None, rows.first(num_rows))
+        outcomes.append((tokens.input_ids, rows.slots, rows.seq_lens, rows.prefix_lens))
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))

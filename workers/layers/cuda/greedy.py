@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.graphs.decode_step import FIRST_CACHE_FIELD, StepRing, StepRows
+from workers.graphs.decode_step import FIRST_CACHE_FIELD, StepRing, StepRows, TokenRows
 from workers.layers.cuda.launch import next_power_of_2
+from workers.layers.cuda.token_rows import gather_rows
 
 VOCAB_BLOCK = 4096
 
@@ -157,8 +158,8 @@ _end_step_kernel = triton.jit(_end_step)
 
 @dataclass(frozen=True, slots=True)
 class TritonStepKernels:
-    """The step's ends in three launches, and one for each account beside account 0. See
-    workers.graphs.decode_step.DecodeStepKernels.
+    """The step's ends in three launches, one more for rows of several tokens, and one for each
+    account beside account 0. See workers.graphs.decode_step.DecodeStepKernels.
 
     tables: of each account int32 (slots, positions).
     """
@@ -203,6 +204,9 @@ class TritonStepKernels:
                 BLOCK=next_power_of_2(num_rows),
                 num_warps=4,
             )
+
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
+        gather_rows(tokens, named, rows)
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         size = logits.shape[0], num_vocab_blocks(logits.shape[1])

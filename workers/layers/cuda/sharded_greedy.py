@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.graphs.decode_step import DecodeStepKernels, StepRing, StepRows
+from workers.graphs.decode_step import DecodeStepKernels, StepRing, StepRows, TokenRows
 from workers.layers.cuda.greedy import (
     Maxima,
     TritonStepKernels,
@@ -45,6 +45,9 @@ class CollectiveStepKernels:
 
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         self.alone.begin(ring, rows)
+
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
+        self.alone.gather_rows(tokens, named, rows)
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         size = logits.shape[0], num_vocab_blocks(self.shard.num_rows)
@@ -148,6 +151,9 @@ class PeerStepKernels:
 
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         self._alone.begin(ring, rows)
+
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
+        self._alone.gather_rows(tokens, named, rows)
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         num_rows = logits.shape[0]

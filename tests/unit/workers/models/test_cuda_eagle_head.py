@@ -16,7 +16,7 @@ from tests.fakes.eagle_heads import eagle_spec
 from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.model_rows import make_batch
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, Variant
-from workers.layers.cuda import draft_rows, likeliest, pair_norm
+from workers.layers.cuda import draft_rows, likeliest, pair_norm, token_rows
 from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
 from workers.models.cuda_eagle_head import CudaEagleHead
@@ -32,6 +32,9 @@ _NORMED = dict.fromkeys(("first", "second", "first_weight", "second_weight", "ou
 _ROWS = {"first_rows": "*i64", "second_rows": "*i32"}
 _INT64 = dict.fromkeys(("staged", "ids", "positions", "places"), "*i64")
 _INT32 = dict.fromkeys(("prefix_lens", "seq_lens", "table"), "*i32")
+_TOKEN_ROWS = dict.fromkeys(("named", "input_ids", "slots", "row_slots"), "*i64")
+_TOKEN_ROWS |= dict.fromkeys(("seq_lens", "prefix_lens"), "*i32")
+_TOKEN_ROWS |= dict.fromkeys(("row_seq_lens", "row_prefix_lens"), "*i32")
 _ROPE = OTHERS["rope"]
 _KEYS = {"NUM_Q": 0, "NUM_SPLITS": 1, "HAS_BIAS": False, "HAS_NORM": False}
 KERNELS = {
@@ -51,6 +54,12 @@ KERNELS = {
         draft_rows._spread_rows_kernel,
         {**_INT64, **_INT32},
         {"BLOCK": 256},
+        {"num_warps": 4},
+    ),
+    "gather_rows": Variant(
+        token_rows._gather_rows_kernel,
+        _TOKEN_ROWS | {"tokens_per_row": "i32"},
+        {"HAS_NAMED": True, "BLOCK": 512},
         {"num_warps": 4},
     ),
     "rope of keys": replace(
