@@ -196,8 +196,7 @@ class DraftGraphs:
 
     def _begin_pass(self, num_rows: int, column: int, ids: torch.Tensor) -> ForwardBatch:
         batch = self._batch(num_rows, column, ids)
-        # As in DecodeGraphs: an embedding lookup or a product, an ordinary launch, waits for all of
-        # this before the first layer attends.
+        # As in DecodeGraphs: the lookup of the tokens, an ordinary launch, waits for all of this.
         self._backend.record_step_tables(batch)
         return batch
 

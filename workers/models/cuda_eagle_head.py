@@ -104,8 +104,9 @@ class CudaPairAttention(PairAttention):
     def attended(
         self, hidden: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
-        """Where the backend can, the attention kernel does all behind the projection, which is the
-        ordinary launch that it asks for between the step's tables and itself."""
+        """Where the backend can, the attention kernel does all behind the projection. The lookup of
+        what the pass reads is the ordinary launch that it asks for between the step's tables and
+        this layer."""
         fuses = forward_batch.attn_backend.fuses_decode_projection
         if not (forward_batch.forward_mode.is_decode and fuses(forward_batch.batch_size)):
             return super().attended(hidden, positions, forward_batch)
@@ -131,11 +132,15 @@ class CudaEagleLayer(EagleLayer):
     attention_class = CudaPairAttention
 
     def inputs_at(
-        self, embedded: torch.Tensor, rows: torch.Tensor | None, before: StatesBefore
+        self,
+        embedded: torch.Tensor,
+        rows: torch.Tensor | None,
+        before: StatesBefore,
+        may_depend: bool = True,
     ) -> torch.Tensor:
         """As inputs, of rows of embedded, (m, hidden_size), or of all; gathers nothing first."""
         weights, eps = (self.input_layernorm.weight, self.hidden_norm.weight), self.hidden_norm.eps
-        return pair_norm(embedded, before.states, weights, eps, rows, before.rows)
+        return pair_norm(embedded, before.states, weights, eps, rows, before.rows, may_depend)
 
     def forward(
         self,
@@ -180,6 +185,13 @@ class CudaEagleHead(EagleHead):
             return self.midlayer.inputs_at(self.embed_tokens.weight, ids, before)
         return self.midlayer.inputs_at(self.embed_tokens(ids), None, before)
 
+    def pass_inputs(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """In an ordinary launch, whatever the products are: see CudaPairAttention.attended."""
+        if not self._is_alone:
+            return super().pass_inputs(ids, states)
+        weight, before = self.embed_tokens.weight, StatesBefore(states)
+        return self.midlayer.inputs_at(weight, ids, before, may_depend=False)
+
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         return rms_norm(states, self.norm.weight, self.norm.eps)
 
@@ -187,7 +199,7 @@ class CudaEagleHead(EagleHead):
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As PairHead.draft; a rank that has all logits needs nothing but them."""
-        inputs = self.pair_inputs(ids, StatesBefore(states))
+        inputs = self.pass_inputs(ids, states)
         positions = forward_batch.positions
         made, added = self.midlayer.summands(inputs, states, positions, forward_batch)
         normed = add_rms_norm_(added.unsqueeze(0), made, self.norm.weight, self.norm.eps)

@@ -132,11 +132,15 @@ class EagleHead(nn.Module):
         """Of the layer's attention, (n, 2 * hidden_size)."""
         return self.midlayer.inputs(self.embed_tokens(ids), before.gathered())
 
+    def pass_inputs(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """The same of what a pass reads."""
+        return self.pair_inputs(ids, StatesBefore(states))
+
     def forward(
         self, ids: torch.Tensor, states: torch.Tensor, forward_batch: ForwardBatch
     ) -> torch.Tensor:
         """As PairHead.__call__."""
-        inputs = self.pair_inputs(ids, StatesBefore(states))
+        inputs = self.pass_inputs(ids, states)
         made: torch.Tensor = self.midlayer(inputs, states, forward_batch.positions, forward_batch)
         return made
 

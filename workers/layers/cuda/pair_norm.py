@@ -59,18 +59,20 @@ def pair_norm(
     eps: float,
     first_rows: torch.Tensor | None = None,
     second_rows: torch.Tensor | None = None,
+    may_depend: bool = True,
 ) -> torch.Tensor:
     """first, second (n, hidden_size) -> their RMSNorms, (n, 2 * hidden_size), in a new tensor.
 
     first_rows, second_rows: which rows of first or of second these are, where it has others, int32
     or int64 (n,); they are not checked. weights: of first and of second, (hidden_size,) each; they
-    scale what was rounded, as Llama's norms do. All others contiguous and of one dtype.
+    scale what was rounded, as Llama's norms do. All others contiguous and of one dtype. may_depend:
+    whether it may start while what runs before it ends; an ordinary launch waits for all of that.
     """
     hidden_size = first.shape[1]
     num_tokens = len(first if first_rows is None else first_rows)
     out = first.new_empty((num_tokens, 2 * hidden_size))
     block = next_power_of_2(hidden_size)
-    is_dependent = dependent_launch(first)
+    is_dependent = may_depend and dependent_launch(first)
     _pair_norm_kernel[(num_tokens, 2)](
         first,
         second,

@@ -19,6 +19,7 @@ from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, Variant
 from workers.layers.cuda import draft_rows, likeliest, pair_norm, token_rows
 from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
+from workers.models import cuda_eagle_head
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
 from workers.models.pair_states import StatesBefore
@@ -158,6 +159,31 @@ def test_a_pass_is_few_launches(monkeypatch) -> None:
     assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (11, 3)
     assert num_launches(monkeypatch, CudaEagleHead) == (14, 3)
     assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (14, 5)
+
+
+@torch.no_grad()
+def test_what_a_pass_reads_is_looked_up_by_an_ordinary_launch(monkeypatch) -> None:
+    """Products may start before tables and plans are complete, and attention before a product has
+    ended: something between tables and attention has to wait for all that runs before it."""
+    may_depend = []
+
+    def recorded(first, second, weights, eps, first_rows, second_rows, may):
+        may_depend.append(may)
+        return torch.zeros(len(ROWS), 512, dtype=torch.bfloat16)
+
+    monkeypatch.setattr(cuda_eagle_head, "pair_norm", recorded)
+    head = CudaEagleHead(eagle_spec(), 256, ShardContext(SingleRank(), torch.bfloat16, CPU))
+    states = torch.zeros(len(ROWS), 256, dtype=torch.bfloat16)
+    launches = Launches(monkeypatch)
+    attention = Attention(launches, fuses=True)
+    batch = make_batch(ROWS, PREFIXES, attention)
+    head(batch.input_ids, states, batch)
+    head.draft(batch.input_ids, states, batch)
+    assert may_depend == [False, False]
+    tokens = TokenInputs(batch.input_ids, batch.positions)
+    before = StatesBefore(states, torch.arange(len(states)))
+    head.read(tokens, before, batch.out_cache_loc, attention)
+    assert may_depend == [False, False, True]
 
 
 @pytest.mark.parametrize(
