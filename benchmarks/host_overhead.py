@@ -61,10 +61,10 @@ class _StubConfig:
     device: torch.device = CPU
 
 
-class _StubBackend:
+class StubBackend:
     """What DecodeGraphs asks of a backend when nothing is captured."""
 
-    config = _StubConfig()
+    config: Any = _StubConfig()
     req_to_token_pool = ReqToTokenPool(1, 1, CPU)
 
     def init_cuda_graph_state(self, max_bs: int) -> None:
@@ -79,14 +79,14 @@ class _StubBackend:
     def fuses_decode_projection(self, num_rows: int) -> bool:
         return False
 
-    def graph_backends(self, num_rows: int) -> tuple["_StubBackend", ...]:
+    def graph_backends(self, num_rows: int) -> tuple["StubBackend", ...]:
         return (self,)
 
-    def graph_backend_of(self, num_rows: int, seq_lens: object) -> "_StubBackend":
+    def graph_backend_of(self, num_rows: int, seq_lens: object) -> "StubBackend":
         return self
 
 
-class _StubKernels:
+class StubKernels:
     """Launches nothing."""
 
     def begin(self, ring: StepRing, rows: StepRows) -> None:
@@ -131,6 +131,9 @@ class _PretendedStep:
     started_s: float
     ended_s: float
 
+    def result(self) -> StepResult:
+        return self.outcome().result
+
     def outcome(self) -> StepOutcome:
         remaining_s = self.ended_s - time.perf_counter()
         if remaining_s > 0.0:
@@ -138,7 +141,7 @@ class _PretendedStep:
         return StepOutcome(self.read(), self.started_s, self.ended_s, ())
 
 
-class _StubPool:
+class StubPool:
     """Clearing tokens is all that the builder does to a pool."""
 
     page_size = PAGE_SIZE
@@ -154,14 +157,14 @@ class StubExecutor(StepExecutor):
         num_slots = MAX_REQUESTS + 1
         self._device = device
         table = ReqToTokenPool(num_slots, MAX_CONTEXT_LEN, CPU)
-        self._inputs = StepInputBuilder(table, cast(TokenToKVPool, _StubPool()), CPU)
+        self._inputs = StepInputBuilder(table, cast(TokenToKVPool, StubPool()), CPU)
         self._sampling = SamplingState(num_slots, VOCAB_SIZE, (), CPU)
         sizes = batch_size_ladder(MAX_REQUESTS)
         staging = StagingRing.on_host(sizes[-1], MAX_UNCOMMITTED_PLANS, 1)
         self._graphs = DecodeGraphs(
             cast(CausalLM, SimpleNamespace(state_entries=())),
-            cast(GraphAttentionBackend, _StubBackend()),
-            _StubKernels(),
+            cast(GraphAttentionBackend, StubBackend()),
+            StubKernels(),
             _StubCapturer(staging.ring),
             staging,
             sizes,

@@ -47,7 +47,7 @@ from workers.engine.engine import Engine
 from workers.engine.protocol import ModelInfo
 from workers.runner.executor import PendingStep, StepOutcome
 from workers.sampling.token_masks import find_masks
-from workers.scheduler.plan import IntArray, StepPlan
+from workers.scheduler.plan import IntArray, StepPlan, StepResult
 from workers.scheduler.scheduler import Scheduler
 
 SAMPLING_S = 0.0001
@@ -86,6 +86,9 @@ class _MaskedStep:
         if len(found.rows):
             self.token_ids[found.rows] = draw(masks.rows[found.own], rng)
         return self._end_s
+
+    def result(self) -> StepResult:
+        return self.outcome().result
 
     def outcome(self) -> StepOutcome:
         time.sleep(max(self._end_s - time.perf_counter(), 0.0))

@@ -211,6 +211,9 @@ class _Pending:
         self._timeline = timeline
         self._outcome = timeline._timed("device", step.outcome)
 
+    def result(self) -> Any:
+        return self.outcome().result
+
     def outcome(self) -> Any:
         outcome, step = self._outcome(), self._timeline._step
         step.ran_rows, step.ran_s = self._num_rows, outcome.finished_s - outcome.started_s

@@ -113,12 +113,15 @@ class PretendingChains(HostChainVerifier):
         self._runs = runs
 
     def accept(
-        self, token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
-    ) -> torch.Tensor:
-        """See Verifier."""
-        super().accept(token_ids, input_ids, num_samples)
+        self, token_ids: IntArray, expected: IntArray, starts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """See HostVerifier."""
+        super().accept(token_ids, expected, starts)
         drawn = self._runs.drawn_ahead
-        return torch.from_numpy(drawn.popleft() if drawn else self._runs.run_lens(num_samples))
+        if drawn:
+            return drawn.popleft()
+        num_samples = np.diff(starts, append=len(token_ids)).astype(np.int32)
+        return self._runs.run_lens(num_samples)
 
 
 class PretendingHeld(HeldChains):

@@ -21,7 +21,7 @@ from workers.runner.step_inputs import LaunchedStep
 from workers.runner.step_pieces import ReadableStep
 from workers.scheduler.plan import StepPlan
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,8 @@ class DraftedRunner(ModelRunner):
         speculation = self._config.speculation
         assert speculation is not None, "a runner of drafts is asked for with speculative"
         num_slots, max_context_len = self._req_to_token.shape
-        return drafting_executor(executor, speculation, num_slots, max_context_len, ChainVerifier())
+        verifier = HostChainVerifier()
+        return drafting_executor(executor, speculation, num_slots, max_context_len, verifier)
 
     def engine(self) -> Engine:
         return Engine.of_runner(self._config, self)

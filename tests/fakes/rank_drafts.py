@@ -1,5 +1,7 @@
 """Ranks on CPU that make drafts as one on CUDA does: of plans that leave their places open."""
 
+from functools import partial
+
 import torch
 
 from attention.forward_batch import StepShape
@@ -98,7 +100,8 @@ class ReplayingRunner(CudaModelRunner):
         return ThreadStepExecutor(self.run, self._masks)
 
     def run(self, plan: StepPlan) -> StepOutcome:
-        step = self._launch_within_memory(plan, self._launch_any)
+        launch = partial(self._launch_by, self._graphs_of(plan))
+        step = self._launch_within_memory(plan, launch)
         self._behind_samples()
         result = step.read()
         self._capture_after(plan)

@@ -119,6 +119,14 @@ def test_host_overhead_is_the_sum_of_its_parts():
         assert total == pytest.approx(schedule + launch + commit + output, rel=0.5, abs=20)
 
 
+def test_drafts_wait_for_less_than_a_step_takes_the_host():
+    printed = run("drafted_host_overhead", "--steps", "30")
+    lines = [numbers(line) for line in printed.splitlines() if re.match(r"\s+\d+\s+\d+ /", line)]
+    assert [line[0] for line in lines] == [1, 8, 64] * 2
+    for _, to_launch, _, to_replay, _, behind, _, total, _ in lines:
+        assert 0 < to_launch + to_replay < to_launch + to_replay + behind < total
+
+
 def test_step_budget_keeps_a_target_that_steps_of_any_length_miss():
     arguments = ("--targets-ms", "50", "--loads", "32 streams")
     lines = run("step_budget", *arguments).splitlines()[2:]

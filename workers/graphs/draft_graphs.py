@@ -26,14 +26,15 @@ from workers.graphs.draft_rows import (
     SpreadRows,
     StaticRows,
 )
-from workers.sampling.transfer import upload, upload_into
+from workers.graphs.ring import UploadRing
+from workers.graphs.verify_graphs import least
+from workers.sampling.transfer import upload
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
 from workers.speculation.ahead import AheadRows, DrawnRows, GoingOn, going_on
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.policies import draft_lengths
-from workers.speculation.runs import ranges
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +78,18 @@ class DraftGraphs:
         self.num_shapes = len(shapes)
         self._graphs: dict[StepShape, Replay] = {}
         self._last_shape: tuple[StepPlan, StepShape | None] | None = None
+        self._inbox = UploadRing.onto(self._static.staged)
         backend.init_cuda_graph_state(self._rows[-1])
 
     @property
     def num_captured(self) -> int:
         """Of num_shapes; a capture that failed is not among them."""
         return len(self._graphs)
+
+    @property
+    def drafts(self) -> torch.Tensor:
+        """Of the last replay, int64 (most rows, most drafts and the token before them)."""
+        return self._static.drafts
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether a captured graph has all that the drafter does ahead of the target's pass."""
@@ -97,10 +104,11 @@ class DraftGraphs:
         """Drafts of the step's runs, of a plan that is covered. Where the drafter reads last
         drafts, it has read these, and the tokens of rows without drafts."""
         shape = self._shape_for(step.plan)
-        if shape is None or shape not in self._graphs:
+        replay = None if shape is None else self._graphs.get(shape)
+        if shape is None or replay is None:
             raise RuntimeError("drafts are made by a graph that has not been captured")
         self._stage(shape, step)
-        self._graphs[shape]()
+        replay()
         return DeviceDrafts(self._of_runs_alone(step))
 
     def run_ahead(self, ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor) -> DeviceDrafts:
@@ -122,16 +130,14 @@ class DraftGraphs:
         staged = self._padding(shape)
         staged[SLOTS, :n] = plan.slots
         staged[IS_ROW, :n] = 1
-        on_device = self._static.staged[: staged.size]
-        upload_into(staged, on_device)
-        fields = on_device.view(staged.shape)
+        fields = self._inbox.send()
         torch.sub(rows.prefix_lens, self._drafter.first_position, out=fields[POSITIONS, :n])
         fields[IDS, :n].copy_(rows.last_ids)
         fields[FIRST_PLACES : FIRST_PLACES + ahead.tokens_a_row, :n].copy_(rows.places)
 
     def _padding(self, shape: StepShape) -> npt.NDArray[np.int64]:
-        """What is staged of rows that are nobody's."""
-        staged = np.zeros((FIRST_PLACES + shape.tokens_per_row, shape.rows), dtype=np.int64)
+        """What is to be sent of rows that are nobody's."""
+        staged = self._inbox.take(FIRST_PLACES + shape.tokens_per_row, shape.rows)
         staged[SLOTS] = self._padding_slot
         return staged
 
@@ -214,22 +220,25 @@ class DraftGraphs:
 
     def _find_shape(self, plan: StepPlan) -> StepShape | None:
         # What fills a row up writes to the dummy page, which other rows load.
-        if (plan.num_new_tokens > 1).any() and (plan.input_ids == NAN_TOKEN).any():
+        if not plan.is_decode and (plan.input_ids == NAN_TOKEN).any():
             return None
         return self._smallest_shape(plan)
 
     def _smallest_shape(self, plan: StepPlan) -> StepShape | None:
         """Whatever its tokens are. Lengths may be upper bounds."""
-        if plan.shape.mode is ForwardMode.EXTEND or plan.has_repeats or not plan.samples.all():
+        mode = plan.mode
+        if mode is ForwardMode.EXTEND or plan.has_repeats:
             return None
-        rows = next((own for own in self._rows if own >= plan.batch_size), None)
+        # Elsewhere every token is sampled behind.
+        if mode is ForwardMode.DECODE and not plan.samples.all():
+            return None
         most, first_position = int(plan.num_new_tokens.max()), self._drafter.first_position
         if most == 1 and not self._drafter.reads_last:
             return None
         # A first token may be one that the drafter does not count.
         if int(plan.prefix_lens.min()) < first_position:
             return None
-        length = next((own for own in self._lengths if own >= most), None)
+        rows, length = least(self._rows, plan.batch_size), least(self._lengths, most)
         if rows is None or length is None or rows * length > self._max_tokens:
             return None
         # Passes that fill a row up have places in its slot's table, too.
@@ -242,22 +251,21 @@ class DraftGraphs:
         plan, n = step.plan, step.plan.batch_size
         staged = self._padding(shape)
         staged[SLOTS, :n] = plan.slots
-        staged[POSITIONS, :n] = plan.prefix_lens - np.int32(self._drafter.first_position)
+        np.subtract(plan.prefix_lens, self._drafter.first_position, out=staged[POSITIONS, :n])
         staged[IS_ROW, :n] = 1
-        rows = np.repeat(np.arange(n), plan.num_new_tokens)
-        staged[FIRST_PLACES + self._columns(step), rows] = plan.out_cache_loc
-        firsts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
-        ids = staged[IDS, :n] = plan.input_ids[firsts]
-        on_device = self._static.staged[: staged.size]
-        upload_into(staged, on_device)
-        if (ids < 0).any():
+        staged[IDS, :n] = plan.input_ids[step.firsts]
+        self._place(staged[FIRST_PLACES:, :n], step)
+        on_device = self._inbox.send()
+        if step.has_unknown:
             # What a slot has sampled last is known to the device alone.
-            (tokens,) = upload([firsts], on_device.device)
-            on_device.view(staged.shape)[IDS, :n].copy_(step.ids.index_select(0, tokens))
+            (tokens,) = upload([step.firsts], on_device.device)
+            on_device[IDS, :n].copy_(step.ids.index_select(0, tokens))
 
-    def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
-        """Which of a row's tokens in the graph each of the step's is, int64 (num_tokens,)."""
-        return ranges(np.zeros_like(step.plan.num_new_tokens), step.plan.num_new_tokens)
+    def _place(self, places: npt.NDArray[np.int64], step: DrafterStep) -> None:
+        """places: zeros (tokens a row in the graph, bs), to say where each of the step's goes."""
+        plan = step.plan
+        columns = np.arange(len(places), dtype=np.int32)
+        places.T[columns < plan.num_new_tokens[:, None]] = plan.out_cache_loc
 
     def _batch(self, num_rows: int, column: int, ids: torch.Tensor) -> ForwardBatch:
         """Of the pass that makes a column of drafts. Its host copies are placeholders: a replay

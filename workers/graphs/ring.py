@@ -1,4 +1,5 @@
-"""Host memory that a decode step's kernels read their rows from and write their tokens to.
+"""Host memory that a decode step's kernels read their rows from and write their tokens to; and
+such from which the rows of drafts are copied.
 
 A ring of slots, page-locked on CUDA: the device takes them by turns, so that no step needs a copy
 before or behind it, and the host may fill the next ones while the device still reads the last.
@@ -10,8 +11,8 @@ a slot, never both. With max_plans under way, a plan's tokens are read before ma
 are launched, so that max_plans slots suffice. An idle engine captures when no plan is under way.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -132,3 +133,67 @@ class StagingRing:
     def point_device_at_next(self) -> None:
         """The next step on the stream reads the slot that take gives next."""
         self.ring.next_slot.fill_(self._num_taken % NUM_STAGING_SLOTS)
+
+
+class _UploadSlot(NamedTuple):
+    """One of a ring's, of one shape. host: what array is of."""
+
+    array: npt.NDArray[np.int64]
+    host: torch.Tensor
+    on_device: torch.Tensor
+    mark: StreamMark
+
+
+class UploadRing:
+    """Host memory, page-locked for CUDA, from which a tensor is filled by one copy that the host
+    does not wait for. By turns: take waits only if the host is as many copies ahead of the device
+    as there are marks."""
+
+    def __init__(self, on_device: torch.Tensor, marks: Sequence[StreamMark]) -> None:
+        """on_device: int64 (n,). marks: of its stream, not recorded."""
+        size, is_cuda = (len(marks), len(on_device)), on_device.device.type == "cuda"
+        self._on_device = on_device
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
+        self._marks = marks
+        self._slots: dict[tuple[int, int, int], _UploadSlot] = {}
+        self._num_taken = 0
+        self._taken: _UploadSlot | None = None
+
+    @classmethod
+    def onto(cls, on_device: torch.Tensor) -> Self:
+        new_mark: Callable[[], StreamMark] = HostMark
+        if on_device.device.type == "cuda":
+            new_mark = torch.cuda.Event
+        return cls(on_device, [new_mark() for _ in range(NUM_STAGING_SLOTS)])
+
+    def take(self, num_rows: int, num_columns: int) -> npt.NDArray[np.int64]:
+        """Zeros (num_rows, num_columns), to be filled in and sent."""
+        index = self._num_taken % len(self._marks)
+        mark = self._marks[index]
+        if self._num_taken >= len(self._marks) and not mark.query():
+            mark.synchronize()
+        self._num_taken += 1
+        key = index, num_rows, num_columns
+        if key not in self._slots:
+            self._slots[key] = self._slot(*key)
+        self._taken = self._slots[key]
+        array = self._taken.array
+        array.fill(0)
+        return array
+
+    def send(self) -> torch.Tensor:
+        """What was taken is on its way to the tensor's first elements, of which this is a view."""
+        if self._taken is None:
+            raise RuntimeError("nothing was taken that could be sent")
+        _, host, on_device, mark = self._taken
+        self._taken = None
+        on_device.copy_(host, non_blocking=True)
+        mark.record()
+        return on_device
+
+    def _slot(self, index: int, num_rows: int, num_columns: int) -> _UploadSlot:
+        host, on_device = (
+            own[: num_rows * num_columns].view(num_rows, num_columns)
+            for own in (self._host[index], self._on_device)
+        )
+        return _UploadSlot(host.numpy(), host, on_device, self._marks[index])

@@ -22,6 +22,7 @@ from workers.scheduler.plan import IntArray
 from workers.speculation.device_growth import TreeDrafter, grow_trees, visibility_of
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.device_tree import DeviceTrees
+from workers.speculation.runs import ranges
 from workers.speculation.tree_shape import level_depths
 
 
@@ -125,10 +126,16 @@ class TreeDraftGraphs(DraftGraphs):
         (widths,) = upload([own], self._widths.device)
         self._widths[: shape.rows].copy_(widths)
 
+    def _place(self, places: npt.NDArray[np.int64], step: DrafterStep) -> None:
+        num_new = step.plan.num_new_tokens
+        rows = np.repeat(np.arange(len(num_new)), num_new)
+        places[self._columns(step), rows] = step.plan.out_cache_loc
+
     def _columns(self, step: DrafterStep) -> npt.NDArray[np.int64]:
+        """Which of a row's tokens in the graph each of the step's is, int64 (num_tokens,)."""
         depths, num_new = self._depths_of(step), step.plan.num_new_tokens
         of_rows = np.repeat(np.arange(len(num_new)), num_new)
-        in_row = super()._columns(step)
+        in_row = _in_row(num_new)
         own_firsts = _firsts(self._widths_of(step))
         columns: npt.NDArray[np.int64] = self._firsts[depths] + in_row - own_firsts[of_rows, depths]
         return columns
@@ -137,7 +144,7 @@ class TreeDraftGraphs(DraftGraphs):
         """Of the step's tokens, int32 (num_tokens,)."""
         if step.trees is not None:
             return step.trees.shape.depths
-        return super()._columns(step).astype(np.int32)
+        return _in_row(step.plan.num_new_tokens).astype(np.int32)
 
     def _widths_of(self, step: DrafterStep) -> npt.NDArray[np.int64]:
         """Tokens of each row at each depth, its root's as well: int64 (bs, 1 + depths)."""
@@ -146,6 +153,11 @@ class TreeDraftGraphs(DraftGraphs):
         cells = of_rows * num_depths + self._depths_of(step)
         counts = np.bincount(cells, minlength=len(num_new) * num_depths)
         return counts.astype(np.int64).reshape(len(num_new), num_depths)
+
+
+def _in_row(num_new: IntArray) -> npt.NDArray[np.int64]:
+    """Where in its row each token stands, int64 (num_tokens,). num_new: of each row."""
+    return ranges(np.zeros_like(num_new), num_new)
 
 
 def _firsts(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ elsewhere. Knows no proposer and no scheduler.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,12 @@ def verify_shapes(
         if num_rows * num_tokens <= max_tokens
     ]
     return sorted(shapes, key=lambda one: -one.rows * one.tokens_per_row)
+
+
+def least(sizes: Sequence[int], size: int) -> int | None:
+    """The least of sizes, which ascend, that is as large as size; None where none is."""
+    index = bisect_left(sizes, size)
+    return sizes[index] if index < len(sizes) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +124,8 @@ class VerifyGraphs:
         self._padding_slot = padding_slot
         self._rows = sorted({one.rows for one in shapes})
         self._lengths = sorted({one.tokens_per_row for one in shapes})
-        max_rows, max_tokens = self._rows[-1], max(one.rows * one.tokens_per_row for one in shapes)
+        max_rows = self._rows[-1]
+        self._max_tokens = max_tokens = max(one.rows * one.tokens_per_row for one in shapes)
         num_accounts = len(backend.req_to_token_pool.own_tables)
         self._tokens = StepRows.allocate(max_tokens, device, num_accounts)
         self._token_rows = TokenRows.allocate(max_rows, device)
@@ -150,11 +158,11 @@ class VerifyGraphs:
     def replay(self, plan: StepPlan) -> StagingSlot:
         """As run, of a plan whose samples are drawn later, by finish."""
         shape = self._shape_for(plan)
-        if shape is None or shape not in self._graphs:
+        graph = None if shape is None else self._graphs.get(shape)
+        if shape is None or graph is None:
             raise RuntimeError("a plan is replayed that no captured graph covers")
         slot, places = self._stage(shape, plan)
         self._before_replay(plan, places)
-        graph = self._graphs[shape]
         graph.replay()
         self.replayed_s = time.perf_counter()
         self._replayed = _Replayed(graph.logits, plan, places)
@@ -256,12 +264,11 @@ class VerifyGraphs:
         return self._last_shape[1]
 
     def _find_shape(self, plan: StepPlan) -> StepShape | None:
-        if plan.prompt_logprobs or plan.shape.mode is not ForwardMode.TARGET_VERIFY:
+        if plan.prompt_logprobs or plan.mode is not ForwardMode.TARGET_VERIFY:
             return None
-        rows = next((own for own in self._rows if own >= plan.batch_size), None)
-        most = int(plan.num_new_tokens.max())
-        length = next((own for own in self._lengths if own >= most), None)
-        if rows is None or length is None or rows * length > len(self._tokens.slots):
+        rows = least(self._rows, plan.batch_size)
+        length = least(self._lengths, int(plan.num_new_tokens.max()))
+        if rows is None or length is None or rows * length > self._max_tokens:
             return None
         # Tokens that fill a row up see its keys and write to the dummy page, which other rows load:
         # where the token sampled last was no number, neither would they be.

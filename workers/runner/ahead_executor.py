@@ -18,7 +18,7 @@ from workers.speculation.chain import HostChainVerifier
 from workers.speculation.proposer import Proposer
 from workers.speculation.rank_proposer import RankProposer
 from workers.speculation.runs import HostRuns
-from workers.speculation.verifier import Verifier
+from workers.speculation.verifier import HostVerifier
 
 
 class AheadDraftingExecutor(RankDraftingExecutor):
@@ -27,7 +27,7 @@ class AheadDraftingExecutor(RankDraftingExecutor):
         inner: StepExecutor,
         runs: HostRuns,
         proposer: Proposer,
-        verifier: Verifier,
+        verifier: HostVerifier,
         name_drafts: NameDrafts,
         ahead: AheadDrafts,
     ) -> None:

@@ -13,7 +13,7 @@ from workers.engine.observer import AttentionRecord, ExpertRecord
 from workers.runner.executor import PendingStep, StepOutcome
 from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_pieces import ReadableStep
-from workers.scheduler.plan import StepPlan
+from workers.scheduler.plan import StepPlan, StepResult
 
 NEVER_SUBMITTED_S = float("-inf")
 
@@ -51,14 +51,15 @@ class DeviceClock:
     MAX_GAP_S = 0.1
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self._last_end: DeviceEvent | None = None
         self._last_end_s = 0.0
 
-    def place(self, events: StepEvents) -> tuple[float, float]:
-        """(started_s, finished_s) of a step that the device has passed. Steps come in order."""
+    def place(self, events: StepEvents, seen_s: float) -> tuple[float, float]:
+        """(started_s, finished_s) of a step that the device has passed, as the host saw at seen_s.
+        Steps come in order."""
         duration_s = events.start.elapsed_time(events.end) / 1e3
-        finished_s = self._now()
+        finished_s = seen_s
         if self._last_end is not None:
             gap_s = self._last_end.elapsed_time(events.start) / 1e3
             if gap_s < self.MAX_GAP_S:
@@ -85,14 +86,25 @@ class CudaPendingStep:
         self._events = events
         self._clock = clock
         self._drain_attention = drain_attention
+        self._seen: tuple[float, StepResult] | None = None
+
+    def result(self) -> StepResult:
+        return self._await()[1]
 
     def outcome(self) -> StepOutcome:
-        self._events.end.synchronize()
-        result = self._step.read()
-        started_s, finished_s = self._clock.place(self._events)
+        seen_s, result = self._await()
+        started_s, finished_s = self._clock.place(self._events, seen_s)
         experts = None if self._read_experts is None else self._read_experts()
         attention = self._drain_attention()
         return StepOutcome(result, started_s, finished_s, attention, experts=experts)
+
+    def _await(self) -> tuple[float, StepResult]:
+        """When the step's end was seen, and what it brought."""
+        if self._seen is None:
+            self._events.end.synchronize()
+            seen_s = self._clock.now()
+            self._seen = seen_s, self._step.read()
+        return self._seen
 
 
 class HalfLaunchedStep:
@@ -106,11 +118,18 @@ class HalfLaunchedStep:
         """The masks are there, or nobody wants the step any more."""
         self._whole = self._launch_samples()
 
+    def result(self) -> StepResult:
+        """As outcome."""
+        return self._launched().result()
+
     def outcome(self) -> StepOutcome:
         """Raises RuntimeError before go_on: it would wait for ever."""
+        return self._launched().outcome()
+
+    def _launched(self) -> PendingStep:
         if self._whole is None:
             raise RuntimeError("a step was awaited before its masks were provided")
-        return self._whole.outcome()
+        return self._whole
 
 
 class CudaStepExecutor:

@@ -190,7 +190,7 @@ class CudaModelRunner(ModelRunner):
             finish = self._begin_within_memory(plan)
             submitted_s = NEVER_SUBMITTED_S if graphs is None else graphs.replayed_s
             return HalfLaunchedStep(lambda: self._end(plan, finish(), start, submitted_s))
-        step = self._launch_within_memory(plan, self._launch_any)
+        step = self._launch_within_memory(plan, partial(self._launch_by, graphs))
         submitted_s = NEVER_SUBMITTED_S if graphs is None else graphs.replayed_s
         return self._end(plan, step, start, submitted_s)
 
@@ -212,16 +212,16 @@ class CudaModelRunner(ModelRunner):
         return self.launch(plan).outcome()
 
     def run_follower(self, plan: StepPlan) -> None:
-        self._launch_any(plan)
+        self._launch_by(self._graphs_of(plan), plan)
         self._behind_samples()
         self._capture_after(plan)
         self._drain_attention()
 
     @torch.inference_mode()
-    def _launch_any(self, plan: StepPlan) -> ReadableStep:
+    def _launch_by(self, graphs: StepGraphs | None, plan: StepPlan) -> ReadableStep:
+        """graphs: _graphs_of the plan."""
         if plan.has_masks:
             return self._begin_any(plan)()
-        graphs = self._graphs_of(plan)
         if graphs is None:
             return self._launch(plan)
         self._prepare_replay(graphs, plan)

@@ -54,8 +54,8 @@ class CudaTreesRunner(CudaModelRunner):
         return DrafterStep(plan, self._sampling, self._req_to_token)
 
     @torch.inference_mode()
-    def _launch_any(self, plan: StepPlan) -> ReadableStep:
-        launched = super()._launch_any(plan)
+    def _launch_by(self, graphs: StepGraphs | None, plan: StepPlan) -> ReadableStep:
+        launched = super()._launch_by(graphs, plan)
         self._line_up_replayed()
         return launched
 

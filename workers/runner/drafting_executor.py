@@ -20,7 +20,7 @@ from workers.errors import EngineFailedError
 from workers.kv_cache.radix_node import EMPTY
 from workers.runner.executor import PendingStep, StepExecutor, StepOutcome
 from workers.runner.sampled_rows import AskedSamples, SampledRows
-from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan
+from workers.scheduler.plan import DRAFT_TOKEN, IntArray, StepPlan, StepResult
 from workers.speculation.chain import HostChainVerifier
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.factory import make_proposer
@@ -30,9 +30,7 @@ from workers.speculation.rank_proposer import RankProposer
 from workers.speculation.rank_tree_proposer import RankTreeProposer
 from workers.speculation.runs import HostRuns, RankRuns, observed_step, result_of_runs
 from workers.speculation.tree import TreeVerifier, in_path_order
-from workers.speculation.verifier import Verifier
-
-NO_WAIT_S = float("inf")
+from workers.speculation.verifier import HostVerifier
 
 _HOST = torch.device("cpu")
 
@@ -48,9 +46,12 @@ def has_named_drafts(plan: StepPlan) -> StepPlan:
 class DraftedStep:
     """A step under way. plan: as it runs; planned: as it was scheduled, for whom the outcome is.
 
-    waited_until_s: when the step ended that its drafts waited for: their making counts as part of
-    this one. NO_WAIT_S for none. draft_s: how long that took. name_drafts: of plan, whose ranks may
+    waited_for: the step that its drafts waited for, to whose end they reach back: their making
+    counts as part of this one. draft_s: how long that took. name_drafts: of plan, whose ranks may
     have made them.
+
+    Samples are there as soon as the device has drawn them. What else there is of a step is worked
+    out by outcome, while the device is at the next one.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class DraftedStep:
         planned: StepPlan,
         plan: StepPlan,
         pending: PendingStep,
-        verifier: Verifier,
+        verifier: HostVerifier,
         tree_verifier: TreeVerifier,
-        waited_until_s: float,
+        waited_for: "DraftedStep | None",
         draft_s: float,
         name_drafts: NameDrafts = has_named_drafts,
     ) -> None:
@@ -71,8 +72,8 @@ class DraftedStep:
         self._pending = pending
         self._verifier = verifier
         self._tree_verifier = tree_verifier
-        self._waited_until_s = waited_until_s
-        self._ended: tuple[StepOutcome, SampledRows] | None = None
+        self._waited_for = waited_for
+        self._ended: tuple[StepResult, SampledRows] | None = None
         self._outcome: StepOutcome | None = None
 
     @property
@@ -85,21 +86,23 @@ class DraftedStep:
         """Waits for them."""
         return self._end()[1]
 
-    @property
-    def finished_s(self) -> float:
-        """Waits until then."""
-        return self._end()[0].finished_s
+    def result(self) -> StepResult:
+        return self.outcome().result
 
     def outcome(self) -> StepOutcome:
         if self._outcome is None:
-            outcome, samples = self._end()
-            result = outcome.result
+            result, samples = self._end()
+            outcome = self._pending.outcome()
             if samples.order is not None:
                 result = in_path_order(result, samples.order)
             if self._has_runs:
-                run_lens = samples.run_lens.numpy().astype(np.int32)
+                run_lens = samples.run_lens.astype(np.int32)
                 result = result_of_runs(result, run_lens, samples.num_samples)
-            started_s = min(outcome.started_s, self._waited_until_s)
+            started_s = outcome.started_s
+            if self._waited_for is not None:
+                started_s = min(started_s, self._waited_for.outcome().finished_s)
+                # A chain of all steps otherwise.
+                self._waited_for = None
             self._outcome = StepOutcome(
                 result,
                 started_s,
@@ -110,19 +113,19 @@ class DraftedStep:
             )
         return self._outcome
 
-    def _end(self) -> tuple[StepOutcome, SampledRows]:
+    def _end(self) -> tuple[StepResult, SampledRows]:
         if self._ended is None:
             # Drafts are made long before they are verified: behind the wait is no time for them.
             asked = None
             if self.plan.has_runs:
                 asked = self._asked()
-            outcome = self._pending.outcome()
+            result = self._pending.result()
             if asked is None:
-                samples = SampledRows.of_one_each(self.plan, outcome.result)
+                samples = SampledRows.of_one_each(self.plan, result)
             else:
                 verifiers = self._verifier, self._tree_verifier
-                samples = SampledRows.of_asked(asked, outcome.result, *verifiers)
-            self._ended = outcome, samples
+                samples = SampledRows.of_asked(asked, result, *verifiers)
+            self._ended = result, samples
         return self._ended
 
     def _asked(self) -> AskedSamples:
@@ -130,7 +133,7 @@ class DraftedStep:
         try:
             return AskedSamples.of(self._name_drafts(self.plan))
         except EngineFailedError:
-            self._pending.outcome()
+            self._pending.result()
             raise
 
 
@@ -142,7 +145,7 @@ class DraftingExecutor:
         inner: StepExecutor,
         runs: HostRuns,
         proposer: Proposer,
-        verifier: Verifier,
+        verifier: HostVerifier,
         name_drafts: NameDrafts = has_named_drafts,
     ) -> None:
         """runs: over a table and a history on the CPU, which nobody else writes to."""
@@ -159,7 +162,7 @@ class DraftingExecutor:
     def launch(self, plan: StepPlan) -> PendingStep:
         has_drafts = not plan.is_decode and bool((plan.input_ids == DRAFT_TOKEN).any())
         planned = self._runs.planned(plan)
-        waited_until_s = self._take_in(has_drafts)
+        waited_for = self._take_in(has_drafts)
         for _, lost_slots in self._untold:
             lost_slots.update(request.slot for request in plan.admitted)
         begun_s = time.perf_counter()
@@ -167,15 +170,15 @@ class DraftingExecutor:
         draft_s = time.perf_counter() - begun_s if has_drafts else 0.0
         # Behind a run the device does not know what holds, however many steps ago that was.
         exact = self._runs.with_last_tokens(exact, self._unheard_slots())
-        self._runs.expect(exact)
         pending = self._inner.launch(exact)
+        self._runs.expect(exact)
         step = DraftedStep(
             plan,
             exact,
             pending,
             self._verifier,
             self._tree_verifier,
-            waited_until_s if has_drafts else NO_WAIT_S,
+            waited_for if has_drafts else None,
             draft_s,
             self._name_drafts,
         )
@@ -205,18 +208,18 @@ class DraftingExecutor:
         sampling = [step.plan.slots[step.plan.samples > 0] for step, _ in self._untold]
         return np.concatenate(sampling) if sampling else EMPTY
 
-    def _take_in(self, has_drafts: bool) -> float:
+    def _take_in(self, has_drafts: bool) -> DraftedStep | None:
         """Samples of steps that have ended; of all, where drafts go on from them or their lengths
-        are in doubt. Returns when the last one ended, if that had to be waited for."""
-        waited_until_s = NO_WAIT_S
+        are in doubt. Returns the last one, if that had to be waited for."""
+        waited_for = None
         while self._untold:
             step, lost_slots = self._untold[0]
             if not (step.has_ended or has_drafts or step.plan.has_runs):
                 break
-            waited_until_s = NO_WAIT_S if step.has_ended else step.finished_s
+            waited_for = None if step.has_ended else step
             self._tell(step, lost_slots)
             self._untold.popleft()
-        return waited_until_s
+        return waited_for
 
     def _tell(self, step: DraftedStep, lost_slots: set[int]) -> None:
         plan, samples = step.plan, step.samples
@@ -226,7 +229,7 @@ class DraftingExecutor:
                 samples.positions,
                 samples.token_ids,
                 samples.run_lens,
-                samples.num_samples,
+                samples.starts,
             )
         else:
             self._runs.hear(*samples.without(lost_slots))
@@ -234,7 +237,9 @@ class DraftingExecutor:
 
     def _observe(self, step: DraftedStep, lost_slots: set[int]) -> None:
         """Who proposes drafts is told what holds."""
-        observed = observed_step(step.plan, step.samples.run_lens, step.samples.next_ids)
+        samples = step.samples
+        told = torch.from_numpy(samples.run_lens), torch.from_numpy(samples.next_ids)
+        observed = observed_step(step.plan, *told)
         self._proposer.observe(observed.without(lost_slots))
 
 
@@ -250,7 +255,7 @@ def drafting_executor(
     speculation: SpeculativeConfig,
     num_slots: int,
     max_context_len: int,
-    verifier: Verifier,
+    verifier: HostVerifier,
 ) -> DraftingExecutor:
     """Drafts are looked up on the host."""
     history = TokenHistory(num_slots, max_context_len, _HOST)
@@ -263,7 +268,7 @@ def rank_drafting_executor(
     inner: StepExecutor,
     num_slots: int,
     max_context_len: int,
-    verifier: Verifier,
+    verifier: HostVerifier,
     name_drafts: NameDrafts,
 ) -> DraftingExecutor:
     """The rank behind inner makes the drafts; name_drafts knows which, once it has."""

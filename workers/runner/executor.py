@@ -40,7 +40,12 @@ def attention_records(timings: Sequence[AttentionTiming]) -> tuple[AttentionReco
 
 
 class PendingStep(Protocol):
-    """A launched step. outcome() waits for it and raises what the step raised."""
+    """A launched step. outcome() waits for it and raises what the step raised. Steps are asked for
+    theirs in their order."""
+
+    def result(self) -> StepResult:
+        """What is a part of the outcome, for who must not wait until the rest is worked out."""
+        ...
 
     def outcome(self) -> StepOutcome: ...
 
@@ -78,6 +83,9 @@ class FutureStep:
 
     def __init__(self, future: Future[StepOutcome]) -> None:
         self._future = future
+
+    def result(self) -> StepResult:
+        return self.outcome().result
 
     def outcome(self) -> StepOutcome:
         return self._future.result()

@@ -125,7 +125,9 @@ class SpeculativeModelRunner(ModelRunner):
             run_lens, sampled = held.run_lens, in_order(sampled, held.order)
             positions = inputs.trees.places + np.int32(1)
             moved = self._line_up(inputs, held)
-        self._runs.take_in(inputs.sample_slots, positions, sampled.token_ids, run_lens, num_samples)
+        starts = np.cumsum(num_samples, dtype=np.int64) - num_samples
+        own = sampled.token_ids.numpy(), run_lens.numpy(), starts
+        self._runs.take_in(inputs.sample_slots, positions, *own)
         ends = torch.from_numpy(num_samples).cumsum(0)
         last = ends - torch.from_numpy(num_samples) + run_lens - 1
         slots = inputs.sample_slots_device.index_select(0, last)

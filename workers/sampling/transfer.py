@@ -32,16 +32,6 @@ def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Ten
     ]
 
 
-def upload_into(array: npt.NDArray[Any], on_device: Tensor) -> None:
-    """Fill a contiguous tensor with an array of its number of elements and its dtype, by one copy
-    that the host does not wait for."""
-    buffer = torch.empty(
-        on_device.shape, dtype=on_device.dtype, pin_memory=on_device.device.type == "cuda"
-    )
-    buffer.numpy()[...] = array.reshape(on_device.shape)
-    on_device.copy_(buffer, non_blocking=True)
-
-
 def start_download(tensor: Tensor) -> Tensor:
     """A host copy of tensor whose values may be read once the device's stream has passed here."""
     if tensor.device.type != "cuda":

@@ -178,19 +178,20 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def mode(self) -> ForwardMode:
-        """As shape says, which takes longer to find out."""
-        return ForwardMode.DECODE if self.is_decode else self.shape.mode
+        """TARGET_VERIFY where no row computes a prompt and one at least is a run."""
+        if self.is_decode:
+            return ForwardMode.DECODE
+        is_verify = bool((self.samples == self.num_new_tokens).all())
+        return ForwardMode.TARGET_VERIFY if is_verify else ForwardMode.EXTEND
 
     @property
     def shape(self) -> StepShape:
-        """TARGET_VERIFY where no row computes a prompt and one at least is a run."""
+        """Takes longer to find out than mode alone."""
         if self.is_decode:
             return StepShape(ForwardMode.DECODE, self.batch_size, 1)
         lens = self.num_new_tokens
         is_even = bool((lens == lens[0]).all())
-        is_verify = bool((self.samples == lens).all())
-        mode = ForwardMode.TARGET_VERIFY if is_verify else ForwardMode.EXTEND
-        return StepShape(mode, self.batch_size, int(lens[0]) if is_even else RAGGED)
+        return StepShape(self.mode, self.batch_size, int(lens[0]) if is_even else RAGGED)
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """Drafts one behind the other: those up to the first wrong one hold."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workers.scheduler.plan import IntArray
@@ -29,18 +30,12 @@ class ChainVerifier:
 
 
 class HostChainVerifier:
-    """As ChainVerifier, of tensors on the CPU: few numbers, for which each of torch's operations
-    takes several times as long as one of numpy's."""
+    """See HostVerifier."""
 
     def accept(
-        self, token_ids: torch.Tensor, input_ids: torch.Tensor, num_samples: IntArray
-    ) -> torch.Tensor:
-        """See Verifier."""
-        is_wrong = np.ones(len(token_ids), dtype=np.bool_)
-        is_wrong[:-1] = token_ids.numpy()[:-1] != input_ids.numpy()[1:]
-        stops = np.cumsum(num_samples)
-        # Behind a row's last sample there is no draft.
-        is_wrong[stops - 1] = True
-        ends = np.flatnonzero(is_wrong)
-        firsts = ends[np.searchsorted(ends, stops - num_samples)]
-        return torch.from_numpy(1 + firsts - (stops - num_samples))
+        self, token_ids: IntArray, expected: IntArray, starts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        # Of a row's samples the last is wrong at the latest.
+        wrong = (token_ids != expected).nonzero()[0]
+        run_lens: npt.NDArray[np.int64] = wrong[wrong.searchsorted(starts)] - starts + 1
+        return run_lens

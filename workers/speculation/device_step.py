@@ -14,7 +14,7 @@ import torch
 from workers.sampling.state import SamplingState
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, IntArray, StepPlan
-from workers.speculation.runs import ranges
+from workers.speculation.runs import first_tokens, ranges
 from workers.speculation.step_trees import StepTrees
 
 
@@ -40,11 +40,15 @@ class RunRows:
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
-        starts = np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
-        num_drafts = np.add.reduceat(plan.input_ids == DRAFT_TOKEN, starts, dtype=np.int32)
-        rows = np.flatnonzero(num_drafts)
+        return cls.of_rows(plan, first_tokens(plan))
+
+    @classmethod
+    def of_rows(cls, plan: StepPlan, firsts: npt.NDArray[np.int64]) -> Self:
+        """firsts: int64 (bs,), where among the step's tokens each of its rows begins."""
+        num_drafts = np.add.reduceat(plan.input_ids == DRAFT_TOKEN, firsts, dtype=np.int32)
+        rows = num_drafts.nonzero()[0]
         own = plan.slots[rows], plan.prefix_lens[rows], num_drafts[rows]
-        return cls(rows, *own, starts[rows])
+        return cls(rows, *own, firsts[rows])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -74,9 +78,10 @@ class _OnDevice(NamedTuple):
 
 
 class DrafterStep:
-    """plan: as it runs; what it admits, clears and writes to tables has been done. runs: of it.
-    trees: None where all drafts stand one behind the other. table: int32 (num_slots,
-    max_context_len), where tokens of slots stand.
+    """plan: as it runs; what it admits, clears and writes to tables has been done. firsts: int64
+    (bs,), where among its tokens each row begins. runs: of it. has_unknown: whether it leaves it to
+    the device what a slot has sampled last. trees: None where all drafts stand one behind the
+    other. table: int32 (num_slots, max_context_len), where tokens of slots stand.
 
     Tensors are made once somebody asks for them, at once only where a slot's last token is not
     named, which changes as the step runs: graphs of drafts need none.
@@ -84,15 +89,16 @@ class DrafterStep:
 
     def __init__(self, plan: StepPlan, sampling: SamplingState, table: torch.Tensor) -> None:
         self.plan = plan
-        self.runs = RunRows.of(plan)
+        self.firsts = first_tokens(plan)
+        self.runs = RunRows.of_rows(plan, self.firsts)
         self._table = table
-        self._host_places = ranges(plan.prefix_lens, plan.num_new_tokens)
         self.trees: StepTrees | None = None
         if plan.has_trees:
-            self.trees = StepTrees.of(plan, self._host_places.astype(np.int32), table.device)
+            self.trees = StepTrees.of(plan, _places(plan).astype(np.int32), table.device)
         self._unnamed: DeviceDrafts | None = None
         self._on_device: _OnDevice | None = None
-        if (plan.input_ids == LAST_SAMPLED_TOKEN).any():
+        self.has_unknown = bool((plan.input_ids == LAST_SAMPLED_TOKEN).any())
+        if self.has_unknown:
             own = self._tensors()
             self._on_device = own._replace(ids=sampling.resolve(own.ids, own.token_slots))
 
@@ -156,7 +162,7 @@ class DrafterStep:
             plan = self.plan
             token_slots = np.repeat(plan.slots, plan.num_new_tokens)
             own: list[npt.NDArray[np.integer]] = [plan.input_ids, token_slots]
-            own += [plan.out_cache_loc, self._host_places]
+            own += [plan.out_cache_loc, _places(plan)]
             if self.trees is not None:
                 own.append(self.trees.shape.positions)
             naming = self._naming(self.runs.width)
@@ -181,3 +187,8 @@ class DrafterStep:
         filled = columns < runs.num_drafts[:, None]
         targets = (runs.firsts[:, None] + 1 + columns)[filled]
         return [targets, np.flatnonzero(filled), np.repeat(runs.firsts, runs.num_drafts)]
+
+
+def _places(plan: StepPlan) -> npt.NDArray[np.int64]:
+    """Of the plan's tokens, int64 (num_tokens,), as in PlanTrees."""
+    return ranges(plan.prefix_lens, plan.num_new_tokens)

@@ -6,7 +6,7 @@ draft are dropped; their keys and values are overwritten by the next run or neve
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,8 @@ from workers.sampling.transfer import start_download
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan, StepResult
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, Moved, ObservedStep, Proposer
+
+AnyInt = np.integer[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def observed_step(
 
 class PlannedRows(NamedTuple):
     """Of a plan. named: int64 (n,), rows whose length the host knows, computed: int32 (n,), how
-    long they are. rows: int64 (m,), those whose length depends on what is sampled. tokens,
+    long they are. rows: int64 (m,), those whose length depends on what is sampled, runs: those of
+    them that want drafts. slots, bounds: int32 (m,), of rows, their prefixes' bounds. tokens,
     token_slots, in_row: int (their tokens,), which of the plan's they are, their slots, and where
     in their row each stands."""
 
@@ -86,6 +89,9 @@ class PlannedRows(NamedTuple):
     named: npt.NDArray[np.int64]
     computed: IntArray
     rows: npt.NDArray[np.int64]
+    runs: npt.NDArray[np.int64]
+    slots: IntArray
+    bounds: IntArray
     tokens: npt.NDArray[np.int64]
     token_slots: npt.NDArray[np.integer]
     in_row: npt.NDArray[np.int64]
@@ -102,6 +108,7 @@ class HostRuns:
         self._lens: IntArray = np.zeros(len(table), dtype=np.int32)
         self._table: IntArray = table.numpy()
         self._history = history
+        self._known: IntArray = history.token_ids.numpy()
         self._proposer = proposer
 
     def exact(self, plan: StepPlan) -> StepPlan:
@@ -119,41 +126,36 @@ class HostRuns:
         computed = plan.prefix_lens + np.where(goes_on, 0, plan.num_new_tokens).astype(np.int32)
         named = np.flatnonzero(~is_open)
         rows = np.flatnonzero(goes_on)
-        if not len(rows):
-            return PlannedRows(plan, named, computed[named], rows, rows, rows, rows)
-        if plan.is_decode:
-            tokens, token_slots, in_row = rows, plan.slots[rows], np.zeros_like(rows)
-            bounds = plan.prefix_lens[rows]
-        else:
+        slots, bounds = plan.slots[rows], plan.prefix_lens[rows]
+        runs, tokens, token_slots, in_row = rows[:0], rows, slots, np.zeros_like(rows)
+        places = bounds
+        if not plan.is_decode and len(rows):
             num_new = plan.num_new_tokens[rows]
-            tokens = ranges(starts[rows], num_new)
-            token_slots = np.repeat(plan.slots[rows], num_new)
+            runs, tokens = rows[num_new > 1], ranges(starts[rows], num_new)
+            token_slots = np.repeat(slots, num_new)
             in_row = ranges(np.zeros_like(num_new), num_new)
-            bounds = np.repeat(plan.prefix_lens[rows], num_new) + in_row
+            places = np.repeat(bounds, num_new) + in_row
         # The table has a place for every position below a slot's upper bound.
-        self._table[token_slots, bounds] = plan.out_cache_loc[tokens]
-        return PlannedRows(plan, named, computed[named], rows, tokens, token_slots, in_row)
+        self._table[token_slots, places] = plan.out_cache_loc[tokens]
+        going_on = rows, runs, slots, bounds, tokens, token_slots, in_row
+        return PlannedRows(plan, named, computed[named], *going_on)
 
     def made_exact(self, planned: PlannedRows) -> StepPlan:
         """See exact."""
-        plan, rows, tokens = planned.plan, planned.rows, planned.tokens
+        plan, runs = planned.plan, planned.runs
         if plan.admitted:
             self._proposer.admit(plan.admitted)
             self._history.admit(plan.admitted)
-        self._lens[plan.slots[planned.named]] = planned.computed
-        if not len(rows):
-            return plan
-        lens = self._lens[plan.slots[rows]]
+        if len(planned.named):
+            self._lens[plan.slots[planned.named]] = planned.computed
+        lens = self._lens[planned.slots]
         # Of bounds that are true, as those behind plain steps are, places are, too.
-        if not (lens == plan.prefix_lens[rows]).all():
+        if (lens != planned.bounds).any():
             prefix_lens, places = plan.prefix_lens.copy(), plan.out_cache_loc.copy()
-            prefix_lens[rows] = lens
+            prefix_lens[planned.rows] = lens
             slots = planned.token_slots
-            places[tokens] = self._table[slots, self._lens[slots] + planned.in_row]
+            places[planned.tokens] = self._table[slots, self._lens[slots] + planned.in_row]
             plan = msgspec.structs.replace(plan, prefix_lens=prefix_lens, out_cache_loc=places)
-        if plan.is_decode:
-            return plan
-        runs = rows[plan.num_new_tokens[rows] > 1]
         return self._with_drafts(plan, runs) if len(runs) else plan
 
     def expect(self, plan: StepPlan) -> None:
@@ -170,30 +172,29 @@ class HostRuns:
             is_heard = np.ones(len(self._lens), dtype=np.bool_)
             is_heard[unheard] = False
             goes_on &= is_heard[plan.slots]
-        rows = np.flatnonzero(goes_on)
+        rows = goes_on.nonzero()[0]
         if not len(rows):
             return plan
         input_ids = plan.input_ids.copy()
-        known = self._history.token_ids.numpy()
-        input_ids[starts[rows]] = known[plan.slots[rows], plan.prefix_lens[rows]]
+        input_ids[starts[rows]] = self._known[plan.slots[rows], plan.prefix_lens[rows]]
         return msgspec.structs.replace(plan, input_ids=input_ids)
 
-    def hear(self, slots: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
-        """Of samples whose rows had no drafts, so that lengths are right: int32 (n,) both."""
-        self._history.token_ids.numpy()[slots, positions] = token_ids.numpy()
+    def hear(self, slots: IntArray, positions: IntArray, token_ids: npt.NDArray[AnyInt]) -> None:
+        """Of samples whose rows had no drafts, so that lengths are right: int (n,) each."""
+        self._known[slots, positions] = token_ids
 
     def take_in(
         self,
         slots: IntArray,
         positions: IntArray,
-        token_ids: torch.Tensor,
-        run_lens: torch.Tensor,
-        num_samples: IntArray,
+        token_ids: npt.NDArray[AnyInt],
+        run_lens: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
     ) -> None:
-        """What was sampled, at which positions of which slots: int32 (sum of num_samples,) both."""
+        """What was sampled, at which positions of which slots: int (num samples,) each. run_lens,
+        starts: int64 (num sampling rows,), how many of each row's samples hold, and its first."""
         self.hear(slots, positions, token_ids)
-        starts = np.cumsum(num_samples) - num_samples
-        self._lens[slots[starts]] = positions[starts] + run_lens.numpy() - 1
+        self._lens[slots[starts]] = positions[starts] + run_lens - 1
 
     def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
         """runs: the rows that want drafts."""
@@ -231,7 +232,9 @@ def first_tokens(plan: StepPlan) -> npt.NDArray[np.int64]:
     """Where among the step's tokens each row begins, int64 (bs,)."""
     if plan.is_decode:
         return np.arange(plan.batch_size)
-    return np.cumsum(plan.num_new_tokens, dtype=np.int64) - plan.num_new_tokens
+    starts: npt.NDArray[np.int64] = plan.num_new_tokens.cumsum(dtype=np.int64)
+    starts -= plan.num_new_tokens
+    return starts
 
 
 def may_branch(plan: StepPlan, slots: IntArray) -> npt.NDArray[np.bool_]:

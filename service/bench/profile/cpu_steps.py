@@ -9,7 +9,7 @@ from service.bench.profile.breakdown import Breakdown
 from service.bench.profile.kernel_groups import Group, is_cpu_gemm
 from workers.constraints.masks import StepMasks
 from workers.runner.executor import PendingStep, RunStep, StepExecutor, StepOutcome
-from workers.scheduler.plan import StepPlan
+from workers.scheduler.plan import StepPlan, StepResult
 
 _US = 1e-6
 
@@ -17,6 +17,9 @@ _US = 1e-6
 class _FinishedStep:
     def __init__(self, outcome: StepOutcome) -> None:
         self._outcome = outcome
+
+    def result(self) -> StepResult:
+        return self._outcome.result
 
     def outcome(self) -> StepOutcome:
         return self._outcome

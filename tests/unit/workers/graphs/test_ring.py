@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from workers.graphs.decode_graphs import GraphedStep
 from workers.graphs.decode_step import StepRows, TorchStepKernels
-from workers.graphs.ring import NUM_STAGING_SLOTS, StagingRing
+from workers.graphs.ring import NUM_STAGING_SLOTS, StagingRing, UploadRing
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS
 
 CPU = torch.device("cpu")
@@ -63,3 +63,59 @@ def test_tokens_that_the_device_has_not_given_yet_are_refused() -> None:
     slot = staging.take()
     with pytest.raises(RuntimeError, match="answered"):
         GraphedStep(slot, slot.step, 1).read()
+
+
+class Mark:
+    """Passed where somebody waits for it."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+        self.has_passed = False
+
+    def record(self) -> None:
+        self._log.append("recorded")
+        self.has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+    def synchronize(self) -> None:
+        self._log.append("awaited")
+        self.has_passed = True
+
+
+def test_what_is_taken_is_zeros_and_what_is_sent_stands_at_the_tensors_beginning() -> None:
+    on_device = torch.full((8,), 9)
+    ring = UploadRing.onto(on_device)
+    for turn in range(2 * NUM_STAGING_SLOTS):
+        taken = ring.take(2, 3)
+        assert not taken.any()
+        taken[1] = 10 + turn
+        sent = ring.send()
+        assert sent.tolist() == [[0] * 3, [10 + turn] * 3]
+        assert on_device.tolist() == [0, 0, 0, *[10 + turn] * 3, 9, 9]
+    assert ring.take(2, 2).shape == (2, 2)
+    assert ring.send().data_ptr() == on_device.data_ptr()
+
+
+def test_memory_is_filled_anew_once_the_device_has_copied_it() -> None:
+    log: list[str] = []
+    marks = [Mark(log), Mark(log)]
+    ring = UploadRing(torch.zeros(4).long(), marks)
+    for _ in range(2):
+        ring.take(1, 4)
+        ring.send()
+    marks[0].has_passed = True
+    ring.take(1, 4)
+    assert log == ["recorded", "recorded"]
+    ring.send()
+    ring.take(1, 4)
+    assert log == ["recorded", "recorded", "recorded", "awaited"]
+
+
+def test_nothing_is_sent_that_was_not_taken() -> None:
+    ring = UploadRing.onto(torch.zeros(4).long())
+    ring.take(1, 4)
+    ring.send()
+    with pytest.raises(RuntimeError, match="nothing was taken"):
+        ring.send()

@@ -2,6 +2,7 @@
 replay, by slots that it reads itself; snapshots are moved around it."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ class StateGraphsRunner(GraphedCpuRunner):
     """Launches as on CUDA, with closures for graphs."""
 
     _launch = ModelRunner._launch
-    _launch_any = CudaModelRunner._launch_any
+    _launch_by = CudaModelRunner._launch_by
     _graphs_of = CudaModelRunner._graphs_of
     _prepare_replay = CudaModelRunner._prepare_replay
     _behind_replay = CudaModelRunner._behind_replay
@@ -47,7 +48,8 @@ class StateGraphsRunner(GraphedCpuRunner):
         return self.graphs
 
     def run(self, plan):
-        result = self._launch_within_memory(plan, self._launch_any).read()
+        launch = partial(self._launch_by, self._graphs_of(plan))
+        result = self._launch_within_memory(plan, launch).read()
         self.capture_after(plan)
         return StepOutcome(result, 0.0, 0.0, ())
 

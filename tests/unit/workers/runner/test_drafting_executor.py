@@ -19,7 +19,7 @@ from workers.scheduler.plan import (
     make_plan_decoder,
     make_plan_encoder,
 )
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import DraftRows, Drafts, ObservedStep
 from workers.speculation.runs import HostRuns
@@ -35,13 +35,16 @@ class LaunchedStep:
 
     plan: StepPlan
     number: int
-    result: StepResult | None = None
+    own: StepResult | None = None
     num_awaited: int = 0
 
-    def outcome(self) -> StepOutcome:
-        assert self.result is not None, f"step {self.number} was awaited"
+    def result(self) -> StepResult:
+        assert self.own is not None, f"step {self.number} was awaited"
         self.num_awaited += 1
-        return StepOutcome(self.result, self.number + 0.25, self.number + 1.0, ())
+        return self.own
+
+    def outcome(self) -> StepOutcome:
+        return StepOutcome(self.result(), self.number + 0.25, self.number + 1.0, ())
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Rig:
             self.device,  # type: ignore[arg-type]
             HostRuns(table, self.history, self.proposer),
             self.proposer,
-            ChainVerifier(),
+            HostChainVerifier(),
         )
 
     def prompts(self, *slots: int):
@@ -126,7 +129,7 @@ class Rig:
         )
 
     def end(self, number: int, *token_ids: int, failed_rows: tuple[int, ...] = ()) -> None:
-        self.device.steps[number].result = StepResult(int32(*token_ids), failed_rows=failed_rows)
+        self.device.steps[number].own = StepResult(int32(*token_ids), failed_rows=failed_rows)
 
     @property
     def last_plan(self) -> StepPlan:

@@ -28,6 +28,7 @@ class Plan(msgspec.Struct):
     prefix_lens: Any
     parents: Any
     has_trees: bool = False
+    is_decode: bool = False
 
 
 def exhausted(*arguments: object) -> None:

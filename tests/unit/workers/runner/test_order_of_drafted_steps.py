@@ -13,10 +13,11 @@ from workers.sampling.transfer import upload
 from workers.speculation import device_step
 from workers.speculation.ahead import AheadRows
 
-STEP = ["awaited", "recorded", "verified", "recorded", "behind", "drafted", "planned", "named"]
+LAUNCHED = ["awaited", "recorded", "verified", "recorded", "behind", "timed", "timed"]
+STEP = [*LAUNCHED, "drafted", "planned", "named"]
 """From the wait for the samples of the step before on. The second mark is the step's end, for which
-who reads its samples waits; behind it come what a head reads, the next step's drafts, all that is
-known of its plan before, and which drafts the rank has made."""
+who reads its samples waits; behind it come what a head reads, when the step before began and ended,
+the next step's drafts, all that is known of its plan before, and which drafts the rank has made."""
 BEHIND_SAMPLES = [one for one in STEP if one != "drafted"]
 BEFORE_DRAFTS = [*STEP[:2], "drafted", *BEHIND_SAMPLES[2:]]
 """Of a step whose drafts nobody could make ahead."""

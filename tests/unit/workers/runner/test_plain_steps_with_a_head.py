@@ -11,6 +11,7 @@ from tests.fakes.launching_rank import Launches, LaunchingRank, LaunchingRunner
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
+from workers.graphs.ring import UploadRing
 from workers.runner import rank_drafts_runner
 from workers.sampling import transfer
 from workers.sampling.params import SamplingParams
@@ -32,12 +33,12 @@ def run_plainly(engine: Engine, sampling: SamplingParams) -> None:
 
 def watch_uploads(rank: LaunchingRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever makes them. On the CPU they are no operations."""
-    for name in ("upload", "upload_into"):
-        own = getattr(transfer, name)
-        told = rank.told("uploaded", own)
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is own:
-                monkeypatch.setattr(module, name, told)
+    own = transfer.upload
+    told = rank.told("uploaded", own)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("upload") is own:
+            monkeypatch.setattr(module, "upload", told)
+    monkeypatch.setattr(UploadRing, "send", rank.told("uploaded", UploadRing.send))
 
 
 def steps_of(
@@ -87,4 +88,9 @@ def test_a_plain_step_is_what_it_is_without_a_head(
         headed = steps_of(HEAD, sampling, patches)
     assert headed == plain
     if sampling is GREEDY:
-        assert {what for step in headed for what in step} <= {"replayed", "recorded", "awaited"}
+        assert {what for step in headed for what in step} <= {
+            "replayed",
+            "recorded",
+            "awaited",
+            "timed",
+        }

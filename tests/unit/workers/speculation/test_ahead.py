@@ -10,6 +10,7 @@ import torch
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, StepPlan, TableWrite
 from workers.speculation.ahead import AheadRows, DrawnRows, HeldChains, going_on
 from workers.speculation.chain import HostChainVerifier
+from workers.speculation.verifier import NO_SAMPLE
 
 CPU = torch.device("cpu")
 
@@ -101,10 +102,10 @@ def drawn_rows(rng: np.random.Generator, num_rows: int, num_tokens: int) -> Draw
 
 def test_what_holds_is_what_the_host_says() -> None:
     drawn = drawn_rows(np.random.default_rng(0), 64, 5)
-    # The host's tokens are all of a row, of which the first is no draft.
-    inputs = torch.cat([torch.zeros(64, 1, dtype=torch.int64), drawn.drafts], dim=1)
+    ends = torch.full((64, 1), NO_SAMPLE)
+    to_be = torch.cat([drawn.drafts, ends], dim=1)
     expected = HostChainVerifier().accept(
-        drawn.sampled.flatten(), inputs.flatten(), np.full(64, 5, dtype=np.int32)
+        drawn.sampled.flatten().int().numpy(), to_be.flatten().int().numpy(), np.arange(64) * 5
     )
     found = HeldChains().run_lens(drawn)
     assert found.tolist() == expected.tolist()

@@ -21,7 +21,7 @@ from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import DRAFT_TOKEN, NAN_TOKEN, StepPlan, StepResult
 from workers.scheduler.plan_tree import PlanTrees
 from workers.speculation.adaptive import AdaptiveLength
-from workers.speculation.chain import ChainVerifier
+from workers.speculation.chain import HostChainVerifier
 from workers.speculation.policy import DecodeShape
 from workers.speculation.proposer import DraftRows
 from workers.speculation.rank_tree_proposer import RankTreeProposer
@@ -89,7 +89,7 @@ def test_the_host_finds_paths_in_what_a_rank_sampled_and_nothing_of_rows_that_fa
     logprobs = (*(TokenLogprobs(-float(index), 1, [], []) for index in range(6)), None)
     sampled = int32(12, 0, 14, 0, 15, 77, NAN_TOKEN)
     result = StepResult(sampled, logprobs, failed_rows=(1,))
-    rows = SampledRows.of_asked(AskedSamples.of(plan), result, ChainVerifier(), TreeVerifier())
+    rows = SampledRows.of_asked(AskedSamples.of(plan), result, HostChainVerifier(), TreeVerifier())
     assert rows.run_lens.tolist() == [4, 1]
     assert rows.next_ids.tolist() == [77, NAN_TOKEN]
     assert rows.token_ids[:4].tolist() == [12, 14, 15, 77]
