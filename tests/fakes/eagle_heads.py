@@ -16,11 +16,14 @@ from torch.nn import functional
 
 from attention import LayerAttentionConfig
 from tests.fakes.plain_layers import rms_normed, rotated
+from workers.layers.formats.recipe import EVERY_MODULE, FormatRule, WeightRecipe
+from workers.layers.formats.scaled import RoundedToFp8
 from workers.layers.rope_frequencies import RopeSpec
 from workers.models.eagle_head import EagleSpec
 from workers.models.llama_family import LlamaFamilySpec
 
 Tensors = dict[str, torch.Tensor]
+ROUNDED = WeightRecipe("rounded", (FormatRule((EVERY_MODULE,), RoundedToFp8()),))
 
 
 def eagle_spec(**changes: Any) -> EagleSpec:

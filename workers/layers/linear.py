@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from workers.layers.formats.format import Cut
-from workers.layers.formats.layer import LinearLayer, Multiply, with_bias_
+from workers.layers.formats.layer import KeptMultiply, LinearLayer, with_bias_
 from workers.layers.kept.weight import KeptWeight
 from workers.layers.sharding import (
     FusedLayer,
@@ -114,6 +114,10 @@ class _FusedRowsLinear(FusedLayer, LinearLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x, self.bias)
 
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """(parts, n, sum of split_sizes), whose sum over parts is forward(x)."""
+        return self.partial_products(x, self.bias)
+
 
 class MergedColumnParallelLinear(_FusedRowsLinear):
     """Column-parallel modules of equal width that read one input, such as gate_proj and up_proj.
@@ -163,21 +167,21 @@ class QKVParallelLinear(_FusedRowsLinear):
         super().__init__(in_features, rows_of, has_bias, shard)
         self.tp_q_head_num = self_q_heads
         self.tp_k_head_num = kv.num_heads
-        self._multiply_kv: Multiply | None = None
+        self._multiply_kv: KeptMultiply | None = None
 
-    def multiply_kept_by(self, make: Callable[[KeptWeight], Multiply]) -> None:
+    def multiply_kept_by(self, make: Callable[[KeptWeight], KeptMultiply]) -> None:
         super().multiply_kept_by(make)
         if self.kept is not None:
             self._multiply_kv = make(self.kept.from_row(self.split_sizes[0]))
 
     def keys_and_values(self, x: torch.Tensor) -> torch.Tensor:
-        """x (n, in_features) -> (n, 2 * tp_k_head_num * head_dim): k, then v, by their rows of the
-        weight alone."""
+        """x (n, in_features) -> (parts, n, 2 * tp_k_head_num * head_dim), whose sum over parts is
+        k, then v, by their rows of the weight alone."""
         first = self.split_sizes[0]
         bias = None if self.bias is None else self.bias[first:]
         if self._multiply_kv is None:
-            return functional.linear(x, self.weight[first:], bias)
-        return with_bias_(self._multiply_kv(x), bias)
+            return functional.linear(x, self.weight[first:], bias).unsqueeze(0)
+        return with_bias_(self._multiply_kv.parts(x), bias)
 
 
 class RowParallelLinear(LinearLayer):
@@ -220,6 +224,12 @@ class RowParallelLinear(LinearLayer):
         if name_part == "bias":
             return self.get_parameter("bias"), (rows,)
         return self.weight, (rows, slice(self._first_column, self._first_column + self._columns))
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """(parts, n, out_features), whose sum over parts is forward(x)."""
+        if self._tp.size > 1:
+            return self.forward(x).unsqueeze(0)
+        return with_bias_(self.partial_products(x), self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         partial = self.product(x)

@@ -33,8 +33,9 @@ class KeyWriter(Protocol):
         positions: torch.Tensor,
         cache_indices: torch.Tensor,
     ) -> None:
-        """projected (1, n, 2 * kv_heads * head_dim): K and V before rotation -> the layer's pages,
-        at cache_indices. rope: of a shape without queries. The others: int64 (n,)."""
+        """projected (parts, n, 2 * kv_heads * head_dim), whose sum over parts is K and V before
+        rotation -> the layer's pages, at cache_indices. rope: of a shape without queries. The
+        others: int64 (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,16 @@ class _IntoPages:
         positions: torch.Tensor,
         cache_indices: torch.Tensor,
     ) -> None:
-        rope(projected, positions, cache_indices, self.k_pages, self.v_pages, projected.dtype)
+        rope(projected, positions, cache_indices, self.k_pages, self.v_pages, self.k_pages.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _ByPool:
-    """The pool writes: it holds K and V in another form than the model's dtype."""
+    """The pool writes: it holds K and V in another form than dtype, the model's."""
 
     pool: TokenToKVPool
     layer_id: int
+    dtype: torch.dtype
 
     def __call__(
         self,
@@ -68,14 +70,14 @@ class _ByPool:
         positions: torch.Tensor,
         cache_indices: torch.Tensor,
     ) -> None:
-        _, k, v = rope.into_new(projected, positions, projected.dtype)
+        _, k, v = rope.into_new(projected, positions, self.dtype)
         self.pool.set_kv_buffer(self.layer_id, cache_indices, k, v)
 
 
 def key_writer(pool: TokenToKVPool, layer_id: int, dtype: torch.dtype) -> KeyWriter:
     """For one layer of a model of dtype."""
     pages = pool.get_kv_buffer(layer_id)
-    return _IntoPages(*pages) if pages[0].dtype == dtype else _ByPool(pool, layer_id)
+    return _IntoPages(*pages) if pages[0].dtype == dtype else _ByPool(pool, layer_id, dtype)
 
 
 class CudaPairAttention(PairAttention):
@@ -98,7 +100,7 @@ class CudaPairAttention(PairAttention):
     def inputs(
         self, positions: torch.Tensor, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        projected = self.qkv_proj(hidden).unsqueeze(0)
+        projected = self.qkv_proj.parts(hidden)
         return self._rope.into_new(projected, positions, hidden.dtype)
 
     def attended(
@@ -110,7 +112,7 @@ class CudaPairAttention(PairAttention):
         fuses = forward_batch.attn_backend.fuses_decode_projection
         if not (forward_batch.forward_mode.is_decode and fuses(forward_batch.batch_size)):
             return super().attended(hidden, positions, forward_batch)
-        projected = self.qkv_proj(hidden).unsqueeze(0)
+        projected = self.qkv_proj.parts(hidden)
         projection = QKVProjection(projected, self._rope.rotation, hidden.dtype)
         attended: torch.Tensor = self.attn.forward_projected(projection, forward_batch)
         return attended
@@ -123,7 +125,7 @@ class CudaPairAttention(PairAttention):
         pool: TokenToKVPool,
     ) -> None:
         """Of the projection, the rows of K and V only."""
-        projected = self.qkv_proj.keys_and_values(hidden).unsqueeze(0)
+        projected = self.qkv_proj.keys_and_values(hidden)
         write = key_writer(pool, self.attn.layer_id, hidden.dtype)
         write(self._key_rope, projected, positions, cache_indices)
 
@@ -150,25 +152,25 @@ class CudaEagleLayer(EagleLayer):
         forward_batch: ForwardBatch,
     ) -> torch.Tensor:
         """As EagleLayer.forward; all contiguous."""
-        stream, added = self.summands(inputs, states, positions, forward_batch)
-        return stream.add_(added)
+        stream, gated = self.attended(inputs, states, positions, forward_batch)
+        return stream.add_(self.mlp.down_proj(gated))
 
-    def summands(
+    def attended(
         self,
         inputs: torch.Tensor,
         states: torch.Tensor,
         positions: torch.Tensor,
         forward_batch: ForwardBatch,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whose sum forward returns: the stream behind attention, and what is to be added."""
+        """The stream behind attention, to which forward adds down_proj of the other tensor."""
         attended = self.self_attn.attended(inputs, positions, forward_batch)
         # The projection's own tensor becomes the stream: others go on from the states.
         stream: torch.Tensor = self.self_attn.o_proj(attended)
         norm = self.post_attention_layernorm
         normed = add_rms_norm_(states.unsqueeze(0), stream, norm.weight, norm.eps)
-        gate_up = self.mlp.gate_up_proj(normed).unsqueeze(0)
+        gate_up = self.mlp.gate_up_proj.parts(normed)
         gated = gate_and_mul(gate_up, normed.dtype, self.mlp.gate)
-        return stream, self.mlp.down_proj(gated)
+        return stream, gated
 
 
 class CudaEagleHead(EagleHead):
@@ -201,8 +203,9 @@ class CudaEagleHead(EagleHead):
         """As PairHead.draft; a rank that has all logits needs nothing but them."""
         inputs = self.pass_inputs(ids, states)
         positions = forward_batch.positions
-        made, added = self.midlayer.summands(inputs, states, positions, forward_batch)
-        normed = add_rms_norm_(added.unsqueeze(0), made, self.norm.weight, self.norm.eps)
+        made, gated = self.midlayer.attended(inputs, states, positions, forward_batch)
+        parts = self.midlayer.mlp.down_proj.parts(gated)
+        normed = add_rms_norm_(parts, made, self.norm.weight, self.norm.eps)
         logits = self.lm_head.local(normed)
         if self._is_alone:
             return likeliest_named(logits, self.target_ids), made

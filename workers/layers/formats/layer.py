@@ -25,8 +25,15 @@ from workers.layers.sharding import (
     weight_slots,
 )
 
-Multiply = Callable[[torch.Tensor], torch.Tensor]
-"""x (n, columns) -> x @ weight.T (n, rows) of one weight."""
+
+class KeptMultiply(Protocol):
+    """x (n, columns) @ weight.T of one kept weight."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, rows)."""
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """(parts, n, rows), whose sum over parts that is, in a tensor of its own."""
 
 
 class LinearLayer(ShardedLayer):
@@ -41,7 +48,7 @@ class LinearLayer(ShardedLayer):
     def __init__(self) -> None:
         super().__init__()
         self.kept: KeptWeight | None = None
-        self._multiply: Multiply | None = None
+        self._multiply: KeptMultiply | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -53,7 +60,7 @@ class LinearLayer(ShardedLayer):
         self.register_parameter("weight", None)
         self.kept = weight
 
-    def multiply_kept_by(self, make: Callable[[KeptWeight], Multiply]) -> None:
+    def multiply_kept_by(self, make: Callable[[KeptWeight], KeptMultiply]) -> None:
         """Lets the module be called where it keeps its weight; a model that makes its products
         without calling its modules has no need of it."""
         if self.kept is not None:
@@ -63,16 +70,25 @@ class LinearLayer(ShardedLayer):
         """x (n, columns) -> x @ weight.T + bias, (n, rows)."""
         if self._multiply is None:
             return functional.linear(x, self.weight, bias)
-        return with_bias_(self._multiply(x), bias)
+        made = self._multiply(x)
+        return made if bias is None else made.add_(bias)
+
+    def partial_products(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """(parts, n, rows), whose sum over parts is product(x, bias): for who sums up himself."""
+        if self._multiply is None:
+            return functional.linear(x, self.weight, bias).unsqueeze(0)
+        return with_bias_(self._multiply.parts(x), bias)
 
     @abstractmethod
     def weight_cuts(self) -> Mapping[str, Cut]:
         """Checkpoint module, "" for the layer's own, -> what of it this rank holds."""
 
 
-def with_bias_(product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """product (n, rows), in which the sum is taken, and bias (rows,)."""
-    return product if bias is None else product.add_(bias)
+def with_bias_(parts: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """parts (parts, n, rows), the first of which gets bias (rows,)."""
+    if bias is not None:
+        parts[0].add_(bias)
+    return parts
 
 
 class FormattedLayer(ShardedLayer):

@@ -1,6 +1,5 @@
-"""Products of modules that keep their weights, one by one: partial ones are summed up in a launch.
-
-Models whose kernels sum parts up themselves do without.
+"""Products of modules that keep their weights and are called: parts are summed up in a launch where
+nobody else does it.
 """
 
 import torch
@@ -33,7 +32,7 @@ def _sum_parts(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)
 
 
-_sum_parts_kernel = triton.jit(_sum_parts, do_not_specialize=("num_elements",))
+_sum_parts_kernel = triton.jit(_sum_parts)
 
 
 def sum_parts(partials: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -55,13 +54,13 @@ def sum_parts(partials: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class WholeProduct:
-    """x (n, in_features), contiguous -> (n, out_features) of x's dtype."""
+    """As KeptMultiply: x contiguous, the product of x's dtype; several parts are float32."""
 
     def __init__(self, product: KeptProduct) -> None:
-        self._product = product
+        self.parts = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self._product(x)
+        parts = self.parts(x)
         return parts[0] if parts.shape[0] == 1 else sum_parts(parts, x.dtype)
 
 

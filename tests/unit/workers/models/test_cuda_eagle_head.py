@@ -12,13 +12,16 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from triton.runtime.jit import JITFunction
 
-from tests.fakes.eagle_heads import eagle_spec
+from tests.fakes.eagle_heads import ROUNDED, eagle_spec
 from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.model_rows import make_batch
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, Variant
 from workers.layers.cuda import draft_rows, likeliest, pair_norm, token_rows
+from workers.layers.formats.layer import stored_by
+from workers.layers.quantised import whole_product
 from workers.layers.sharding import ShardContext
 from workers.loading.eagle_head import head_class_for
+from workers.loading.weights import fill_with_noise
 from workers.models import cuda_eagle_head
 from workers.models.cuda_eagle_head import CudaEagleHead
 from workers.models.eagle_head import EagleHead
@@ -61,6 +64,12 @@ KERNELS = {
         token_rows._gather_rows_kernel,
         _TOKEN_ROWS | {"tokens_per_row": "i32"},
         {"HAS_NAMED": True, "BLOCK": 512},
+        {"num_warps": 4},
+    ),
+    "sum_parts": Variant(
+        whole_product._sum_parts_kernel,
+        {"partials": "*fp32", "out": "*bf16", "num_elements": "i32"},
+        {"NUM_SPLITS": 8, "BLOCK": 1024},
         {"num_warps": 4},
     ),
     "rope of keys": replace(
@@ -130,13 +139,30 @@ class Attention:
         self._launches.num += 1
 
 
-@torch.no_grad()
-def num_launches(monkeypatch, head_class, fuses=False, kv_dtype=torch.bfloat16):
-    """Of a pass up to its drafts, and of what is read behind the target."""
+def plain_head(head_class):
     head = head_class(eagle_spec(), 256, ShardContext(SingleRank(), torch.bfloat16, CPU))
     for parameter in head.parameters():
         parameter.zero_()
-    states = torch.zeros(len(ROWS), 256, dtype=torch.bfloat16)
+    return head
+
+
+def rounded_head():
+    """So wide that few rows' products are in parts."""
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 1024)
+    spec = replace(eagle_spec(**sizes, num_q_heads=16, num_kv_heads=8), draft_vocab_size=1024)
+    shard = ShardContext(SingleRank(), torch.bfloat16, CPU, has_formats=True)
+    head = CudaEagleHead(spec, 256, shard)
+    stored = stored_by(ROUNDED, head, shard, head.layers_as_stored())
+    fill_with_noise(stored, shard, 0, lambda done, total: None)
+    for layer in head.layers_as_stored():
+        layer.multiply_kept_by(whole_product.whole_product)
+    return head
+
+
+@torch.no_grad()
+def num_launches(monkeypatch, head, fuses=False, kv_dtype=torch.bfloat16):
+    """Of a pass up to its drafts, and of what is read behind the target."""
+    states = torch.zeros(len(ROWS), len(head.norm.weight), dtype=torch.bfloat16)
     launches = Launches(monkeypatch)
     attention = Attention(launches, fuses, kv_dtype)
     batch = make_batch(ROWS, PREFIXES, attention)
@@ -153,12 +179,21 @@ def test_a_pass_is_few_launches(monkeypatch) -> None:
     """Five products in a pass and one in what is read, and what stands between them: attention
     from the projection on is one launch, a pool that rounds keys takes two more. What is read is
     gathered by the norm."""
-    of_pass, of_read = num_launches(monkeypatch, EagleHead)
+    of_pass, of_read = num_launches(monkeypatch, plain_head(EagleHead))
     assert of_pass > 60
     assert of_read > 30
-    assert num_launches(monkeypatch, CudaEagleHead, fuses=True) == (11, 3)
-    assert num_launches(monkeypatch, CudaEagleHead) == (14, 3)
-    assert num_launches(monkeypatch, CudaEagleHead, kv_dtype=torch.float8_e4m3fn) == (14, 5)
+    head = plain_head(CudaEagleHead)
+    assert num_launches(monkeypatch, head, fuses=True) == (11, 3)
+    assert num_launches(monkeypatch, head) == (14, 3)
+    assert num_launches(monkeypatch, head, kv_dtype=torch.float8_e4m3fn) == (14, 5)
+
+
+def test_a_pass_of_rounded_weights_sums_parts_up_where_no_kernel_does(monkeypatch) -> None:
+    """Those of the output projection and, as it is this narrow, of logits."""
+    head = rounded_head()
+    assert all(layer.is_kept for layer in head.layers_as_stored())
+    assert num_launches(monkeypatch, head, fuses=True) == (13, 3)
+    assert num_launches(monkeypatch, head, kv_dtype=torch.float8_e4m3fn) == (16, 5)
 
 
 @torch.no_grad()
