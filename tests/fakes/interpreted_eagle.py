@@ -19,7 +19,7 @@ from tests.fakes.thread_ranks import ThreadRanks
 from workers.graphs import draft_rows
 from workers.graphs.draft_rows import StaticRows
 from workers.layers.cuda.draft_rows import spread_rows
-from workers.layers.cuda.likeliest import likeliest_named
+from workers.layers.cuda.likeliest import likeliest_columns, likeliest_named
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.formats.layer import stored_by
 from workers.layers.kept.fp8 import Fp8Rows
@@ -222,8 +222,9 @@ def check_likeliest(num_rows, num_tokens, dtype):
     names = torch.randperm(num_tokens) * 5
     for most in (1, 2, 4, 5, 6, 7):
         drawn = values[torch.randint(0, most, (num_rows, num_tokens))].to(dtype)
-        want = names[drawn.float().argmax(dim=-1)]
-        assert torch.equal(likeliest_named(drawn, names), want), most
+        want = drawn.float().argmax(dim=-1)
+        assert torch.equal(likeliest_columns(drawn), want), most
+        assert torch.equal(likeliest_named(drawn, names), names[want]), most
     noise = torch.randn(num_rows, num_tokens + 3).to(dtype)[:, :num_tokens]
     assert torch.equal(likeliest_named(noise, names), names[noise.argmax(dim=-1)])
 

@@ -4,6 +4,7 @@ The pool has the target's pages of account 0: the same numbers, other keys and v
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 
 from attention.backends.base import AttentionBackend
 from attention.config import AttentionConfig
+from attention.kernels.providers import probe_triton
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from attention.tuning.candidates import AUTO_TUNED
@@ -25,7 +27,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.runner.speculative_runner import check_branches
-from workers.speculation.device_draft import DeviceDraftModel
+from workers.speculation.device_draft import Argmax, DeviceDraftModel
 from workers.speculation.device_draft_tree import DeviceDraftTree
 from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
 from workers.speculation.draft import DraftModelProposer
@@ -57,11 +59,19 @@ class PlacedModel:
 
     def device_drafter(self) -> DeviceDrafter:
         """As PlacedDrafter.device_drafter: chains."""
-        return DeviceDraftModel(self.model, self.backend, self.tp)
+        return DeviceDraftModel(self.model, self.backend, self.tp, self._argmax())
 
     def tree_drafter(self) -> DeviceTreeDrafter:
         """As PlacedDrafter.tree_drafter."""
-        return DeviceDraftTree(self.model, self.backend, self.tp)
+        return DeviceDraftTree(self.model, self.backend, self.tp, self._argmax())
+
+    def _argmax(self) -> Argmax:
+        if self.table.device.type != "cuda" or probe_triton().missing:
+            return partial(torch.argmax, dim=-1)
+        # Triton comes with torch for CUDA only.
+        from workers.layers.cuda.likeliest import likeliest_columns
+
+        return likeliest_columns
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle."""

@@ -1,6 +1,6 @@
 """Drafts by a smaller model on a rank's device. See draft.py, which does the same on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,21 +17,27 @@ from workers.speculation.device_pass import DevicePasses, PassRows
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.runs import ranges
 
+Argmax = Callable[[torch.Tensor], torch.Tensor]
+
 
 class DeviceDraftModel:
     """As DeviceDrafter: greedy chains, one pass of the model a draft. All other tokens of a step,
     last drafts included, are read in one pass before the target runs, right or wrong.
 
     backend: over a pool with the target's cache indices. tp: whose ranks have a part of the model
-    each, and draft the same.
+    each, and draft the same. argmax: logits (n, num_tokens) that a rank has alone -> columns of the
+    largest, int64 (n,).
     """
 
     first_position = 0
     reads_last = True
     reads_target = False
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend, tp: TPGroup) -> None:
+    def __init__(
+        self, model: CausalLM, backend: AttentionBackend, tp: TPGroup, argmax: Argmax
+    ) -> None:
         self.backend = backend
+        self._argmax = argmax
         self._model = model
         self._tp = tp
         self._passes = DevicePasses(backend)
@@ -75,7 +81,7 @@ class DeviceDraftModel:
         hidden = self._model(TokenInputs(ids, batch.positions), batch).hidden
         local, rows = self._model.local_logits(hidden), self._model.vocab_shard
         if rows is None:
-            return local.argmax(dim=-1), carried
+            return self._argmax(local), carried
         return likeliest_tokens(local, rows, self._tp), carried
 
     def read(self, ids: torch.Tensor, batch: ForwardBatch) -> None:

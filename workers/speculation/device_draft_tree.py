@@ -8,7 +8,7 @@ from attention.forward_batch import ForwardBatch
 from workers.models.base import CausalLM
 from workers.models.token_inputs import TokenInputs
 from workers.parallel.group import TPGroup
-from workers.speculation.device_draft import DeviceDraftModel
+from workers.speculation.device_draft import Argmax, DeviceDraftModel
 from workers.speculation.device_growth import draft_trees
 from workers.speculation.device_pass import PassRows
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
@@ -21,8 +21,10 @@ class DeviceDraftTree(DeviceDraftModel):
     last depth for the first time.
     """
 
-    def __init__(self, model: CausalLM, backend: AttentionBackend, tp: TPGroup) -> None:
-        super().__init__(model, backend, tp)
+    def __init__(
+        self, model: CausalLM, backend: AttentionBackend, tp: TPGroup, argmax: Argmax
+    ) -> None:
+        super().__init__(model, backend, tp, argmax)
         self._pool = backend.token_to_kv_pool
 
     def propose(self, step: DrafterStep) -> DeviceDrafts:

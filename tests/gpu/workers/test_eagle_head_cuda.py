@@ -18,7 +18,7 @@ from workers.graphs.decode_step import StepRows, TokenRows, TorchStepKernels
 from workers.graphs.draft_rows import StaticRows
 from workers.layers.cuda.draft_rows import spread_rows
 from workers.layers.cuda.greedy import TritonStepKernels
-from workers.layers.cuda.likeliest import likeliest_named
+from workers.layers.cuda.likeliest import likeliest_columns, likeliest_named
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.cuda.rope import FusedRope, RopeShape
@@ -84,6 +84,7 @@ def test_the_likeliest_is_what_torch_says_bit_for_bit(dtype, num_rows, num_token
     for logits in (noise, noise.round(), *few):
         own = logits.to(dtype)
         first = own.cpu().argmax(dim=-1).to(CUDA)
+        assert torch.equal(likeliest_columns(own), first)
         assert torch.equal(likeliest_named(own, names), names[first])
 
 

@@ -1,4 +1,4 @@
-"""The likeliest token of each row of logits, by its name: in one launch."""
+"""The likeliest token of each row of logits, by its column or its name: in one launch."""
 
 import torch
 import triton
@@ -18,6 +18,7 @@ def _likeliest(
     out: tl.tensor,
     row_stride: tl.tensor,
     num_tokens: tl.tensor,
+    HAS_NAMES: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
@@ -41,25 +42,37 @@ def _likeliest(
         first = tl.min(tl.where(order == largest, at, num_tokens), axis=0)
         token = tl.where(largest > best, first, token)
         best = tl.maximum(best, largest)
-    tl.store(out + row, tl.load(names + token))
+    if HAS_NAMES:
+        tl.store(out + row, tl.load(names + token))
+    else:
+        tl.store(out + row, token.to(tl.int64))
 
 
 _likeliest_kernel = triton.jit(_likeliest)
 
 
+def likeliest_columns(logits: torch.Tensor) -> torch.Tensor:
+    """logits (n, num_tokens), each row contiguous -> int64 (n,), columns as of torch.argmax:
+    the lowest of equals, the lowest NaN where there is one."""
+    return _launch(logits, None)
+
+
 def likeliest_named(logits: torch.Tensor, names: torch.Tensor) -> torch.Tensor:
-    """logits (n, num_tokens), each row contiguous; names int64 (num_tokens,) -> int64 (n,), names
-    of the columns that torch.argmax gives: the lowest of equals, the lowest NaN where there is
-    one."""
+    """names[likeliest_columns(logits)]. names: int64 (num_tokens,)."""
+    return _launch(logits, names)
+
+
+def _launch(logits: torch.Tensor, names: torch.Tensor | None) -> torch.Tensor:
     num_rows, num_tokens = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     is_dependent = dependent_launch(logits)
     _likeliest_kernel[(num_rows,)](
         logits,
-        names,
+        out if names is None else names,
         out,
         logits.stride(0),
         num_tokens,
+        HAS_NAMES=names is not None,
         BLOCK=min(_MAX_BLOCK, next_power_of_2(num_tokens)),
         IS_DEPENDENT=is_dependent,
         num_warps=_NUM_WARPS,

@@ -51,7 +51,7 @@ KERNELS = {
     "likeliest": Variant(
         likeliest._likeliest_kernel,
         {"logits": "*bf16", "names": "*i64", "out": "*i64"},
-        {"BLOCK": 32768},
+        {"BLOCK": 32768, "HAS_NAMES": True},
         {"num_warps": 16},
     ),
     "spread_rows": Variant(
