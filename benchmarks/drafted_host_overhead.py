@@ -225,7 +225,8 @@ class PretendedRank(CudaRankDraftsRunner):
         runs = RunRows.of(plan)
         if len(runs):
             token_ids = torch.zeros(len(runs), runs.width, dtype=torch.int64)
-            self._mailbox.put(plan.step_id, runs.slots, DeviceDrafts(token_ids))
+            sent = self._mailbox.send(DeviceDrafts(token_ids))
+            self._mailbox.put(plan.step_id, runs.slots, sent)
         self._mailbox.end(plan.step_id)
         return _Zeros(plan)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from workers.runner.ahead_drafts import AheadDrafts
-from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.device_step import DrafterStep
+from workers.speculation.draft_mailbox import SentDrafts
 
 
 class ComparedDrafts:
@@ -16,11 +17,11 @@ class ComparedDrafts:
         self.num_equal = 0
         take = AheadDrafts.take
 
-        def compared(own: AheadDrafts, step: DrafterStep) -> DeviceDrafts | None:
+        def compared(own: AheadDrafts, step: DrafterStep) -> SentDrafts | None:
             found = take(own, step)
             if found is not None:
                 again = rank._draft_graphs.run(step)
-                assert torch.equal(found.token_ids, again.token_ids)
+                assert torch.equal(found.drafts.token_ids, again.token_ids)
                 self.num_equal += 1
             return found
 

@@ -116,4 +116,7 @@ class LaunchingRank(LaunchingRunner, ReplayingRank):
         drafter, mailbox = self._device_drafter, self._mailbox
         drafter.behind = self.told("behind", drafter.behind)
         mailbox.named = self.told("named", mailbox.named)
+        mailbox.send = self.told("sent", mailbox.send)
+        if self._ahead is not None:
+            self._ahead._send = mailbox.send
         self.log.clear()

@@ -37,6 +37,8 @@ class DraftedVerifyGraphs(VerifyGraphs):
         super().__init__(model, backend, kernels, capturer, staging, shapes, padding_slot)
         # Of a graph's tokens, int64: a token id, or _NAMED_BY_THE_HOST.
         self._named = torch.full_like(self._tokens.input_ids, _NAMED_BY_THE_HOST)
+        # Rows and drafts a row that stand there, one row behind the other, and no other names.
+        self._named_evenly: torch.Size | None = None
         self._step: DrafterStep | None = None
 
     def name_tokens(self, step: DrafterStep) -> None:
@@ -54,11 +56,13 @@ class DraftedVerifyGraphs(VerifyGraphs):
         step, num_named = self._step, len(places)
         if step is None:
             raise RuntimeError("a step is replayed whose drafts nobody has named")
-        self._named.fill_(_NAMED_BY_THE_HOST)
         is_full = places[-1] == num_named - 1
         drafts = step.even_drafts if is_full else None
+        if drafts is None or drafts.shape != self._named_evenly:
+            self._named.fill_(_NAMED_BY_THE_HOST)
+        self._named_evenly = None if drafts is None else drafts.shape
         if drafts is not None:
-            self._named[:num_named].view(len(drafts), -1)[:, 1:].copy_(drafts)
+            self._named[:num_named].view(drafts.shape[0], -1)[:, 1:].copy_(drafts)
         elif is_full:
             self._named[:num_named].copy_(step.ids)
         else:

@@ -289,16 +289,19 @@ class VerifyGraphs:
         num_filled = 0
         places = np.empty(0, dtype=np.int64)
         if plan is not None:
+            size = plan.batch_size, shape.tokens_per_row
             columns = np.arange(shape.tokens_per_row, dtype=np.int32)
-            num_filled = plan.batch_size * shape.tokens_per_row
-            places = np.flatnonzero(columns < plan.num_new_tokens[:, None])
-            rows[0, :num_filled] = np.repeat(plan.slots, shape.tokens_per_row)
-            rows[SEQ_LENS_FIELD, :num_filled] = (plan.prefix_lens[:, None] + 1 + columns).ravel()
+            num_filled = size[0] * size[1]
+            places = (columns < plan.num_new_tokens[:, None]).ravel().nonzero()[0]
+            rows[0, :num_filled].reshape(size)[...] = plan.slots[:, None]
+            seq_lens = rows[SEQ_LENS_FIELD, :num_filled].reshape(size)
+            np.add(plan.prefix_lens[:, None] + np.int32(1), columns, out=seq_lens)
             rows[SEQ_LENS_FIELD + 1 :, :num_filled] = 0
             rows[SEQ_LENS_FIELD + 1, places] = plan.input_ids
             rows[FIRST_CACHE_FIELD, places] = plan.out_cache_loc
-        rows[0, num_filled:num_tokens] = self._padding_slot
-        rows[1:, num_filled:num_tokens] = 0
+        if num_filled < num_tokens:
+            rows[0, num_filled:num_tokens] = self._padding_slot
+            rows[1:, num_filled:num_tokens] = 0
         return slot, places
 
     def _batch(self, shape: StepShape, tokens: StepRows) -> ForwardBatch:

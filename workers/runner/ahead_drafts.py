@@ -5,6 +5,7 @@ target's pass over them once the host knows all lengths.
 """
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,22 +16,30 @@ from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import IntArray, StepPlan
 from workers.speculation.ahead import AheadRows, DrawnRows, HeldChains, HeldRuns
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.draft_mailbox import SentDrafts
 
 logger = logging.getLogger(__name__)
 
 
 class AheadDrafts:
     """Of one rank, whose steps come in order. held: finds out what holds. num_made, num_taken:
-    steps that drafts were made of, and that were launched with them."""
+    steps that drafts were made of, and that were launched with them. send: of DraftMailbox: who
+    waits for the drafts has them before the target's pass over them ends."""
 
-    def __init__(self, graphs: DraftGraphs, device: torch.device) -> None:
+    def __init__(
+        self,
+        graphs: DraftGraphs,
+        device: torch.device,
+        send: Callable[[DeviceDrafts], SentDrafts],
+    ) -> None:
         self.held: HeldRuns = HeldChains()
         self.num_made = self.num_taken = 0
         self._graphs = graphs
         self._device = device
+        self._send = send
         self._drafts: tuple[int, torch.Tensor] | None = None
         self._drawn: tuple[int, torch.Tensor, VerifiedStep | SampledTokens] | None = None
-        self._made: tuple[int, IntArray, DeviceDrafts] | None = None
+        self._made: tuple[int, IntArray, SentDrafts] | None = None
 
     def verifies(self, step: DrafterStep, drafts: DeviceDrafts) -> None:
         """The step that is launched verifies these, of all of its runs."""
@@ -59,21 +68,19 @@ class AheadDrafts:
             logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
             return
         self.num_made += 1
-        self._made = plan.step_id, plan.slots, made
+        self._made = plan.step_id, plan.slots, self._send(made)
 
-    def take(self, step: DrafterStep) -> DeviceDrafts | None:
+    def take(self, step: DrafterStep) -> SentDrafts | None:
         """What was made of the step's runs, which are all of its rows; None where nothing was."""
         made, self._made = self._made, None
         if made is None or made[0] != step.plan.step_id:
             return None
-        _, slots, drafts = made
-        if (
-            not np.array_equal(slots, step.runs.slots)
-            or drafts.token_ids.shape[1] != step.runs.width
-        ):
+        _, slots, sent = made
+        width = sent.drafts.token_ids.shape[1]
+        if width != step.runs.width or not np.array_equal(slots, step.runs.slots):
             return None
         self.num_taken += 1
-        return drafts
+        return sent
 
     def _rows_of(self, drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
         """Of the step before, where its samples lie."""

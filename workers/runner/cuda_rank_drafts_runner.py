@@ -105,7 +105,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         """One rank alone makes drafts ahead: others would have to be told of the plan twice."""
         if self._draft_graphs is None or not self._is_alone:
             return super().with_drafts(executor)
-        self._ahead = AheadDrafts(self._draft_graphs, self._device)
+        self._ahead = AheadDrafts(self._draft_graphs, self._device, self._mailbox.send)
         num_slots, max_context_len = self._req_to_token.shape
         return ahead_drafting_executor(
             executor, num_slots, max_context_len, self._mailbox.named, self._ahead
@@ -123,25 +123,26 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         if len(runs) and self._mailbox.made(plan.step_id, runs.slots) is None:
             # Drafts behind one token of a tree differ.
             any_tokens = torch.arange(runs.width, device=self._device).expand(len(runs), -1)
-            self._mailbox.put(plan.step_id, runs.slots, DeviceDrafts(any_tokens))
+            sent = self._mailbox.send(DeviceDrafts(any_tokens))
+            self._mailbox.put(plan.step_id, runs.slots, sent)
             self._mailbox.end(plan.step_id)
         return finish
 
     def _make_drafts(self, step: DrafterStep) -> None:
         graphs, plan, runs, ahead = self._draft_graphs, step.plan, step.runs, self._ahead
         is_again = len(runs) > 0 and self._mailbox.made(plan.step_id, runs.slots) is not None
-        drafts = None if ahead is None or is_again else ahead.take(step)
-        if drafts is None:
+        sent = None if ahead is None or is_again else ahead.take(step)
+        if sent is None:
             if graphs is None or is_again or not graphs.covers(plan):
                 super()._make_drafts(step)
                 return
-            drafts = graphs.run(step)
+            sent = self._mailbox.send(graphs.run(step))
         if len(runs):
-            self._mailbox.put(plan.step_id, runs.slots, drafts)
+            self._mailbox.put(plan.step_id, runs.slots, sent)
             self._mailbox.end(plan.step_id)
-            step.name(drafts)
+            step.name(sent.drafts)
         if ahead is not None:
-            ahead.verifies(step, drafts)
+            ahead.verifies(step, sent.drafts)
 
     def _within_replay(
         self,

@@ -124,7 +124,7 @@ class RankDraftsRunner(ModelRunner):
             drafts = self._mailbox.made(plan.step_id, runs.slots)
             if drafts is None:
                 drafts = self._device_drafter.propose(step)
-                self._mailbox.put(plan.step_id, runs.slots, drafts)
+                self._mailbox.put(plan.step_id, runs.slots, self._mailbox.send(drafts))
             # Before anything else that may find no memory: who waits for a step's drafts is told.
             self._mailbox.end(plan.step_id)
             step.name(drafts)

@@ -30,13 +30,16 @@ class DeviceDrafts(NamedTuple):
 class RunRows:
     """Rows whose drafts are to be made, host arrays. rows: int64 (n,), which of the plan's. slots,
     prefix_lens, num_drafts: int32 (n,); the token sampled last stands behind the prefix. firsts:
-    int64 (n,), where among the step's tokens each row begins."""
+    int64 (n,), where among the step's tokens each row begins. width: drafts of the row with the
+    most. is_even: whether all rows want as many."""
 
     rows: npt.NDArray[np.int64]
     slots: IntArray
     prefix_lens: IntArray
     num_drafts: IntArray
     firsts: npt.NDArray[np.int64]
+    width: int
+    is_even: bool
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
@@ -47,21 +50,13 @@ class RunRows:
         """firsts: int64 (bs,), where among the step's tokens each of its rows begins."""
         num_drafts = np.add.reduceat(plan.input_ids == DRAFT_TOKEN, firsts, dtype=np.int32)
         rows = num_drafts.nonzero()[0]
-        own = plan.slots[rows], plan.prefix_lens[rows], num_drafts[rows]
-        return cls(rows, *own, firsts[rows])
+        wanted = num_drafts[rows]
+        width = int(wanted.max(initial=0))
+        own = plan.slots[rows], plan.prefix_lens[rows], wanted, firsts[rows]
+        return cls(rows, *own, width, bool((wanted == width).all()))
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def width(self) -> int:
-        """Of the row with the most drafts."""
-        return int(self.num_drafts.max(initial=0))
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all rows want as many."""
-        return bool((self.num_drafts == self.width).all())
 
 
 class _OnDevice(NamedTuple):

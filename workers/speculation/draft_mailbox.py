@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -42,15 +42,20 @@ class PassedAtOnce:
         """Nothing to wait for."""
 
 
-@dataclass(frozen=True, slots=True)
-class MadeDrafts:
-    """slots: host int32 (n,). drafts: of these; on_host: the same once passed has been waited
-    for."""
+class SentDrafts(NamedTuple):
+    """drafts: on the device; on_host: the same once passed has been waited for."""
 
-    slots: IntArray
     drafts: DeviceDrafts
     on_host: DeviceDrafts
     passed: Passed
+
+
+@dataclass(frozen=True, slots=True)
+class MadeDrafts:
+    """slots: host int32 (n,). sent: of these."""
+
+    slots: IntArray
+    sent: SentDrafts
 
 
 @dataclass(slots=True)
@@ -87,13 +92,17 @@ class DraftMailbox:
                 self._changed.notify_all()
             raise
 
-    def put(self, step_id: int, slots: IntArray, drafts: DeviceDrafts) -> None:
-        """Of some rows of the step; their copy is on its way behind what the device has to do."""
+    def send(self, drafts: DeviceDrafts) -> SentDrafts:
+        """Their copy is on its way behind what the device has to do. Whose they are put tells."""
         parents = None if drafts.parents is None else start_download(drafts.parents)
         on_host, passed = DeviceDrafts(start_download(drafts.token_ids), parents), self._new_mark()
         passed.record()
+        return SentDrafts(drafts, on_host, passed)
+
+    def put(self, step_id: int, slots: IntArray, sent: SentDrafts) -> None:
+        """Of some rows of the step."""
         with self._changed:
-            self._steps[step_id].made.append(MadeDrafts(slots, drafts, on_host, passed))
+            self._steps[step_id].made.append(MadeDrafts(slots, sent))
 
     def end(self, step_id: int) -> None:
         """All drafts of the step are there, or on their way, or there is no memory to make them."""
@@ -109,7 +118,7 @@ class DraftMailbox:
         for one in found:
             if np.isin(slots, one.slots).all():
                 rows = [int(np.flatnonzero(one.slots == slot)[0]) for slot in slots.tolist()]
-                return _of_rows(one.drafts, rows)
+                return _of_rows(one.sent.drafts, rows)
         return None
 
     def named(self, plan: StepPlan) -> StepPlan:
@@ -132,15 +141,16 @@ class DraftMailbox:
         input_ids, parents = plan.input_ids.copy(), plan.parents.copy()
         input_ids[is_draft] = NO_DRAFT_TOKEN
         for one in made:
-            one.passed.synchronize()
-            token_ids = one.on_host.token_ids.numpy()
+            on_host = one.sent.on_host
+            one.sent.passed.synchronize()
+            token_ids = on_host.token_ids.numpy()
             rows = np.array([row_of[slot] for slot in one.slots.tolist()], dtype=np.int64)
             columns = np.arange(token_ids.shape[1])
             filled = columns < plan.num_new_tokens[rows, None] - 1
             places = (starts[rows, None] + 1 + columns)[filled]
             input_ids[places] = token_ids[filled]
-            if plan.has_trees and one.on_host.parents is not None:
-                parents[places] = one.on_host.parents.numpy()[filled]
+            if plan.has_trees and on_host.parents is not None:
+                parents[places] = on_host.parents.numpy()[filled]
         return msgspec.structs.replace(plan, input_ids=input_ids, parents=parents)
 
     def _is_settled(self, step_id: int) -> bool:

@@ -28,7 +28,7 @@ from tests.unit.workers.engine.test_rank_drafts import (
 )
 from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
 from workers.layers.embedding import VocabShard, likeliest_tokens
-from workers.speculation.device_step import DeviceDrafts
+from workers.speculation.draft_mailbox import SentDrafts
 
 Rank = EagerRank | ReplayingRank
 Saved = tuple[Path, str, HeadOracle | Oracle]
@@ -45,9 +45,9 @@ class MadeDrafts:
 
     @staticmethod
     def _recording(put: Callable[..., None], own: list[Any]) -> Callable[..., None]:
-        def recorded(step_id: int, slots: Any, drafts: DeviceDrafts) -> None:
-            own.append((step_id, drafts.token_ids.tolist()))
-            put(step_id, slots, drafts)
+        def recorded(step_id: int, slots: Any, sent: SentDrafts) -> None:
+            own.append((step_id, sent.drafts.token_ids.tolist()))
+            put(step_id, slots, sent)
 
         return recorded
 

@@ -14,12 +14,13 @@ from workers.speculation import device_step
 from workers.speculation.ahead import AheadRows
 
 LAUNCHED = ["awaited", "recorded", "verified", "recorded", "behind", "timed", "timed"]
-STEP = [*LAUNCHED, "drafted", "planned", "named"]
+STEP = [*LAUNCHED, "drafted", "sent", "planned", "named"]
 """From the wait for the samples of the step before on. The second mark is the step's end, for which
 who reads its samples waits; behind it come what a head reads, when the step before began and ended,
-the next step's drafts, all that is known of its plan before, and which drafts the rank has made."""
-BEHIND_SAMPLES = [one for one in STEP if one != "drafted"]
-BEFORE_DRAFTS = [*STEP[:2], "drafted", *BEHIND_SAMPLES[2:]]
+the next step's drafts, which are sent to the host, all that is known of its plan before, and which
+drafts these are."""
+BEHIND_SAMPLES = [one for one in STEP if one not in ("drafted", "sent")]
+BEFORE_DRAFTS = [*STEP[:2], "drafted", "sent", *BEHIND_SAMPLES[2:]]
 """Of a step whose drafts nobody could make ahead."""
 
 
@@ -74,13 +75,14 @@ def test_what_can_be_done_before_the_samples_come_is_not_done_behind_them(
 def test_behind_samples_the_device_is_sent_the_names_of_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing else stands between them and the target's pass."""
+    """Nothing else stands between them and the target's pass, but where there are more rows than
+    before, or fewer."""
     steps = watched_steps(monkeypatch, with_launches=True)
     between = [step[: step.index("verified")] for step in steps]
     own = [step for step in between if "drafted" not in step]
-    assert len(own) > 3
-    names = ["aten::fill_", "aten::copy_"]
-    assert all(step == ["awaited", "recorded", *names] for step in own), own
+    same, others = (["awaited", "recorded", *more, "aten::copy_"] for more in ([], ["aten::fill_"]))
+    assert own.count(same) > 3
+    assert all(step in (same, others) for step in own), own
 
 
 def test_ahead_of_drafts_the_device_is_sent_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
