@@ -86,6 +86,21 @@ def test_bfloat16_drafts_keep_to_the_likeliest_tokens_over_graphs(
     assert told.is_captured >= captures
 
 
+@NEEDS_FA3
+def test_drafts_by_rounded_weights_keep_to_the_likeliest_tokens_over_graphs(tmp_path) -> None:
+    """Of each rank's part of a head: sums of parts are added up before ranks'."""
+    rounded = {"speculative": "eagle3:builtin-head", "draft_quantization": "fp8"}
+    with running({**BUILTIN, **FIXED, **rounded}, drafts_folder=tmp_path) as engine:
+        rounds = engine.generate(PROMPTS, [GREEDY] * len(PROMPTS), 3, True)
+        counts = engine.counts()
+        engine.end()
+        told = drafts_of_ranks(tmp_path, 2)
+    assert_likeliest(rounds)
+    assert 0 < counts["right"] < counts["drafts"]
+    assert told.num_replays > 3
+    assert told.is_captured
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_float32_texts_and_drafts_of_heads_are_those_of_one_rank_and_the_published_ones(
     name, tmp_path
