@@ -7,6 +7,7 @@ texts mean nothing.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +16,12 @@ import torch
 
 from benchmarks.h200.drafted_decode import HeldRuns
 from workers.engine.engine import Engine
+from workers.graphs.draft_rows import DrawnRows
 from workers.runner.ahead_executor import AheadDraftingExecutor
 from workers.runner.drafting_executor import DraftingExecutor
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 from workers.scheduler.plan_tree import PlanTrees
-from workers.speculation.ahead import DrawnRows, HeldChains
 from workers.speculation.chain import HostChainVerifier
 from workers.speculation.tree import HeldPaths, TreeVerifier
 
@@ -124,20 +125,17 @@ class PretendingChains(HostChainVerifier):
         return self._runs.run_lens(num_samples)
 
 
-class PretendingHeld(HeldChains):
-    """As HeldChains, but for what it says, which PretendingChains says of the same step."""
+def lens_ahead(runs: PretendedRuns) -> Callable[[DrawnRows], torch.Tensor]:
+    """What AheadDrafts asks: PretendingChains then says the same of the step."""
 
-    def __init__(self, runs: PretendedRuns) -> None:
-        self._runs = runs
-
-    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
-        """See HeldRuns."""
-        found = super().run_lens(drawn)
+    def run_lens(drawn: DrawnRows) -> torch.Tensor:
         num_rows, num_samples = drawn.sampled.shape
-        lens = self._runs.run_lens(np.full(num_rows, num_samples, dtype=np.int32))
-        self._runs.drawn_ahead.append(lens)
-        (on_device,) = upload([lens], found.device)
+        lens = runs.run_lens(np.full(num_rows, num_samples, dtype=np.int32))
+        runs.drawn_ahead.append(lens)
+        (on_device,) = upload([lens], drawn.drafts.device)
         return on_device
+
+    return run_lens
 
 
 class PretendingTrees(TreeVerifier):
@@ -184,4 +182,4 @@ def pretend(engine: Engine, runs: PretendedRuns) -> None:
     executor._verifier = PretendingChains(runs)
     executor._tree_verifier = PretendingTrees(runs)
     if isinstance(executor, AheadDraftingExecutor):
-        executor.ahead.held = PretendingHeld(runs)
+        executor.ahead.run_lens = lens_ahead(runs)

@@ -7,6 +7,7 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 import math
 from dataclasses import fields, replace
 
+import numpy as np
 import torch
 
 from attention.memory.req_to_token_pool import ReqToTokenPool
@@ -15,10 +16,11 @@ from tests.fakes.eagle_heads import ROUNDED, eagle_spec
 from tests.fakes.interpreted_mixtures import run_one_kernel_at_a_time
 from tests.fakes.model_rows import MAX_ROWS, make_batch
 from tests.fakes.qkv_projection import finish
+from tests.fakes.rows_going_on import GoingOn
 from tests.fakes.thread_ranks import ThreadRanks
 from workers.graphs import draft_rows
-from workers.graphs.draft_rows import StaticRows
-from workers.layers.cuda.draft_rows import spread_rows
+from workers.graphs.draft_rows import TORCH_ROW_KERNELS, StaticRows
+from workers.layers.cuda.draft_rows import CUDA_ROW_KERNELS, spread_rows
 from workers.layers.cuda.likeliest import likeliest_columns, likeliest_named
 from workers.layers.cuda.pair_norm import pair_norm
 from workers.layers.formats.layer import stored_by
@@ -246,6 +248,17 @@ def check_spread(num_rows, num_passes):
     assert int((spread[0][0] != -7).sum()) == num_rows * num_passes
 
 
+def check_going_on():
+    for seed in range(12):
+        case = GoingOn.drawn(np.random.default_rng(seed), seed % 2 == 0, CPU)
+        outcomes = []
+        for kernels in (TORCH_ROW_KERNELS, CUDA_ROW_KERNELS):
+            staged, table = case.staged.clone(), case.table.clone()
+            kernels.go_on(staged, 2, case.rows_before, table)
+            outcomes.append((staged, table))
+        assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True)), seed
+
+
 def check_sums():
     for shape in ((8, 3, 1000), (2, 1, 5), (1, 4, 2048)):
         parts = torch.randn(shape)
@@ -266,6 +279,7 @@ if __name__ == "__main__":
         check_likeliest(1, (1 << 15) + 37, torch.float32)
         check_spread(1, 4)
         check_spread(5, 3)
+        check_going_on()
     check_head(torch.float32, head_dim=128, num_q_heads=3, num_kv_heads=1)
     check_head(torch.float32, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True)
     check_head(torch.float32, fuses=True)

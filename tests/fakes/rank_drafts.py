@@ -12,7 +12,7 @@ from workers.engine.engine import Engine
 from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
 from workers.graphs.decode_step import TorchStepKernels
 from workers.graphs.draft_graphs import DraftGraphs, draft_graph_lengths
-from workers.graphs.draft_rows import spread_rows
+from workers.graphs.draft_rows import TORCH_ROW_KERNELS
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
@@ -139,7 +139,7 @@ class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
     ) -> DraftGraphs:
         padding_slot = config.max_running_requests
         return DraftGraphs(
-            self._device_drafter, backend, self.drafts, shapes, padding_slot, spread_rows
+            self._device_drafter, backend, self.drafts, shapes, padding_slot, TORCH_ROW_KERNELS
         )
 
     def with_drafts(self, executor: StepExecutor) -> StepExecutor:
@@ -161,7 +161,7 @@ class ReplayingTreeRank(CudaRankTreesRunner, ReplayingRank):
         self, config: EngineConfig, backend: ReplayedVerifyBackend, shapes: list[StepShape]
     ) -> DraftGraphs:
         padding_slot = config.max_running_requests
-        made = self._device_drafter, backend, self.drafts, shapes, padding_slot, spread_rows
+        made = self._device_drafter, backend, self.drafts, shapes, padding_slot, TORCH_ROW_KERNELS
         return TreeDraftGraphs(*made, config.draft_tree)
 
 

@@ -23,14 +23,15 @@ from workers.graphs.draft_rows import (
     IS_ROW,
     POSITIONS,
     SLOTS,
-    SpreadRows,
+    DrawnRows,
+    RowKernels,
     StaticRows,
 )
 from workers.graphs.ring import UploadRing
 from workers.graphs.verify_graphs import least
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import NAN_TOKEN, StepPlan
-from workers.speculation.ahead import AheadRows, DrawnRows, GoingOn, going_on
+from workers.speculation.ahead import AheadRows
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
@@ -51,7 +52,7 @@ class DraftGraphs:
     drafter: over a backend that can be captured and plans nothing on the host. shapes: as
     verify_shapes gives them, rows and tokens that each brings, of which the first is the one
     sampled last and the others are drafts; the largest first. padding_slot: as of DecodeGraphs.
-    spread: how the graphs' rows are made of what is staged.
+    kernels: fill the graphs' rows.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class DraftGraphs:
         capturer: GraphCapturer,
         shapes: Sequence[StepShape],
         padding_slot: int,
-        spread: SpreadRows,
+        kernels: RowKernels,
     ) -> None:
         self._drafter = drafter
-        self._spread = spread
+        self._kernels = kernels
         self._backend = backend
         self._capturer = capturer
         self._padding_slot = padding_slot
@@ -111,29 +112,28 @@ class DraftGraphs:
         replay()
         return DeviceDrafts(self._of_runs_alone(step))
 
-    def run_ahead(self, ahead: AheadRows, drawn: DrawnRows, run_lens: torch.Tensor) -> DeviceDrafts:
-        """Drafts of all rows of a plan, covers_ahead, before the host knows its lengths. drawn,
-        run_lens: of the step before, see HeldRuns."""
-        plan, shape = ahead.plan, self._shape_ahead(ahead)
+    def run_ahead(self, ahead: AheadRows, drawn: DrawnRows) -> DeviceDrafts:
+        """Drafts of all rows of a plan, covers_ahead, before the host knows its lengths. drawn: of
+        the step before."""
+        shape = self._shape_ahead(ahead)
         if shape is None:
             raise RuntimeError("drafts are made by a graph that has not been captured")
-        rows = going_on(ahead, drawn, run_lens, self._table, self._drafter.first_position)
-        self._stage_ahead(shape, ahead, rows)
+        staged = self._stage_ahead(shape, ahead)
+        self._kernels.go_on(staged, ahead.plan.batch_size, drawn, self._table)
         self._graphs[shape]()
-        n, num_drafts = plan.batch_size, ahead.tokens_a_row - 1
-        made = self._static.drafts[:n, :num_drafts]
+        made = self._static.drafts[: ahead.plan.batch_size, : ahead.tokens_a_row - 1]
         return DeviceDrafts(made.clone(memory_format=torch.contiguous_format))
 
-    def _stage_ahead(self, shape: StepShape, ahead: AheadRows, rows: GoingOn) -> None:
-        """As _stage, of what the device has found out."""
+    def _stage_ahead(self, shape: StepShape, ahead: AheadRows) -> torch.Tensor:
+        """As _stage, for GoOn: int64 (4 + tokens a row, rows)."""
         plan, n = ahead.plan, ahead.plan.batch_size
         staged = self._padding(shape)
         staged[SLOTS, :n] = plan.slots
+        staged[POSITIONS, :n] = ahead.prefix_lens - np.int32(self._drafter.first_position)
         staged[IS_ROW, :n] = 1
-        fields = self._inbox.send()
-        torch.sub(rows.prefix_lens, self._drafter.first_position, out=fields[POSITIONS, :n])
-        fields[IDS, :n].copy_(rows.last_ids)
-        fields[FIRST_PLACES : FIRST_PLACES + ahead.tokens_a_row, :n].copy_(rows.places)
+        staged[IDS, :n] = ahead.rows
+        staged[FIRST_PLACES:, :n] = plan.out_cache_loc.reshape(n, -1).T
+        return self._inbox.send()
 
     def _padding(self, shape: StepShape) -> npt.NDArray[np.int64]:
         """What is to be sent of rows that are nobody's."""
@@ -197,7 +197,7 @@ class DraftGraphs:
         staged = static.of_rows(n)
         carried = self._drafter.carried_to(staged[SLOTS], staged[POSITIONS])
         passes = static.passes(shape.tokens_per_row, n)
-        self._spread(staged, passes, self._table)
+        self._kernels.spread(staged, passes, self._table)
         return passes.ids, carried
 
     def _begin_pass(self, num_rows: int, column: int, ids: torch.Tensor) -> ForwardBatch:

@@ -4,6 +4,7 @@ them, which is known before the first one. Knows no drafter and no graph.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -88,3 +89,53 @@ class StaticRows:
         own = self.all_passes
         each = own.positions, own.places, own.prefix_lens, own.seq_lens
         return PassTensors(own.ids[:num_rows], *(one[:num_passes, :num_rows] for one in each))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """What the rows of a step have verified and drawn, on the device or where it reads. drafts:
+    int64 (bs, n), contiguous. sampled: int32 or int64 (bs, n + 1), behind the token before the
+    drafts and behind each of them. run_lens: int64 (bs,), how many samples of each row hold; None
+    where the drafts say it, up to the first wrong one."""
+
+    drafts: torch.Tensor
+    sampled: torch.Tensor
+    run_lens: torch.Tensor | None = None
+
+
+GoOn = Callable[[torch.Tensor, int, DrawnRows, torch.Tensor], None]
+"""Rows that go on from those of the step before, true lengths and last tokens in place of what is
+staged, int64 (4 + passes, rows), of the first so many of them: for POSITIONS, where that step began
+in the table; for IDS, which of its rows each is; and from FIRST_PLACES on the cache indices of as
+many positions behind all that it brought, which the table, int32 (slots, positions), learns. What
+is no number becomes token 0. Launches only."""
+
+
+def go_on(staged: torch.Tensor, num_rows: int, drawn: DrawnRows, table: torch.Tensor) -> None:
+    """GoOn in plain torch, on any device: the reference of a faster one."""
+    own = staged[:, :num_rows]
+    slots, before, rows, places = own[SLOTS], own[POSITIONS], own[IDS], own[FIRST_PLACES:]
+    run_lens = _run_lens(drawn)[rows]
+    last_ids = drawn.sampled.long()[rows, run_lens - 1]
+    columns = torch.arange(len(places), device=staged.device).unsqueeze(1)
+    table[slots, before + drawn.sampled.shape[1] + columns] = places.int()
+    before += run_lens
+    places.copy_(table[slots, before + columns])
+    rows.copy_(last_ids.clamp(min=0))
+
+
+def _run_lens(drawn: DrawnRows) -> torch.Tensor:
+    if drawn.run_lens is not None:
+        return drawn.run_lens
+    is_right = drawn.sampled[:, :-1] == drawn.drafts
+    return 1 + is_right.long().cumprod(dim=1).sum(dim=1)
+
+
+class RowKernels(NamedTuple):
+    """What fills static rows, on one kind of device."""
+
+    spread: SpreadRows
+    go_on: GoOn
+
+
+TORCH_ROW_KERNELS = RowKernels(spread_rows, go_on)

@@ -227,10 +227,10 @@ def build_draft_graphs(
     backend, speculation = _draft_backend(config, drafter), config.speculation
     if backend is None or speculation is None:
         return None
-    from workers.layers.cuda.draft_rows import spread_rows
+    from workers.layers.cuda.draft_rows import CUDA_ROW_KERNELS
 
     shapes = _draft_shapes(config, drafter, speculation)
-    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot, spread_rows)
+    return DraftGraphs(drafter, backend, capturer, shapes, padding_slot, CUDA_ROW_KERNELS)
 
 
 def build_tree_draft_graphs(
@@ -246,11 +246,11 @@ def build_tree_draft_graphs(
             backend.capability.name,
         )
         return None
-    from workers.layers.cuda.draft_rows import spread_rows
+    from workers.layers.cuda.draft_rows import CUDA_ROW_KERNELS
 
     shapes = _draft_shapes(config, drafter, speculation)
     return TreeDraftGraphs(
-        drafter, backend, capturer, shapes, padding_slot, spread_rows, speculation.tree
+        drafter, backend, capturer, shapes, padding_slot, CUDA_ROW_KERNELS, speculation.tree
     )
 
 

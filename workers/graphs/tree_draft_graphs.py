@@ -16,7 +16,7 @@ from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer
 from workers.graphs.draft_graphs import DraftGraphs
-from workers.graphs.draft_rows import SLOTS, SpreadRows
+from workers.graphs.draft_rows import SLOTS, RowKernels
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
 from workers.speculation.device_growth import TreeDrafter, grow_trees, visibility_of
@@ -39,10 +39,10 @@ class TreeDraftGraphs(DraftGraphs):
         capturer: GraphCapturer,
         shapes: Sequence[StepShape],
         padding_slot: int,
-        spread: SpreadRows,
+        kernels: RowKernels,
         tree: Sequence[int],
     ) -> None:
-        super().__init__(drafter, backend, capturer, shapes, padding_slot, spread)
+        super().__init__(drafter, backend, capturer, shapes, padding_slot, kernels)
         self._tree = tuple(tree)
         (self._depths,) = upload([np.array(level_depths(tree))], backend.config.device)
         self._firsts = _firsts(np.array([[1, *tree]], dtype=np.int64))[0]

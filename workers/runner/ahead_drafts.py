@@ -6,15 +6,17 @@ target's pass over them once the host knows all lengths.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from workers.graphs.draft_graphs import DraftGraphs
+from workers.graphs.draft_rows import DrawnRows
 from workers.graphs.verify_graphs import VerifiedStep
 from workers.sampling.state import SampledTokens
 from workers.scheduler.plan import IntArray, StepPlan
-from workers.speculation.ahead import AheadRows, DrawnRows, HeldChains, HeldRuns
+from workers.speculation.ahead import AheadRows
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.draft_mailbox import SentDrafts
 
@@ -22,20 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 class AheadDrafts:
-    """Of one rank, whose steps come in order. held: finds out what holds. num_made, num_taken:
-    steps that drafts were made of, and that were launched with them. send: of DraftMailbox: who
-    waits for the drafts has them before the target's pass over them ends."""
+    """Of one rank, whose steps come in order. run_lens: says how many of each row's samples hold in
+    place of the drafts themselves, int64 (bs,) on the device. num_made, num_taken: steps that
+    drafts were made of, and that were launched with them. send: of DraftMailbox: who waits for the
+    drafts has them before the target's pass over them ends."""
 
-    def __init__(
-        self,
-        graphs: DraftGraphs,
-        device: torch.device,
-        send: Callable[[DeviceDrafts], SentDrafts],
-    ) -> None:
-        self.held: HeldRuns = HeldChains()
+    def __init__(self, graphs: DraftGraphs, send: Callable[[DeviceDrafts], SentDrafts]) -> None:
+        self.run_lens: Callable[[DrawnRows], torch.Tensor] | None = None
         self.num_made = self.num_taken = 0
         self._graphs = graphs
-        self._device = device
         self._send = send
         self._drafts: tuple[int, torch.Tensor] | None = None
         self._drawn: tuple[int, torch.Tensor, VerifiedStep | SampledTokens] | None = None
@@ -62,8 +59,10 @@ class AheadDrafts:
         if drawn is None or drawn[0] != before.step_id or not self._graphs.covers_ahead(ahead):
             return
         try:
-            rows = self._rows_of(*drawn[1:])
-            made = self._graphs.run_ahead(ahead, rows, self.held.run_lens(rows))
+            rows = _rows_of(*drawn[1:])
+            if self.run_lens is not None:
+                rows = replace(rows, run_lens=self.run_lens(rows))
+            made = self._graphs.run_ahead(ahead, rows)
         except torch.OutOfMemoryError as error:
             logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
             return
@@ -82,15 +81,16 @@ class AheadDrafts:
         self.num_taken += 1
         return sent
 
-    def _rows_of(self, drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
-        """Of the step before, where its samples lie."""
-        num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
-        if isinstance(drawn, SampledTokens):
-            return DrawnRows(drafts, drawn.token_ids.view(num_rows, num_tokens))
-        # Rows stand one behind the other among the graph's, which may be longer.
-        length = num_tokens
-        if num_rows > 1:
-            length = (int(drawn.places[-1]) + 1 - num_tokens) // (num_rows - 1)
-        every = drawn.slot.device_sampled[: num_rows * length]
-        token_ids = every.to(self._device, non_blocking=True).long().view(num_rows, length)
-        return DrawnRows(drafts, token_ids[:, :num_tokens])
+
+def _rows_of(drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
+    """Of a step that verified these, int64 (bs, n)."""
+    num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
+    if isinstance(drawn, SampledTokens):
+        return DrawnRows(drafts, drawn.token_ids.view(num_rows, num_tokens))
+    # Rows stand one behind the other among the graph's, which may be longer. The device reads them
+    # in the host's memory, where it has written them.
+    length = num_tokens
+    if num_rows > 1:
+        length = (int(drawn.places[-1]) + 1 - num_tokens) // (num_rows - 1)
+    sampled = drawn.slot.device_sampled[: num_rows * length].view(num_rows, length)
+    return DrawnRows(drafts, sampled[:, :num_tokens])

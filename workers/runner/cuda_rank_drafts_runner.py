@@ -105,7 +105,7 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         """One rank alone makes drafts ahead: others would have to be told of the plan twice."""
         if self._draft_graphs is None or not self._is_alone:
             return super().with_drafts(executor)
-        self._ahead = AheadDrafts(self._draft_graphs, self._device, self._mailbox.send)
+        self._ahead = AheadDrafts(self._draft_graphs, self._mailbox.send)
         num_slots, max_context_len = self._req_to_token.shape
         return ahead_drafting_executor(
             executor, num_slots, max_context_len, self._mailbox.named, self._ahead

@@ -7,14 +7,12 @@ while the host takes the samples in. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attention.forward_batch import RAGGED, ForwardMode
-from workers.sampling.transfer import upload
 from workers.scheduler.plan import LAST_SAMPLED_TOKEN, IntArray, StepPlan
 
 
@@ -67,61 +65,3 @@ def _tokens_a_row(plan: StepPlan) -> int:
 def _changes_memory(plan: StepPlan) -> bool:
     """Whether it has to be done before the plan's rows are read or written."""
     return bool(plan.admitted or plan.table_writes or len(plan.cleared))
-
-
-class DrawnRows(NamedTuple):
-    """What a step's rows have verified and drawn, on the device. drafts: int64 (bs, n). sampled:
-    int64 (bs, n + 1), behind the token before the drafts and behind each of them."""
-
-    drafts: torch.Tensor
-    sampled: torch.Tensor
-
-
-class HeldRuns(Protocol):
-    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
-        """How many of each row's samples hold: int64 (bs,), on the device."""
-        ...
-
-
-class HeldChains:
-    """As ChainVerifier, of rows that have as many drafts."""
-
-    def run_lens(self, drawn: DrawnRows) -> torch.Tensor:
-        """See HeldRuns."""
-        is_right = drawn.sampled[:, :-1] == drawn.drafts
-        return 1 + is_right.long().cumprod(dim=1).sum(dim=1)
-
-
-class GoingOn(NamedTuple):
-    """Rows with true lengths, int64 (bs,) each, on the device. last_ids: sampled last, whatever
-    stands for no number. places: int64 (tokens a row, bs), cache indices of the rows' tokens."""
-
-    prefix_lens: torch.Tensor
-    last_ids: torch.Tensor
-    places: torch.Tensor
-
-
-def going_on(
-    ahead: AheadRows,
-    drawn: DrawnRows,
-    run_lens: torch.Tensor,
-    table: torch.Tensor,
-    first_position: int,
-) -> GoingOn:
-    """The plan's rows. table: int32 (num_slots, positions), which has the places of all positions
-    before, from the text's first_position on; it learns those that the plan brings."""
-    plan, num_tokens = ahead.plan, ahead.tokens_a_row
-    columns = np.arange(num_tokens) - first_position
-    bounds = (plan.prefix_lens[:, None] + columns).astype(np.int64)
-    lens = ahead.prefix_lens.astype(np.int64)
-    own = plan.slots.astype(np.int64), plan.out_cache_loc.astype(np.int64)
-    slots, places, rows, prefix_lens, at, steps = upload(
-        [*own, ahead.rows, lens, bounds, columns], table.device
-    )
-    table[slots.unsqueeze(1), at] = places.view_as(at).int()
-    run_lens = run_lens.index_select(0, rows)
-    sampled = drawn.sampled.index_select(0, rows)
-    last_ids = sampled.gather(1, run_lens.unsqueeze(1) - 1).squeeze(1)
-    exact = prefix_lens + run_lens
-    found = table[slots, steps.unsqueeze(1) + exact].long()
-    return GoingOn(exact, last_ids.clamp(min=0), found)

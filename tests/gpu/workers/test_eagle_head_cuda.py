@@ -2,8 +2,9 @@
 against float64 and plain torch."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,12 +12,13 @@ pytest.importorskip("triton")
 
 from attention.qkv_projection import QKVProjection, Rotation
 from tests.fakes.qkv_projection import finish
+from tests.fakes.rows_going_on import GoingOn
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU
 from workers.graphs import draft_rows
 from workers.graphs.decode_step import StepRows, TokenRows, TorchStepKernels
-from workers.graphs.draft_rows import StaticRows
-from workers.layers.cuda.draft_rows import spread_rows
+from workers.graphs.draft_rows import TORCH_ROW_KERNELS, StaticRows
+from workers.layers.cuda.draft_rows import CUDA_ROW_KERNELS, spread_rows
 from workers.layers.cuda.greedy import TritonStepKernels
 from workers.layers.cuda.likeliest import likeliest_columns, likeliest_named
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
@@ -115,6 +117,24 @@ def test_all_passes_of_drafts_are_spread_at_once(num_rows, num_passes) -> None:
         own = static.all_passes
         spread.append((table, *(getattr(own, field.name) for field in fields(own))))
     assert all(torch.equal(*pair) for pair in zip(*spread, strict=True))
+
+
+@pytest.mark.parametrize("where", ["host", "device", "long", "told"])
+def test_rows_go_on_as_plain_torch_says(where) -> None:
+    """Samples in the host's memory, where a graph leaves them, or in the device's."""
+    for seed in range(30):
+        case = GoingOn.drawn(np.random.default_rng(seed), where == "told", CUDA)
+        staged, table = case.staged.clone(), case.table.clone()
+        CUDA_ROW_KERNELS.go_on(staged, 2, placed(case.rows_before, where), table)
+        TORCH_ROW_KERNELS.go_on(case.staged, 2, case.rows_before, case.table)
+        assert torch.equal(staged, case.staged)
+        assert torch.equal(table, case.table)
+
+
+def placed(rows, where):
+    if where == "host":
+        return replace(rows, sampled=rows.sampled.cpu().pin_memory())
+    return replace(rows, sampled=rows.sampled.long()) if where == "long" else rows
 
 
 @pytest.mark.parametrize(("num_rows", "tokens_per_row"), [(1, 4), (7, 3), (64, 6), (64, 17)])

@@ -39,6 +39,8 @@ _INT32 = dict.fromkeys(("prefix_lens", "seq_lens", "table"), "*i32")
 _TOKEN_ROWS = dict.fromkeys(("named", "input_ids", "slots", "row_slots"), "*i64")
 _TOKEN_ROWS |= dict.fromkeys(("seq_lens", "prefix_lens"), "*i32")
 _TOKEN_ROWS |= dict.fromkeys(("row_seq_lens", "row_prefix_lens"), "*i32")
+_DRAWN = {"drafts": "*i64", "sampled": "*i32", "run_lens": "*i64"}
+_DRAWN |= dict.fromkeys(("num_drafts", "num_places"), "i32")
 _ROPE = OTHERS["rope"]
 _KEYS = {"NUM_Q": 0, "NUM_SPLITS": 1, "HAS_BIAS": False, "HAS_NORM": False}
 KERNELS = {
@@ -59,6 +61,12 @@ KERNELS = {
         {**_INT64, **_INT32},
         {"BLOCK": 256},
         {"num_warps": 4},
+    ),
+    "go_on": Variant(
+        draft_rows._go_on_kernel,
+        {**_INT64, **_INT32, **_DRAWN},
+        {"HAS_LENS": False, "BLOCK": 16},
+        {"num_warps": 1},
     ),
     "gather_rows": Variant(
         token_rows._gather_rows_kernel,
