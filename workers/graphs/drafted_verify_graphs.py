@@ -37,8 +37,8 @@ class DraftedVerifyGraphs(VerifyGraphs):
         super().__init__(model, backend, kernels, capturer, staging, shapes, padding_slot)
         # Of a graph's tokens, int64: a token id, or _NAMED_BY_THE_HOST.
         self._named = torch.full_like(self._tokens.input_ids, _NAMED_BY_THE_HOST)
-        # Rows and drafts a row that stand there, one row behind the other, and no other names.
-        self._named_evenly: torch.Size | None = None
+        # Where names of drafts of this shape stand among them, and no others do.
+        self._even_names: tuple[torch.Size, torch.Tensor] | None = None
         self._step: DrafterStep | None = None
 
     def name_tokens(self, step: DrafterStep) -> None:
@@ -58,16 +58,25 @@ class DraftedVerifyGraphs(VerifyGraphs):
             raise RuntimeError("a step is replayed whose drafts nobody has named")
         is_full = places[-1] == num_named - 1
         drafts = step.even_drafts if is_full else None
-        if drafts is None or drafts.shape != self._named_evenly:
-            self._named.fill_(_NAMED_BY_THE_HOST)
-        self._named_evenly = None if drafts is None else drafts.shape
         if drafts is not None:
-            self._named[:num_named].view(drafts.shape[0], -1)[:, 1:].copy_(drafts)
-        elif is_full:
+            self._name_evenly(drafts)
+            return
+        self._named.fill_(_NAMED_BY_THE_HOST)
+        self._even_names = None
+        if is_full:
             self._named[:num_named].copy_(step.ids)
         else:
             (on_device,) = upload([places], self._named.device)
             self._named.index_copy_(0, on_device, step.ids)
+
+    def _name_evenly(self, drafts: torch.Tensor) -> None:
+        """drafts: int64 (bs, n), of rows of as many tokens, which stand one behind the other."""
+        if self._even_names is None or self._even_names[0] != drafts.shape:
+            self._named.fill_(_NAMED_BY_THE_HOST)
+            size = drafts.shape[0], 1 + drafts.shape[1]
+            names = self._named[: size[0] * size[1]].view(size)[:, 1:]
+            self._even_names = drafts.shape, names
+        self._even_names[1].copy_(drafts)
 
     def _names_of(self, tokens: StepRows) -> torch.Tensor:
         return self._named[: len(tokens.input_ids)]
