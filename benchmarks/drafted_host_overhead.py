@@ -51,7 +51,7 @@ from workers.engine.protocol import GenerateRequest, ModelInfo
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.decode_graphs import Replay, RunStep
 from workers.graphs.draft_graphs import DraftGraphs
-from workers.graphs.draft_rows import spread_rows
+from workers.graphs.draft_rows import RowKernels
 from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.ring import StagingRing
@@ -158,6 +158,10 @@ class _Backend(StubBackend):
         """Nothing is captured."""
 
 
+def _no_launch(*tensors: object) -> None:
+    """The device is pretended."""
+
+
 class PretendedRank(CudaRankDraftsRunner):
     """A rank around graphs that answer at once. Prompts cost nothing."""
 
@@ -201,7 +205,7 @@ class PretendedRank(CudaRankDraftsRunner):
         capturer = _Capturer(readings.on_replay)
         drafter = self._device_drafter
         self._draft_graphs = DraftGraphs(
-            drafter, backend, capturer, shapes, MAX_REQUESTS, spread_rows
+            drafter, backend, capturer, shapes, MAX_REQUESTS, RowKernels(_no_launch, _no_launch)
         )
         while self._capture_next():
             pass

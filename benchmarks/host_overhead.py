@@ -92,6 +92,9 @@ class StubKernels:
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         """The device is pretended."""
 
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: StepRows) -> None:
+        """The device is pretended."""
+
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         """The device is pretended."""
 
