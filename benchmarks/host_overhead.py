@@ -34,7 +34,7 @@ from workers.graphs.decode_graphs import (
     GraphedStep,
     batch_size_ladder,
 )
-from workers.graphs.decode_step import StepRing, StepRows
+from workers.graphs.decode_step import StepRing, StepRows, TokenRows
 from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.models.base import CausalLM
@@ -92,7 +92,7 @@ class StubKernels:
     def begin(self, ring: StepRing, rows: StepRows) -> None:
         """The device is pretended."""
 
-    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: StepRows) -> None:
+    def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
         """The device is pretended."""
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
