@@ -166,10 +166,9 @@ class DraftingExecutor:
         for _, lost_slots in self._untold:
             lost_slots.update(request.slot for request in plan.admitted)
         begun_s = time.perf_counter()
-        exact = self._runs.made_exact(planned)
-        draft_s = time.perf_counter() - begun_s if has_drafts else 0.0
         # Behind a run the device does not know what holds, however many steps ago that was.
-        exact = self._runs.with_last_tokens(exact, self._unheard_slots())
+        exact = self._runs.made_exact(planned, self._unheard_slots())
+        draft_s = time.perf_counter() - begun_s if has_drafts else 0.0
         pending = self._inner.launch(exact)
         self._runs.expect(exact)
         step = DraftedStep(

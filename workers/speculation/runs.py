@@ -81,7 +81,8 @@ def observed_step(
 class PlannedRows(NamedTuple):
     """Of a plan. named: int64 (n,), rows whose length the host knows, computed: int32 (n,), how
     long they are. rows: int64 (m,), those whose length depends on what is sampled, runs: those of
-    them that want drafts. slots, bounds: int32 (m,), of rows, their prefixes' bounds. tokens,
+    them that want drafts. slots, bounds: int32 (m,), of rows, their prefixes' bounds. open_tokens:
+    int64 (k,), LAST_SAMPLED_TOKEN among the plan's, open_slots: int32 (k,), whose. tokens,
     token_slots, in_row: int (their tokens,), which of the plan's they are, their slots, and where
     in their row each stands."""
 
@@ -92,6 +93,8 @@ class PlannedRows(NamedTuple):
     runs: npt.NDArray[np.int64]
     slots: IntArray
     bounds: IntArray
+    open_tokens: npt.NDArray[np.int64]
+    open_slots: IntArray
     tokens: npt.NDArray[np.int64]
     token_slots: npt.NDArray[np.integer]
     in_row: npt.NDArray[np.int64]
@@ -137,11 +140,13 @@ class HostRuns:
             places = np.repeat(bounds, num_new) + in_row
         # The table has a place for every position below a slot's upper bound.
         self._table[token_slots, places] = plan.out_cache_loc[tokens]
-        going_on = rows, runs, slots, bounds, tokens, token_slots, in_row
+        opens = starts[is_open], plan.slots[is_open]
+        going_on = rows, runs, slots, bounds, *opens, tokens, token_slots, in_row
         return PlannedRows(plan, named, computed[named], *going_on)
 
-    def made_exact(self, planned: PlannedRows) -> StepPlan:
-        """See exact."""
+    def made_exact(self, planned: PlannedRows, unheard: IntArray | None = None) -> StepPlan:
+        """See exact. unheard: int32 (n,), slots of which the last samples have not been heard of:
+        of all others the plan has tokens in place of LAST_SAMPLED_TOKEN. None: of no slot."""
         plan, runs = planned.plan, planned.runs
         if plan.admitted:
             self._proposer.admit(plan.admitted)
@@ -156,28 +161,14 @@ class HostRuns:
             slots = planned.token_slots
             places[planned.tokens] = self._table[slots, self._lens[slots] + planned.in_row]
             plan = msgspec.structs.replace(plan, prefix_lens=prefix_lens, out_cache_loc=places)
+        if unheard is not None:
+            plan = self._with_last_tokens(plan, planned, unheard)
         return self._with_drafts(plan, runs) if len(runs) else plan
 
     def expect(self, plan: StepPlan) -> None:
         """A plan as exact gave it was launched, its samples are taken in later: until then all of
         its tokens count."""
         self._lens[plan.slots] = plan.prefix_lens + plan.num_new_tokens
-
-    def with_last_tokens(self, plan: StepPlan, unheard: IntArray) -> StepPlan:
-        """The plan with tokens in place of LAST_SAMPLED_TOKEN, but of slots unheard, int32 (n,): of
-        these the last samples have not been heard of."""
-        starts = first_tokens(plan)
-        goes_on = plan.input_ids[starts] == LAST_SAMPLED_TOKEN
-        if len(unheard):
-            is_heard = np.ones(len(self._lens), dtype=np.bool_)
-            is_heard[unheard] = False
-            goes_on &= is_heard[plan.slots]
-        rows = goes_on.nonzero()[0]
-        if not len(rows):
-            return plan
-        input_ids = plan.input_ids.copy()
-        input_ids[starts[rows]] = self._known[plan.slots[rows], plan.prefix_lens[rows]]
-        return msgspec.structs.replace(plan, input_ids=input_ids)
 
     def hear(self, slots: IntArray, positions: IntArray, token_ids: npt.NDArray[AnyInt]) -> None:
         """Of samples whose rows had no drafts, so that lengths are right: int (n,) each."""
@@ -195,6 +186,22 @@ class HostRuns:
         starts: int64 (num sampling rows,), how many of each row's samples hold, and its first."""
         self.hear(slots, positions, token_ids)
         self._lens[slots[starts]] = positions[starts] + run_lens - 1
+
+    def _with_last_tokens(
+        self, plan: StepPlan, planned: PlannedRows, unheard: IntArray
+    ) -> StepPlan:
+        """See made_exact. plan: planned, with true lengths."""
+        tokens, slots = planned.open_tokens, planned.open_slots
+        if len(unheard):
+            is_heard = np.ones(len(self._lens), dtype=np.bool_)
+            is_heard[unheard] = False
+            kept = is_heard[slots]
+            tokens, slots = tokens[kept], slots[kept]
+        if not len(tokens):
+            return plan
+        input_ids = plan.input_ids.copy()
+        input_ids[tokens] = self._known[slots, self._lens[slots]]
+        return msgspec.structs.replace(plan, input_ids=input_ids)
 
     def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
         """runs: the rows that want drafts."""
