@@ -82,8 +82,6 @@ class DraftMailbox:
         step = _Step()
         with self._changed:
             self._steps[step_id] = step
-            for old in list(self._steps)[:-_NUM_KEPT_STEPS]:
-                del self._steps[old]
         try:
             yield
         except BaseException as error:
@@ -91,6 +89,10 @@ class DraftMailbox:
                 step.failure = error
                 self._changed.notify_all()
             raise
+        # Behind the launch, for which the device may wait.
+        with self._changed:
+            for old in list(self._steps)[:-_NUM_KEPT_STEPS]:
+                del self._steps[old]
 
     def send(self, drafts: DeviceDrafts) -> SentDrafts:
         """Their copy is on its way behind what the device has to do. Whose they are put tells."""
