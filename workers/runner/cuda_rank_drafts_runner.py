@@ -136,11 +136,14 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
             if graphs is None or is_again or not graphs.covers(plan):
                 super()._make_drafts(step)
                 return
-            sent = self._mailbox.send(graphs.run(step))
-        if len(runs):
-            self._mailbox.put(plan.step_id, runs.slots, sent)
-            self._mailbox.end(plan.step_id)
-            step.name(sent.drafts)
+            drafts = graphs.run(step)
+            if not len(runs):
+                # It has read tokens, and made none that anybody waits for.
+                return
+            sent = self._mailbox.send(drafts)
+        self._mailbox.put(plan.step_id, runs.slots, sent)
+        self._mailbox.end(plan.step_id)
+        step.name(sent.drafts)
         if ahead is not None:
             ahead.verifies(step, sent.drafts)
 

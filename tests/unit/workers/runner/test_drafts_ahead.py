@@ -106,6 +106,47 @@ def test_drafts_that_there_is_no_memory_to_make_ahead_are_made_later(
     assert "no memory to make drafts" in caplog.text
 
 
+def test_rows_of_fewer_drafts_than_graphs_have_are_not_drafted_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fills their rows up would go on from what may be no number."""
+    rank = LaunchingRank(drafting(HEAD), monkeypatch)
+    engine = rank.engine()
+    assert rank._ahead is not None
+    asked = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    try:
+        for index in range(2):
+            prompt = [*range(20, 40), 60 + index]
+            engine.submit(GenerateRequest(f"{index}", prompt, asked, max_draft_tokens=1))
+        while engine.has_work:
+            engine.step()
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert stats.num_draft_tokens > 5
+    assert rank.verifies.num_replays > 5
+    assert rank._ahead.num_made == 0
+
+
+def test_a_step_without_drafts_sends_none_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a draft model reads its tokens, in a graph of drafts."""
+    rank = LaunchingRank(drafting(DRAFT), monkeypatch)
+    engine = rank.engine()
+    asked = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    try:
+        for turn in range(2):
+            if turn:
+                rank.watch()
+            prompt = list(range(20, 50))
+            engine.submit(GenerateRequest(f"{turn}", prompt, asked, max_draft_tokens=0))
+            while engine.has_work:
+                engine.step()
+    finally:
+        engine.close()
+    assert rank.log.count("drafted") > 5
+    assert "sent" not in rank.log
+
+
 def test_pretended_runs_are_the_same_on_the_device_and_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
