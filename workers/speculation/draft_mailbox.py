@@ -91,6 +91,9 @@ class DraftMailbox:
             raise
         # Behind the launch, for which the device may wait.
         with self._changed:
+            # A row that fails alone for want of memory may have got no drafts.
+            step.is_whole = True
+            self._changed.notify_all()
             for old in list(self._steps)[:-_NUM_KEPT_STEPS]:
                 del self._steps[old]
 

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fakes.launching_rank import LaunchingRank
+from workers.config import EngineConfig
+from workers.engine.protocol import FinishReason
 from workers.errors import EngineFailedError
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.sampling.params import SamplingParams
 from workers.scheduler.plan import DRAFT_TOKEN
 from workers.speculation.device_step import DeviceDrafts, RunRows
 from workers.speculation.draft_mailbox import DraftMailbox, PassedAtOnce
@@ -109,3 +113,29 @@ def test_drafts_that_are_there_are_told_though_their_step_fails() -> None:
     runner, plan = runner_of("nowhere", has_graphs=False)
     launch_that_breaks(runner, plan, is_whole=True)
     assert runner._mailbox.named(plan).input_ids.tolist() == [5, 7, 8]
+
+
+def test_a_row_alone_without_memory_for_its_drafts_fails_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No piece of its step gets as far as its drafts."""
+    config = EngineConfig(
+        device="cpu",
+        num_cpu_threads=1,
+        max_running_requests=4,
+        speculative="eagle3:builtin-head",
+        draft_policy="fixed",
+    )
+    rank = LaunchingRank(config, monkeypatch)
+    monkeypatch.setattr(rank._device_drafter, "propose", exhausted)
+    assert rank._draft_graphs is not None
+    monkeypatch.setattr(rank._draft_graphs, "covers", lambda plan: False)
+    engine, pool = rank.engine(), ThreadPoolExecutor(1)
+    asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    try:
+        running = pool.submit(engine.generate, [[*range(20, 40)]], asked)
+        (result,) = running.result(timeout=60)
+    finally:
+        pool.shutdown(wait=False)
+    engine.close()
+    assert result.finish_reason is FinishReason.ERROR
