@@ -52,7 +52,7 @@ def requests() -> list[GenerateRequest]:
 
 def texts_of(engine: Engine) -> dict[str, list[int]]:
     """Each request is there some steps behind the one before it."""
-    waiting, texts = requests(), {}
+    waiting, texts = requests(), dict[str, list[int]]()
     try:
         for _ in range(2):
             waiting, texts = requests(), {f"{index}": [] for index in range(NUM_REQUESTS)}
