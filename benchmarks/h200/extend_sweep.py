@@ -36,7 +36,13 @@ class SweptGeometry(ExtendGeometry):
 
     current: ExtendTiles
 
-    def tiles(self, max_new_tokens: int, limits: GpuLimits, is_tree: bool = False) -> ExtendTiles:
+    def tiles(
+        self,
+        max_new_tokens: int,
+        limits: GpuLimits,
+        is_tree: bool = False,
+        preferred: Sequence[ExtendTiles] = (),
+    ) -> ExtendTiles:
         return self.current
 
 

@@ -11,7 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.h200.drafted_decode import PROMPT_TOKENS, DraftsAsked, HeldRuns, measured_row
+from benchmarks.h200.drafted_decode import (
+    FEW_TOKENS,
+    PROMPT_TOKENS,
+    DraftsAsked,
+    HeldRuns,
+    measured_row,
+)
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
@@ -69,19 +75,27 @@ class SteadyDecode:
         warm_up_tokens: int,
     ) -> dict[str, Any]:
         """As DraftedDecode.row, but for ms_a_token, which is the mean of the repeats: a policy's
-        trials are in one of them."""
-        # Streams drift apart; none may be twice as fast as another.
-        max_tokens = 2 * (warm_up_tokens + repeats * num_tokens) + 64
-        streams = RunningStreams(self._engine, num_streams, max_tokens)
+        trials are in one of them. Streams that warm an engine up end before others are measured:
+        whatever a policy had to learn, these are as long as those of any other engine, and their
+        keys take as long to read."""
+        self._warmed_up(num_streams, warm_up_tokens, 0).end()
+        streams = self._warmed_up(num_streams, FEW_TOKENS, repeats * num_tokens)
         try:
-            while streams.fewest < warm_up_tokens:
-                streams.step()
             before = self._held()
             found = [self._ms_a_token(streams, num_streams, num_tokens) for _ in range(repeats)]
         finally:
             streams.end()
         tokens_a_step = self._held().tokens_a_step(before)
         return measured_row(asked, num_streams, sum(found) / len(found), found, tokens_a_step)
+
+    def _warmed_up(self, num_streams: int, num_tokens: int, num_to_come: int) -> RunningStreams:
+        """Streams of so many tokens each, that can go on for num_to_come more."""
+        # They drift apart; none may be twice as fast as another.
+        max_tokens = 2 * (num_tokens + num_to_come) + 64
+        streams = RunningStreams(self._engine, num_streams, max_tokens)
+        while streams.fewest < num_tokens:
+            streams.step()
+        return streams
 
     def _ms_a_token(self, streams: RunningStreams, num_streams: int, num_tokens: int) -> float:
         """Of one stream among num_streams, over num_tokens of each on average."""

@@ -1,6 +1,7 @@
 """Drafts made on an NVIDIA GPU before the host has read the samples that they go on from."""
 
 import random
+from itertools import cycle
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.gpu.workers.test_draft_models_cuda import FIXED, started
 from workers.config import EngineConfig
 from workers.engine.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
+from workers.scheduler import scheduler
+from workers.speculation.policy import FixedLength
 
 pytestmark = [*NEEDS_GPU, needs_backend("fa3")]
 
@@ -43,8 +46,20 @@ def test_they_are_those_of_known_lengths(speculative, drawn, monkeypatch) -> Non
         assert gaps_to_likeliest(PROMPTS, texts).max() < NEAR_TIE
 
 
+class LengthsByTurns(FixedLength):
+    """Whatever steps take: a draft that is its target does not pay."""
+
+    def __init__(self):
+        super().__init__(3)
+        self._lengths = cycle((3, 3, 3, 0, 2, 2, 1))
+
+    def choose(self, most):
+        return next(self._lengths)
+
+
 def test_requests_come_and_go_beside_them(monkeypatch) -> None:
-    """Lengths are chosen as they pay; prompts, drawn rows and rules that look back among them."""
+    """Lengths change; prompts, drawn rows and rules that look back are among them."""
+    monkeypatch.setattr(scheduler, "make_policy", lambda *config: LengthsByTurns())
     config = EngineConfig(**BUILTIN, max_draft_tokens=3, speculative="draft:builtin", num_pages=300)
     runner, engine = started(config)
     compared = ComparedDrafts(runner, monkeypatch)

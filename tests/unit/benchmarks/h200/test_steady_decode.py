@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.h200.drafted_decode import DraftsAsked
+from benchmarks.h200.drafted_decode import FEW_TOKENS, DraftsAsked
 from benchmarks.h200.pretended_runs import ChanceDraw, PretendedRuns, pretend
 from benchmarks.h200.steady_decode import RunningStreams, SteadyDecode, shares_of_best
 from tests.fakes.rank_drafts import ReplayingRank
@@ -69,6 +69,27 @@ def test_a_token_takes_a_steps_time_by_what_steps_bring_on_average(
     assert row["ms_a_token"] == pytest.approx(STEP_S * 1e3 / brought, rel=0.1)
     assert len(row["all_ms"]) == 2
     assert row["tokens_a_step"] == pytest.approx(brought, rel=0.25)
+
+
+@pytest.mark.parametrize("warm_up_tokens", [12, 150])
+def test_streams_are_as_long_whatever_was_learnt_before(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, warm_up_tokens: int
+) -> None:
+    runs, lengths = PretendedRuns(), []
+    pretend(engine, runs)
+
+    class Watched(RunningStreams):
+        def end(self) -> None:
+            lengths.append(self.fewest)
+            super().end()
+
+    monkeypatch.setattr("benchmarks.h200.steady_decode.RunningStreams", Watched)
+    try:
+        SteadyDecode(engine, lambda: runs.held).row(ASKED, 2, 20, 2, warm_up_tokens)
+    finally:
+        engine.close()
+    assert lengths[0] >= warm_up_tokens
+    assert FEW_TOKENS + 2 * 20 <= lengths[1] < FEW_TOKENS + 2 * 20 + 5
 
 
 def run_until(streams: RunningStreams, num_tokens: int) -> None:
