@@ -59,15 +59,15 @@ class AheadDrafts:
         if drawn is None or drawn[0] != before.step_id or not self._graphs.covers_ahead(ahead):
             return
         try:
-            rows = _rows_of(*drawn[1:])
+            rows = rows_of(*drawn[1:])
             if self.run_lens is not None:
                 rows = replace(rows, run_lens=self.run_lens(rows))
-            made = self._graphs.run_ahead(ahead, rows)
+            sent = self._send(self._graphs.run_ahead(ahead, rows))
         except torch.OutOfMemoryError as error:
             logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
             return
         self.num_made += 1
-        self._made = plan.step_id, plan.slots, self._send(made)
+        self._made = plan.step_id, plan.slots, sent
 
     def take(self, step: DrafterStep) -> SentDrafts | None:
         """What was made of the step's runs, which are all of its rows; None where nothing was."""
@@ -82,7 +82,7 @@ class AheadDrafts:
         return sent
 
 
-def _rows_of(drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
+def rows_of(drafts: torch.Tensor, drawn: VerifiedStep | SampledTokens) -> DrawnRows:
     """Of a step that verified these, int64 (bs, n)."""
     num_rows, num_tokens = drafts.shape[0], drafts.shape[1] + 1
     if isinstance(drawn, SampledTokens):

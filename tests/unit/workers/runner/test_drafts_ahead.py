@@ -1,8 +1,10 @@
 """Drafts made before the host has read the samples: the same drafts, and the same text."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from tests.fakes.launching_rank import LaunchingRank
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.protocol import GenerateRequest
+from workers.graphs.verify_graphs import VerifiedStep
+from workers.runner.ahead_drafts import rows_of
 from workers.runner.ahead_executor import AheadDraftingExecutor
 from workers.sampling.params import SamplingParams
 
@@ -166,3 +170,15 @@ def test_pretended_runs_are_the_same_on_the_device_and_on_the_host(
     assert compared.num_equal > 20
     assert not runs.drawn_ahead
     assert stats.num_accepted_draft_tokens == runs.held.num_tokens - runs.held.num_rows
+
+
+def test_rows_of_a_longer_graph_have_their_own_samples() -> None:
+    """Three rows of three tokens, in a graph of five a row."""
+    sampled = torch.arange(20, dtype=torch.int32)
+    slot = SimpleNamespace(device_sampled=sampled)
+    places = np.array([0, 1, 2, 5, 6, 7, 10, 11, 12])
+    drafts = torch.zeros(3, 2, dtype=torch.int64)
+    found = rows_of(drafts, VerifiedStep(slot, 1, places))  # type: ignore[arg-type]
+    assert found.sampled.tolist() == [[0, 1, 2], [5, 6, 7], [10, 11, 12]]
+    alone = rows_of(drafts[:1], VerifiedStep(slot, 1, places[:3]))  # type: ignore[arg-type]
+    assert alone.sampled.tolist() == [[0, 1, 2]]
