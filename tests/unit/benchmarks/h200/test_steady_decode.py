@@ -71,7 +71,7 @@ def test_a_token_takes_a_steps_time_by_what_steps_bring_on_average(
     assert row["tokens_a_step"] == pytest.approx(brought, rel=0.25)
 
 
-@pytest.mark.parametrize("warm_up_tokens", [12, 150])
+@pytest.mark.parametrize("warm_up_tokens", [5, 80])
 def test_streams_are_as_long_whatever_was_learnt_before(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, warm_up_tokens: int
 ) -> None:
@@ -85,11 +85,11 @@ def test_streams_are_as_long_whatever_was_learnt_before(
 
     monkeypatch.setattr("benchmarks.h200.steady_decode.RunningStreams", Watched)
     try:
-        SteadyDecode(engine, lambda: runs.held).row(ASKED, 2, 20, 2, warm_up_tokens)
+        SteadyDecode(engine, lambda: runs.held).row(ASKED, 2, 8, 2, warm_up_tokens)
     finally:
         engine.close()
     assert lengths[0] >= warm_up_tokens
-    assert FEW_TOKENS + 2 * 20 <= lengths[1] < FEW_TOKENS + 2 * 20 + 5
+    assert FEW_TOKENS + 2 * 8 <= lengths[1] < FEW_TOKENS + 2 * 8 + 5
 
 
 def run_until(streams: RunningStreams, num_tokens: int) -> None:

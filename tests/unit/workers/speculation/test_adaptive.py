@@ -16,7 +16,7 @@ from benchmarks.draft_lengths import (
     shares,
     steps_taken,
 )
-from workers.speculation.adaptive import AdaptiveLength
+from workers.speculation.adaptive import Acceptance, AdaptiveLength
 from workers.speculation.policy import DecodeShape, FixedLength
 from workers.speculation.step_seconds import StepSeconds
 
@@ -235,3 +235,17 @@ def test_a_plain_step_behind_drafts_has_waited_for_them_alone():
         policy.observe_step(DecodeShape(4, 2), 4e-3)
         policy.observe_step(DecodeShape(4, 0), 2e-3, 3e-3)
     assert seconds_of_plain_steps(policy) == pytest.approx(2e-3)
+
+
+def test_earlier_runs_count_for_less_after_each_step() -> None:
+    """Whoever asks in between: what was right once is believed less the longer ago it was."""
+    acceptance = Acceptance(2)
+    for _ in range(20):
+        acceptance.add(2, 0)
+    first = float(acceptance.chances()[0])
+    for _ in range(400):
+        acceptance.fade()
+        acceptance.chances()
+    faded = float(acceptance.chances()[0])
+    assert first < 0.1
+    assert faded > 0.6
