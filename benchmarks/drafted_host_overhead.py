@@ -19,7 +19,6 @@ is not in it.
 """
 
 import argparse
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,15 +38,15 @@ from benchmarks.host_overhead import (
     MAX_CONTEXT_LEN,
     MAX_REQUESTS,
     PAGE_SIZE,
-    PROMPT_TOKENS,
     VOCAB_SIZE,
     StubBackend,
     StubKernels,
     StubPool,
+    decode_all,
     scheduler_config,
 )
 from workers.engine.engine import Engine
-from workers.engine.protocol import GenerateRequest, ModelInfo
+from workers.engine.protocol import ModelInfo
 from workers.graphs.capture_attempts import CaptureAttempts
 from workers.graphs.decode_graphs import Replay, RunStep
 from workers.graphs.draft_graphs import DraftGraphs
@@ -61,7 +60,6 @@ from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
 from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_inputs import StepInputBuilder
 from workers.runner.step_pieces import ReadableStep
-from workers.sampling.params import SamplingParams
 from workers.sampling.state import SamplingState
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS, Scheduler
@@ -272,16 +270,7 @@ def _measure(
         "stub", VOCAB_SIZE, MAX_CONTEXT_LEN, (), "none", PAGE_SIZE, 1, 1, "none", MAX_CONTEXT_LEN
     )
     engine = Engine(info, Scheduler(config), runner.with_drafts(runner.make_executor()))
-    rng = random.Random(num_requests)
-    max_tokens = (num_steps + 64) * (1 + NUM_DRAFTS)
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    for index in range(num_requests):
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
-        engine.submit(GenerateRequest(f"request-{index:08d}", prompt, greedy))
-    while engine.stats().queued_tokens:
-        engine.step()
-    for _ in range(16):
-        engine.step()
+    decode_all(engine, num_requests, (num_steps + 64) * (1 + NUM_DRAFTS))
     readings.parts = {part: [] for part in PARTS}
     readings.waited_s = 0.0
     for _ in range(num_steps):

@@ -281,15 +281,7 @@ def measure(num_requests: int, num_steps: int, device_s: float) -> HostTimes:
         "stub", VOCAB_SIZE, MAX_CONTEXT_LEN, (), "none", PAGE_SIZE, 1, 1, "none", MAX_CONTEXT_LEN
     )
     engine = Engine(info, scheduler, executor)
-    rng = random.Random(num_requests)
-    greedy = SamplingParams(temperature=0.0, max_tokens=num_steps + 64, ignore_eos=True)
-    for index in range(num_requests):
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
-        engine.submit(GenerateRequest(f"request-{index:08d}", prompt, greedy))
-    while engine.stats().queued_tokens:
-        engine.step()
-    for _ in range(16):
-        engine.step()
+    decode_all(engine, num_requests, num_steps + 64)
     watch = _Stopwatch()
     scheduler.schedule = watch.timed("schedule", scheduler.schedule)  # type: ignore[method-assign]
     scheduler.commit = watch.timed("commit", scheduler.commit)  # type: ignore[method-assign]
@@ -302,6 +294,19 @@ def measure(num_requests: int, num_steps: int, device_s: float) -> HostTimes:
         steps.append(time.perf_counter() - start_s)
     engine.close()
     return HostTimes(num_requests, watch.parts, steps)
+
+
+def decode_all(engine: Engine, num_requests: int, max_tokens: int) -> None:
+    """Greedy requests of so many tokens, until all have decoded some."""
+    rng = random.Random(num_requests)
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    for index in range(num_requests):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+        engine.submit(GenerateRequest(f"request-{index:08d}", prompt, greedy))
+    while engine.stats().queued_tokens:
+        engine.step()
+    for _ in range(16):
+        engine.step()
 
 
 def table_of(rows: list[HostTimes]) -> str:

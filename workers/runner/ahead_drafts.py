@@ -25,13 +25,11 @@ logger = logging.getLogger(__name__)
 
 class AheadDrafts:
     """Of one rank, whose steps come in order. run_lens: says how many of each row's samples hold in
-    place of the drafts themselves, int64 (bs,) on the device. num_made, num_taken: steps that
-    drafts were made of, and that were launched with them. send: of DraftMailbox: who waits for the
-    drafts has them before the target's pass over them ends."""
+    place of the drafts themselves, int64 (bs,) on the device. send: of DraftMailbox: who waits for
+    the drafts has them before the target's pass over them ends."""
 
     def __init__(self, graphs: DraftGraphs, send: Callable[[DeviceDrafts], SentDrafts]) -> None:
         self.run_lens: Callable[[DrawnRows], torch.Tensor] | None = None
-        self.num_made = self.num_taken = 0
         self._graphs = graphs
         self._send = send
         self._drafts: tuple[int, torch.Tensor] | None = None
@@ -66,7 +64,6 @@ class AheadDrafts:
         except torch.OutOfMemoryError as error:
             logger.warning("no memory to make drafts of step %d ahead: %s", plan.step_id, error)
             return
-        self.num_made += 1
         self._made = plan.step_id, plan.slots, sent
 
     def take(self, step: DrafterStep) -> SentDrafts | None:
@@ -78,7 +75,6 @@ class AheadDrafts:
         width = sent.drafts.token_ids.shape[1]
         if width != step.runs.width or not np.array_equal(slots, step.runs.slots):
             return None
-        self.num_taken += 1
         return sent
 
 

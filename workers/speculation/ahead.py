@@ -22,14 +22,12 @@ class AheadRows:
     drafts; the plan's rows, too, have as many each.
 
     plan: as it was scheduled. rows: int64 (bs,), which of the step before's each goes on from.
-    prefix_lens: int32 (bs,), how long these were before that step, which is exact. num_before:
-    tokens that each of them brought.
+    prefix_lens: int32 (bs,), how long these were before that step, which is exact.
     """
 
     plan: StepPlan
     rows: npt.NDArray[np.int64]
     prefix_lens: IntArray
-    num_before: int
 
     @classmethod
     def of(cls, plan: StepPlan, before: StepPlan) -> Self | None:
@@ -47,7 +45,7 @@ class AheadRows:
         prefix_lens = before.prefix_lens[rows]
         if (plan.prefix_lens != prefix_lens + num_before).any():
             return None
-        return cls(plan, rows, prefix_lens, num_before)
+        return cls(plan, rows, prefix_lens)
 
     @property
     def tokens_a_row(self) -> int:

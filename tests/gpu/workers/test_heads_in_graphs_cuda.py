@@ -1,7 +1,6 @@
 """Heads that read plain steps within the target's graphs on an NVIDIA GPU: what a replay keeps is
 what is kept eagerly, bit for bit, and drafts behind it are the published ones."""
 
-import json
 from itertools import cycle
 
 import numpy as np
@@ -11,12 +10,11 @@ import torch
 from attention.forward_batch import ForwardBatch, ForwardMode
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.registry import create_attention_backend
-from tests.fakes.eagle_heads import HeadOracle, eagle_spec, save_head
-from tests.fakes.tiny_models import MIXTURES, eager_reference, save_tiny_model
+from tests.fakes.eagle_heads import eagle_spec
+from tests.fakes.tiny_models import MIXTURES
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU
-from tests.unit.workers.engine.test_eagle import DEEP, DRAFT_IDS
-from tests.unit.workers.engine.test_mtp import Oracle, save_target
+from tests.gpu.workers.test_draft_models_cuda import save_eagle, save_mtp
 from tests.unit.workers.engine.test_rank_drafts import FEW_PAGES, recorded_run
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -136,17 +134,6 @@ def test_a_replay_keeps_what_is_kept_eagerly(size, num_rows, kv_dtype):
         for own, other in zip(kept(graphed), kept(eager), strict=True):
             assert torch.equal(own, other)
     assert not all(map(torch.equal, kept(eager), before))
-
-
-def save_eagle(folder):
-    target = save_tiny_model(DEEP, folder / "target")
-    own = json.loads((target / "config.json").read_text())
-    head = save_head(folder / "head", own, DRAFT_IDS)
-    return target, f"eagle3:{head}", HeadOracle(head, eager_reference(target))
-
-
-def save_mtp(tiny, folder):
-    return folder, "mtp", Oracle(folder, save_target(tiny, folder))
 
 
 @pytest.mark.parametrize(

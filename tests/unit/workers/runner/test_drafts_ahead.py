@@ -98,8 +98,7 @@ def test_drafts_that_there_is_no_memory_to_make_ahead_are_made_later(
 ) -> None:
     rank = LaunchingRank(drafting(HEAD), monkeypatch)
     engine = rank.engine()
-    ahead, graphs = rank._ahead, rank._draft_graphs
-    assert ahead is not None
+    graphs = rank._draft_graphs
     assert graphs is not None
 
     def fail(*_: Any) -> None:
@@ -107,7 +106,6 @@ def test_drafts_that_there_is_no_memory_to_make_ahead_are_made_later(
 
     monkeypatch.setattr(graphs, "run_ahead", fail)
     assert texts_of(engine) == plain_texts
-    assert (ahead.num_made, ahead.num_taken) == (0, 0)
     assert "no memory to make drafts" in caplog.text
 
 
@@ -116,8 +114,7 @@ def test_rows_of_fewer_drafts_than_graphs_have_are_not_drafted_ahead(
 ) -> None:
     """What fills their rows up would go on from what may be no number."""
     rank = LaunchingRank(drafting(HEAD), monkeypatch)
-    engine = rank.engine()
-    assert rank._ahead is not None
+    engine, compared = rank.engine(), ComparedDrafts(rank, monkeypatch)
     asked = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     try:
         for index in range(2):
@@ -130,7 +127,7 @@ def test_rows_of_fewer_drafts_than_graphs_have_are_not_drafted_ahead(
         engine.close()
     assert stats.num_draft_tokens > 5
     assert rank.verifies.num_replays > 5
-    assert rank._ahead.num_made == 0
+    assert compared.num_equal == 0
 
 
 def test_a_step_without_drafts_sends_none_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
