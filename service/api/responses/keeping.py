@@ -60,7 +60,8 @@ class Keeping:
             self._is_prepared = True
 
     async def begin(self) -> Run:
-        """Let others see that it is under way, and stop it. To be ended."""
+        """Let others see that it is under way, and stop it; until_begun() waits for that. To be
+        ended."""
         await self.prepare()
         run = self._runs.add(self.name)
         if self.draft.head.store:
@@ -69,6 +70,12 @@ class Keeping:
             begun = BegunResponse(self.name, model, head, runner)
             self._beginning = asyncio.create_task(self._runs.store.begin(begun))
         return run
+
+    async def until_begun(self) -> None:
+        """Until others see it, at any ingress: who is told its id may look it up at once. Where the
+        store cannot be reached nobody will, and end() says so."""
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
 
     async def begin_in_background(self) -> Run:
         """As begin(), of a response that nobody waits for. Raises ApiError where it cannot be kept,

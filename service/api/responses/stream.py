@@ -33,6 +33,7 @@ class ResponseStream(EventStream):
         generation = self._generation
         run = self._run = await self._keeping.begin()
         try:
+            await self._keeping.until_begun()
             async for piece in in_turns(self._writer.begun(begun_json(self._draft))):
                 yield piece
             delta = await run.wait_for(self._first_delta)
