@@ -140,7 +140,7 @@ def seconds_of_ways(
     residual, weight = x.clone(), torch.ones_like(x[0])
 
     def run(way: ExpertWay) -> torch.Tensor:
-        return add_rms_norm_(way.products(x, chosen, kept, 0), residual, weight, 1e-6)
+        return add_rms_norm_(way.products(x, chosen, kept, 1), residual, weight, 1e-6)
 
     found: dict[ExpertWay, float] = {}
     for way in ways:

@@ -117,7 +117,7 @@ def check_experts(stack, hidden_size, width, gating, has_bias):
     x, weights = torch.randn(5, hidden_size), torch.rand(5, 2)
     ids = torch.tensor([[0, 3], [1, 0], [3, 1], [0, 1], [3, 0]], dtype=torch.int32)
     chosen = counted(weights, ids, 4)
-    parts = kept_partial_products(x, chosen, kept, 0)
+    parts = kept_partial_products(x, chosen, kept)
     check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 1e-5)
 
 
@@ -127,7 +127,7 @@ def check_rounded_experts(hidden_size, width):
     x, weights = torch.randn(5, hidden_size), torch.rand(5, 2)
     ids = torch.tensor([[0, 3], [1, 0], [3, 1], [0, 1], [3, 0]], dtype=torch.int32)
     kept = KeptExperts(gate_up, down, SILU, None, None)
-    parts = RoundedTiles(16, 1, 4).products(x, counted(weights, ids, 4), kept, 0)
+    parts = RoundedTiles(16, 1, 4).products(x, counted(weights, ids, 4), kept, 1)
     # Activations are rounded to three bits twice.
     check_close(parts.sum(0), routed_in_torch(x, ids, weights, plain), 0.08)
 

@@ -67,7 +67,7 @@ def check_splits(experts, num_tokens, columns, splits):
     found = []
     for order in (as_they_are, backwards, shuffled):
         with programs_come(order):
-            found.append(way.products(x, chosen, kept, 0))
+            found.append(way.products(x, chosen, kept, 1))
     num_parts = 2 * min(splits[1], kept.down.num_turns)
     assert found[0].shape == (num_parts, num_tokens, x.shape[1])
     assert all(torch.equal(one, found[0]) for one in found)
@@ -81,7 +81,7 @@ def check_experts_elsewhere(experts):
     ids = torch.tensor([[0, 4], [4, 0], [4, 4], [0, 1], [3, 4]], dtype=torch.int32)
     chosen = counted(weights, ids, NUM_EXPERTS + 1)
     shape = SplitShape(64, 1, 1, 4)
-    parts = InSplits(SplitTiles(16, shape, shape)).products(x, chosen, kept, 1)
+    parts = InSplits(SplitTiles(16, shape, shape)).products(x, chosen, kept, 2)
     is_here = ids < NUM_EXPERTS
     wanted = routed_in_torch(x, ids.clamp(max=NUM_EXPERTS - 1), weights * is_here, plain)
     check_close(parts.sum(0), wanted, 1e-5)

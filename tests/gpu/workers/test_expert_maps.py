@@ -14,7 +14,7 @@ from workers.layers.cuda.expert_tiles import (
     table_for,
     tiles_for,
 )
-from workers.layers.cuda.routed_experts import products_here, routed_products
+from workers.layers.cuda.routed_experts import ProductsHere, routed_products
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.moe.products import experts_in_torch
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
@@ -115,7 +115,7 @@ def test_pairs_of_other_ranks_add_nothing(num_tokens) -> None:
     weights, x = weights_of(256, 96), randn(num_tokens, 256)
     shares, ids = choice(num_tokens, 2 * NUM_EXPERTS)
     ids = ids.clamp(max=NUM_EXPERTS)
-    ours = products_here(x, ids, shares, weights)
+    ours = ProductsHere(2)(x, ids, shares, weights)
     assert error(ours, wanted(x, ids, shares, weights)) < MAX_ERROR
 
 

@@ -80,7 +80,7 @@ def test_products_are_those_of_dequantised_experts(
     x = torch.randn(num_tokens, hidden_size, device=CUDA).bfloat16()
     logits = torch.randn(num_tokens, NUM_EXPERTS, device=CUDA)
     chosen = choose_by_softmax(logits, NUM_CHOSEN, 0, 1.0, True)
-    parts = kept_partial_products(x, chosen, kept, 0)
+    parts = kept_partial_products(x, chosen, kept)
     assert parts.shape[0] % NUM_CHOSEN == 0
     assert parts.shape[1:] == (num_tokens, hidden_size)
     some = slice(0, 60)
@@ -132,7 +132,7 @@ def test_splits_are_joined_alike_in_every_replay(
         hidden, residual = x, x.clone()
         for one, scores in zip(layers, logits, strict=True):
             chosen = choose_by_softmax(scores, NUM_CHOSEN, 0, 1.0, True)
-            parts = way.products(hidden, chosen, one, 0)
+            parts = way.products(hidden, chosen, one, 1)
             check(hidden, chosen, one, parts)
             hidden = add_rms_norm_(parts, residual, weight, 1e-6)
         return hidden, residual

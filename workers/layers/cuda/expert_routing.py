@@ -219,6 +219,11 @@ def max_blocks_of(num_pairs: int, num_experts: int, block_rows: int) -> int:
     return min(num_pairs, num_pairs // block_rows + num_experts)
 
 
+def pairs_here(chosen: Chosen, num_parts: int) -> int:
+    """How many pairs are of a rank's experts, on average, where num_parts share them out."""
+    return -(-chosen.ids.numel() // num_parts)
+
+
 def group(
     chosen: Chosen, block_rows: int, num_elsewhere: int = 0, counters_a_block: int = 0
 ) -> ExpertBlocks:

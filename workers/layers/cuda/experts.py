@@ -41,11 +41,11 @@ class GroupedMixture:
 
 
 def _multiply(x: torch.Tensor, chosen: Chosen, experts: Experts) -> torch.Tensor:
-    return partial_products(x, chosen, experts.weights, experts.num_elsewhere)
+    return partial_products(x, chosen, experts.weights, experts.num_parts)
 
 
 def _multiply_kept(x: torch.Tensor, chosen: Chosen, experts: Experts) -> torch.Tensor:
     kept = experts.kept
     if kept is None:
         raise ValueError("the experts' weights are matrices")
-    return kept_partial_products(x, chosen, kept, experts.num_elsewhere)
+    return kept_partial_products(x, chosen, kept, experts.num_parts)

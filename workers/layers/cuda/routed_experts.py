@@ -1,8 +1,10 @@
 """Experts that were chosen for every token, in two grouped products. Needs Triton."""
 
+from dataclasses import dataclass
+
 import torch
 
-from workers.layers.cuda.expert_routing import Chosen, counted, group
+from workers.layers.cuda.expert_routing import Chosen, counted, group, pairs_here
 from workers.layers.cuda.expert_tiles import Tiles, table_for, tiles_for
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.routed_experts import RoutedWeights
@@ -12,13 +14,13 @@ _MANY_ROWS = 128
 
 
 def partial_products(
-    hidden: torch.Tensor, chosen: Chosen, experts: RoutedWeights, num_elsewhere: int = 0
+    hidden: torch.Tensor, chosen: Chosen, experts: RoutedWeights, num_parts: int = 1
 ) -> torch.Tensor:
     """hidden (n, hidden_size), contiguous -> (k, n, hidden_size), whose sum over the k choices is
-    what the experts make. num_elsewhere: chosen counts so many beyond the experts, which other
-    ranks have: their pairs are 0."""
-    activate, project = _tiles(chosen.ids.numel(), experts)
-    grouped = group(chosen, activate.block_rows, num_elsewhere)
+    what the experts make. num_parts: into so many all experts are divided, of which these are one:
+    with several, chosen counts one beyond them, which other ranks have: its pairs are 0."""
+    activate, project = _tiles(pairs_here(chosen, num_parts), experts)
+    grouped = group(chosen, activate.block_rows, int(num_parts > 1))
     activated = activate.activate(
         hidden,
         experts.gate_up,
@@ -27,7 +29,7 @@ def partial_products(
         experts.gate_up_bias,
         experts.gating,
     )
-    leaves_out = num_elsewhere > 0
+    leaves_out = num_parts > 1
     return project.project(
         activated, experts.down, chosen.weights, grouped, experts.down_bias, leaves_out
     )
@@ -43,14 +45,24 @@ def routed_products(
     hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
 ) -> torch.Tensor:
     """A RoutedProducts."""
-    return _summed(hidden, ids, weights, experts, 0)
-
-
-def products_here(
-    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
-) -> torch.Tensor:
-    """The same, where the id behind the last expert stands for those of other ranks."""
     return _summed(hidden, ids, weights, experts, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductsHere:
+    """The same of one of num_parts parts of all experts: the id behind the last of them stands for
+    those of other ranks."""
+
+    num_parts: int
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: RoutedWeights,
+    ) -> torch.Tensor:
+        return _summed(hidden, ids, weights, experts, self.num_parts)
 
 
 def _summed(
@@ -58,11 +70,11 @@ def _summed(
     ids: torch.Tensor,
     weights: torch.Tensor,
     experts: RoutedWeights,
-    num_elsewhere: int,
+    num_parts: int,
 ) -> torch.Tensor:
-    num_counted = experts.gate_up.shape[0] + num_elsewhere
+    num_counted = experts.gate_up.shape[0] + int(num_parts > 1)
     chosen = counted(weights.float().contiguous(), ids.int().contiguous(), num_counted)
-    return partial_products(hidden.contiguous(), chosen, experts, num_elsewhere).sum(dim=0)
+    return partial_products(hidden.contiguous(), chosen, experts, num_parts).sum(dim=0)
 
 
 def compile_ahead(experts: RoutedWeights, num_chosen: int) -> None:

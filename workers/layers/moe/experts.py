@@ -54,8 +54,8 @@ class Experts(ModulesLayer):
             spec.width,
             shard.num_redundant_experts,
         )
-        self._part, self._num_parts = shard.experts.ep_rank, shard.experts.ep_size
-        self.holders = ExpertHolders.of_owners(spec.num_experts, self._num_parts)
+        self._part, self.num_parts = shard.experts.ep_rank, shard.experts.ep_size
+        self.holders = ExpertHolders.of_owners(spec.num_experts, self.num_parts)
         kept, columns = share.num_kept, share.num_columns
         self.gate_up = shard.empty_weight(kept, 2 * columns, hidden_size)
         self.down = shard.empty_weight(kept, hidden_size, columns)
@@ -65,7 +65,7 @@ class Experts(ModulesLayer):
         if spec.has_bias:
             self.gate_up_bias = shard.empty_parameter(kept, 2 * columns)
             self.down_bias = shard.empty_parameter(kept, hidden_size)
-        products = products_for(shard.dtype, shard.device, self.num_elsewhere == 0)
+        products = products_for(shard.dtype, shard.device, self.num_parts)
         self._asks_host = products is experts_in_torch
         self._products = weighing_inputs(products) if spec.weighs_inputs else products
         self.places = nn.Buffer(_places(spec, share).to(shard.device), persistent=False)
@@ -74,13 +74,13 @@ class Experts(ModulesLayer):
     @property
     def num_elsewhere(self) -> int:
         """1 where an id stands for the experts of other ranks: see local."""
-        return int(self._num_parts > 1)
+        return int(self.num_parts > 1)
 
     def keep_copies(self, loads: Sequence[int]) -> None:
         """Fill the room for copies, as all ranks do by the same loads: tokens of each expert.
         Called before weights are loaded."""
-        num_copies = self.share.num_copies * self._num_parts
-        self.holders = ExpertHolders.of_loads(loads, self._num_parts, num_copies)
+        num_copies = self.share.num_copies * self.num_parts
+        self.holders = ExpertHolders.of_loads(loads, self.num_parts, num_copies)
         self.share = replace(self.share, copies=self.holders.copies_of(self._part))
         places = _places(self.spec, self.share).to(self.places.device)
         self._by_turns = PlacesByTurns.of(self.holders, self._part, places, self.share.num_kept)

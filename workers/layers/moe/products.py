@@ -8,15 +8,15 @@ from workers.layers.routed_experts import RoutedProducts, RoutedWeights, gated
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def products_for(dtype: torch.dtype, device: torch.device, is_whole: bool) -> RoutedProducts:
-    """Of weights of this dtype. is_whole: all experts lie here; else the id behind the last one
-    stands for those of other ranks."""
+def products_for(dtype: torch.dtype, device: torch.device, num_parts: int) -> RoutedProducts:
+    """Of weights of this dtype. num_parts: into so many all experts are divided; with several, the
+    id behind the last one here stands for those of other ranks."""
     if device.type != "cuda" or dtype not in KERNEL_DTYPES:
         return experts_in_torch
     # Triton comes with torch for CUDA only.
-    from workers.layers.cuda.routed_experts import products_here, routed_products
+    from workers.layers.cuda.routed_experts import ProductsHere, routed_products
 
-    return routed_products if is_whole else products_here
+    return routed_products if num_parts == 1 else ProductsHere(num_parts)
 
 
 def experts_in_torch(

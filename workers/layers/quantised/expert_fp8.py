@@ -157,16 +157,16 @@ class RoundedTiles:
     num_warps: int
 
     def products(
-        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
         """As routed_experts.partial_products. Raises ValueError of experts with biases."""
         if experts.gate_up_bias is not None or experts.down_bias is not None:
             raise ValueError("products in FP8 add no bias")
-        grouped = group(chosen, self.block_rows, num_elsewhere)
+        grouped = group(chosen, self.block_rows, int(num_parts > 1))
         activated = self._activated(hidden, chosen.ids.shape[1], experts, grouped)
         down, weights = fp8_stack(experts.down), chosen.weights
         num_tokens, num_chosen = weights.shape
-        make = torch.zeros if num_elsewhere > 0 else torch.empty
+        make = torch.zeros if num_parts > 1 else torch.empty
         size = num_chosen, num_tokens, down.rows
         out = make(size, dtype=hidden.dtype, device=hidden.device)
         _project_kernel[(grouped.max_blocks * (down.rows // BLOCK),)](

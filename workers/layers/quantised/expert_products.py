@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from workers.layers.cuda.expert_routing import Chosen, group
+from workers.layers.cuda.expert_routing import Chosen, group, pairs_here
 from workers.layers.cuda.expert_tiles import table_of, tiles_for
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts, Stack
@@ -25,7 +25,7 @@ from workers.layers.quantised.expert_spread import spread
 
 class ExpertWay(Protocol):
     def products(
-        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
         """As routed_experts.partial_products, whose k may be a multiple of it: a choice may have
         several parts."""
@@ -38,9 +38,9 @@ class AsKept:
     tiles: KeptTiles
 
     def products(
-        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
-        grouped = group(chosen, self.tiles.block_rows, num_elsewhere)
+        grouped = group(chosen, self.tiles.block_rows, int(num_parts > 1))
         activated = self.tiles.activate(
             hidden,
             experts.gate_up,
@@ -50,7 +50,7 @@ class AsKept:
             experts.gating,
         )
         return self.tiles.project(
-            activated, experts.down, chosen.weights, grouped, experts.down_bias, num_elsewhere > 0
+            activated, experts.down, chosen.weights, grouped, experts.down_bias, num_parts > 1
         )
 
 
@@ -61,17 +61,17 @@ class InSplits:
     tiles: SplitTiles
 
     def products(
-        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
         tiles, gate_up = self.tiles, experts.gate_up
         num_counters = tiles.counters_a_block(gate_up)
-        grouped = group(chosen, tiles.block_rows, num_elsewhere, num_counters)
+        grouped = group(chosen, tiles.block_rows, int(num_parts > 1), num_counters)
         num_chosen = chosen.ids.shape[1]
         activated = tiles.activate(
             hidden, gate_up, grouped, num_chosen, experts.gate_up_bias, experts.gating
         )
         return tiles.project(
-            activated, experts.down, chosen.weights, grouped, experts.down_bias, num_elsewhere > 0
+            activated, experts.down, chosen.weights, grouped, experts.down_bias, num_parts > 1
         )
 
 
@@ -80,14 +80,14 @@ class ByMatrices:
     """With matrices of 16 bits, one stack's after the other's: memory of the larger."""
 
     def products(
-        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
         down = experts.down
         limits = DeviceLimits.of(hidden.device)
         table = table_of(down.rows, down.columns, limits)
-        num_pairs, num_chosen = chosen.ids.numel(), chosen.ids.shape[1]
+        num_pairs, num_chosen = pairs_here(chosen, num_parts), chosen.ids.shape[1]
         activate, project = tiles_for(table, num_pairs, down.num_matrices, limits.shared_bytes)
-        grouped = group(chosen, activate.block_rows, num_elsewhere)
+        grouped = group(chosen, activate.block_rows, int(num_parts > 1))
         activated = activate.activate(
             hidden,
             spread(experts.gate_up, hidden.dtype),
@@ -102,7 +102,7 @@ class ByMatrices:
             chosen.weights,
             grouped,
             experts.down_bias,
-            num_elsewhere > 0,
+            num_parts > 1,
         )
 
 
@@ -127,9 +127,9 @@ TABLES: Mapping[type[Stack], WayTable] = {
 
 
 def kept_partial_products(
-    hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_elsewhere: int
+    hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int = 1
 ) -> torch.Tensor:
     """As ExpertWay.products."""
-    rows = chosen.ids.numel() / experts.down.num_matrices
+    rows = pairs_here(chosen, num_parts) / experts.down.num_matrices
     way = next(way for most, way in TABLES[type(experts.down)] if rows <= most)
-    return way.products(hidden, chosen, experts, num_elsewhere)
+    return way.products(hidden, chosen, experts, num_parts)
