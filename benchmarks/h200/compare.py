@@ -1,4 +1,4 @@
-"""Tessera beside its peers on one GPU: every engine in a process of its own, one after the other.
+"""Tessera beside its peers on the same GPUs: engine by engine, each in a process of its own.
 
     python3 -m benchmarks.h200.compare benchmarks/h200/models/llama-3.1-8b.json \\
         --engines tessera vllm sglang --site vllm=SITE --site sglang=SITE --log results.jsonl
@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.h200.engine_job import ENGINES, EngineJob, folder_of
+from benchmarks.h200.engine_job import ENGINES, EngineJob, folder_of, title_of
 from benchmarks.h200.engine_process import EngineFailedError, run_engine
 from benchmarks.h200.measurements import Log, is_prefix_workload, lead_table, spread_table
 from benchmarks.h200.workloads import WORKLOADS
@@ -27,7 +27,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--site", action="append", default=[], metavar="NAME=PYTHONPATH")
     parser.add_argument("--workload", choices=WORKLOADS, default="full")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
+    parser.add_argument("--ep", type=int, default=1, help="parts of the GPUs that own experts")
     parser.add_argument("--backend", default=None, help="Tessera's attention backend")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="of each engine")
     parser.add_argument("--log", type=Path, required=True, help="JSON lines, appended to")
@@ -35,8 +36,11 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_all(arguments: argparse.Namespace, sites: dict[str, str], log: Log) -> list[str]:
-    """Names of the engines that failed; what they had measured before is in the log."""
+def run_all(
+    arguments: argparse.Namespace, sites: dict[str, str], model: str, log: Log
+) -> list[str]:
+    """Names of the engines that failed; what they had measured before is in the log. model: as the
+    log names it."""
     failed = []
     for name in arguments.engines:
         job = EngineJob(
@@ -46,11 +50,12 @@ def run_all(arguments: argparse.Namespace, sites: dict[str, str], log: Log) -> l
             arguments.repeats,
             arguments.tp,
             arguments.backend,
+            arguments.ep,
         )
         command, environment = job.command(), job.environment(sites)
         try:
             for row in run_engine(command, environment, folder_of(name), arguments.timeout_s):
-                log.add(arguments.config.stem, arguments.workload, row)
+                log.add(model, arguments.workload, row)
         except EngineFailedError as error:
             failed.append(name)
             print(f"{name}: {error}", file=sys.stderr, flush=True)
@@ -76,8 +81,9 @@ def main() -> int:
     log = Log(arguments.log)
     for path in (*arguments.merge, arguments.log):
         log.read(path)
-    failed = run_all(arguments, sites, log)
-    print_tables(log, arguments.config.stem)
+    model = title_of(arguments.config, arguments.tp, arguments.ep)
+    failed = run_all(arguments, sites, model, log)
+    print_tables(log, model)
     return 1 if failed else 0
 
 

@@ -31,12 +31,14 @@ MAX_RUNNING_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a driver is to do. config: a Hugging Face config.json, under any name."""
+    """What a driver is to do. config: a Hugging Face config.json, under any name. tp_size: GPUs
+    that share the model; ep_size: into so many parts of these a mixture's experts are divided."""
 
     config: Path
     workload: str
     repeats: int
     tp_size: int
+    ep_size: int = 1
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -56,11 +58,12 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--workload", choices=WORKLOADS, default="full")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share the model")
+    parser.add_argument("--ep", type=int, default=1, help="parts of the GPUs that own experts")
     return parser
 
 
 def job_of(arguments: argparse.Namespace) -> Job:
-    return Job(arguments.config, arguments.workload, arguments.repeats, arguments.tp)
+    return Job(arguments.config, arguments.workload, arguments.repeats, arguments.tp, arguments.ep)
 
 
 def measure(

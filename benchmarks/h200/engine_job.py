@@ -13,7 +13,8 @@ ENGINES = ("tessera", "vllm", "sglang")
 
 @dataclass(frozen=True, slots=True)
 class EngineJob:
-    """config: a Hugging Face config.json. backend: Tessera's attention backend, None its choice."""
+    """config: a Hugging Face config.json. tp_size, ep_size: as of driver.Job. backend: Tessera's
+    attention backend, None its choice."""
 
     engine: str
     config: Path
@@ -21,6 +22,7 @@ class EngineJob:
     repeats: int
     tp_size: int = 1
     backend: str | None = None
+    ep_size: int = 1
 
     def command(self) -> list[str]:
         driver = (
@@ -30,7 +32,7 @@ class EngineJob:
         )
         command = [sys.executable, *driver, str(self.config.resolve())]
         command += ["--workload", self.workload, "--repeats", str(self.repeats)]
-        command += ["--tp", str(self.tp_size)]
+        command += ["--tp", str(self.tp_size), "--ep", str(self.ep_size)]
         if self.engine == "tessera" and self.backend is not None:
             command += ["--backend", self.backend]
         return command
@@ -40,6 +42,13 @@ class EngineJob:
         inherited = os.environ.get("PYTHONPATH", "")
         path = f"{ROOT}:{inherited}" if self.engine == "tessera" else sites[self.engine]
         return {**os.environ, "PYTHONPATH": path}
+
+
+def title_of(config: Path, tp_size: int, ep_size: int) -> str:
+    """A model as logs and tables name it: on several GPUs with how these share it."""
+    parts = [f"TP {tp_size}"] if tp_size > ep_size else []
+    parts += [f"EP {ep_size}"] if ep_size > 1 else []
+    return " ".join([config.stem, *parts])
 
 
 def folder_of(engine: str) -> Path:

@@ -36,6 +36,12 @@ MEASUREMENTS = (
     Measurement("prefill_64x1024_tps", "prefill 64 x 1024: prompt tokens/s", is_rate=True),
     Measurement("512x1024_256_s", "512 requests, 1024 in, 256 out: s"),
     Measurement("256x1024_256_s", "256 requests, 1024 in, 256 out: s"),
+    Measurement(
+        "output_256x1024_1024_tps",
+        "256 requests, 1024 in, 1024 out: output tokens/s",
+        is_rate=True,
+    ),
+    Measurement("output_4x16_8_tps", "4 requests, 16 in, 8 out: output tokens/s", is_rate=True),
     Measurement("8x64_8_s", "8 requests, 64 in, 8 out: s"),
     Measurement("16x7000_64_s", "16 requests, 7000 in, 64 out: s"),
     Measurement("prefix_256x4096_cold_s", f"{_PREFIX}, prefix unseen: s"),

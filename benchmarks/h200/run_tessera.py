@@ -36,7 +36,6 @@ def parse_arguments() -> argparse.Namespace:
         "--decode-only", dest="workload", action="store_const", const="decode", help="short for it"
     )
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
-    parser.add_argument("--ep", type=int, default=1, help="parts of the GPUs that own experts")
     parser.add_argument("--native", action="store_true", help="not through transformers")
     parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
     return parser.parse_args()
@@ -47,7 +46,7 @@ def engine_config(job: Job, folder: str, arguments: argparse.Namespace) -> Engin
         model=folder,
         load_format="dummy",
         tp_size=job.tp_size,
-        ep_size=arguments.ep,
+        ep_size=job.ep_size,
         model_impl="native" if arguments.native else "auto",
         max_context_len=MAX_CONTEXT_LEN,
         gpu_memory_fraction=MEMORY_FRACTION,

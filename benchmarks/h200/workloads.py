@@ -79,7 +79,18 @@ class Prefill:
     num_times: int = 9
 
 
-Workload = Decode | Batch | SharedPrefix | FirstToken | Chat | Prefill
+@dataclass(frozen=True, slots=True)
+class FullLoad:
+    """Requests submitted at once: output tokens a second, of all together, until the last has
+    ended. As many as may run are one wave: all prompts, then steps of as many rows to the end. More
+    waves would add the same again, and their time."""
+
+    num_requests: int
+    prompt_tokens: int
+    max_tokens: int
+
+
+Workload = Decode | Batch | SharedPrefix | FirstToken | Chat | Prefill | FullLoad
 
 WARM_UPS: tuple[Workload, ...] = (
     Batch("warm_up", 32, 128, 32),
@@ -91,12 +102,15 @@ PREFILLS = (Prefill(1, 1024, num_times=25), Prefill(64, 1024), Prefill(256, 128,
 LONG = Batch("16x7000_64_s", 16, 7000, 64)
 THROUGHPUT = Batch("512x1024_256_s", 512, 1024, 256)
 HALF_THROUGHPUT = Batch("256x1024_256_s", 256, 1024, 256)
+FULL_LOAD = FullLoad(256, 1024, 1024)
 WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "full": (*DECODES, THROUGHPUT, LONG),
     "reduced": (*DECODES, HALF_THROUGHPUT, LONG),
     "brief": (*DECODES[:2], HALF_THROUGHPUT),
     "brief_512": (*DECODES[:2], THROUGHPUT),
     "decode": DECODES,
+    "full_load": (FULL_LOAD,),
+    "decode_and_load": (*DECODES, FULL_LOAD),
     "turns": (*DECODES, *PREFILLS, THROUGHPUT, LONG),
     "batches": (THROUGHPUT, LONG),
     "chat": (
@@ -111,6 +125,7 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
         FirstToken(16),
         Chat(8, (8, 32), (2, 9)),
         Prefill(2, 16, num_times=3),
+        FullLoad(4, 16, 8),
     ),
 }
 """By name. "prefix" is for engines with their prefix cache on, the others for engines without."""
@@ -152,6 +167,8 @@ class WorkloadRunner:
                 yield self._chat_row(workload)
             case Prefill():
                 yield self._prefill_row(workload)
+            case FullLoad():
+                yield self._full_load_row(workload)
 
     def _prompts(
         self, num_requests: int, own_tokens: int, prefix: list[int] | None = None
@@ -186,6 +203,11 @@ class WorkloadRunner:
         ]
         name = f"prefill_{requests}x{length}_median_tps"
         return name, round(requests * length / statistics.median(seconds))
+
+    def _full_load_row(self, load: FullLoad) -> tuple[str, float]:
+        requests, length, outputs = load.num_requests, load.prompt_tokens, load.max_tokens
+        elapsed_s = self._seconds(self._prompts(requests, length), outputs)
+        return f"output_{requests}x{length}_{outputs}_tps", round(requests * outputs / elapsed_s)
 
     def _chat_row(self, chat: Chat) -> tuple[str, float]:
         lengths = [self._rng.randint(*chat.prompt_tokens) for _ in range(chat.num_requests)]

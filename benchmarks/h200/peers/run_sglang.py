@@ -65,6 +65,7 @@ def main() -> None:
             sampling_backend="pytorch",
             log_level="error",
             tp_size=job.tp_size,
+            ep_size=job.ep_size,
         )
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:

@@ -3,16 +3,18 @@
     PYTHONPATH=VLLM_SITE python3 benchmarks/h200/peers/run_vllm.py CONFIG_JSON [--workload prefix]
 
 The settings are vLLM's defaults but for what the table fixes for everybody: context, memory,
-running requests, prefix cache on or off. Its sampler is PyTorch's and its products of experts are
-Triton's: FlashInfer's have to be compiled first, those of experts for many minutes. Over several
-GPUs nothing takes NVLink multicast, for vLLM as for everybody: its own all-reduce for what is small
-and NCCL for the rest, not PyTorch's multimem kernels and not FlashInfer's all-reduce with the norm
-in it.
+running requests, prefix cache on or off. Its sampler is PyTorch's, its products of experts are
+Triton's, those of linear layers with FP8 in blocks CUTLASS's: FlashInfer's and DeepGEMM's have to
+be compiled first, for minutes. An environment that names one of these keeps what it says. Over
+several GPUs nothing takes NVLink multicast, for vLLM as for everybody: its own all-reduce for what
+is small and NCCL for the rest, not PyTorch's multimem kernels and not FlashInfer's all-reduce with
+the norm in it.
 """
 
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,12 @@ from benchmarks.h200.peers.noise import fill_with_noise
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_USE_FLASHINFER_MOE_FP16": "0",
+    "VLLM_USE_FLASHINFER_MOE_FP8": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 WITHOUT_MULTICAST = {
@@ -47,18 +52,29 @@ WITHOUT_MULTICAST = {
 UNFUSED_COLLECTIVES = {"fuse_allreduce_rms": False, "fuse_gemm_comms": False}
 
 
-def collective_settings(tp_size: int) -> tuple[dict[str, str], dict[str, Any]]:
-    """(environment, arguments of LLM) that keep several GPUs off NVLink multicast."""
+def rank_settings(tp_size: int, ep_size: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """(environment, arguments of LLM) of several GPUs, off NVLink multicast. Raises ValueError for
+    an ep_size that vLLM has not: whole experts on every GPU's own, or all of them cut by all."""
+    if ep_size not in (1, tp_size):
+        raise ValueError(f"vLLM divides experts over all GPUs or none, not ep_size={ep_size}")
     if tp_size == 1:
         return {}, {}
-    return WITHOUT_MULTICAST, {"compilation_config": {"pass_config": UNFUSED_COLLECTIVES}}
+    return WITHOUT_MULTICAST, {
+        "compilation_config": {"pass_config": UNFUSED_COLLECTIVES},
+        "enable_expert_parallel": ep_size > 1,
+    }
+
+
+def apply_environment(forced: Mapping[str, str]) -> None:
+    """ENVIRONMENT where nothing else is said, and what is forced."""
+    os.environ.update(ENVIRONMENT | dict(os.environ) | dict(forced))
 
 
 def main() -> None:
     started_s = time.perf_counter()
     job = job_of(make_parser("vLLM on the workloads").parse_args())
-    environment, settings = collective_settings(job.tp_size)
-    os.environ.update(ENVIRONMENT | environment)
+    environment, settings = rank_settings(job.tp_size, job.ep_size)
+    apply_environment(environment)
     from vllm import LLM, SamplingParams
     from vllm.model_executor.model_loader import dummy_loader
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.h200.peers.run_vllm import WITHOUT_MULTICAST, apply_environment
+
 ROOT = Path(__file__).parents[4]
 VLLM = """
 import json, pathlib, time, types
@@ -102,6 +104,38 @@ def test_prefix_rows_are_measured_with_the_prefix_cache_on(tmp_path: Path) -> No
     assert vllm["gpu_memory_utilization"] == sglang["mem_fraction_static"] == 0.85
     assert vllm["max_num_seqs"] == sglang["max_running_requests"] == 256
     assert vllm["max_model_len"] == sglang["context_length"] == 8192
+
+
+def test_experts_are_divided_over_the_gpus_and_the_table_says_so(tmp_path: Path) -> None:
+    sites = "--site", site(tmp_path, "vllm", VLLM), "--site", site(tmp_path, "sglang", SGLANG)
+    decode = "--engines", "vllm", "sglang", "--workload", "decode", "--repeats", "1", "--tp", "2"
+    cut = compare(tmp_path, *sites, *decode)
+    assert cut.returncode == 0, cut.stderr
+    assert settings_of(tmp_path, "vllm")["enable_expert_parallel"] is False
+    divided = compare(tmp_path, *sites, *decode, "--ep", "2")
+    assert divided.returncode == 0, divided.stderr
+    vllm, sglang = settings_of(tmp_path, "vllm"), settings_of(tmp_path, "sglang")
+    assert (vllm["tensor_parallel_size"], vllm["enable_expert_parallel"]) == (2, True)
+    assert (sglang["tp_size"], sglang["ep_size"]) == (2, 2)
+    assert "tiny TP 2, decode workload" in cut.stdout
+    assert "tiny EP 2, decode workload" in divided.stdout
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {row["model"] for row in rows} == {"tiny TP 2", "tiny EP 2"}
+
+
+def test_an_expert_parallelism_that_vllm_has_not_is_an_error(tmp_path: Path) -> None:
+    sites = "--site", site(tmp_path, "vllm", VLLM)
+    result = compare(tmp_path, *sites, "--engines", "vllm", "--tp", "4", "--ep", "2")
+    assert result.returncode == 1
+    assert "not ep_size=2" in result.stderr
+
+
+def test_an_environment_keeps_the_kernels_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"VLLM_USE_DEEP_GEMM": "1", "NCCL_NVLS_ENABLE": "1"})
+    apply_environment(WITHOUT_MULTICAST)
+    assert os.environ["VLLM_USE_DEEP_GEMM"] == "1"
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
 
 
 def test_an_engine_that_fails_is_named_and_the_others_still_run(tmp_path: Path) -> None:

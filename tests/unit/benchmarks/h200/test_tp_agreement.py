@@ -73,8 +73,8 @@ def test_random_prompts_are_the_same_for_every_engine_and_of_the_models_tokens(
 
 def test_vllm_keeps_its_defaults_on_one_gpu_and_takes_no_multicast_on_several() -> None:
     driver = run_vllm()
-    assert driver.collective_settings(1) == ({}, {})
-    environment, arguments = driver.collective_settings(2)
+    assert driver.rank_settings(1, 1) == ({}, {})
+    environment, arguments = driver.rank_settings(2, 1)
     assert environment["NCCL_NVLS_ENABLE"] == "0"
     assert environment["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
     assert not any(arguments["compilation_config"]["pass_config"].values())

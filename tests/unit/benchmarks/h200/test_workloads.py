@@ -2,12 +2,14 @@
 
 import pytest
 
+from benchmarks.h200.driver import MAX_RUNNING_REQUESTS
 from benchmarks.h200.workloads import (
     WORKLOADS,
     Batch,
     Chat,
     Decode,
     FirstToken,
+    FullLoad,
     Prefill,
     SharedPrefix,
     WorkloadRunner,
@@ -71,6 +73,23 @@ def test_a_prefill_is_the_median_of_as_many_times_as_asked(
     assert rows == {"prefill_2x20_median_tps": 10}
     assert [max_tokens for _, max_tokens in engine.calls] == [[1, 1]] * 3
     assert len({tuple(prompt) for prompts, _ in engine.calls for prompt in prompts}) == 6
+
+
+def test_a_full_load_is_a_rate_of_output_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.5])
+    monkeypatch.setattr("benchmarks.h200.workloads.time.perf_counter", lambda: next(clock))
+    engine = RecordingEngine()
+    rows = dict(WorkloadRunner(engine.generate, 50_000).rows(FullLoad(5, 20, 100)))
+    assert rows == {"output_5x20_100_tps": 200}
+    ((prompts, wanted),) = engine.calls
+    assert [len(prompt) for prompt in prompts] == [20] * 5
+    assert wanted == [100] * 5
+
+
+@pytest.mark.parametrize("name", ["full_load", "decode_and_load"])
+def test_a_full_load_is_as_many_requests_as_run(name: str) -> None:
+    loads = [one for one in WORKLOADS[name] if isinstance(one, FullLoad)]
+    assert [one.num_requests for one in loads] == [MAX_RUNNING_REQUESTS]
 
 
 def test_a_chat_has_prompts_and_outputs_of_all_lengths_at_once() -> None:
