@@ -13,7 +13,7 @@ TIMEOUT_S = 900
 def check_by_interpreter(module: str) -> None:
     """Raises AssertionError, with what the process wrote, when a check fails."""
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", "tests.fakes.interpreting", module],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
