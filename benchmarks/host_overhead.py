@@ -95,6 +95,9 @@ class StubKernels:
     def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
         """The device is pretended."""
 
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        """The device is pretended."""
+
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         """The device is pretended."""
 

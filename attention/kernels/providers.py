@@ -94,6 +94,7 @@ class TritonKernels:
     copy_kv: Callable[..., None]
     quantise_kv: Callable[..., None]
     quantise_queries: Callable[..., torch.Tensor]
+    line_up: Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +209,14 @@ def load_triton_kernels() -> TritonKernels:
     """Raises AttentionBackendError when Triton does not import. Compiles nothing yet."""
     _import("triton", TRITON_INSTALL)
     kv_write = importlib.import_module("attention.kernels.triton_kv_write")
+    kv_lines = importlib.import_module("attention.kernels.triton_kv_lines")
     step_tables = importlib.import_module("attention.kernels.triton_step_tables")
     return TritonKernels(
         fill_step_tables=step_tables.fill_step_tables,
         copy_kv=kv_write.copy_kv,
         quantise_kv=kv_write.quantise_kv,
         quantise_queries=kv_write.quantise_queries,
+        line_up=kv_lines.line_up,
     )
 
 

@@ -16,7 +16,25 @@ from attention.memory.token_to_kv_pool import MHATokenToKVPool
 _FIRST_WITH_E4M3 = (8, 9)
 
 
-class CudaMHATokenToKVPool(MHATokenToKVPool):
+class LinesUpByKernel(MHATokenToKVPool):
+    """One launch for K and one for V, of what moves alone."""
+
+    def __init__(self, config: AttentionConfig, num_pages: int) -> None:
+        super().__init__(config, num_pages)
+        self._line_up = load_triton_kernels().line_up
+
+    def line_up(
+        self,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+        starts: torch.Tensor,
+        num_kept: torch.Tensor,
+    ) -> None:
+        for tokens in self.stored():
+            self._line_up(tokens, sources, targets, starts, num_kept)
+
+
+class CudaMHATokenToKVPool(LinesUpByKernel):
     """K and V in the model's dtype; one launch writes both."""
 
     def __init__(self, config: AttentionConfig, num_pages: int) -> None:
@@ -29,7 +47,7 @@ class CudaMHATokenToKVPool(MHATokenToKVPool):
         self._copy_kv(k, v, *self.get_kv_buffer(layer_id), out_cache_loc)
 
 
-class CudaFp8MHATokenToKVPool(Fp8MHATokenToKVPool):
+class CudaFp8MHATokenToKVPool(LinesUpByKernel, Fp8MHATokenToKVPool):
     """Fp8MHATokenToKVPool; one launch scales, rounds and writes both."""
 
     def __init__(self, config: AttentionConfig, num_pages: int) -> None:

@@ -76,6 +76,18 @@ class TokenToKVPool(ABC):
         of one layer where there is no more. No wait."""
         raise ValueError(f"tokens of a {type(self).__name__} stay where they are")
 
+    def line_up(
+        self,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+        starts: torch.Tensor,
+        num_kept: torch.Tensor,
+    ) -> None:
+        """As move_tokens, of rows of tokens: row i's begin at starts[i], int64 (rows + 1,), and of
+        them the first num_kept[i] move, int64 (rows,); the others stay. A token's source is its
+        target, or that of a later one of its row."""
+        self.move_tokens(sources, targets)
+
     def clear_bounded(self, account: int, cache_indices: torch.Tensor) -> None:
         """As clear_tokens, of an account beside account 0."""
         raise ValueError(f"there is no account {account}: one keeps every token of every layer")
@@ -116,11 +128,11 @@ class MHATokenToKVPool(TokenToKVPool):
             tokens.index_copy_(0, out_cache_loc, new.to(tokens.dtype))
 
     def clear_tokens(self, cache_indices: torch.Tensor) -> None:
-        for tokens in self._stored():
+        for tokens in self.stored():
             tokens.index_fill_(1, cache_indices, 0)
 
     def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        for tokens in self._stored():
+        for tokens in self.stored():
             try:
                 read = tokens.index_select(1, sources)
             except torch.OutOfMemoryError:
@@ -130,7 +142,7 @@ class MHATokenToKVPool(TokenToKVPool):
             else:
                 tokens.index_copy_(1, targets, read)
 
-    def _stored(self) -> tuple[torch.Tensor, ...]:
+    def stored(self) -> tuple[torch.Tensor, ...]:
         """K and V, (layers, cache indices, heads, size). float8 is indexed as bytes: torch has no
         kernel for it."""
         stored = (b.view(torch.uint8) if b.itemsize == 1 else b for b in (self._k, self._v))

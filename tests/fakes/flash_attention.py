@@ -25,7 +25,17 @@ def fake_flash_attention_3(has_sinks: bool = True, takes_out: bool = True) -> Fl
 
 
 def fake_triton_kernels() -> TritonKernels:
-    return TritonKernels(fill_step_tables, copy_kv, quantise_kv, quantise_queries)
+    return TritonKernels(fill_step_tables, copy_kv, quantise_kv, quantise_queries, line_up)
+
+
+def line_up(
+    tokens: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    starts: torch.Tensor,
+    num_kept: torch.Tensor,
+) -> None:
+    tokens.index_copy_(1, targets, tokens.index_select(1, sources))
 
 
 class FakePagedDecode:

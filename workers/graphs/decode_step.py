@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from workers.speculation.step_trees import sees_ancestors
+
 SEQ_LENS_FIELD = 1
 FIRST_CACHE_FIELD = 3
 """Rows of the host's matrix: slot, sequence length, input id, then a cache index in each account of
@@ -126,6 +128,13 @@ class DecodeStepKernels(Protocol):
         negative; None for none.
         """
 
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        """Of trees of num_tokens tokens each: fill cells, bool (n * num_tokens,), as Tree.mask.
+
+        parents: int64 (n,), which token of all trees each stands behind, a root itself; of any
+        depth, chains included.
+        """
+
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         """Greedy tokens of the model's local_logits, n rows, the lowest id among equals, to the
         ring's current slot. The one after it is next.
@@ -168,6 +177,10 @@ class TorchStepKernels:
         rows.slots.copy_(tokens.slots.view(num_rows, -1)[:, 0])
         rows.seq_lens.copy_(tokens.seq_lens.view(num_rows, -1)[:, -1])
         rows.prefix_lens.copy_(tokens.prefix_lens.view(num_rows, -1)[:, 0])
+
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        firsts = torch.arange(len(parents), device=parents.device) // num_tokens * num_tokens
+        cells.copy_(sees_ancestors(parents, firsts, num_tokens).view(-1))
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         current, number = ring.current.tolist()

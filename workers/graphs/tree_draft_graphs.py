@@ -23,6 +23,7 @@ from workers.speculation.device_growth import TreeDrafter, grow_trees, visibilit
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.device_tree import DeviceTrees
 from workers.speculation.runs import ranges
+from workers.speculation.tree_levels import TreeLevel, tree_levels
 from workers.speculation.tree_shape import level_depths
 
 
@@ -45,6 +46,7 @@ class TreeDraftGraphs(DraftGraphs):
         super().__init__(drafter, backend, capturer, shapes, padding_slot, kernels)
         self._tree = tuple(tree)
         (self._depths,) = upload([np.array(level_depths(tree))], backend.config.device)
+        self._levels = tree_levels(tree, len(self._static.drafts), backend.config.device)
         self._firsts = _firsts(np.array([[1, *tree]], dtype=np.int64))[0]
         # Of the rows under way: drafts at each depth, and what each stands behind.
         size = len(self._static.drafts), len(tree)
@@ -81,15 +83,15 @@ class TreeDraftGraphs(DraftGraphs):
         static, n, num_drafts = self._static, shape.rows, shape.tokens_per_row - 1
         roots, carried = self._begin(shape)
         widths = self._widths[:n]
-        trees = grow_trees(self._drafter, roots, carried, self._tree, self._prepare, widths)
+        trees = grow_trees(self._drafter, roots, carried, self._levels, self._prepare, widths)
         if self._drafter.reads_last:
-            ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
-            self._drafter.read(ids, self._prepare(trees, ids))
+            batch = self._prepare(trees, self._levels[-1])
+            self._drafter.read(batch.input_ids, batch)
         static.drafts[:n, :num_drafts].copy_(trees.token_ids)
         self._parents[:n, :num_drafts].copy_(trees.parents[:, 1:])
         return static.drafts
 
-    def _prepare(self, trees: DeviceTrees, ids: torch.Tensor) -> ForwardBatch:
+    def _prepare(self, trees: DeviceTrees, level: TreeLevel) -> ForwardBatch:
         """Of a pass over trees so far, within a graph. Host copies are placeholders."""
         static, (n, num_tokens) = self._static, trees.parents.shape
         lens_cpu = np.full(n, num_tokens, dtype=np.int32)
@@ -101,11 +103,11 @@ class TreeDraftGraphs(DraftGraphs):
             forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.TARGET_VERIFY,
             batch_size=n,
             num_tokens=n * num_tokens,
-            input_ids=ids,
+            input_ids=trees.ids.view(-1),
             positions=positions.view(-1),
             req_pool_indices=static.of_rows(n)[SLOTS],
             seq_lens=passes.seq_lens[-1],
-            extend_seq_lens=static.ones[:n] * num_tokens,
+            extend_seq_lens=level.num_new[:n],
             extend_prefix_lens=passes.prefix_lens[0],
             out_cache_loc=passes.places.t().reshape(-1),
             seq_lens_cpu=lens_cpu,
@@ -113,7 +115,7 @@ class TreeDraftGraphs(DraftGraphs):
             extend_prefix_lens_cpu=np.zeros_like(lens_cpu),
             attn_backend=self._backend,
             is_captured=True,
-            visibility=visibility_of(trees),
+            visibility=visibility_of(trees, level),
         )
         self._backend.init_forward_metadata_capture_cuda_graph(batch)
         self._backend.record_step_tables(batch)

@@ -26,7 +26,7 @@ from workers.sampling.run_drafts import DeviceTreeDrafts, RunDrafts
 from workers.sampling.state import SampledTokens, SamplingState
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray, StepPlan
-from workers.speculation.step_trees import StepTrees, sees_ancestors
+from workers.speculation.step_trees import StepTrees
 
 
 class TreeVerifyGraphs(DraftedVerifyGraphs):
@@ -121,9 +121,7 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
     def _fill_rows(self, shape: StepShape, tokens: StepRows) -> None:
         super()._fill_rows(shape, tokens)
         length, n = shape.tokens_per_row, shape.rows * shape.tokens_per_row
-        firsts = self._itself[:n] // length * length
-        sees = sees_ancestors(self._parents[:n], firsts, length)
-        self._cells[: n * length].copy_(sees.view(-1))
+        self._kernels.mark_ancestors(self._parents[:n], length, self._cells[: n * length])
 
     def _batch(self, shape: StepShape, tokens: StepRows) -> ForwardBatch:
         """All tensors outlive the capture: a replay reads them."""

@@ -161,6 +161,11 @@ class EagleHead(nn.Module):
         made = self(ids, states, forward_batch)
         return self.named(self.lm_head.likeliest(self.normed(made))), made
 
+    @property
+    def names(self) -> torch.Tensor:
+        """As PairHead.names."""
+        return self.target_ids
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named."""
         return self.target_ids[columns]

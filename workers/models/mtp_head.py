@@ -163,6 +163,10 @@ class MtpHead(nn.Module):
         made = self(ids, states, forward_batch)
         return self.named(self.shared_head.head.likeliest(made)), made
 
+    @property
+    def names(self) -> None:
+        """As PairHead.names: they are."""
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """As PairHead.named: they are."""
         return columns

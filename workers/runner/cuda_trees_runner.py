@@ -16,11 +16,11 @@ from workers.runner.cuda_model_runner import CudaModelRunner, StepGraphs
 from workers.runner.speculative_runner import check_branches
 from workers.runner.step_inputs import BegunStep, StepInputs
 from workers.runner.step_pieces import ReadableStep
+from workers.runner.tree_kernels import tree_kernels
 from workers.sampling.state import SampledTokens
-from workers.sampling.transfer import upload
 from workers.scheduler.plan import StepPlan
 from workers.speculation.device_step import DrafterStep
-from workers.speculation.step_trees import StepTrees
+from workers.speculation.step_trees import LinedUp, StepTrees
 
 
 class CudaTreesRunner(CudaModelRunner):
@@ -35,6 +35,7 @@ class CudaTreesRunner(CudaModelRunner):
             raise ConfigError("a runner of trees needs to know their shape")
         check_branches(config.speculation, self._model, self.facts.architecture)
         super()._place_beside(config)
+        self._tree_kernels = tree_kernels(self._device)
 
     def _begin(self, plan: StepPlan) -> BegunStep:
         self._unlined = None
@@ -72,13 +73,14 @@ class CudaTreesRunner(CudaModelRunner):
             return
         graphs, step = unlined
         if step.trees is not None:
-            order = step.trees.held(graphs.sampled, step.ids).order
-            self._line_up(step.out_cache_loc, order)
+            targets = step.out_cache_loc
+            lined = self._tree_kernels.hold(step.trees, graphs.sampled, step.ids, targets)
+            self._line_up(step.trees, lined, targets)
 
-    def _line_up(self, out_cache_loc: torch.Tensor, order: torch.Tensor) -> None:
-        """Keys and values of each row's path come to stand where a chain's would. out_cache_loc:
-        int64 (num_tokens,), of the step's tokens. order: as in HeldPaths."""
-        self._token_to_kv_pool.move_tokens(out_cache_loc.index_select(0, order), out_cache_loc)
+    def _line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
+        """Keys and values of each row's path come to stand where a chain's would. targets: int64
+        (num_tokens,), the cache indices of the step's tokens."""
+        self._token_to_kv_pool.line_up(lined.sources, targets, trees.starts, lined.run_lens)
 
 
 class CudaHostTreesRunner(CudaTreesRunner):
@@ -88,8 +90,8 @@ class CudaHostTreesRunner(CudaTreesRunner):
         """Samples stay in the order of the step's tokens."""
         taken = super()._take_samples(sampled, inputs)
         if inputs.trees is not None:
-            (parents,) = upload([inputs.trees.parents], self._device)
-            trees = StepTrees(inputs.trees, inputs.num_samples, parents)
-            order = trees.held(sampled.token_ids, inputs.batch.input_ids).order
-            self._line_up(inputs.batch.out_cache_loc, order)
+            trees = StepTrees.of_shape(inputs.trees, inputs.num_samples, self._device)
+            ids, targets = inputs.batch.input_ids, inputs.batch.out_cache_loc
+            lined = self._tree_kernels.hold(trees, sampled.token_ids, ids, targets)
+            self._line_up(trees, lined, targets)
         return taken

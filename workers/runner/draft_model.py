@@ -27,6 +27,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
 from workers.runner.speculative_runner import check_branches
+from workers.runner.tree_kernels import tree_kernels
 from workers.speculation.device_draft import Argmax, DeviceDraftModel
 from workers.speculation.device_draft_tree import DeviceDraftTree
 from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
@@ -63,7 +64,8 @@ class PlacedModel:
 
     def tree_drafter(self) -> DeviceTreeDrafter:
         """As PlacedDrafter.tree_drafter."""
-        return DeviceDraftTree(self.model, self.backend, self.tp, self._argmax())
+        kernels = tree_kernels(self.table.device)
+        return DeviceDraftTree(self.model, self.backend, self.tp, self._argmax(), kernels)
 
     def _argmax(self) -> Argmax:
         if self.table.device.type != "cuda" or probe_triton().missing:

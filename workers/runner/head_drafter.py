@@ -14,6 +14,7 @@ from workers.parallel.group import TPGroup
 from workers.runner.draft_model import untuned
 from workers.runner.kv_memory import create_kv_pool, resolve_kv_dtype
 from workers.runner.sizing import AttentionPlan, choose_attention
+from workers.runner.tree_kernels import tree_kernels
 from workers.speculation.device_drafter import DeviceDrafter, DeviceTreeDrafter
 from workers.speculation.device_pair_tree import DevicePairTree
 from workers.speculation.device_pairs import DevicePairs
@@ -52,7 +53,8 @@ class PlacedHead:
     def tree_drafter(self) -> DeviceTreeDrafter:
         """As PlacedDrafter.tree_drafter."""
         table = self.req_to_token_pool.req_to_token
-        return DevicePairTree(self.head, self.backend, table, self.states)
+        kernels = tree_kernels(table.device)
+        return DevicePairTree(self.head, self.backend, table, self.states, kernels)
 
     def prepare_while_idle(self) -> bool:
         """As PlacedDrafter.prepare_while_idle: there is nothing to measure."""

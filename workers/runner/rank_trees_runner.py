@@ -23,7 +23,7 @@ from workers.sampling.state import SampledTokens
 from workers.speculation.config import SpeculativeConfig
 from workers.speculation.device_drafter import DeviceTreeDrafter
 from workers.speculation.device_step import DrafterStep
-from workers.speculation.step_trees import StepTrees
+from workers.speculation.step_trees import LinedUp, StepTrees
 
 
 def check_cuda_trees(config: EngineConfig, speculation: SpeculativeConfig) -> None:
@@ -85,15 +85,15 @@ class RankTreesRunner(RankDraftsRunner):
         """Samples stay in the order of the step's tokens: the host finds the path that holds."""
         taken, step = super()._take_samples(sampled, inputs), self._laid_out
         if step is not None and step.trees is not None:
-            order = step.trees.held(sampled.token_ids, step.ids).order
-            self._line_up(step.out_cache_loc, order)
+            kernels, targets = self._device_drafter.kernels, step.out_cache_loc
+            lined = kernels.hold(step.trees, sampled.token_ids, step.ids, targets)
+            self._line_up(step.trees, lined, targets)
         return taken
 
-    def _line_up(self, out_cache_loc: torch.Tensor, order: torch.Tensor) -> None:
+    def _line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
         """As CudaTreesRunner, in both pools."""
-        sources = out_cache_loc.index_select(0, order)
-        self._token_to_kv_pool.move_tokens(sources, out_cache_loc)
-        self._device_drafter.move_tokens(sources, out_cache_loc)
+        self._token_to_kv_pool.line_up(lined.sources, targets, trees.starts, lined.run_lens)
+        self._device_drafter.line_up(trees, lined, targets)
 
     def _trees_laid_out(self) -> StepTrees | None:
         return None if self._laid_out is None else self._laid_out.trees

@@ -12,6 +12,8 @@ from workers.speculation.device_draft import Argmax, DeviceDraftModel
 from workers.speculation.device_growth import draft_trees
 from workers.speculation.device_pass import PassRows
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.step_trees import LinedUp, StepTrees
+from workers.speculation.tree_kernels import TreeKernels
 
 
 class DeviceDraftTree(DeviceDraftModel):
@@ -21,10 +23,18 @@ class DeviceDraftTree(DeviceDraftModel):
     last depth for the first time.
     """
 
+    names = None
+
     def __init__(
-        self, model: CausalLM, backend: AttentionBackend, tp: TPGroup, argmax: Argmax
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        tp: TPGroup,
+        argmax: Argmax,
+        kernels: TreeKernels,
     ) -> None:
         super().__init__(model, backend, tp, argmax)
+        self.kernels = kernels
         self._pool = backend.token_to_kv_pool
 
     def propose(self, step: DrafterStep) -> DeviceDrafts:
@@ -54,10 +64,6 @@ class DeviceDraftTree(DeviceDraftModel):
         hidden = self._model.forward_rows(TokenInputs(ids, batch.positions), batch, newest).hidden
         return self._model.compute_logits(hidden), carried
 
-    def named(self, columns: torch.Tensor) -> torch.Tensor:
-        """As TreeDrafter.named: they are."""
-        return columns
-
-    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """As DeviceTreeDrafter.move_tokens."""
-        self._pool.move_tokens(sources, targets)
+    def line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
+        """As DeviceTreeDrafter.line_up."""
+        self._pool.line_up(lined.sources, targets, trees.starts, lined.run_lens)

@@ -9,6 +9,7 @@ from attention.forward_batch import ForwardBatch
 from workers.speculation.device_chain import ChainDrafter
 from workers.speculation.device_growth import TreeDrafter
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.step_trees import LinedUp, StepTrees
 
 
 class DeviceDrafter(ChainDrafter, Protocol):
@@ -45,7 +46,7 @@ class DeviceDrafter(ChainDrafter, Protocol):
 class DeviceTreeDrafter(DeviceDrafter, TreeDrafter, Protocol):
     """One whose drafts may be trees. It reads every token of a step with trees where it stands."""
 
-    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """The step is verified: what is kept of the tokens at sources is to stand at targets, int64
-        cache indices both, as TokenToKVPool.move_tokens has it."""
+    def line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
+        """The step is verified: what is kept of the tokens at lined.sources is to stand at targets,
+        int64 (num_tokens,), the cache indices of the step's tokens."""
         ...

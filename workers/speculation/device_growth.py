@@ -18,14 +18,26 @@ from workers.speculation.device_pass import DevicePasses, PassRows
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.device_tree import DeviceTrees
 from workers.speculation.step_trees import StepTrees
+from workers.speculation.tree_kernels import TreeKernels
+from workers.speculation.tree_levels import TreeLevel, tree_levels
 from workers.speculation.tree_shape import level_depths
 
-BatchOf = Callable[[DeviceTrees, torch.Tensor], ForwardBatch]
-"""Of a pass over trees so far and their roots: int64 (n * tokens so far,), row after row."""
+BatchOf = Callable[[DeviceTrees, TreeLevel], ForwardBatch]
+"""Of a pass over trees so far, whose ids are the batch's, row after row."""
 
 
 class TreeDrafter(ChainDrafter, Protocol):
     """What is the same in every pass of a drafter of trees."""
+
+    @property
+    def kernels(self) -> TreeKernels:
+        """Of its device."""
+        ...
+
+    @property
+    def names(self) -> torch.Tensor | None:
+        """Ids of the tokens that columns of logits are of, int64 (columns,); None: they are."""
+        ...
 
     def read_tree(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch, newest: torch.Tensor
@@ -35,47 +47,35 @@ class TreeDrafter(ChainDrafter, Protocol):
         these, (m, tokens that may be proposed), and what is handed on for each of the n."""
         ...
 
-    def named(self, columns: torch.Tensor) -> torch.Tensor:
-        """Columns of logits, int64 of any shape -> ids of these tokens."""
-        ...
-
 
 def grow_trees(
     drafter: TreeDrafter,
     roots: torch.Tensor,
     carried: torch.Tensor,
-    widths: Sequence[int],
+    levels: Sequence[TreeLevel],
     batch_of: BatchOf,
     own_widths: torch.Tensor | None = None,
 ) -> DeviceTrees:
-    """Trees of one shape behind roots, int64 (n,). carried: (n, size), what goes with
-    these. own_widths: int64 (n, len(widths)), how many of its first drafts at each depth a row has,
-    none behind a depth with none; the others are any, and nothing of a row's own stands behind
-    them. None: all have all. Nothing depends on what the device holds: a graph can have all of it.
+    """Trees of one shape behind roots, int64 (n,). carried: (n, size), what goes with these.
+    levels: of that shape. own_widths: int64 (n, len(levels) - 1), how many of its first drafts at
+    each depth a row has, none behind a depth with none; the others are any, and nothing of a row's
+    own stands behind them. None: all have all. Nothing depends on what the device holds: a graph
+    can have all of it.
     """
     n, size = carried.shape
-    trees = DeviceTrees.of_roots(n, roots.device)
-    made = carried.new_empty((n, 0, size))
-    for level, width in enumerate(widths):
-        num_tokens = trees.parents.shape[1]
-        ids = torch.cat([roots.unsqueeze(1), trees.token_ids], dim=1).view(-1)
-        parents = trees.parents[:, 1:].unsqueeze(2).expand(-1, -1, size)
-        states = torch.cat([carried.unsqueeze(1), made.gather(1, parents)], dim=1)
-        batch = batch_of(trees, ids)
-        logits, own = drafter.read_tree(
-            ids, states.view(n * num_tokens, size), batch, _newest(trees)
-        )
-        made = own.view(n, num_tokens, size)
-        num_parents = own_widths[:, level - 1] if own_widths is not None and level else None
-        trees = trees.grown(logits, width, drafter.named, num_parents)
+    trees = DeviceTrees.of_roots(roots)
+    states, made = carried, carried.new_empty((n, 0, size))
+    for index, level in enumerate(levels[:-1]):
+        if index:
+            states = drafter.kernels.carry(carried, made, trees.parents)
+        batch = batch_of(trees, level)
+        newest = level.newest[: n * level.num_newest]
+        logits, own = drafter.read_tree(batch.input_ids, states, batch, newest)
+        made = own.view(n, level.num_tokens, size)
+        num_parents = own_widths[:, index - 1] if own_widths is not None and index else None
+        width = levels[index + 1].num_newest
+        trees = drafter.kernels.grow(trees, logits, width, drafter.names, num_parents)
     return trees
-
-
-def _newest(trees: DeviceTrees) -> torch.Tensor:
-    """Among the tokens of all rows."""
-    n, num_tokens = trees.parents.shape
-    own = torch.arange(n * num_tokens, device=trees.parents.device).view(n, num_tokens)
-    return own[:, num_tokens - trees.num_newest :].reshape(-1)
 
 
 def draft_trees(
@@ -102,13 +102,13 @@ def _grown(
     widths: tuple[int, ...],
 ) -> DeviceTrees:
     """rows: of the step's runs."""
-    runs, device = step.runs, step.ids.device
+    runs = step.runs
     slots, firsts = runs.slots[rows], runs.firsts[rows]
     prefix_lens = runs.prefix_lens[rows] - np.int32(drafter.first_position)
     depths = np.array(level_depths(widths), dtype=np.int32)
 
-    def batch_of(trees: DeviceTrees, ids: torch.Tensor) -> ForwardBatch:
-        num_tokens = trees.parents.shape[1]
+    def batch_of(trees: DeviceTrees, level: TreeLevel) -> ForwardBatch:
+        num_tokens = level.num_tokens
         tokens = (firsts[:, None] + np.arange(num_tokens)).reshape(-1)
         pass_rows = PassRows(
             slots,
@@ -117,22 +117,22 @@ def _grown(
             step.plan.out_cache_loc[tokens],
             np.tile(depths[:num_tokens], len(rows)),
         )
-        return passes.prepare(pass_rows, ids, visibility_of(trees))
+        return passes.prepare(pass_rows, trees.ids.view(-1), visibility_of(trees, level))
 
+    device = step.ids.device
     (tokens,) = upload([firsts], device)
     roots = step.ids.index_select(0, tokens)
     own_slots, places = (own.index_select(0, tokens) for own in (step.token_slots, step.places))
     carried = drafter.carried_to(own_slots, places - drafter.first_position)
-    return grow_trees(drafter, roots, carried, widths, batch_of)
+    levels = tree_levels(widths, len(rows), device)
+    return grow_trees(drafter, roots, carried, levels, batch_of)
 
 
-def visibility_of(trees: DeviceTrees) -> Visibility:
+def visibility_of(trees: DeviceTrees, level: TreeLevel) -> Visibility:
     """Of a pass over all tokens of these."""
-    n, num_tokens = trees.parents.shape
-    if num_tokens == 1:
+    if level.num_tokens == 1:
         return CAUSAL
-    starts = torch.arange(n, dtype=torch.int32, device=trees.sees.device) * num_tokens**2
-    return Tree(trees.sees.reshape(-1), starts)
+    return Tree(trees.sees.view(-1), level.starts[: len(trees.sees)])
 
 
 def _by_shape(

@@ -2,32 +2,43 @@
 
 import torch
 
+from attention.backends.base import AttentionBackend
 from attention.forward_batch import ForwardBatch
 from workers.speculation.device_growth import draft_trees
 from workers.speculation.device_pairs import DevicePairs
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
+from workers.speculation.pairs import PairHead
+from workers.speculation.step_trees import LinedUp, StepTrees
+from workers.speculation.tree_kernels import TreeKernels
 
 
 class DevicePairTree(DevicePairs):
     """As DeviceTreeDrafter; steps without trees as DevicePairs. Of a tree, too, the pairs of all
     tokens are read behind the target's pass: a token with the target's state of its parent."""
 
+    def __init__(
+        self,
+        head: PairHead,
+        backend: AttentionBackend,
+        table: torch.Tensor,
+        states: torch.Tensor,
+        kernels: TreeKernels,
+    ) -> None:
+        super().__init__(head, backend, table, states)
+        self.kernels = kernels
+
     def propose(self, step: DrafterStep) -> DeviceDrafts:
         if step.trees is None:
             return super().propose(step)
         return draft_trees(self, self._passes, step, step.trees)
 
-    def _indices_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
-        """Of a draft of a tree that of its parent."""
-        if step.trees is None:
-            return super()._indices_before(step, before)
-        parents, own = step.trees.parents, torch.arange(len(step.ids), device=step.ids.device)
-        places = (step.places - 1).clamp_(min=0)
-        return torch.where(
-            parents == own,
-            self._table[step.token_slots, places].long(),
-            step.out_cache_loc.index_select(0, parents),
-        )
+    def _before(self, step: DrafterStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a draft of a tree its parent."""
+        trees = step.trees
+        if trees is None:
+            return super()._before(step)
+        own = step.positions, step.places, step.token_slots, step.out_cache_loc
+        return self.kernels.before(trees, *own, self._table)
 
     def read_tree(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch, newest: torch.Tensor
@@ -36,11 +47,12 @@ class DevicePairTree(DevicePairs):
         made = self._head(ids, carried, batch)
         return self._head.logits(made.index_select(0, newest)), made
 
-    def named(self, columns: torch.Tensor) -> torch.Tensor:
-        """As TreeDrafter.named."""
-        return self._head.named(columns)
+    @property
+    def names(self) -> torch.Tensor | None:
+        """As TreeDrafter.names."""
+        return self._head.names
 
-    def move_tokens(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """As DeviceTreeDrafter.move_tokens."""
-        self._pool.move_tokens(sources, targets)
-        self._states.index_copy_(0, targets, self._states.index_select(0, sources))
+    def line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
+        """As DeviceTreeDrafter.line_up."""
+        self._pool.line_up(lined.sources, targets, trees.starts, lined.run_lens)
+        self._states.index_copy_(0, targets, self._states.index_select(0, lined.sources))

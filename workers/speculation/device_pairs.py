@@ -54,8 +54,8 @@ class DevicePairs:
     def behind(self, step: DrafterStep, taps: Sequence[torch.Tensor]) -> None:
         """See DeviceDrafter."""
         self._states.index_copy_(0, step.out_cache_loc, self._head.fuse(taps))
-        before = _behind_first(step.positions)
-        states = StatesBefore(self._states, self._indices_before(step, before))
+        before, indices = self._before(step)
+        states = StatesBefore(self._states, indices)
         self._head.read(TokenInputs(step.ids, before), states, step.out_cache_loc, self._pool)
 
     def behind_decode(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
@@ -75,10 +75,11 @@ class DevicePairs:
         the table a pair stands where the text has the token before it."""
         return self._states.index_select(0, self._table[slots, positions])
 
-    def _indices_before(self, step: DrafterStep, before: torch.Tensor) -> torch.Tensor:
-        """Cache indices of the tokens before the step's, int (num_tokens,); any for first ones.
-        before: their positions, int64 (num_tokens,)."""
-        return self._table[step.token_slots, before]
+    def _before(self, step: DrafterStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions, int64, and cache indices, int, of the tokens before the step's, (num_tokens,)
+        both; 0 and any for first ones."""
+        before = _behind_first(step.positions)
+        return before, self._table[step.token_slots, before]
 
     def draft(
         self, ids: torch.Tensor, carried: torch.Tensor, batch: ForwardBatch

@@ -7,7 +7,6 @@ tensors. Operations depend on shapes alone, so that a graph can hold them. Nothi
 the device.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,37 +17,43 @@ import torch
 class DeviceTrees:
     """Of n rows, each with m tokens so far, the root and its drafts level by level.
 
-    token_ids: int64 (n, m - 1), of drafts. parents: int64 (n, m), which of the row's tokens each
-    stands behind, 0 of a root. logprobs: float64 (n, m), of each with all before it. sees: bool (n,
-    m, m), which of the row's tokens each sees: those before it on its path, and itself. num_newest:
-    of the last level.
+    ids: int64 (n, m). parents: int64 (n, m), which of the row's tokens each stands behind, 0 of a
+    root. logprobs: float64 (n, m), of each with all before it. sees: bool (n, m, m), which of the
+    row's tokens each sees: those before it on its path, and itself. num_newest: of the last level.
     """
 
-    token_ids: torch.Tensor
+    ids: torch.Tensor
     parents: torch.Tensor
     logprobs: torch.Tensor
     sees: torch.Tensor
     num_newest: int
 
     @classmethod
-    def of_roots(cls, num_rows: int, device: torch.device) -> Self:
-        token_ids = torch.zeros((num_rows, 0), dtype=torch.int64, device=device)
+    def of_roots(cls, roots: torch.Tensor) -> Self:
+        """roots: int64 (n,), their token ids."""
+        num_rows, device = len(roots), roots.device
         parents = torch.zeros((num_rows, 1), dtype=torch.int64, device=device)
         logprobs = torch.zeros((num_rows, 1), dtype=torch.float64, device=device)
         sees = torch.ones((num_rows, 1, 1), dtype=torch.bool, device=device)
-        return cls(token_ids, parents, logprobs, sees, 1)
+        return cls(roots.unsqueeze(1), parents, logprobs, sees, 1)
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Of drafts, int64 (n, m - 1), a view."""
+        return self.ids[:, 1:]
 
     def grown(
         self,
         logits: torch.Tensor,
         width: int,
-        named: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        names: torch.Tensor | None = None,
         num_parents: torch.Tensor | None = None,
     ) -> "DeviceTrees":
         """With a level of width drafts more. logits: behind the newest tokens of each row, float
-        (n * num_newest, vocab); width: at most as many as these name. named: from columns of logits
-        to token ids; None: they are. num_parents: int64 (n,), how many of a row's newest tokens,
-        the first, others may stand behind; None: all. Where none may, a row's drafts are any."""
+        (n * num_newest, vocab); width: at most as many as these name. names: int64 (vocab,),
+        token ids of columns of logits; None: they are. num_parents: int64 (n,), how many of a row's
+        newest tokens, the first, others may stand behind; None: all. Where none may, a row's drafts
+        are any."""
         n, num_tokens = self.parents.shape
         own = logits.float()
         values, columns = own.topk(min(width, own.shape[1]))
@@ -67,9 +72,9 @@ class DeviceTrees:
         best = order[:, :width]
         parents = num_tokens - self.num_newest + best // values.shape[1]
         column = columns.view(n, -1).gather(1, best)
-        token_ids = column if named is None else named(column.reshape(-1)).view_as(column)
+        token_ids = column if names is None else names[column]
         return DeviceTrees(
-            torch.cat([self.token_ids, token_ids], dim=1),
+            torch.cat([self.ids, token_ids], dim=1),
             torch.cat([self.parents, parents], dim=1),
             torch.cat([self.logprobs, -ascending[:, :width]], dim=1),
             self._seen_with(parents),

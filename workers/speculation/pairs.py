@@ -75,6 +75,12 @@ class PairHead(Protocol):
         target's ids, int64 (n,), the same on every rank to the token."""
         ...
 
+    @property
+    def names(self) -> torch.Tensor | None:
+        """The target's ids of the tokens that columns of logits are of, int64 (columns,); None:
+        they are."""
+        ...
+
     def named(self, columns: torch.Tensor) -> torch.Tensor:
         """Columns of logits, int64 of any shape -> the target's ids of these tokens."""
         ...

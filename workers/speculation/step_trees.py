@@ -4,7 +4,7 @@ Operations depend on what the host knows alone: nothing here waits for the devic
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,22 +17,38 @@ from workers.speculation.runs import ranges
 from workers.speculation.tree import HeldPaths, held_paths
 
 
+class LinedUp(NamedTuple):
+    """What holds of a step's rows, first of all in each. run_lens: int64 (bs,), how many samples of
+    each row hold. Of the step's tokens, int64 (num_tokens,): sources, where in KV memory lies what
+    is to stand at each one's place, that place itself behind those that hold; samples, any behind
+    those that hold."""
+
+    run_lens: torch.Tensor
+    sources: torch.Tensor
+    samples: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class StepTrees:
     """shape: of the plan, right but for rows, paths and parents. num_new: host int32 (bs,), new
     tokens of each row. parents: int64 (num_tokens,) on the device, which token of the step each
-    stands behind, a root itself; any of the depth before until drafts are named."""
+    stands behind, a root itself; any of the depth before until drafts are named. starts: int64 (bs
+    + 1,) there, each row's first token, and how many there are."""
 
     shape: PlanTrees
     num_new: IntArray
     parents: torch.Tensor
+    starts: torch.Tensor
 
     @classmethod
     def of(cls, plan: StepPlan, places: IntArray, device: torch.device) -> Self:
         """Of a plan with trees. places: as in PlanTrees.of."""
-        shape = PlanTrees.of(plan, places)
-        (parents,) = upload([shape.parents], device)
-        return cls(shape, plan.num_new_tokens, parents)
+        return cls.of_shape(PlanTrees.of(plan, places), plan.num_new_tokens, device)
+
+    @classmethod
+    def of_shape(cls, shape: PlanTrees, num_new: IntArray, device: torch.device) -> Self:
+        starts = np.append(np.int64(0), np.cumsum(num_new, dtype=np.int64))
+        return cls(shape, num_new, *upload([shape.parents, starts], device))
 
     def widths(self, row: int) -> tuple[int, ...]:
         """Drafts at each depth of a row."""
@@ -61,6 +77,23 @@ class StepTrees:
         """sampled, ids: int64 (num_tokens,), what was drawn behind each of the step's tokens, and
         what these are."""
         return held_paths(sampled, ids, self.num_new, self.parents, self.shape.depths)
+
+
+def hold_paths(
+    trees: StepTrees, sampled: torch.Tensor, ids: torch.Tensor, cache_indices: torch.Tensor
+) -> LinedUp:
+    """What tree_kernels.HoldPaths says, in plain torch."""
+    run_lens, order = trees.held(sampled, ids)
+    rows, in_row = upload(
+        [
+            np.repeat(np.arange(len(trees.num_new)), trees.num_new),
+            ranges(np.zeros_like(trees.num_new), trees.num_new),
+        ],
+        ids.device,
+    )
+    is_held = in_row < run_lens[rows]
+    sources = torch.where(is_held, cache_indices[order], cache_indices)
+    return LinedUp(run_lens, sources, sampled[order])
 
 
 def sees_ancestors(parents: torch.Tensor, firsts: torch.Tensor, widest: int) -> torch.Tensor:

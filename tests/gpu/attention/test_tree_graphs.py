@@ -9,7 +9,9 @@ import torch
 from attention.backends.triton_fp8 import Fp8TritonBackend
 from attention.backends.triton_paged import TritonBackend
 from attention.forward_batch import ForwardMode
+from attention.kernels.triton_kv_lines import line_up
 from attention.visibility import Tree
+from tests.fakes import interpreted_trees
 from tests.gpu.attention.device_cases import (
     BF16_TOLERANCE,
     FP8_TOLERANCE,
@@ -22,6 +24,8 @@ from tests.gpu.needs import NEEDS_GPU
 from tests.gpu.no_waiting import no_waiting
 from tests.unit.attention.cases import relative_error, rows_of
 from tests.unit.attention.visibility_cases import build_visible, tree
+from workers.layers.cuda.tree_levels import grow_level
+from workers.layers.cuda.tree_paths import hold_paths
 from workers.speculation.device_tree import DeviceTrees
 from workers.speculation.step_trees import sees_ancestors
 
@@ -130,15 +134,60 @@ def test_fp8_replays_follow_masks():
         assert relative_error(graph.replay(twin), oracle(case)) < FP8_TOLERANCE
 
 
-def test_trees_grow_and_tell_who_sees_whom_without_waiting():
+@pytest.mark.parametrize("grow", [DeviceTrees.grown, grow_level], ids=["torch", "kernels"])
+def test_trees_grow_and_tell_who_sees_whom_without_waiting(grow):
     widths, rows, vocab = (4, 4, 2), 3, 5000
     drawn = [torch.randn(rows * one, vocab, device="cuda") for one in (1, *widths[:-1])]
+    roots = torch.zeros(rows, dtype=torch.int64, device="cuda")
     with no_waiting():
-        trees = DeviceTrees.of_roots(rows, drawn[0].device)
+        trees = DeviceTrees.of_roots(roots)
         for width, logits in zip(widths, drawn, strict=True):
-            trees = trees.grown(logits, width)
+            trees = grow(trees, logits, width)
         num_tokens = trees.parents.shape[1]
         own = torch.arange(rows, device="cuda").unsqueeze(1) * num_tokens
         firsts = own.expand(-1, num_tokens).reshape(-1)
         sees = sees_ancestors((trees.parents + own).view(-1), firsts, num_tokens)
     assert sees.view_as(trees.sees).equal(trees.sees)
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "widths"),
+    [(1, 32000, (4, 4, 4, 4)), (64, 32000, (4, 4, 4, 4)), (3, 128256, (8, 4, 1)), (2, 40, (1, 16))],
+)
+def test_kernels_grow_the_trees_that_torch_grows(rows, vocab, widths):
+    """Of logits of which no two of a row are equal; some rows have narrower trees."""
+    draws = torch.Generator("cuda").manual_seed(5)
+    names = torch.randperm(vocab, device="cuda")
+    own = torch.tensor(widths, device="cuda").expand(rows, -1).clone()
+    own[1::2] = own[1::2].clamp(max=1)
+    trees = wanted = DeviceTrees.of_roots(torch.arange(rows, device="cuda"))
+    for level, width in enumerate(widths):
+        marks = torch.rand(rows * trees.num_newest, vocab, generator=draws, device="cuda")
+        logits = marks.argsort(dim=1).float() * (40 / vocab)
+        logits += torch.rand(len(logits), 1, generator=draws, device="cuda")
+        of_level = own[:, level - 1] if level else None
+        trees = grow_level(trees, logits, width, names, of_level)
+        wanted = wanted.grown(logits, width, names, of_level)
+        assert trees.ids.equal(wanted.ids)
+        assert trees.parents.equal(wanted.parents)
+        assert trees.sees.equal(wanted.sees)
+        assert torch.allclose(trees.logprobs, wanted.logprobs, atol=1e-4, equal_nan=True)
+
+
+def test_kernels_follow_paths_and_carry_what_lies_on_them():
+    with torch.device("cuda"):
+        interpreted_trees.check_paths()
+        for num_rows, num_tokens in ((1, 17), (64, 17), (3, 5), (2, 33)):
+            interpreted_trees.check_ancestors(num_rows, num_tokens)
+        interpreted_trees.check_states(13, 4096, torch.bfloat16)
+        interpreted_trees.check_growth((4, 4, 2), 37, torch.float32, spoilt=(1,))
+
+
+def test_kernels_launch_without_waiting():
+    with torch.device("cuda"):
+        _, trees = interpreted_trees.drawn_trees(np.random.default_rng(1))
+        num_tokens = len(trees.parents)
+        ids, tokens = torch.arange(num_tokens), torch.zeros(2, 60, 2, 64, dtype=torch.bfloat16)
+        with no_waiting():
+            lined = hold_paths(trees, ids, ids, ids)
+            line_up(tokens, lined.sources, ids, trees.starts, lined.run_lens)

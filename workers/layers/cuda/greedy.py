@@ -12,6 +12,7 @@ import triton.language as tl
 from workers.graphs.decode_step import FIRST_CACHE_FIELD, StepRing, StepRows, TokenRows
 from workers.layers.cuda.launch import next_power_of_2
 from workers.layers.cuda.token_rows import gather_rows
+from workers.layers.cuda.tree_paths import mark_ancestors
 
 VOCAB_BLOCK = 4096
 
@@ -207,6 +208,9 @@ class TritonStepKernels:
 
     def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
         gather_rows(tokens, named, rows)
+
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        mark_ancestors(parents, num_tokens, cells)
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         size = logits.shape[0], num_vocab_blocks(logits.shape[1])

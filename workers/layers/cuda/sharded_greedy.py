@@ -49,6 +49,9 @@ class CollectiveStepKernels:
     def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
         self.alone.gather_rows(tokens, named, rows)
 
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        self.alone.mark_ancestors(parents, num_tokens, cells)
+
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         size = logits.shape[0], num_vocab_blocks(self.shard.num_rows)
         block_max = torch.empty(size, dtype=torch.float32, device=logits.device)
@@ -154,6 +157,9 @@ class PeerStepKernels:
 
     def gather_rows(self, tokens: StepRows, named: torch.Tensor | None, rows: TokenRows) -> None:
         self._alone.gather_rows(tokens, named, rows)
+
+    def mark_ancestors(self, parents: torch.Tensor, num_tokens: int, cells: torch.Tensor) -> None:
+        self._alone.mark_ancestors(parents, num_tokens, cells)
 
     def end(self, logits: torch.Tensor, slots: torch.Tensor, ring: StepRing) -> None:
         num_rows = logits.shape[0]

@@ -33,14 +33,17 @@ def logits_of(levels: Sequence[int], seed: int, is_coarse: bool) -> list[torch.T
     return [own.round() for own in drawn] if is_coarse else drawn
 
 
+NAMES = 1000 - 3 * torch.arange(VOCAB)
+
+
 def named(columns: torch.Tensor) -> torch.Tensor:
-    return 1000 - 3 * columns
+    return NAMES[columns]
 
 
 def tree_of(widths: Sequence[int], drawn: Sequence[torch.Tensor]) -> DeviceTrees:
-    trees = DeviceTrees.of_roots(len(drawn[0]), drawn[0].device)
+    trees = DeviceTrees.of_roots(torch.zeros(len(drawn[0]), dtype=torch.int64))
     for width, logits in zip(widths, drawn, strict=True):
-        trees = trees.grown(logits, width, named)
+        trees = trees.grown(logits, width, torch.arange(1000, 1000 - 3 * VOCAB, -3))
     return trees
 
 
