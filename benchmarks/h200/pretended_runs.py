@@ -126,7 +126,7 @@ class PretendingChains(HostChainVerifier):
 
 
 def lens_ahead(runs: PretendedRuns) -> Callable[[DrawnRows], torch.Tensor]:
-    """What AheadDrafts asks: PretendingChains then says the same of the step."""
+    """What AheadDrafts asks: the verifier on the host then says the same of the step."""
 
     def run_lens(drawn: DrawnRows) -> torch.Tensor:
         num_rows, num_samples = drawn.sampled.shape
@@ -155,7 +155,11 @@ class PretendingTrees(TreeVerifier):
         super().accept(token_ids, input_ids, num_samples, trees)
         starts = np.cumsum(num_samples) - num_samples
         rows = np.repeat(np.arange(len(num_samples)), num_samples)
-        run_lens = self._runs.run_lens(np.maximum.reduceat(trees.depths, starts) + 1)
+        drawn = self._runs.drawn_ahead
+        if drawn:
+            run_lens = drawn.popleft()
+        else:
+            run_lens = self._runs.run_lens(np.maximum.reduceat(trees.depths, starts) + 1)
         # Of a row's tokens the first in rank is any of those at the depth.
         is_asked = trees.depths == (run_lens - 1)[rows]
         ranks = self._runs.rng.random(len(rows)) + is_asked

@@ -95,8 +95,9 @@ class StaticRows:
 class DrawnRows:
     """What the rows of a step have verified and drawn, on the device or where it reads. drafts:
     int64 (bs, n), contiguous. sampled: int32 or int64 (bs, n + 1), behind the token before the
-    drafts and behind each of them. run_lens: int64 (bs,), how many samples of each row hold; None
-    where the drafts say it, up to the first wrong one."""
+    drafts and behind each of them; of trees those that hold first, and as many columns as may.
+    run_lens: int64 (bs,), how many samples of each row hold; None where the drafts say it, up to
+    the first wrong one."""
 
     drafts: torch.Tensor
     sampled: torch.Tensor
@@ -118,7 +119,7 @@ def go_on(staged: torch.Tensor, num_rows: int, drawn: DrawnRows, table: torch.Te
     run_lens = _run_lens(drawn)[rows]
     last_ids = drawn.sampled.long()[rows, run_lens - 1]
     columns = torch.arange(len(places), device=staged.device).unsqueeze(1)
-    table[slots, before + drawn.sampled.shape[1] + columns] = places.int()
+    table[slots, before + 1 + drawn.drafts.shape[1] + columns] = places.int()
     before += run_lens
     places.copy_(table[slots, before + columns])
     rows.copy_(last_ids.clamp(min=0))

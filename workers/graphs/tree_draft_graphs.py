@@ -16,9 +16,10 @@ from attention.backends.base import GraphAttentionBackend
 from attention.forward_batch import ForwardBatch, ForwardMode, StepShape
 from workers.graphs.decode_graphs import GraphCapturer
 from workers.graphs.draft_graphs import DraftGraphs
-from workers.graphs.draft_rows import SLOTS, RowKernels
+from workers.graphs.draft_rows import SLOTS, DrawnRows, RowKernels
 from workers.sampling.transfer import upload
 from workers.scheduler.plan import IntArray
+from workers.speculation.ahead import AheadRows
 from workers.speculation.device_growth import TreeDrafter, grow_trees, visibility_of
 from workers.speculation.device_step import DeviceDrafts, DrafterStep
 from workers.speculation.device_tree import DeviceTrees
@@ -48,17 +49,45 @@ class TreeDraftGraphs(DraftGraphs):
         (self._depths,) = upload([np.array(level_depths(tree))], backend.config.device)
         self._levels = tree_levels(tree, len(self._static.drafts), backend.config.device)
         self._firsts = _firsts(np.array([[1, *tree]], dtype=np.int64))[0]
+        # How many rows of the widths below are known to be the tree's.
+        self._num_whole = 0
         # Of the rows under way: drafts at each depth, and what each stands behind.
         size = len(self._static.drafts), len(tree)
         self._widths = torch.zeros(size, dtype=torch.int64, device=backend.config.device)
         self._parents = torch.zeros_like(self._static.drafts)
+        (self._whole,) = upload([np.array(tree, dtype=np.int64)], backend.config.device)
+
+    def run_ahead(self, ahead: AheadRows, drawn: DrawnRows) -> DeviceDrafts:
+        """Of whole trees."""
+        self._make_whole(ahead.plan.batch_size)
+        made = super().run_ahead(ahead, drawn)
+        return self._with_parents(made)
 
     def run(self, step: DrafterStep) -> DeviceDrafts:
+        if self._is_whole(step):
+            return self._with_parents(super().run(step))
         made = super().run(step)
         # Within the graph a row's tokens stand apart where its tree is narrower.
         places = step.places - self._drafter.first_position
         self._table[step.token_slots, places] = step.out_cache_loc.int()
         return self._of_runs(step) if len(step.runs) else made
+
+    def _is_whole(self, step: DrafterStep) -> bool:
+        """Whether all rows have the graph's tree: then their tokens stand as in the graph."""
+        runs, num_drafts = step.runs, sum(self._tree)
+        is_even = len(runs) == step.plan.batch_size and runs.is_even
+        return is_even and step.trees is not None and runs.width == num_drafts
+
+    def _with_parents(self, made: DeviceDrafts) -> DeviceDrafts:
+        """Of the whole trees that a replay has left."""
+        n, num_drafts = made.token_ids.shape
+        own = self._parents[:n, :num_drafts].clone(memory_format=torch.contiguous_format)
+        return DeviceDrafts(made.token_ids, own)
+
+    def _make_whole(self, num_rows: int) -> None:
+        if self._num_whole < num_rows:
+            self._widths[:num_rows].copy_(self._whole.expand(num_rows, -1))
+            self._num_whole = num_rows
 
     def _of_runs(self, step: DrafterStep) -> DeviceDrafts:
         """Each row's own of what a replay has left, one behind the other."""
@@ -123,12 +152,19 @@ class TreeDraftGraphs(DraftGraphs):
 
     def _stage(self, shape: StepShape, step: DrafterStep) -> None:
         super()._stage(shape, step)
+        if self._is_whole(step):
+            self._make_whole(step.plan.batch_size)
+            return
+        self._num_whole = 0
         own = np.zeros((shape.rows, len(self._tree)), dtype=np.int64)
         own[: step.plan.batch_size] = self._widths_of(step)[:, 1:]
         (widths,) = upload([own], self._widths.device)
         self._widths[: shape.rows].copy_(widths)
 
     def _place(self, places: npt.NDArray[np.int64], step: DrafterStep) -> None:
+        if self._is_whole(step):
+            super()._place(places, step)
+            return
         num_new = step.plan.num_new_tokens
         rows = np.repeat(np.arange(len(num_new)), num_new)
         places[self._columns(step), rows] = step.plan.out_cache_loc

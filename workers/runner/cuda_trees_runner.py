@@ -76,6 +76,10 @@ class CudaTreesRunner(CudaModelRunner):
             targets = step.out_cache_loc
             lined = self._tree_kernels.hold(step.trees, graphs.sampled, step.ids, targets)
             self._line_up(step.trees, lined, targets)
+            self._behind_lines(step, lined)
+
+    def _behind_lines(self, step: DrafterStep, lined: LinedUp) -> None:
+        """A replayed step's rows stand as a chain's would."""
 
     def _line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
         """Keys and values of each row's path come to stand where a chain's would. targets: int64

@@ -289,9 +289,16 @@ def rank_tree_drafting_executor(
     name_drafts: NameDrafts,
 ) -> DraftingExecutor:
     """As rank_drafting_executor, of trees. tree: drafts at each depth."""
-    history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankTreeProposer(tree)
-    runs = HostRuns(_host_table(num_slots, max_context_len), history, proposer)
+    runs, proposer = rank_tree_runs(num_slots, max_context_len, tree)
     return RankDraftingExecutor(inner, runs, proposer, HostChainVerifier(), name_drafts)
+
+
+def rank_tree_runs(
+    num_slots: int, max_context_len: int, tree: Sequence[int]
+) -> tuple[HostRuns, RankTreeProposer]:
+    """Of a rank that makes trees."""
+    history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankTreeProposer(tree)
+    return HostRuns(_host_table(num_slots, max_context_len), history, proposer), proposer
 
 
 def _host_table(num_slots: int, max_context_len: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ while the host takes the samples in. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,9 @@ class AheadRows:
     prefix_lens: IntArray
 
     @classmethod
-    def of(cls, plan: StepPlan, before: StepPlan) -> Self | None:
+    def of(cls, plan: StepPlan, before: StepPlan, runs: "AheadRuns") -> Self | None:
         """before: the step before, as it runs. None where drafts have to wait for its samples."""
-        num_before, num_tokens = _tokens_a_row(before), _tokens_a_row(plan)
+        num_before, num_tokens = runs.tokens_before(before), runs.tokens_a_row(plan)
         # Samples that wait for masks have not been launched, nor has what the plan does to memory.
         if not (num_before and num_tokens) or before.has_masks or _changes_memory(plan):
             return None
@@ -53,10 +53,54 @@ class AheadRows:
         return len(self.plan.input_ids) // self.plan.batch_size
 
 
+class AheadRuns(Protocol):
+    """Which steps' drafts may be made ahead."""
+
+    def tokens_before(self, plan: StepPlan) -> int:
+        """Of each row of a step as it runs, behind which drafts may be made; 0 of others."""
+        ...
+
+    def tokens_a_row(self, plan: StepPlan) -> int:
+        """Of a plan as it was scheduled, whose drafts may be made; 0 of others."""
+        ...
+
+
+class ChainsAhead:
+    """Of as many drafts in each row, one behind the other."""
+
+    def tokens_before(self, plan: StepPlan) -> int:
+        """See AheadRuns."""
+        return 0 if plan.has_trees else _tokens_a_row(plan)
+
+    def tokens_a_row(self, plan: StepPlan) -> int:
+        """See AheadRuns."""
+        return self.tokens_before(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class TreesAhead:
+    """Of a whole tree in each row: a row of as many tokens has one wherever it may branch.
+    num_drafts: of a tree."""
+
+    num_drafts: int
+
+    def tokens_before(self, plan: StepPlan) -> int:
+        """See AheadRuns."""
+        return self._whole(plan) if plan.has_trees else 0
+
+    def tokens_a_row(self, plan: StepPlan) -> int:
+        """See AheadRuns. A plan gets its parents once it is launched."""
+        return 0 if plan.has_masks else self._whole(plan)
+
+    def _whole(self, plan: StepPlan) -> int:
+        num_tokens = _tokens_a_row(plan)
+        return num_tokens if num_tokens == 1 + self.num_drafts else 0
+
+
 def _tokens_a_row(plan: StepPlan) -> int:
-    """Of a step all of whose rows verify as many drafts, one behind the other; 0 of others."""
+    """Of a step all of whose rows verify as many drafts; 0 of others."""
     shape = plan.shape
-    is_run = shape.mode is ForwardMode.TARGET_VERIFY and not plan.has_trees
+    is_run = shape.mode is ForwardMode.TARGET_VERIFY
     return shape.tokens_per_row if is_run and shape.tokens_per_row != RAGGED else 0
 
 

@@ -125,10 +125,10 @@ def _join_parts(  # noqa: PLR0913
     BLOCK_PARTS: tl.constexpr,  # noqa: N803
     BLOCK_FOUND: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """What was found behind a row's newest tokens, a line each: how likely it is with all before it,
+    """What was found behind a row's newest tokens, a line each: how likely it is with all before,
     -inf where that is no number; and its kind, by which numbers come first. before: of these
-    tokens. With HAS_WIDTHS only the first num_parents of them have continuations of the row's
-    own, which all come before others."""
+    tokens. With HAS_WIDTHS only the first num_parents of them have continuations of the row's own,
+    which all come before others."""
     newest, found = tl.arange(0, BLOCK_NEWEST), tl.arange(0, BLOCK_FOUND)
     parts, num_found = tl.arange(0, BLOCK_PARTS), num_parts * num_kept
     is_newest, lines = newest < num_newest, tl.program_id(0) * num_newest + newest

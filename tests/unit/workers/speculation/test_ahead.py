@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from workers.scheduler.plan import DRAFT_TOKEN, LAST_SAMPLED_TOKEN, StepPlan, TableWrite
-from workers.speculation.ahead import AheadRows
+from workers.speculation.ahead import AheadRows, ChainsAhead, TreesAhead
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -38,7 +38,7 @@ NEXT = run_plan(2, [4, 3], [34, 14], 3)
 
 
 def test_rows_are_those_of_the_step_before() -> None:
-    ahead = AheadRows.of(NEXT, BEFORE)
+    ahead = AheadRows.of(NEXT, BEFORE, ChainsAhead())
     assert ahead is not None
     assert ahead.rows.tolist() == [2, 0]
     assert ahead.prefix_lens.tolist() == [30, 10]
@@ -85,4 +85,35 @@ def test_rows_are_those_of_the_step_before() -> None:
     ],
 )
 def test_others_wait_for_the_samples(plan: StepPlan, before: StepPlan) -> None:
-    assert AheadRows.of(plan, before) is None
+    assert AheadRows.of(plan, before, ChainsAhead()) is None
+
+
+TREE = ints(*[-1, 0, 0, 1] * 3)
+NEXT_TREE = run_plan(2, [4, 3], [34, 14], 4)
+
+
+def test_rows_of_whole_trees_go_on_from_such_rows() -> None:
+    before = msgspec.structs.replace(BEFORE, parents=TREE)
+    ahead = AheadRows.of(NEXT_TREE, before, TreesAhead(3))
+    assert ahead is not None
+    assert ahead.rows.tolist() == [2, 0]
+    assert ahead.tokens_a_row == 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "num_drafts"),
+    [
+        (NEXT_TREE, {}, 3),
+        (NEXT_TREE, {"parents": TREE}, 4),
+        (NEXT, {"parents": TREE}, 3),
+        (msgspec.structs.replace(NEXT_TREE, masked_slots=ints(3)), {"parents": TREE}, 3),
+        (msgspec.structs.replace(NEXT_TREE, cleared=ints(7)), {"parents": TREE}, 3),
+        (NEXT_TREE, {"parents": TREE, "masked_slots": ints(3)}, 3),
+    ],
+    ids=["chains before", "a narrower tree", "fewer drafts", "masks", "clears", "masks before"],
+)
+def test_other_trees_wait_for_the_samples(
+    plan: StepPlan, changes: dict[str, Any], num_drafts: int
+) -> None:
+    before = msgspec.structs.replace(BEFORE, **changes)
+    assert AheadRows.of(plan, before, TreesAhead(num_drafts)) is None
