@@ -87,6 +87,9 @@ FOR_FEW_KEYS = (ExtendTiles(64, 32, 2),)
 FOR_SPLIT_KEYS = (ExtendTiles(64, 64, 3),)
 """Taken before CANDIDATES where they fit: of rows with few keys, and where programs share a tile's
 keys. H200, 2026-11-28: 1.9 and 1.3 times as fast as the first of these."""
+FOR_SPLIT_TREES = (ExtendTiles(32, 64, 3),)
+"""The same of trees: a tile's cells of masks take longer than its keys. H200, 2026-11-28, one row,
+in a trace: 9 us with tiles of 32 pairs, 18 with tiles of 64 over as many keys."""
 _MAX_ACCUMULATED = 128 * 128
 """float32 elements of a tile's result: eight warps' registers hold no more beside its scores."""
 

@@ -17,6 +17,7 @@ from attention.kernels.extend_shape import (
     FEW_KEYS,
     FOR_FEW_KEYS,
     FOR_SPLIT_KEYS,
+    FOR_SPLIT_TREES,
     ExtendGeometry,
     ExtendShape,
     ExtendTiles,
@@ -29,6 +30,7 @@ from attention.visibility import Everything, Items, Tree, Visibility
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _MIN_SPLIT_KEYS = 256
 _MAX_SPLITS = 32
+_MIN_TREE_SPLITS = 4
 _JOIN_WARPS = 4
 _INVARIANT_TILE_ROWS = 64
 """Prompts fill twice as many faster; a decode row fills a few and waits for memory."""
@@ -174,8 +176,19 @@ class PagedExtend:
         tiles = self._geometry.tiles(most, limits, is_tree)
         num_tiles = self._count_tiles(num_tokens, rows, tiles.tile_rows)
         if can_split and self._num_splits(num_tiles, rows.max_keys) > 1:
-            return self._geometry.tiles(most, limits, is_tree, FOR_SPLIT_KEYS)
+            return self._split_tiles(num_tokens, rows, is_tree)
         return tiles
+
+    def _split_tiles(self, num_tokens: int, rows: ExtendRows, is_tree: bool) -> ExtendTiles:
+        """Of programs that share a tile's keys. Smaller tiles are more of them, and each reads all
+        keys: trees have these where many programs share them nevertheless."""
+        most, limits = rows.max_new_tokens, self._limits
+        if is_tree:
+            tiles = self._geometry.tiles(most, limits, is_tree, FOR_SPLIT_TREES)
+            num_tiles = self._count_tiles(num_tokens, rows, tiles.tile_rows)
+            if self._num_splits(num_tiles, rows.max_keys) >= _MIN_TREE_SPLITS:
+                return tiles
+        return self._geometry.tiles(most, limits, is_tree, FOR_SPLIT_KEYS)
 
     def _count_tiles(self, num_tokens: int, rows: ExtendRows, tile_rows: int) -> int:
         """At most. A row begins a tile of its own: see find_tile."""

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels.decode_shape import decode_shared_bytes
-from attention.kernels.extend_shape import FOR_FEW_KEYS, FOR_SPLIT_KEYS
+from attention.kernels.extend_shape import FOR_FEW_KEYS, FOR_SPLIT_KEYS, FOR_SPLIT_TREES
 from benchmarks.h200.product_candidates import rounded_worth_trying
 from tests.fakes.attention_targets import (
     DECODE_HEADS,
@@ -107,7 +107,9 @@ def attention_bytes(capability, case):
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
 def test_every_extend_kernel_fits_what_its_launcher_expects(capability) -> None:
     cases = list(itertools.product(EXTEND_HEADS, NEW_TOKENS, KINDS, [()]))
-    cases += itertools.product(EXTEND_HEADS, [1024], KINDS, [FOR_FEW_KEYS, FOR_SPLIT_KEYS])
+    cases += itertools.product(
+        EXTEND_HEADS, [1024], KINDS, [FOR_FEW_KEYS, FOR_SPLIT_KEYS, FOR_SPLIT_TREES]
+    )
     context = get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as processes:
         for case, taken, expected in processes.map(partial(attention_bytes, capability), cases):

@@ -13,7 +13,7 @@ from attention.kernels.gpu_limits import GpuLimits
 from attention.kernels.paged_decode import ScoreRule
 from attention.kernels.paged_extend import ExtendRows, PagedExtend, PagedKeys, SeenKeys
 from attention.kernels.warpgroup_extend import WarpgroupExtend, make_extend
-from attention.visibility import CAUSAL, Everything
+from attention.visibility import CAUSAL, Everything, Tree
 
 HOPPER = GpuLimits((9, 0), 132, 227 << 10)
 AMPERE = GpuLimits((8, 0), 108, 163 << 10)
@@ -147,6 +147,18 @@ def test_programs_that_share_keys_have_smaller_tiles(kernels) -> None:
     assert (shape.tile_rows, shape.block_keys, shape.is_split) == (tiles.tile_rows, 64, True)
     # Tiles of 64 pairs of 8 heads, each shared by as many programs as two a multiprocessor allow.
     assert grid == (100 * 4 // 64 + 1, 8, 2 * 132 // (7 * 8))
+
+
+def test_trees_of_few_rows_have_smaller_tiles_still(kernels) -> None:
+    """Where at least four programs share a tile's keys."""
+    starts, mask = torch.arange(8, dtype=torch.int32) * 17**2, torch.ones(8 * 17**2).bool()
+    for num_rows, tile_rows in ((1, 32), (2, 32), (4, 64)):
+        attend(num_rows, 17, prefix=8000, visibility=Tree(mask, starts[:num_rows]))
+        assert kernels.plain.shapes[-1].tile_rows == tile_rows
+        assert kernels.plain.shapes[-1].is_split
+    (small, *_, wide) = kernels.plain.grids
+    assert small == (17 * 4 // 32 + 1, 8, 2 * 132 // (3 * 8))
+    assert wide == (4 * 17 * 4 // 64 + 4, 8, 2 * 132 // (8 * 8))
 
 
 def test_preferred_tiles_that_do_not_fit_are_passed_over() -> None:
