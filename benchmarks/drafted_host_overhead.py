@@ -23,14 +23,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from unittest import mock
 
 import numpy as np
 import torch
 
 from attention.backends.base import GraphAttentionBackend
-from attention.forward_batch import ForwardBatch
+from attention.forward_batch import ForwardBatch, StepShape
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.memory.token_to_kv_pool import TokenToKVPool
 from benchmarks.host_overhead import (
@@ -48,27 +48,33 @@ from benchmarks.host_overhead import (
 from workers.engine.engine import Engine
 from workers.engine.protocol import ModelInfo
 from workers.graphs.capture_attempts import CaptureAttempts
-from workers.graphs.decode_graphs import Replay, RunStep
+from workers.graphs.decode_graphs import DrawSamples, Replay, RunStep
 from workers.graphs.draft_graphs import DraftGraphs
 from workers.graphs.draft_rows import RowKernels
-from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.ring import StagingRing
-from workers.graphs.verify_graphs import verify_shapes
+from workers.graphs.tree_draft_graphs import TreeDraftGraphs
+from workers.graphs.tree_verify_graphs import TreeVerifyGraphs
+from workers.graphs.verify_graphs import MAX_TREE_TOKENS, verify_shapes
 from workers.runner.cuda_executor import DeviceClock
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
+from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
 from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_inputs import StepInputBuilder
 from workers.runner.step_pieces import ReadableStep
-from workers.sampling.state import SamplingState
+from workers.sampling.state import SampledTokens, SamplingState
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS, Scheduler
 from workers.speculation.device_drafter import DeviceDrafter
 from workers.speculation.device_step import DeviceDrafts, RunRows
 from workers.speculation.draft_mailbox import DraftMailbox, Passed, PassedAtOnce
+from workers.speculation.step_trees import LinedUp, StepTrees
+from workers.speculation.tree_kernels import TORCH_TREE_KERNELS
+from workers.speculation.tree_shape import level_parents
 
 NUM_REQUESTS = (1, 8, 64)
 NUM_DRAFTS = 3
+TREE = (4, 4, 4, 4)
 WRONG_DRAFT = 2
 """Of a row's drafts, counted from 0: those before it are right."""
 PARTS = ("samples to launch", "launch to replay", "behind it", "all of it")
@@ -163,6 +169,8 @@ def _no_launch(*tensors: object) -> None:
 class PretendedRank(CudaRankDraftsRunner):
     """A rank around graphs that answer at once. Prompts cost nothing."""
 
+    num_drafts: ClassVar[int] = NUM_DRAFTS
+
     def __init__(self, readings: _Readings, is_alone: bool) -> None:
         """Of the runner's own only what its launches touch: there are no model and no pools."""
         self._readings = readings
@@ -180,7 +188,7 @@ class PretendedRank(CudaRankDraftsRunner):
         self._mailbox = DraftMailbox(self._new_mark)
         self._device_drafter = cast(DeviceDrafter, _Drafter())
         backend = cast(GraphAttentionBackend, _Backend(table))
-        shapes = verify_shapes(MAX_REQUESTS, [1 + NUM_DRAFTS])
+        shapes = verify_shapes(MAX_REQUESTS, [1 + self.num_drafts], MAX_TREE_TOKENS)
         max_tokens = shapes[0].rows * shapes[0].tokens_per_row
         staging = StagingRing.on_host(max_tokens, MAX_UNCOMMITTED_PLANS, 1)
         ring = staging.ring
@@ -191,7 +199,7 @@ class PretendedRank(CudaRankDraftsRunner):
             readings.on_replay()
             np.copyto(answered, asked)
 
-        self._verify_graphs = DraftedVerifyGraphs(
+        self._verify_graphs = self._verify_class(
             cast(GraphedModel, SimpleNamespace()),
             backend,
             StubKernels(),
@@ -200,15 +208,19 @@ class PretendedRank(CudaRankDraftsRunner):
             shapes,
             MAX_REQUESTS,
         )
-        capturer = _Capturer(readings.on_replay)
-        drafter = self._device_drafter
-        self._draft_graphs = DraftGraphs(
-            drafter, backend, capturer, shapes, MAX_REQUESTS, RowKernels(_no_launch, _no_launch)
-        )
+        self._draft_graphs = self._pretended_drafts(backend, shapes)
         while self._capture_next():
             pass
-        # Samples are zeros, and so are all drafts but one.
-        self._draft_graphs.drafts[:, WRONG_DRAFT] = 1
+
+    def _pretended_drafts(
+        self, backend: GraphAttentionBackend, shapes: Sequence[StepShape]
+    ) -> DraftGraphs:
+        """Samples are zeros, and so are all drafts but one."""
+        capturer, kernels = _Capturer(self._readings.on_replay), RowKernels(_no_launch, _no_launch)
+        own = self._device_drafter, backend, capturer, shapes, MAX_REQUESTS, kernels
+        graphs = DraftGraphs(*own)
+        graphs.drafts[:, WRONG_DRAFT] = 1
+        return graphs
 
     def launch(self, plan: StepPlan) -> Any:
         self._readings.on_launch()
@@ -236,6 +248,50 @@ class PretendedRank(CudaRankDraftsRunner):
         """Nothing runs."""
 
 
+class _AnsweringTrees(TreeVerifyGraphs):
+    """Whose samples are zeros."""
+
+    def sample(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:
+        zeros = torch.zeros(plan.num_tokens, dtype=torch.int64)
+        self._sampled = zeros
+        return SampledTokens(zeros, zeros.bool(), None)
+
+
+def _held(
+    trees: StepTrees, sampled: torch.Tensor, ids: torch.Tensor, cache_indices: torch.Tensor
+) -> LinedUp:
+    """The device is pretended."""
+    return LinedUp(sampled, cache_indices, sampled)
+
+
+class PretendedTrees(PretendedRank, CudaRankTreesRunner):
+    """The same of trees, of which a path of WRONG_DRAFT drafts holds."""
+
+    num_drafts = sum(TREE)
+    _verify_class = _AnsweringTrees
+    _tree = TREE
+
+    def __init__(self, readings: _Readings, is_alone: bool) -> None:
+        super().__init__(readings, is_alone)
+        self._token_to_kv_pool = cast(TokenToKVPool, SimpleNamespace(line_up=_no_launch))
+        self._device_drafter.line_up = _no_launch
+        self._tree_kernels = TORCH_TREE_KERNELS._replace(hold=_held)
+
+    def _pretended_drafts(
+        self, backend: GraphAttentionBackend, shapes: Sequence[StepShape]
+    ) -> DraftGraphs:
+        capturer, kernels = _Capturer(self._readings.on_replay), RowKernels(_no_launch, _no_launch)
+        own = self._device_drafter, backend, capturer, shapes, MAX_REQUESTS, kernels
+        graphs = TreeDraftGraphs(*own, TREE)
+        # Samples are zeros, and so is the first draft of each depth before the wrong one.
+        in_level = [
+            rank + (depth >= WRONG_DRAFT) for depth, n in enumerate(TREE) for rank in range(n)
+        ]
+        graphs.drafts[:, : self.num_drafts] = torch.tensor(in_level)
+        graphs._parents[:, : self.num_drafts] = torch.tensor(level_parents(TREE))
+        return graphs
+
+
 @dataclass(frozen=True, slots=True)
 class _Zeros:
     plan: StepPlan
@@ -248,7 +304,11 @@ class _Zeros:
 
 
 def measure(
-    num_requests: int, num_steps: int, device_s: float, is_alone: bool
+    num_requests: int,
+    num_steps: int,
+    device_s: float,
+    is_alone: bool,
+    rank_class: type[PretendedRank] = PretendedRank,
 ) -> dict[str, list[float]]:
     """Seconds of each of num_steps steps, by part, of num_requests requests that all decode.
     is_alone: on one rank."""
@@ -258,14 +318,13 @@ def measure(
         return _Event(readings, device_s)
 
     with mock.patch.object(torch.cuda, "Event", new_event):
-        return _measure(readings, num_requests, num_steps, is_alone)
+        return _measure(readings, rank_class(readings, is_alone), num_requests, num_steps)
 
 
 def _measure(
-    readings: _Readings, num_requests: int, num_steps: int, is_alone: bool
+    readings: _Readings, runner: PretendedRank, num_requests: int, num_steps: int
 ) -> dict[str, list[float]]:
-    config = replace(scheduler_config(), max_draft_tokens=NUM_DRAFTS)
-    runner = PretendedRank(readings, is_alone)
+    config = replace(scheduler_config(), max_draft_tokens=runner.num_drafts)
     info = ModelInfo(
         "stub", VOCAB_SIZE, MAX_CONTEXT_LEN, (), "none", PAGE_SIZE, 1, 1, "none", MAX_CONTEXT_LEN
     )
@@ -298,11 +357,16 @@ def main() -> None:
     parser.add_argument("--device-us", type=float, default=0.0, help="device time of a step")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for ranks in ("one rank alone", "one of several ranks"):
-        print(f"microseconds a step of {NUM_DRAFTS} drafts a row on {ranks}, p50 / p99")
+    kinds = {
+        f"chains of {NUM_DRAFTS} drafts on one rank alone": (True, PretendedRank),
+        f"chains of {NUM_DRAFTS} drafts on one of several ranks": (False, PretendedRank),
+        f"trees of {sum(TREE)} drafts on one rank alone": (True, PretendedTrees),
+    }
+    for name, kind in kinds.items():
+        print(f"microseconds a step with {name}, p50 / p99")
         print("".join(f"{head:>20}" for head in ("requests", *PARTS)))
         for num in NUM_REQUESTS:
-            own = arguments.steps, arguments.device_us / 1e6, ranks == "one rank alone"
+            own = arguments.steps, arguments.device_us / 1e6, *kind
             print(line_of(num, measure(num, *own)))
 
 
