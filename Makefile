@@ -25,8 +25,8 @@ serve: $(VENV)/.serve-installed
 # have ended (BEHIND, mypy) takes their place, so that two cores are busy to the end.
 # What was made a line before is not made again, or mypy would take the second place meanwhile.
 test: $(VENV)/.dev-installed
-	$(MAKE) --jobs=2 --output-sync=target clients lint imports unit-gpu programs
-	$(MAKE) --jobs=2 --keep-going --output-sync=target --old-file=tools unit-beside integration unit-behind types
+	$(MAKE) --jobs=2 --output-sync=target unit-gpu lint imports programs
+	$(MAKE) --jobs=2 --keep-going --output-sync=target --old-file=programs unit-beside integration unit-behind types
 
 checks: lint types imports
 
@@ -54,20 +54,20 @@ imports: $(VENV)/.dev-installed
 UNIT_TESTS := tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly"
 BEHIND := tests/unit/service/api tests/unit/service/tokenizer tests/unit/benchmarks tests/unit/workers/runner tests/unit/workers/speculation
 
-unit: unit-gpu tools
+unit: unit-gpu programs
 	$(UNIT_TESTS) tests/architecture tests/unit tests/helm tests/distributed
 
 # The three parts of unit. The first imports most of what the others do: it compiles that for all of them.
 unit-gpu: $(VENV)/.dev-installed
 	tests/integration/isolated.sh $(BIN)/pytest tests/gpu
 
-unit-beside: $(VENV)/.dev-installed tools
+unit-beside: $(VENV)/.dev-installed programs
 	$(UNIT_TESTS) tests/architecture tests/unit $(BEHIND:%=--ignore=%)
 
-unit-behind: $(VENV)/.dev-installed tools
+unit-behind: $(VENV)/.dev-installed programs
 	$(UNIT_TESTS) --no-loadscope-reorder tests/distributed $(BEHIND) tests/helm
 
-integration: $(VENV)/.dev-installed tools
+integration: $(VENV)/.dev-installed programs
 	tests/integration/isolated.sh $(BIN)/pytest -n $(INTEGRATION_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly" \
 	  tests/integration
 

@@ -49,6 +49,7 @@ def test_a_client_gets_what_it_expects(service, program):
     run(sys.executable, program, service.url)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "program", ["guidellm_benchmark", "instructor_models", "litellm_chat", "lm_eval_scores"]
 )

@@ -27,7 +27,7 @@ PROMPT = '''class Cache:
 
     def get(self, key'''
 NUM_TOKENS = 48
-NUM_OTHERS = 32
+NUM_OTHERS = 12
 WAYS = {
     "http": http_text,
     "http_stream": http_stream_text,

@@ -45,7 +45,7 @@ def requests() -> list[GenerateRequest]:
         sampling = SamplingParams(
             temperature=rng.choice([0.0, 0.0, 1.0]),
             seed=index,
-            max_tokens=rng.randrange(3, 60),
+            max_tokens=rng.randrange(3, 48),
             repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
             ignore_eos=rng.random() < 0.7,
         )
