@@ -7,9 +7,11 @@ Prints tokens a second of `adaptive` by batch size and acceptance length, as a s
 of plain and the best fixed length, and of plain. Times of a step are those of a roofline: weights
 are read once, products grow with tokens, keys with rows; a draft costs its maker something.
 
-Two devices: drafts that are looked up, and those of a head, which reads plain steps as well and
-whose steps wait for the host. On both the first step of a shape takes long. Then the same for
-batches whose streams end one after the other, down to the last: each number of rows is new.
+Three devices: drafts that are looked up, those of a head, which reads plain steps as well and whose
+steps wait for the host, and those made ahead of the host, which wait behind plain steps alone. On
+all of them the first step of a shape takes long. Then the same for batches whose streams end one
+after the other, down to the last: each number of rows is new. On the last device streams grow
+while they run, and new ones begin short.
 """
 
 import argparse
@@ -37,8 +39,10 @@ class PretendedDevice:
     """Seconds of steps. The defaults are about those of 8 billion parameters on one H200.
 
     wait_s: what the host does between the samples of a step with drafts and the step behind it: a
-    step with drafts takes that longer, a plain one behind it waits so long. first_s: what the first
-    step of a shape takes more, which is what the policy is told and nothing that it could spare.
+    step with drafts takes that longer, a plain one behind it waits so long. behind_plain_s: what a
+    step with drafts takes longer behind a plain one. key_s: of a key in the cache. first_s: what
+    the first step of a shape takes more, which is what the policy is told and nothing that it could
+    spare.
     """
 
     weights_s: float = 3.6e-3
@@ -48,12 +52,15 @@ class PretendedDevice:
     verify_s: float = 3.0e-4
     noise: float = 0.02
     wait_s: float = 0.0
+    behind_plain_s: float = 0.0
+    key_s: float = 0.0
     first_s: float = 0.3
 
     def mean_s(self, shape: DecodeShape) -> float:
         tokens = shape.num_rows * (1 + shape.num_drafts)
         verify_s = self.verify_s + self.wait_s if shape.num_drafts else 0.0
         seconds = max(self.weights_s, self.token_s * tokens) + self.row_s * shape.num_rows
+        seconds += self.key_s * shape.num_keys
         return seconds + verify_s + self.draft_s * shape.num_drafts
 
     def run_s(self, shape: DecodeShape, rng: random.Random) -> float:
@@ -64,6 +71,14 @@ LOOKED_UP = PretendedDevice()
 HEAD = PretendedDevice(weights_s=3.8e-3, row_s=2.2e-5, wait_s=3.0e-3)
 """Chains of 3 and 5 of an EAGLE-3 head took 8.0 and 8.1 ms for 1 row, 11.1 and 14.9 for 64, 38 and
 52 for 256, plain steps without the head 3.9, 5.2 and 9.6 (2026-11-28)."""
+
+AHEAD = PretendedDevice(
+    weights_s=4.0e-3, row_s=0.0, draft_s=1.5e-4, verify_s=2.0e-4, behind_plain_s=7e-4, key_s=3e-8
+)
+"""Drafts are made ahead of the host: chains of 1, 3 and 5 took 4.6, 5.1 and 5.6 ms for 1 row, 6.4,
+9.4 and 12.7 for 64, plain steps 4.1 and 5.3 (2026-11-28)."""
+FIRST_KEYS, LAST_KEYS = 1024, 1600
+"""Of a row: as its stream begins, and as it ends."""
 
 
 def chance_of(acceptance_length: float, num_drafts: int = MAX_DRAFT_TOKENS) -> float:
@@ -89,24 +104,27 @@ def steps_taken(
     One step is always in flight: it is chosen before the one before it is committed. The policy
     sees drafts that are right by chance."""
     rng = random.Random(rows[0])
-    seen, last_num_drafts = set(), 0
+    seen, last_num_drafts, keys = set(), 0, FIRST_KEYS
     in_flight = policy.choose(_most(rows[0]))
     for num_rows, next_rows in zip(rows, [*rows[1:], rows[-1]], strict=True):
         num_drafts, in_flight = in_flight, policy.choose(_most(next_rows))
-        shape = DecodeShape(num_rows, num_drafts)
+        shape = DecodeShape(num_rows, num_drafts, num_rows * round(keys))
         for _ in range(num_rows):
             num_accepted = 0
             while num_accepted < num_drafts and rng.random() < chance:
                 num_accepted += 1
             if num_drafts:
                 policy.observe_run(num_drafts, num_accepted)
+        keys += expected_tokens(chance, num_drafts)
+        keys = keys if keys < LAST_KEYS else FIRST_KEYS
         gap_s = device.wait_s if last_num_drafts and not num_drafts else 0.0
+        behind_s = device.behind_plain_s if num_drafts and not last_num_drafts else 0.0
         graph = _GRAPHS[bisect_left(_GRAPHS, num_rows)], num_drafts
         first_s = 0.0 if graph in seen else device.first_s
-        policy.observe_step(shape, first_s + device.run_s(shape, rng), gap_s)
+        policy.observe_step(shape, first_s + behind_s + device.run_s(shape, rng), gap_s)
         seen.add(graph)
         last_num_drafts = num_drafts
-        yield shape, device.mean_s(shape) + gap_s
+        yield shape, device.mean_s(shape) + behind_s + gap_s
 
 
 def _most(num_rows: int) -> IntArray:
@@ -125,7 +143,7 @@ def shares(
     best_s = plain_s = total_s = 0.0
     for shape, seconds in steps_taken(make(MAX_DRAFT_TOKENS), device, rows, chance):
         num_tokens = shape.num_rows * expected_tokens(chance, shape.num_drafts)
-        costs = _seconds_a_token(device, shape.num_rows, chance)
+        costs = _seconds_a_token(device, shape.num_rows, shape.num_keys, chance)
         best_s += num_tokens * min(costs)
         plain_s += num_tokens * costs[0]
         total_s += seconds
@@ -133,11 +151,15 @@ def shares(
 
 
 @cache
-def _seconds_a_token(device: PretendedDevice, num_rows: int, chance: float) -> list[float]:
+def _seconds_a_token(
+    device: PretendedDevice, num_rows: int, num_keys: int, chance: float
+) -> list[float]:
     """Of each length, none first, by expectation."""
+    lengths = range(MAX_DRAFT_TOKENS + 1)
+    steps_s = [device.mean_s(DecodeShape(num_rows, length, num_keys)) for length in lengths]
     return [
-        device.mean_s(DecodeShape(num_rows, length)) / num_rows / expected_tokens(chance, length)
-        for length in range(MAX_DRAFT_TOKENS + 1)
+        step_s / num_rows / expected_tokens(chance, length)
+        for length, step_s in zip(lengths, steps_s, strict=True)
     ]
 
 
@@ -164,7 +186,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     num_steps = parser.parse_args().steps
     print("share of the best length (of plain); then always 8 drafts, of plain")
-    for name, device in (("looked up", LOOKED_UP), ("a head's", HEAD)):
+    for name, device in (("looked up", LOOKED_UP), ("a head's", HEAD), ("made ahead", AHEAD)):
         print(f"drafts {name}")
         _print_shares(device, lambda num_rows: [num_rows] * num_steps)
     print("drafts a head's, streams that end")

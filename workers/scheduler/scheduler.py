@@ -235,7 +235,8 @@ class Scheduler:
         if (has_read or has_prompts or plan.media.added) and not plan.prompt_logprobs:
             self._prompt_step_costs.observe(StepWork.of(plan), seconds)
         elif self._config.max_draft_tokens and not has_prompts:
-            shape = DecodeShape(plan.batch_size, int(plan.num_new_tokens.max()) - 1)
+            num_drafts, num_keys = int(plan.num_new_tokens.max()) - 1, int(plan.prefix_lens.sum())
+            shape = DecodeShape(plan.batch_size, num_drafts, num_keys)
             self._drafts.observe_step(shape, seconds, gap_s)
 
     def live_request_ids(self) -> list[str]:

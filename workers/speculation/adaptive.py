@@ -4,6 +4,10 @@ What a length brings is known from how often drafts of each place were right, wh
 seconds of steps by rows and length. The length in use changes only for one that is better by some
 margin. Others are tried now and then, so that figures do not age: what that may cost is a small
 share of the time (a budget of regret), and what a trial did cost is paid before the next one.
+
+Behind a plain step drafts wait for the host, behind drafts they may be made ahead of it: of a
+length that is tried among plain steps two are taken, one behind the other, since the first says too
+much of what it costs where all steps have drafts.
 """
 
 from bisect import bisect_left
@@ -20,14 +24,15 @@ _LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MARGIN = 1.01
 _TRIAL_SHARE = 0.005
 """Of the time, what trials may cost."""
-_MAX_AGE = 200
-"""Steps after which what was measured is measured again."""
+_MIN_AGE, _MAX_AGE = 40, 200
+"""Steps after which what was measured is measured again: as many as pay for that."""
 _MAX_AWAITED_STEPS = 3
 """How many have been chosen at most before it is told what the first of them took."""
 _MAX_SAVED_STEPS = 4.0
 """Trials that were not made are not made up for: so many steps' time is saved for them at most, and
 as much is owed at most, since a trial that cost more is known by then and not made again."""
 _MAX_CHARGED_RISE = 2.0
+_MAX_TRIAL_STEPS = 2
 _FULL = 0.9
 """Of what may be saved at most, what pays for any trial."""
 _MEMORY = 0.98
@@ -93,19 +98,25 @@ class AdaptiveLength:
         self._seconds = StepSeconds(self._lengths)
         self._chosen = 0
         self._saved_s = 0.0
-        # Lengths on trial in a step that was not paid for yet. Steps that have another length than
-        # the chosen one for want of room, or since their rows may have no drafts, owe nothing.
-        self._is_on_trial = np.zeros(len(self._lengths), dtype=np.bool_)
+        # Of each length, its steps on trial that were not paid for yet. Steps that have another
+        # length than the chosen one for want of room, or since their rows may have no drafts, owe
+        # nothing.
+        self._num_on_trial = np.zeros(len(self._lengths), dtype=np.int64)
+        # Of the step chosen last; whether its length is to be tried once more.
+        self._last_index, self._is_repeated = 0, False
+        # What rows might have in the step chosen last: about what they may in those before it.
+        self._most: IntArray = np.empty(0, dtype=np.int32)
         # When each length was last taken, in steps.
         self._taken_at = np.zeros(len(self._lengths), dtype=np.int64)
         self._num_steps = 0
         # Of the step observed last.
-        self._last_num_drafts, self._was_trial = 0, False
+        self._last_shape, self._was_trial = DecodeShape(1, 0), False
 
     def choose(self, most: IntArray) -> int:
         """See DraftPolicy."""
         self._num_steps += 1
-        costs = self._seconds.predict(len(most))
+        self._most = most
+        costs = self._seconds.predict(len(most), self._keys_of(len(most)))
         if costs is None:
             return 0
         # Where no row may have more, longer ones are the same step: they would never be measured.
@@ -115,9 +126,14 @@ class AdaptiveLength:
         chosen, best = min(self._chosen, len(rates) - 1), int(rates.argmax())
         if rates[best] > rates[chosen] * _MARGIN:
             self._chosen = chosen = best
-        index = self._trial(chosen, len(most), rates, costs)
+        index = self._taken_up_again(num_lengths)
+        if index is None:
+            index = self._trial(chosen, len(most), rates, costs)
+            self._is_repeated = index != chosen and self._is_first(index)
         self._taken_at[index] = self._num_steps
-        self._is_on_trial[index] |= index != chosen
+        if index != chosen:
+            self._num_on_trial[index] = min(self._num_on_trial[index] + 1, _MAX_TRIAL_STEPS)
+        self._last_index = index
         return self._lengths[index]
 
     def observe_run(self, num_drafts: int, num_accepted: int) -> None:
@@ -127,32 +143,33 @@ class AdaptiveLength:
     def observe_step(self, shape: DecodeShape, seconds: float, gap_s: float = 0.0) -> None:
         """See DraftPolicy. A plain step is launched while the one before it runs, but behind drafts
         it waits for their samples, as no other plain step does."""
-        is_behind_drafts = not shape.num_drafts and self._last_num_drafts > 0
-        self._last_num_drafts = shape.num_drafts
+        is_behind_drafts = not shape.num_drafts and self._last_shape.num_drafts > 0
+        is_first = shape.num_drafts > 0 and not self._last_shape.num_drafts
         if is_behind_drafts and self._was_trial:
             self._saved_s -= gap_s
         if not is_behind_drafts:
             seconds += gap_s
         index = min(bisect_left(self._lengths, shape.num_drafts), len(self._lengths) - 1)
-        self._seconds.add(shape.num_rows, index, seconds)
+        self._seconds.add(shape.num_rows, index, seconds, shape.num_keys, is_at_most=is_first)
+        self._last_shape = shape
         if shape.num_drafts:
             self._acceptance.fade()
         most_s = _MAX_SAVED_STEPS * seconds
         self._saved_s = min(self._saved_s + _TRIAL_SHARE * seconds, most_s)
-        self._was_trial = bool(self._is_on_trial[index])
+        self._was_trial = bool(self._num_on_trial[index])
         if self._was_trial:
-            self._is_on_trial[index] = False
-            self._pay(shape.num_rows, index, seconds + (gap_s if is_behind_drafts else 0.0))
+            self._num_on_trial[index] -= 1
+            self._pay(shape, index, seconds + (gap_s if is_behind_drafts else 0.0))
         self._saved_s = max(self._saved_s, -most_s)
 
-    def _pay(self, num_rows: int, index: int, seconds: float) -> None:
+    def _pay(self, shape: DecodeShape, index: int, seconds: float) -> None:
         """For a trial: the time that the chosen length would have saved."""
-        costs = self._seconds.predict(num_rows)
+        costs = self._seconds.predict(shape.num_rows, shape.num_keys)
         if costs is None:
             return
         # A shape's first step may have prepared the device: that is paid for once, by nobody.
         seconds = min(seconds, _MAX_CHARGED_RISE * float(costs[index]))
-        tokens = self._tokens(np.full(num_rows, self._lengths[-1], dtype=np.int32))
+        tokens = self._tokens(self._most)
         chosen_s = tokens[index] * costs[self._chosen] / tokens[self._chosen]
         self._saved_s -= max(seconds - float(chosen_s), 0.0)
 
@@ -165,10 +182,25 @@ class AdaptiveLength:
         tokens: Rates = len(most) + gained[self._columns]
         return tokens
 
+    def _keys_of(self, num_rows: int) -> int:
+        """That so many rows are about to read, as long as those of the last step."""
+        return self._last_shape.num_keys * num_rows // self._last_shape.num_rows
+
+    def _is_first(self, index: int) -> bool:
+        """Whether a step of this length would have drafts behind one without."""
+        return index > 0 and not self._last_index
+
+    def _taken_up_again(self, num_lengths: int) -> int | None:
+        """The length of a trial's second step."""
+        is_repeated, self._is_repeated = self._is_repeated, False
+        return self._last_index if is_repeated and self._last_index < num_lengths else None
+
     def _trial(self, chosen: int, num_rows: int, rates: Rates, costs: Rates) -> int:
         """The chosen length, or one whose turn it is: not taken for long, or not measured with
         about so many rows, for little loss. rates, costs: of all that may be tried."""
         losses_s = costs * np.maximum(1.0 - rates / rates[chosen], 0.0)
+        if self._is_first(len(rates) - 1):
+            losses_s[1:] *= _MAX_TRIAL_STEPS
         # What seems to cost more than may be saved may have been measured wrong.
         losses_s = np.minimum(losses_s, _FULL * _MAX_SAVED_STEPS * costs[chosen])
         ages = self._num_steps - self._taken_at[: len(rates)]
@@ -177,6 +209,7 @@ class AdaptiveLength:
         ages[chosen] = 0
         gain = ages / (losses_s + _TRIAL_SHARE * costs)
         index = int(gain.argmax())
-        if ages[index] > _MAX_AGE and losses_s[index] <= self._saved_s:
+        age = np.clip(losses_s[index] / (_TRIAL_SHARE * costs[chosen]), _MIN_AGE, _MAX_AGE)
+        if ages[index] > age and losses_s[index] <= self._saved_s:
             return index
         return chosen

@@ -6,10 +6,12 @@ from workers.kv_cache.radix_node import IntArray
 
 
 class DecodeShape(NamedTuple):
-    """A step of decode rows: rows, and drafts of each, 0 for a plain one."""
+    """A step of decode rows: rows, drafts of each, 0 for a plain one, and keys in the cache, of all
+    rows."""
 
     num_rows: int
     num_drafts: int
+    num_keys: int = 0
 
 
 class DraftPolicy(Protocol):

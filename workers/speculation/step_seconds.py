@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from workers.speculation.key_seconds import KeySeconds
+
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 """Upper bounds of the groups of steps that count as alike."""
 _WEIGHT = 0.1
@@ -14,6 +16,9 @@ _WEIGHT_OF_SHORTER = 0.3
 _NUM_FIRST = 3
 _MAX_RISE = 2.0
 _GUESSED_SLOPE = 0.1
+_MAX_DRIFT = 0.2
+"""Of the seconds of a key, as they are found anew, before they count."""
+_MIN_NET = 0.1
 _MAX_APART = 32.0
 """By which factor what others say of a length may differ from the line through those that were
 measured: numbers of rows learn from each other, and could outdo each other without end."""
@@ -23,7 +28,8 @@ Seconds = npt.NDArray[np.float64]
 
 
 class StepSeconds:
-    """A table of means over recent steps; 0 where none was measured.
+    """A table of means over recent steps; 0 where none was measured. With each, how many keys its
+    steps read: what these add (KeySeconds) is told apart.
 
     Of a pair's first steps the shortest counts: a device may prepare itself in one of them, or
     capture a graph. Nor is a single one believed that took longer than expected, nor two that took
@@ -34,6 +40,8 @@ class StepSeconds:
         """lengths: of drafts, ascending, the first is 0."""
         self._lengths = np.array(lengths, dtype=np.float64)
         self._means = np.zeros((len(_ROWS), len(lengths)))
+        self._keys = np.zeros_like(self._means)
+        self._key_seconds, self._key_s = KeySeconds(), 0.0
         self._shortest = np.full_like(self._means, np.inf)
         self._counts = np.zeros((len(_ROWS), len(lengths)), dtype=np.int64)
         # By group, what the other groups say of it; None where they say nothing.
@@ -41,29 +49,52 @@ class StepSeconds:
         # By group, what was predicted last with steps of its own.
         self._profiles: dict[int, Seconds] = {}
 
-    def add(self, num_rows: int, index: int, seconds: float) -> None:
-        """index: of the length."""
+    def add(
+        self,
+        num_rows: int,
+        index: int,
+        seconds: float,
+        num_keys: int = 0,
+        is_at_most: bool = False,
+    ) -> None:
+        """index: of the length. num_keys: in the cache, of all rows. is_at_most: others of that
+        length take no longer, but may take less."""
         group = self._group(num_rows)
-        mean, count = float(self._means[group, index]), int(self._counts[group, index])
+        mean, count = float(self._own(group)[index]), int(self._counts[group, index])
+        mean += self._key_s * num_keys if mean else 0.0
         if count < _NUM_FIRST:
             shortest = self._shortest[group, index] = min(self._shortest[group, index], seconds)
-            mean = float(shortest) if self._is_credible(num_rows, index) else 0.0
-        else:
+            mean = float(shortest) if self._is_credible(num_rows, index, num_keys) else 0.0
+        elif not is_at_most or seconds < mean:
             weight = _WEIGHT if seconds > mean else _WEIGHT_OF_SHORTER
             mean += weight * (min(seconds, _MAX_RISE * mean) - mean)
         self._counts[group, index] += 1
-        self._means[group, index] = mean
+        self._means[group, index], self._keys[group, index] = mean, num_keys
         kept = self._elsewhere.get(group)
         self._elsewhere = {group: kept} if group in self._elsewhere else {}
+        if not is_at_most:
+            self._learn_of_keys(num_rows, index, num_keys, seconds)
 
-    def predict(self, num_rows: int) -> Seconds | None:
+    def _learn_of_keys(self, num_rows: int, index: int, num_keys: int, seconds: float) -> None:
+        self._key_seconds.observe(num_rows, index, num_keys, seconds)
+        key_s = self._key_seconds.of_a_key()
+        if abs(key_s - self._key_s) > _MAX_DRIFT * max(key_s, self._key_s):
+            self._key_s = key_s
+            self._elsewhere, self._profiles = {}, {}
+
+    def predict(self, num_rows: int, num_keys: int = 0) -> Seconds | None:
         """Of a step of each length, float64 (num lengths,); None before any is known.
 
         What was measured with about so many rows counts. Between these lengths, and beyond them,
         seconds are those of other numbers of rows, as much longer or shorter as there.
         """
+        net = self._net_of_step(num_rows)
+        return None if net is None else net + self._key_s * num_keys
+
+    def _net_of_step(self, num_rows: int) -> Seconds | None:
+        """What is predicted of a step that reads no keys."""
         group = self._group(num_rows)
-        own = self._means[group]
+        own = self._own(group)
         known = np.flatnonzero(own)
         if group not in self._elsewhere:
             self._elsewhere[group] = self._by_other_groups(group)
@@ -78,13 +109,21 @@ class StepSeconds:
         predicted = self._profiles[group] = np.asarray(told)
         return predicted
 
-    def _is_credible(self, num_rows: int, index: int) -> bool:
+    def _own(self, group: int) -> Seconds:
+        """What was measured, less its keys' seconds."""
+        return self._net(self._means[group], self._keys[group])
+
+    def _net(self, means: Seconds, keys: Seconds) -> Seconds:
+        """Something is left of any step."""
+        return np.maximum(means - self._key_s * keys, _MIN_NET * means)
+
+    def _is_credible(self, num_rows: int, index: int, num_keys: int) -> bool:
         """Of a pair whose means are being begun."""
         group = self._group(num_rows)
         count, shortest = int(self._counts[group, index]), float(self._shortest[group, index])
         if count == _NUM_FIRST - 1 or self._means[group, index] > 0.0:
             return True
-        expected = self.predict(num_rows)
+        expected = self.predict(num_rows, num_keys)
         if expected is None:
             return count > 0
         return shortest <= (1.0 if count == 0 else _MAX_RISE) * float(expected[index])
@@ -114,7 +153,7 @@ class StepSeconds:
 
     def _profile(self, group: int) -> Seconds:
         """Of a group with own steps: as predicted last, since the others told more of it then."""
-        own = self._means[group]
+        own = self._own(group)
         told = self._profiles.get(group)
         return self._filled(own) if told is None else np.where(own > 0.0, own, told)
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.draft_lengths import (
+    AHEAD,
     HEAD,
     LOOKED_UP,
     MAX_DRAFT_TOKENS,
@@ -23,7 +24,7 @@ from workers.speculation.step_seconds import StepSeconds
 MOST = np.full(4, MAX_DRAFT_TOKENS, dtype=np.int32)
 
 
-@pytest.mark.parametrize("device", [LOOKED_UP, HEAD], ids=["looked_up", "head"])
+@pytest.mark.parametrize("device", [LOOKED_UP, HEAD, AHEAD], ids=["looked_up", "head", "ahead"])
 @pytest.mark.parametrize("num_rows", [1, 64, 256])
 @pytest.mark.parametrize("acceptance_length", [1.0, 2.0, 4.0])
 def test_it_is_never_slower_than_plain_steps_nor_than_the_best_length(
@@ -76,8 +77,12 @@ def test_rows_that_may_have_none_count():
         if num_drafts:
             policy.observe_run(num_drafts, num_drafts)
         policy.observe_step(DecodeShape(32, num_drafts), 1e-3 * (1.0 + 0.1 * num_drafts))
-    taken = [policy.choose(most) for _ in range(100)]
-    assert taken.count(0) > 90
+    taken = []
+    for _ in range(1000):
+        taken.append(policy.choose(most))
+        policy.observe_step(DecodeShape(32, taken[-1]), 1e-3 * (1.0 + 0.1 * taken[-1]))
+    assert taken.count(0) > 960
+    assert sum(taken) * 0.1 < 0.01 * len(taken)
     assert policy.choose(np.full(32, 8, dtype=np.int32)) > 0
 
 
@@ -249,3 +254,32 @@ def test_earlier_runs_count_for_less_after_each_step() -> None:
     faded = float(acceptance.chances()[0])
     assert first < 0.1
     assert faded > 0.6
+
+
+def test_among_plain_steps_a_length_is_tried_twice_in_a_row():
+    """The second has drafts behind drafts, as all steps would have."""
+    policy, lengths = AdaptiveLength(2), []
+    for _ in range(600):
+        lengths.append(policy.choose(np.full(4, 2, dtype=np.int32)))
+        if lengths[-1]:
+            policy.observe_run(lengths[-1], 0)
+        policy.observe_step(DecodeShape(4, lengths[-1]), 1e-3 * (1.0 + 0.2 * lengths[-1]))
+    later = lengths[100:]
+    tries = [
+        place
+        for place, (one, two) in enumerate(zip(later, later[1:], strict=False))
+        if two and not one
+    ]
+    assert len(tries) > 3
+    assert all(later[place + 1] == later[place + 2] for place in tries if place + 2 < len(later))
+
+
+def test_a_wait_behind_plain_steps_is_not_taken_for_a_lengths_own():
+    """All trials are among plain steps until one length pays, by a tenth."""
+    device = PretendedDevice(
+        weights_s=4e-3, token_s=0.0, row_s=0.0, draft_s=1e-4, behind_plain_s=2e-3, first_s=0.0
+    )
+    policy = AdaptiveLength(MAX_DRAFT_TOKENS)
+    chance = chance_of(1.3)
+    shapes = [shape for shape, _ in steps_taken(policy, device, [4] * 1500, chance)]
+    assert sum(shape.num_drafts > 0 for shape in shapes[-500:]) > 400
