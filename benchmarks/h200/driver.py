@@ -77,7 +77,7 @@ def measure(
 
     The engine must be ready to take requests: its start to ready is what the first line says.
     settle: what the engine does by itself while no request comes, such as capturing graphs;
-    settled_s says when it was done.
+    settled_s says when it was done. What a repeat's steps leave to be done is no part of the next.
     """
     start: dict[str, float | str] = {"startup_s": round(time.perf_counter() - started_s, 2)}
     settle()
@@ -88,6 +88,7 @@ def measure(
     runner.warm_up(workloads)
     for repeat in range(job.repeats):
         row: dict[str, float | str] = {"engine": engine, "repeat": repeat, **start}
+        settle()
         for workload in workloads:
             for name, value in runner.rows(workload):
                 row[name] = value
