@@ -28,7 +28,7 @@ from workers.speculation.history import TokenHistory
 from workers.speculation.proposer import Proposer
 from workers.speculation.rank_proposer import RankProposer
 from workers.speculation.rank_tree_proposer import RankTreeProposer
-from workers.speculation.runs import HostRuns, RankRuns, observed_step, result_of_runs
+from workers.speculation.runs import HostRuns, RankRuns, RankTreeRuns, observed_step, result_of_runs
 from workers.speculation.tree import TreeVerifier, in_path_order
 from workers.speculation.verifier import HostVerifier
 
@@ -298,7 +298,7 @@ def rank_tree_runs(
 ) -> tuple[HostRuns, RankTreeProposer]:
     """Of a rank that makes trees."""
     history, proposer = TokenHistory(num_slots, max_context_len, _HOST), RankTreeProposer(tree)
-    return HostRuns(_host_table(num_slots, max_context_len), history, proposer), proposer
+    return RankTreeRuns(_host_table(num_slots, max_context_len), history, proposer), proposer
 
 
 def _host_table(num_slots: int, max_context_len: int) -> torch.Tensor:

@@ -22,7 +22,8 @@ from workers.speculation.verifier import NO_SAMPLE, HostVerifier
 class AskedSamples:
     """Of a plan with runs whose drafts are named. slots, positions, num_samples, starts: as in
     SampledRows. behind: int64 (num samples,), which of the plan's tokens each is drawn behind.
-    expected: int32 of as many, as in HostVerifier, of rows whose drafts are chains."""
+    expected: int32 of as many, as in HostVerifier, of rows whose drafts are chains. trees: of the
+    samples; None where these are chains."""
 
     plan: StepPlan
     slots: IntArray
@@ -31,6 +32,7 @@ class AskedSamples:
     behind: npt.NDArray[np.int64]
     expected: IntArray
     starts: npt.NDArray[np.int64]
+    trees: PlanTrees | None
 
     @classmethod
     def of(cls, plan: StepPlan, failed_rows: tuple[int, ...] = ()) -> Self:
@@ -48,6 +50,9 @@ class AskedSamples:
         # A sample is to be what the next one of its row is drawn behind.
         expected = np.append(plan.input_ids[behind[1:]], np.int32(NO_SAMPLE))
         expected[stops - 1] = NO_SAMPLE
+        trees = None
+        if plan.has_trees:
+            trees = PlanTrees.of_samples(plan.parents[behind], num_samples)
         return cls(
             plan,
             np.repeat(plan.slots[sampling], num_samples),
@@ -56,6 +61,7 @@ class AskedSamples:
             behind,
             expected,
             stops - num_samples,
+            trees,
         )
 
 
@@ -109,8 +115,8 @@ class SampledRows:
                 f"{len(token_ids)}"
             )
         order = None
-        if plan.has_trees:
-            run_lens, order = _held_paths(asked, token_ids, tree_verifier)
+        if asked.trees is not None:
+            run_lens, order = _held_paths(asked, asked.trees, token_ids, tree_verifier)
             token_ids = token_ids[order.numpy()]
         else:
             run_lens = verifier.accept(token_ids, asked.expected, asked.starts)
@@ -132,11 +138,10 @@ class SampledRows:
 
 
 def _held_paths(
-    asked: AskedSamples, token_ids: IntArray, verifier: TreeVerifier
+    asked: AskedSamples, trees: PlanTrees, token_ids: IntArray, verifier: TreeVerifier
 ) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
     """Of trees: how many samples of each row hold, and their order, as in SampledRows."""
     plan, behind = asked.plan, asked.behind
-    trees = PlanTrees.of_samples(plan.parents[behind], asked.num_samples)
     sampled, inputs = (
         torch.from_numpy(ids.astype(np.int64)) for ids in (token_ids, plan.input_ids[behind])
     )

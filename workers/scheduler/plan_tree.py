@@ -6,11 +6,15 @@ a token's place in the step is its sample's, too.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from workers.scheduler.plan import IntArray, StepPlan
+
+_MAX_KEPT_STRUCTURES = 16
+"""More than there are steps under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,32 @@ class PlanTrees:
     def _of(
         cls, of_rows: IntArray, num_new: IntArray, prefix_lens: IntArray, places: IntArray
     ) -> "PlanTrees":
-        ends = np.cumsum(num_new, dtype=np.int64)
-        starts = np.repeat(ends - num_new, num_new)
-        parents = np.where(of_rows < 0, np.arange(len(of_rows)), starts + of_rows)
-        depths = _depths(parents)
-        rows = tuple(np.split(of_rows, ends[:-1]))
+        keys = (one.astype(np.int32, copy=False).tobytes() for one in (of_rows, num_new))
+        depths, paths = _structure(*keys)
+        rows = tuple(np.split(of_rows, np.cumsum(num_new)[:-1]))
         positions = np.repeat(prefix_lens, num_new) + depths
-        return cls(rows, _paths(parents, depths), depths, places, positions)
+        return cls(rows, paths, depths, places, positions)
 
     @property
     def parents(self) -> npt.NDArray[np.int64]:
         """Which token of the step each stands behind; a root itself. int64 (num_tokens,)."""
         before = np.maximum(self.depths - 1, 0)
         return self.paths[np.arange(len(before)), before]
+
+
+@lru_cache(maxsize=_MAX_KEPT_STRUCTURES)
+def _structure(of_rows: bytes, num_new: bytes) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    """depths and paths of PlanTrees, read only. of_rows, num_new: bytes of int32 arrays. Kept, as
+    steps of the same rows mostly have trees of the same shapes."""
+    parents_in_rows, lens = (np.frombuffer(own, dtype=np.int32) for own in (of_rows, num_new))
+    starts = np.repeat(np.cumsum(lens, dtype=np.int64) - lens, lens)
+    own = np.arange(len(parents_in_rows))
+    parents = np.where(parents_in_rows < 0, own, starts + parents_in_rows)
+    depths = _depths(parents)
+    paths = _paths(parents, depths)
+    for kept in (depths, paths):
+        kept.setflags(write=False)
+    return depths, paths
 
 
 def depths_of(parents: IntArray) -> IntArray:

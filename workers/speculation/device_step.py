@@ -146,7 +146,14 @@ class DrafterStep:
     def name(self, drafts: DeviceDrafts) -> None:
         """Of the runs."""
         self._unnamed = drafts
-        if self.trees is not None and drafts.parents is not None:
+        if self.trees is None or drafts.parents is None:
+            return
+        num_rows, runs = self.plan.batch_size, self.runs
+        is_even = len(runs) == num_rows and runs.is_even
+        if is_even and drafts.parents.shape[1] == runs.width:
+            own = self.trees.parents.view(num_rows, 1 + runs.width)[:, 1:]
+            torch.add(drafts.parents, self.trees.starts[:-1].unsqueeze(1), out=own)
+        else:
             targets, sources, roots = self._naming_of(drafts)
             parents = drafts.parents.reshape(-1).index_select(0, sources)
             self.trees.parents.index_copy_(0, targets, roots + parents)

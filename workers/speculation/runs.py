@@ -235,6 +235,24 @@ class RankRuns(HostRuns):
         return plan
 
 
+class RankTreeRuns(HostRuns):
+    """As HostRuns, of trees that ranks make: who proposes says their shapes alone, by what a plan
+    says of its rows, whatever holds before."""
+
+    def planned(self, plan: StepPlan) -> PlannedRows:
+        planned = super().planned(plan)
+        if not len(planned.runs):
+            return planned
+        filled = super()._with_drafts(plan, planned.runs)
+        if filled.num_tokens == plan.num_tokens:
+            return planned._replace(plan=filled)
+        return super().planned(filled)
+
+    def _with_drafts(self, plan: StepPlan, runs: npt.NDArray[np.int64]) -> StepPlan:
+        """They have been filled in."""
+        return plan
+
+
 def first_tokens(plan: StepPlan) -> npt.NDArray[np.int64]:
     """Where among the step's tokens each row begins, int64 (bs,)."""
     if plan.is_decode:

@@ -1,13 +1,16 @@
 """Kernels of trees of drafts: by Triton's interpreter, and compiled for GPUs that are not here."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels import triton_kv_lines
 from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.triton_targets import SHARED_BYTES, Variant
+from tests.unit.workers.models.test_cuda_eagle_head import Launches
 from workers.layers.cuda import tree_levels, tree_paths, tree_states
+from workers.speculation.device_tree import DeviceTrees
 
 _TREES = dict.fromkeys(("ids", "parents", "ids_out", "parents_out"), "*i64")
 _TREES |= dict.fromkeys(("logprobs", "logprobs_out"), "*fp64")
@@ -81,6 +84,19 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_gpu_has_them(name, capability) -> None:
     assert KERNELS[name].compile_for(capability).metadata.shared <= SHARED_BYTES[capability]
+
+
+def test_each_is_a_launch_and_a_level_two(monkeypatch) -> None:
+    launches = Launches(monkeypatch)
+    trees = DeviceTrees.of_roots(torch.zeros(3, dtype=torch.int64))
+    logits, parents = torch.zeros(3, 5000), torch.zeros(3 * 17, dtype=torch.int64)
+    carried, made = torch.zeros(3, 64), torch.zeros(3, 1, 64)
+    with launches:
+        grown = tree_levels.grow_level(trees, logits, 4)
+        assert launches.num == 2
+        tree_states.carry_states(carried, made, grown.parents)
+        tree_paths.mark_ancestors(parents, 17, torch.empty(3 * 17 * 17, dtype=torch.bool))
+        assert launches.num == 4
 
 
 @pytest.mark.timeout(TIMEOUT_S)
