@@ -57,12 +57,17 @@ class TreeReplays:
         if drafts is not None:
             assert drafts.num_captured == drafts.num_shapes > 0
             self._run, drafts.run = drafts.run, self._counted_run
+            self._run_ahead, drafts.run_ahead = drafts.run_ahead, self._counted_ahead
         if verify is not None:
             self._replay, verify.replay = verify.replay, self._counted_replay
 
     def _counted_run(self, step):
         self.num_drafted += step.trees is not None
         return self._run(step)
+
+    def _counted_ahead(self, ahead, drawn):
+        self.num_drafted += 1
+        return self._run_ahead(ahead, drawn)
 
     def _counted_replay(self, plan):
         self.num_verified += plan.has_trees

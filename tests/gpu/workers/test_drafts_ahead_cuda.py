@@ -9,6 +9,7 @@ from tests.fakes.compared_drafts import ComparedDrafts
 from tests.gpu.engines import BUILTIN, GREEDY, MIXED, NEAR_TIE, gaps_to_likeliest, prompts_of
 from tests.gpu.needs import NEEDS_GPU, needs_backend
 from tests.gpu.workers.test_draft_models_cuda import FIXED, started
+from tests.gpu.workers.test_draft_trees_cuda import started as trees_started
 from workers.config import EngineConfig
 from workers.engine.protocol import GenerateRequest
 from workers.sampling.params import SamplingParams
@@ -42,6 +43,31 @@ def test_they_are_those_of_known_lengths(speculative, drawn, monkeypatch) -> Non
         engine.close()
     assert [len(one.token_ids) for one in results] == lengths
     assert compared.num_equal > 20
+    if not drawn:
+        texts = [one.token_ids for one in results]
+        assert gaps_to_likeliest(PROMPTS, texts).max() < NEAR_TIE
+
+
+@pytest.mark.parametrize("speculative", METHODS)
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
+def test_trees_are_those_of_known_lengths(speculative, drawn, monkeypatch) -> None:
+    """While all rows have the whole tree: the device lines up the path that holds and goes on."""
+    settings = {"draft_policy": "fixed", "draft_tree": (4, 3, 2), "speculative": speculative}
+    runner, engine = trees_started(EngineConfig(**BUILTIN, **settings))
+    compared = ComparedDrafts(runner, monkeypatch)
+    asked = [
+        SamplingParams(
+            temperature=1.0 if drawn else 0.0, seed=index, max_tokens=90, ignore_eos=True
+        )
+        for index in range(len(PROMPTS))
+    ]
+    try:
+        results = engine.generate(PROMPTS, asked)
+        engine.check_integrity()
+    finally:
+        engine.close()
+    assert [len(one.token_ids) for one in results] == [90] * len(PROMPTS)
+    assert compared.num_equal > 5
     if not drawn:
         texts = [one.token_ids for one in results]
         assert gaps_to_likeliest(PROMPTS, texts).max() < NEAR_TIE
