@@ -87,7 +87,7 @@ def test_behind_samples_the_device_is_sent_the_names_of_drafts(
 
 def test_ahead_of_drafts_the_device_is_sent_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that could not be made before the samples came."""
-    monkeypatch.setattr(AheadRows, "of", lambda plan, before: None)
+    monkeypatch.setattr(AheadRows, "of", lambda plan, before, runs: None)
     steps = watched_steps(monkeypatch, with_launches=True)
     ahead = [step[: step.index("drafted")] for step in steps]
     # What a request leaves behind that has ended is cleared by whichever step comes next.
