@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,9 @@ WITH_RAY = (
 )
 MAX_REQUEST_BYTES = 1 << 20
 IDS_APART = 1000
-"""Random ids that a worker of a test draws, at most."""
+"""Random ids that a worker's first thread draws in a test, at most."""
+THREADS_APART = 64
+"""Other threads of a worker that draw some, at most."""
 STREAMS = (0, 1, 2)
 
 # "arguments", "environment", "folder".
@@ -180,12 +183,8 @@ class JobServer(ForkServer):
 class WorkerServer(ForkServer):
     """Forks the workers of one job."""
 
-    def __init__(self, path: str, modules: Sequence[str]) -> None:
-        super().__init__(path, modules)
-        self._num_forks = 0
-
     def fork(self, request: Request) -> int:
-        self._num_forks += 1
+        draw_apart()
         return super().fork(request)
 
     def become(self, request: Request, streams: Sequence[int]) -> None:
@@ -196,19 +195,25 @@ class WorkerServer(ForkServer):
         close(streams)
         os.chdir(request["folder"])
         take_environment(request)
-        draw_apart(self._num_forks)
         sys.argv = request["arguments"]
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def draw_apart(index: int) -> None:
-    """Forks would draw the same random ids, as Ray's generator is one that they have from their
-    server: a worker begins by making an object of the first one, and of two that begin at once the
-    second ends when it finds the object there, and whoever waits for the first workers of a job
-    waits for ever. So each draws from a place of its own on."""
+def draw_apart() -> None:
+    """Forks would draw the same random ids, as they have Ray's generator from their server: that of
+    the main thread, and what seeds one for every other thread, in the order in which they begin. A
+    worker begins by making an object of the first one, and of two that begin at once the second
+    ends when it finds the object there, and whoever waits for the first workers of a job waits for
+    ever. Tasks are named after an id of their thread: two callers of an actor whose tasks have the
+    same name end it. So what the next fork draws is a good way on."""
     if "ray" in sys.modules:
-        for _ in range(index * IDS_APART):
-            sys.modules["ray"].ObjectRef.from_random()
+        draw = sys.modules["ray"].ObjectRef.from_random
+        for _ in range(IDS_APART):
+            draw()
+        for _ in range(THREADS_APART):
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
 
 
 def reap(number: int, frame: object) -> None:
