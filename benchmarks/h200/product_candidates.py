@@ -2,6 +2,7 @@
 
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.quantised.skinny_shape import (
+    GemvTiles,
     MappedSkinnyTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
@@ -48,3 +49,50 @@ def rounded_worth_trying(num_rows: int, by_block: bool) -> list[SkinnyTiles]:
         for one in tried
         if not by_block or (one.block_k == BLOCK and BLOCK % one.block_rows == 0)
     ]
+
+
+_ROUNDED_ONE_ROW = ((64, 128, 528, 4, 4), (128, 128, 132, 4, 8), (128, 128, 264, 4, 4))
+_FP8_GEMVS = (
+    (8, 1024, 512, 1, 4),
+    (8, 1024, 512, 3, 4),
+    (4, 1024, 1024, 1, 4),
+    (4, 2048, 1024, 1, 4),
+    (16, 512, 512, 3, 4),
+    (16, 512, 512, 1, 4),
+    (8, 512, 1024, 1, 2),
+    (8, 512, 1024, 4, 2),
+    (16, 1024, 256, 3, 8),
+    (8, 2048, 512, 1, 8),
+)
+_INT4_SKINNY_ONE_ROW = (
+    (128, 132, 3, 4),
+    (64, 528, 4, 4),
+    (32, 528, 4, 1),
+    (32, 1056, 4, 2),
+    (16, 1056, 4, 1),
+    (16, 1056, 6, 1),
+)
+_INT4_GEMVS = (
+    (16, 1024, 512, 1, 4),
+    (16, 1024, 512, 3, 4),
+    (32, 1024, 256, 1, 4),
+    (8, 1024, 2048, 1, 1),
+    (8, 1024, 2048, 3, 1),
+    (4, 1024, 4096, 1, 1),
+    (8, 1024, 1024, 1, 2),
+    (16, 1024, 1024, 1, 2),
+    (8, 512, 2048, 1, 1),
+    (16, 512, 1024, 1, 4),
+    (32, 512, 512, 3, 4),
+)
+"""(rows, columns of a turn, least programs, stages, warps); tensor cores' four bits have no columns
+of their own."""
+
+
+def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
+    """For one row of x of a format of quantised_products.FORMATS."""
+    if name == "int4":
+        skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
+        return [*skinny, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _INT4_GEMVS)]
+    rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
+    return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

@@ -3,7 +3,10 @@
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
+from functools import partial
+
 import torch
+from torch.nn.functional import gelu, silu
 
 from tests.fakes.interpreted_carry import carry_into_exponents
 from workers.layers.cuda.expert_routing import counted
@@ -17,9 +20,11 @@ from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import kept_partial_products
 from workers.layers.quantised.expert_spread import spread
+from workers.layers.quantised.fp8_gemv import fp8_gemv
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
+from workers.layers.quantised.int4_gemv import int4_gemv
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.skinny_shape import SkinnyShape
@@ -89,6 +94,64 @@ def check_int4(weight, num_tokens, num_splits):
     check_close(int4_skinny(ordered, kept, shape).double().sum(0), want, 1e-5)
     matrix = int4_spread(kept, torch.float32)
     check_close(ordered.double() @ matrix.double().t(), want, 1e-5)
+
+
+def check_gemv(multiply, kept, shape, bound, order=None):
+    """multiply: of x and whether there is a gate. x has numbers of every size, 0 in some places."""
+    x = torch.randn(1, kept.in_features) * torch.logspace(-8, 4, kept.in_features)
+    x[0, : kept.in_features // 4] = 0.0
+    want = x.double() @ kept.dequantised().double().t()
+    ordered = x if order is None else x.index_select(1, order)
+    out = multiply(ordered, shape, None)
+    assert out.shape == (shape.num_splits, 1, kept.out_features)
+    check_close(out.double().sum(0), want, bound)
+    halved = multiply(ordered.bfloat16(), shape, None)
+    assert halved.dtype == (torch.bfloat16 if shape.num_splits == 1 else torch.float32)
+    check_close(halved.double().sum(0), want, 5e-3)
+    check_gemv_of_no_numbers(multiply, ordered, shape)
+    if shape.num_splits == 1:
+        gate, up = want.chunk(2, dim=1)
+        for name, bent in (("silu", silu), ("gelu_tanh", partial(gelu, approximate="tanh"))):
+            activated = multiply(ordered, shape, name)
+            assert activated.shape == (1, 1, kept.out_features // 2)
+            check_close(activated[0], bent(gate) * up, 2 * bound)
+
+
+def check_gemv_of_no_numbers(multiply, x, shape):
+    for odd in (torch.nan, torch.inf, -torch.inf):
+        there = x.clone()
+        there[0, -3] = odd
+        assert not multiply(there, shape, None).sum(0).isfinite().any()
+
+
+def check_fp8_gemv(kept, shape):
+    check_gemv(
+        lambda x, shape, gate: fp8_gemv(x, kept.values, kept.scales, shape, gate=gate),
+        kept,
+        shape,
+        1e-5,
+    )
+
+
+def check_int4_gemv(weight, shape):
+    """x keeps 14 bits of a group's largest number, which few others come near to here."""
+    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    check_gemv(
+        lambda x, shape, gate: int4_gemv(x, kept, shape, gate=gate), kept, shape, 3e-4, kept.order
+    )
+
+
+def check_gemvs():
+    rows = Fp8Rows(fp8_values(48, 512), torch.rand(48) * 1e-3)
+    blocks = Fp8Blocks(fp8_values(256, 512), torch.rand(2, 4) * 1e-3)
+    check_fp8_gemv(rows, SkinnyShape(32, 1, 128, 2, 1, 4))
+    check_fp8_gemv(rows, SkinnyShape(32, 1, 256, 1, 1, 4))
+    for num_splits in (2, 1):
+        check_fp8_gemv(blocks, SkinnyShape(64, 1, 256, num_splits, 1, 4))
+    # Groups of a turn's half, of a turn, and of columns in an order of their own.
+    check_int4_gemv(int4_weight(40, 1024, 128, False), SkinnyShape(32, 1, 512, 1, 1, 4))
+    check_int4_gemv(int4_weight(40, 512, 256, False), SkinnyShape(16, 1, 256, 2, 1, 4))
+    check_int4_gemv(int4_weight(24, 384, 64, True), SkinnyShape(16, 1, 128, 1, 1, 4))
 
 
 def fp4_stack(num, rows, columns):
@@ -167,6 +230,7 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
+    check_gemvs()
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
     check_rounded_experts(256, 128)

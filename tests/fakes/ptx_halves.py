@@ -1,6 +1,6 @@
 """Runs a block of the PTX that packs two 16-bit floats into a register, as the instruction set has
-it: prmt, shifts, lop3, and, sub and mul of halves, mov into two. Registers are int64 tensors below
-2**32."""
+it: prmt, shifts, lop3, and, sub and mul of halves, mov into two, dp2a. Registers are int64 tensors
+below 2**32."""
 
 import re
 
@@ -40,7 +40,23 @@ def _lop3(a, b, c, table):
     return out
 
 
+def _signed(value, bits):
+    return value - (value >> (bits - 1) << bits)
+
+
+def _dp2a(first_byte):
+    def run(a, b, c):
+        pairs = [_signed(a >> shift & 0xFFFF, 16) for shift in (0, 16)]
+        bytes_of = [b >> (8 * (first_byte + place)) & 0xFF for place in range(2)]
+        total = sum(x * y for x, y in zip(pairs, bytes_of, strict=True))
+        return total + c & 0xFFFFFFFF
+
+    return run
+
+
 _INSTRUCTIONS = {
+    "dp2a.lo.s32.u32": _dp2a(0),
+    "dp2a.hi.s32.u32": _dp2a(2),
     "mov.b32": lambda value: value,
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,
@@ -61,6 +77,17 @@ _INSTRUCTIONS = {
 def run_ptx(text, inputs, num_outputs, kind):
     """inputs: registers $num_outputs and on, int64 (n,). The values of $0 and on, each half a
     register, of kind as float64 (n,)."""
+    registers = _run(text, inputs, num_outputs)
+    return [_halves(registers[f"${place}"], kind)[0] for place in range(num_outputs)]
+
+
+def run_integer_ptx(text, inputs, num_outputs):
+    """The same of outputs that are integers of 32 bits: int64 (n,)."""
+    registers = _run(text, inputs, num_outputs)
+    return [_signed(registers[f"${place}"], 32) for place in range(num_outputs)]
+
+
+def _run(text, inputs, num_outputs):
     registers = {f"${num_outputs + place}": value for place, value in enumerate(inputs)}
 
     def read(name):
@@ -82,4 +109,4 @@ def run_ptx(text, inputs, num_outputs, kind):
         if name in ("prmt.b32", "lop3.b32"):
             values[-1] = int(sources[-1], 0)
         registers[target] = _INSTRUCTIONS[name](*values)
-    return [_halves(registers[f"${place}"], kind)[0] for place in range(num_outputs)]
+    return registers

@@ -27,21 +27,6 @@ from workers.layers.cuda import (
 )
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
-from workers.layers.kept import stacks
-from workers.layers.quantised import (
-    expert_fp8,
-    expert_products,
-    expert_splits,
-    expert_spread,
-    fp8_mapped,
-    fp8_rounded,
-    fp8_rounding,
-    int4_skinny,
-    int4_spread,
-    tile_table,
-)
-from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import MappedSkinnyTiles
 
 KIB = 1 << 10
 SHARED_BYTES = MappingProxyType(
@@ -59,7 +44,9 @@ _INTEGERS = {"num_splits", "num_tokens", "num_rows", "num_blocks", "num_ring_slo
 _INTEGERS |= {"out_features", "in_features", "k_per_split", "hidden_size", "first_row", "end_row"}
 _INTEGERS |= {"num_pairs", "max_blocks", "query_split", "query_row", "key_split", "key_row"}
 _INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset", "num_counters"}
+_INTEGERS |= {"words_per_row", "words_per_split"}
 _ALIGNED = {"in_features", "k_per_split", "out_features", "width", "hidden_size"}
+_ALIGNED |= {"words_per_row", "words_per_split"}
 
 
 @dataclass(frozen=True)
@@ -132,8 +119,8 @@ _RANKS = {"RANK": 0, "NUM_RANKS": 2, "BLOCK_RANKS": 2, "ROW_BYTES": 32, "FLAG": 
 _PARTS = ("*bf16", "*bf16")
 
 _CHOSEN = dict.fromkeys(("ids", "ranks", "counts", "pairs", "blocks", "num_blocks"), "*i32")
-_EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32", "places": "*i64"}
-_EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias"), "*bf16")
+EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32", "places": "*i64"}
+EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias"), "*bf16")
 _LATENTS = dict.fromkeys(("norm", "q_out", "latent_out", "pool"), "*bf16")
 _LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
 
@@ -152,105 +139,6 @@ def expert_variants(capability):
             yield expert_variant(project, "project", 1408, 2048)
 
 
-def quantised_variants():
-    """Products with kept weights, as a GPU from sm90 on launches them."""
-    kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
-    fp8 = {**kept, "values": "*fp8e4nv", "num_columns": "i32"}
-    int4 = {**kept, "words": "*i32", "zeros": "*i32"}
-    for by_block, table in ((True, tile_table.FP8_BLOCKS), (False, tile_table.FP8_ROWS)):
-        for tiles in {rule.tiles for rule in table if rule.tiles is not None}:
-            yield fp8_variant(tiles, by_block)
-    for rule in tile_table.INT4:
-        tile, options = _skinny_tile(rule.tiles)
-        for turn in (128, 256):
-            constants = {**tile, "GROUP_SIZE": 128, "TURN": turn, "IS_PACKED": True}
-            yield Variant(int4_skinny._int4_skinny_kernel, int4, constants, options)
-    groups = {"GROUP_SIZE": 128, "GROUPS": 16, "BLOCK": 128}
-    rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
-    for constants in (groups, rows):
-        yield Variant(fp8_rounding._round_groups_kernel, fp8, constants, {"num_warps": 8})
-    yield from _kept_expert_variants()
-    spread = {"GROUP_SIZE": 128, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
-    matrix = {**int4, "out": "*bf16"}
-    yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
-
-
-def fp8_variant(tiles, by_block):
-    """The kernel for few rows of FP8 weights that the class of tiles says."""
-    types = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
-    types |= {"words": "*i32", "values": "*fp8e4nv"}
-    tile, options = _skinny_tile(tiles)
-    constants = {**tile, "BY_BLOCK": by_block, "BLOCK_K": tiles.block_k, "NUM_LINES": 4}
-    if isinstance(tiles, MappedSkinnyTiles):
-        types["x_map"] = f"tensordesc<bf16[{tiles.block_tokens}, {tiles.block_k}]>"
-        types["values_map"] = f"tensordesc<fp8e4nv[{tiles.block_rows}, {tiles.block_k}]>"
-        return Variant(fp8_mapped._fp8_mapped_kernel, types, constants, options)
-    return Variant(fp8_rounded._fp8_rounded_kernel, types, constants, options)
-
-
-def _skinny_tile(tiles):
-    tile = {"BLOCK_TOKENS": tiles.block_tokens, "BLOCK_ROWS": tiles.block_rows}
-    return tile, {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
-
-
-def _kept_expert_variants():
-    """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
-    for stack, table in expert_products.TABLES.items():
-        for _, way in table:
-            if isinstance(way, expert_products.AsKept):
-                yield from _kept_expert_products(way.tiles, stack is stacks.Fp4Stack)
-            elif isinstance(way, expert_fp8.RoundedTiles):
-                yield from _rounded_expert_products(way)
-        one = expert_splits.SplitShape(64, 4, 4, 4)
-        tiles = [way.tiles for _, way in table if isinstance(way, expert_products.InSplits)]
-        for split in (*tiles, expert_splits.SplitTiles(16, one, one)):
-            yield from _split_expert_products(split, stack is stacks.Fp4Stack)
-    sizes = dict.fromkeys(("num_rows", "num_columns", "num_turns"), "i32")
-    rows, options = {"BLOCK_ROWS": 64}, {"num_warps": 4}
-    fp4 = {**sizes, "words": "*i32", "scales": "*i32", "out": "*bf16"}
-    yield Variant(expert_spread._fp4_spread_kernel, fp4, {**rows, "IS_PACKED": True}, options)
-    fp8 = {**sizes, "values": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
-    yield Variant(expert_spread._fp8_spread_kernel, fp8, rows, options)
-
-
-def _rounded_expert_products(tiles):
-    types = {**_EXPERTS, **dict.fromkeys(("x", "gate_up", "down"), "*fp8e4nv")}
-    types |= dict.fromkeys(("scales", "x_scales", "out_scales"), "*fp32")
-    constants = {"NUM_CHOSEN": 8, "ROWS": tiles.block_rows, "GROUP": 12}
-    options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
-    gate = {"DEPTH_SIZE": 2048, "WIDTH": 768, "ALPHA": 1.0, "LIMIT": 0.0}
-    gate["DTYPE"] = triton.language.bfloat16
-    activated = {**types, "out": "*fp8e4nv"}
-    yield Variant(expert_fp8._activate_kernel, activated, constants | gate, options)
-    down = {"DEPTH_SIZE": 768, "WIDTH": 2048}
-    yield Variant(expert_fp8._project_kernel, types, constants | down, options)
-
-
-def _kept_expert_products(one, is_fp4):
-    yield _kept_product(quantised_experts._activate_kernel, one, is_fp4, {})
-    yield _kept_product(quantised_experts._project_kernel, one, is_fp4, {"NUM_SPLITS": 1})
-
-
-def _split_expert_products(tiles, is_fp4):
-    kernels = expert_splits._activate_kernel, quantised_experts._project_kernel
-    for kernel, shape in zip(kernels, (tiles.gate_up, tiles.down), strict=True):
-        more = {"NUM_SPLITS": shape.num_splits}
-        yield _kept_product(kernel, tiles.tiles_of(shape), is_fp4, more)
-
-
-def _kept_product(kernel, one, is_fp4, more):
-    width, hidden = (2880, 2880) if is_fp4 else (768, 2048)
-    types = {**_EXPERTS, "gate_up": "*i32", "down": "*i32"}
-    types |= {"scales": "*i32" if is_fp4 else "*fp32", "partials": "*fp32", "counters": "*i32"}
-    sizes = {"DEPTH_SIZE": hidden, "WIDTH": width, "ALPHA": 1.0, "LIMIT": 7.0}
-    if kernel is quantised_experts._project_kernel:
-        sizes = {"DEPTH_SIZE": width, "WIDTH": hidden}
-    constants = {"NUM_CHOSEN": 4, "HAS_BIAS": is_fp4, "IS_FP4": is_fp4, "IS_PACKED": True}
-    constants |= {"ROWS": one.block_rows, "COLUMNS": one.columns, "GROUP": 12, **sizes, **more}
-    options = {"num_stages": one.num_stages, "num_warps": one.num_warps}
-    return Variant(kernel, types, constants, options)
-
-
 def expert_variant(tiles, product, depth, width, has_bias=False):
     """Of tensors of bfloat16. product: "activate" or "project"."""
     constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8, "HAS_BIAS": has_bias}
@@ -258,10 +146,10 @@ def expert_variant(tiles, product, depth, width, has_bias=False):
         constants |= {"ALPHA": 1.0, "LIMIT": 7.0 if has_bias else 0.0}
     constants |= {"ROWS": tiles.block_rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
     options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
-    module, types = expert_gemm, _EXPERTS
+    module, types = expert_gemm, EXPERTS
     if isinstance(tiles, expert_maps.MappedTiles):
         constants |= {"GROUP": tiles.group, "IS_SWAPPED": tiles.is_swapped}
-        module, types = expert_maps, dict(_EXPERTS)
+        module, types = expert_maps, dict(EXPERTS)
         types["x_map"] = f"tensordesc<bf16[{tiles.block_rows}, {tiles.depth}]>"
         types["weight_map"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
     return Variant(getattr(module, f"_{product}_kernel"), types, constants, options)
@@ -270,19 +158,19 @@ def expert_variant(tiles, product, depth, width, has_bias=False):
 def _choose_experts(num_kept):
     constants = {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64, "LANES": 8}
     constants |= {"IS_NORMED": True, "NUM_KEPT": num_kept}
-    return Variant(expert_routing._choose_kernel, _EXPERTS, constants, {"num_warps": 1})
+    return Variant(expert_routing._choose_kernel, EXPERTS, constants, {"num_warps": 1})
 
 
 OTHERS = {
     "choose_experts": _choose_experts(num_kept=0),
     "choose_experts_here": _choose_experts(num_kept=33),
     "count_experts": Variant(
-        expert_routing._count_kernel, _EXPERTS, {"PAIRS": 64}, {"num_warps": 2}
+        expert_routing._count_kernel, EXPERTS, {"PAIRS": 64}, {"num_warps": 2}
     ),
     "group_by_expert": Variant(
         expert_routing._group_kernel,
-        _EXPERTS,
-        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
+        EXPERTS,
+        {"NUMEXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
         | {"COUNTERS": 1024},
         {"num_warps": 4},
     ),

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels.decode_shape import decode_shared_bytes
 from attention.kernels.extend_shape import FOR_FEW_KEYS, FOR_SPLIT_KEYS, FOR_SPLIT_TREES
-from benchmarks.h200.product_candidates import rounded_worth_trying
+from benchmarks.h200.product_candidates import one_row_worth_trying, rounded_worth_trying
 from tests.fakes.attention_targets import (
     DECODE_HEADS,
     EXTEND_HEADS,
@@ -24,15 +24,15 @@ from tests.fakes.attention_targets import (
     join_variant,
     limits_of,
 )
-from tests.fakes.triton_targets import (
-    OTHERS,
-    SHARED_BYTES,
-    expert_variants,
+from tests.fakes.quantised_targets import (
+    fp8_gemv_variant,
     fp8_variant,
-    gemm_variant,
+    int4_gemv_variant,
     quantised_variants,
 )
+from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
+from workers.layers.quantised.skinny_shape import GemvTiles
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -86,6 +86,26 @@ def test_rounded_products_take_weights_from_shared_memory(by_block, num_rows) ->
         assert all(re.fullmatch(r"%rd\d+", one) for pair in products for one in pair), tiles
         assert "f16x2.e4m3x2" not in ptx
         assert kernel.asm["sass"].count("LDL") == 0, tiles
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("name", ["fp8_rows", "fp8_blocks", "int4"])
+def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
+    """Of all that a sweep tries; weights come by 16 bytes at once, and are multiplied as FP8's
+    float16 or as integers of 16 bits."""
+    make, others = fp8_gemv_variant, name == "fp8_blocks"
+    if name == "int4":
+        make, others = int4_gemv_variant, False
+    for tiles in one_row_worth_trying(name):
+        if not isinstance(tiles, GemvTiles):
+            continue
+        kernel = make(tiles, is_gated, others).compile_for((9, 0))
+        assert kernel.metadata.shared <= SHARED_BYTES[9, 0], tiles
+        ptx, sass = kernel.asm["ptx"], kernel.asm["sass"]
+        assert sass.count("LDL") == 0, tiles
+        assert re.search(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\S* \[[^]]*\], \[[^]]*\], 0x10", ptx)
+        assert ("dp2a" if name == "int4" else "f16x2.e4m3x2") in ptx, tiles
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -1,8 +1,8 @@
 """Products with FP8 weights: of few rows as they are, of more rounded by scales of their own.
 
-Few: where reading the weights takes longer than multiplying, x is rounded inside the kernel. For
-more, tensor cores take both in FP8: cuBLASLt with a scale a row, CUTLASS with scales of
-blocks.
+One: dot products, x as it is. Few: where reading the weights takes longer than multiplying, x is
+rounded inside the kernel. For more, tensor cores take both in FP8: cuBLASLt with a scale a row,
+CUTLASS with scales of blocks.
 """
 
 import importlib
@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 import torch
 
 from workers.errors import ConfigError
+from workers.layers.gate import Gate
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
+from workers.layers.quantised.fp8_gemv import fp8_gemv
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.product import KeptProduct
 from workers.layers.quantised.skinny_shape import (
+    GemvTiles,
     MappedSkinnyTiles,
     RoundedSkinnyTiles,
     SkinnyShape,
@@ -30,6 +33,7 @@ _MIN_TURN = 32
 
 _Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SkinnyShape, NewTensor], torch.Tensor]
 _KERNELS: Mapping[type[SkinnyTiles], _Kernel] = {
+    GemvTiles: fp8_gemv,
     RoundedSkinnyTiles: fp8_rounded,
     MappedSkinnyTiles: fp8_mapped,
 }
@@ -43,16 +47,24 @@ row by row, the others column by column."""
 
 class Fp8RowProduct(KeptProduct):
     def __init__(
-        self, kept: Fp8Rows, can_split: bool, table: tile_table.TileTable = tile_table.FP8_ROWS
+        self,
+        kept: Fp8Rows,
+        can_split: bool,
+        table: tile_table.TileTable = tile_table.FP8_ROWS,
+        gated_table: tile_table.TileTable = tile_table.FP8_GATED,
     ) -> None:
         turn = turn_of(kept.in_features)
-        super().__init__(kept, can_split, table if turn >= _MIN_TURN else (), turn)
+        tables = (table, gated_table) if turn >= _MIN_TURN else ((), ())
+        super().__init__(kept, can_split, *tables, turn)
         self._kept = kept
 
     def _of_few(
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
         return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
+
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
+        return fp8_gemv(x, self._kept.values, self._kept.scales, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         kept, rounded = self._kept, round_rows(x)
@@ -78,9 +90,13 @@ class Fp8BlockProduct(KeptProduct):
     """
 
     def __init__(
-        self, kept: Fp8Blocks, can_split: bool, table: tile_table.TileTable = tile_table.FP8_BLOCKS
+        self,
+        kept: Fp8Blocks,
+        can_split: bool,
+        table: tile_table.TileTable = tile_table.FP8_BLOCKS,
+        gated_table: tile_table.TileTable = tile_table.FP8_GATED,
     ) -> None:
-        super().__init__(kept, can_split, table, BLOCK)
+        super().__init__(kept, can_split, table, gated_table, BLOCK)
         self._kept = kept
         self._multiply = load_block_scaled_mm()
 
@@ -88,6 +104,9 @@ class Fp8BlockProduct(KeptProduct):
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
         return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
+
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
+        return fp8_gemv(x, self._kept.values, self._kept.scales, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         kept, rounded = self._kept, round_groups(x)

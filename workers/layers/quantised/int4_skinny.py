@@ -10,9 +10,11 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gemm.configs import block_tokens
+from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.int4_values import int4_values
+from workers.layers.quantised.prefetch import num_lines
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
@@ -49,6 +51,7 @@ def _int4_skinny(  # noqa: PLR0913
     BLOCK_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
+    NUM_LINES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Program (block of rows, split, block of tokens)."""
@@ -60,7 +63,8 @@ def _int4_skinny(  # noqa: PLR0913
     first_k = split * k_per_split
     row_starts = words + (safe_rows * in_features + first_k) // _VALUES
     if IS_DEPENDENT:
-        prefetch_lines(row_starts.to(tl.int64))
+        lines = tl.arange(0, NUM_LINES) * (LINE_BYTES // 4)
+        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
     # Scales of a turn are read in the one before, so that none waits for them.
     scales_at = scales + safe_rows
     low_scales = half_scales(scales_at, first_k, out_features, in_features, GROUP_SIZE)
@@ -110,6 +114,7 @@ def int4_skinny(
     is_dependent = dependent_launch(x)
     tokens = min(block_tokens(num_tokens), shape.block_tokens)
     num_blocks = triton.cdiv(kept.out_features, shape.block_rows)
+    k_per_split = in_features // shape.num_splits
     _int4_skinny_kernel[(num_blocks, shape.num_splits, triton.cdiv(num_tokens, tokens))](
         x,
         kept.words,
@@ -119,12 +124,13 @@ def int4_skinny(
         num_tokens,
         kept.out_features,
         in_features,
-        in_features // shape.num_splits,
+        k_per_split,
         GROUP_SIZE=kept.group_size,
         TURN=kept.turn,
         BLOCK_TOKENS=tokens,
         BLOCK_ROWS=shape.block_rows,
         IS_PACKED=x.is_cuda,
+        NUM_LINES=num_lines(kept.out_features * shape.num_splits, k_per_split // 2),
         IS_DEPENDENT=is_dependent,
         num_stages=shape.num_stages,
         num_warps=shape.num_warps,

@@ -17,14 +17,22 @@ class KeptProduct(ABC):
     the weight names.
 
     can_split: whether whoever reads the product sums up partial ones. table: tiles by the number of
-    rows and the weight's size. turn: input features that the kernel for few rows takes at least at
-    once.
+    rows and the weight's size; gated_table: of a weight that is a gate's rows over an up
+    projection's. turn: input features that the kernel for few rows takes at least at once.
     """
 
-    def __init__(self, kept: KeptWeight, can_split: bool, table: TileTable, turn: int) -> None:
+    def __init__(
+        self,
+        kept: KeptWeight,
+        can_split: bool,
+        table: TileTable,
+        gated_table: TileTable,
+        turn: int,
+    ) -> None:
         self.in_features = kept.in_features
         self._out_features = kept.out_features
-        self._can_split, self._table, self._turn = can_split, table, turn
+        self._can_split, self._turn = can_split, turn
+        self._table, self._gated_table = table, gated_table
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.into(torch.empty, x)
@@ -35,16 +43,28 @@ class KeptProduct(ABC):
         tiles = tiles_for(self._table, x.shape[0], self._out_features)
         if tiles is None:
             return self._of_many(new, x)
-        shape = tiles.of(
-            self._out_features, self.in_features, self._turn, x.shape[0], self._can_split
-        )
-        return self._of_few(new, x, tiles, shape)
+        return self._of_few(new, x, tiles, self._shape(tiles, x, self._can_split))
+
+    def gated(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """gate(x @ gate.T) * (x @ up.T) -> (n, width), the weight being gate over up: by one kernel
+        where the table has tiles for it."""
+        tiles = tiles_for(self._gated_table, x.shape[0], self._out_features)
+        if tiles is None:
+            return gate_and_mul(self(x), x.dtype, gate)
+        return self._gated_of_few(x, self._shape(tiles, x, can_split=False), gate)[0]
+
+    def _shape(self, tiles: SkinnyTiles, x: torch.Tensor, can_split: bool) -> SkinnyShape:
+        return tiles.of(self._out_features, self.in_features, self._turn, x.shape[0], can_split)
 
     @abstractmethod
     def _of_few(
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
         """By the kernel that reads the weight as it is kept, in the tiles, which are of shape."""
+
+    @abstractmethod
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
+        """(1, n, width), of tiles of the gated table."""
 
     @abstractmethod
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
@@ -62,4 +82,4 @@ class KeptGatedProduct:
         return self._product.in_features
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return gate_and_mul(self._product(x), x.dtype, self._gate)
+        return self._product.gated(x, self._gate)

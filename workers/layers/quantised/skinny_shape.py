@@ -1,9 +1,9 @@
 """Tiles of the kernels for few rows, from a matrix's sizes. Measures nothing."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 _MAX_SPLITS = 8
-_MIN_TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +11,9 @@ class SkinnyTiles:
     """How matrices of any size are multiplied by up to so many rows. block_rows: output features of
     a program; block_tokens: the most rows of x of one. block_k: input features of a turn, at most.
     min_programs: input features are shared out until there are so many. num_stages, num_warps:
-    Triton's."""
+    Triton's. min_turns: that a program has at least where input features are shared out."""
 
+    min_turns: ClassVar[int] = 4
     block_rows: int
     block_tokens: int
     block_k: int
@@ -35,7 +36,7 @@ class SkinnyTiles:
             and num_splits < _MAX_SPLITS
             and num_blocks * num_splits < self.min_programs
             and in_features % (2 * num_splits * block_k) == 0
-            and in_features // (2 * num_splits * block_k) >= _MIN_TURNS
+            and in_features // (2 * num_splits * block_k) >= self.min_turns
         ):
             num_splits *= 2
         return SkinnyShape(
@@ -46,6 +47,13 @@ class SkinnyTiles:
             self.num_stages,
             self.num_warps,
         )
+
+
+class GemvTiles(SkinnyTiles):
+    """The same of one row of x by dot products on CUDA cores; block_rows: of the weight."""
+
+    __slots__ = ()
+    min_turns: ClassVar[int] = 1
 
 
 class RoundedSkinnyTiles(SkinnyTiles):

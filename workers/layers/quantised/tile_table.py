@@ -3,12 +3,18 @@
 Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
 forms have the same fastest tiles, and at 1, 64 and 256 of four bits. FP8 has tiles that round x
-(RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these.
+(RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these. Tiles of
+one row (GemvTiles), and with them the gated tables, are unmeasured.
 """
 
 from dataclasses import dataclass
 
-from workers.layers.quantised.skinny_shape import MappedSkinnyTiles, RoundedSkinnyTiles, SkinnyTiles
+from workers.layers.quantised.skinny_shape import (
+    GemvTiles,
+    MappedSkinnyTiles,
+    RoundedSkinnyTiles,
+    SkinnyTiles,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +35,26 @@ _WIDE = 16384
 
 # Blocks' turns are 128 columns, those of four bits what they are packed for.
 FP8_ROWS: TileTable = (
+    TileRule(1, GemvTiles(8, 1, 1024, min_programs=512, num_stages=3, num_warps=4)),
     TileRule(16, RoundedSkinnyTiles(128, 16, 128, min_programs=132, num_stages=4, num_warps=8)),
     TileRule(64, None, _WIDE),
     TileRule(64, MappedSkinnyTiles(128, 64, 128, min_programs=132, num_stages=3, num_warps=8)),
 )
 FP8_BLOCKS: TileTable = FP8_ROWS
+FP8_GATED: TileTable = (
+    TileRule(1, GemvTiles(8, 1, 1024, min_programs=1, num_stages=3, num_warps=4)),
+)
 INT4: TileTable = (
+    TileRule(1, GemvTiles(16, 1, 1024, min_programs=512, num_stages=1, num_warps=4)),
     TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
 )
+INT4_GATED: TileTable = (
+    TileRule(1, GemvTiles(16, 1, 1024, min_programs=1, num_stages=1, num_warps=4)),
+)
+"""Of weights that are a gate's rows over an up projection's, by the rows of both: where a rule
+holds one kernel makes the activation. They have GemvTiles alone."""
 
 
 def tiles_for(table: TileTable, num_rows: int, out_features: int) -> SkinnyTiles | None:

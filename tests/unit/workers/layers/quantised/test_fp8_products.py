@@ -19,20 +19,27 @@ from workers.layers.formats.scaling import PerBlock, PerChannel, PerTensor
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.weight import join_kept
 from workers.layers.quantised import fp8_products
+from workers.layers.quantised import product as product_module
+from workers.layers.quantised.fp8_gemv import fp8_gemv
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import Rounded
+from workers.layers.quantised.product import KeptGatedProduct
 from workers.layers.quantised.products import kept_product
 from workers.layers.quantised.skinny_shape import (
+    GemvTiles,
     MappedSkinnyTiles,
     RoundedSkinnyTiles,
+    SkinnyShape,
     SkinnyTiles,
 )
 from workers.layers.quantised.tile_table import (
     FP8_BLOCKS,
+    FP8_GATED,
     FP8_ROWS,
     INT4,
+    INT4_GATED,
     TileRule,
     tiles_for,
 )
@@ -124,7 +131,7 @@ def block_scaled_mm(a, b, scales_a, scales_b, dtype):
     return (left @ right).to(dtype)
 
 
-FILLED = {RoundedSkinnyTiles: 1.0, MappedSkinnyTiles: 2.0}
+FILLED = {RoundedSkinnyTiles: 1.0, MappedSkinnyTiles: 2.0, GemvTiles: 3.0}
 """What stands for each kernel's product."""
 
 
@@ -211,7 +218,7 @@ def test_a_table_names_the_kernel_by_rows_and_output_features(kind, scaling) -> 
 def test_rounded_tiles_are_tiles_of_their_own() -> None:
     kinds = (SkinnyTiles, *FILLED)
     made = [kind(64, 16, 128, min_programs=384, num_stages=4, num_warps=4) for kind in kinds]
-    assert len({*made}) == 3
+    assert len({*made}) == len(kinds)
     assert [str(one).partition("(")[0] for one in made] == [kind.__name__ for kind in kinds]
     assert len({one.of(4096, 4096, 128, 1, True) for one in made}) == 1
 
@@ -275,8 +282,15 @@ def test_tables_are_in_order(table) -> None:
     limits = [(rule.max_rows, -rule.min_out_features) for rule in table]
     assert limits == sorted(set(limits))
     for tiles in tiles_of(table):
-        assert tiles.block_rows >= 64
-        assert tiles.block_tokens >= 16
+        is_of_one_row = isinstance(tiles, GemvTiles)
+        assert tiles.block_rows >= (2 if is_of_one_row else 64)
+        assert tiles.block_tokens >= (1 if is_of_one_row else 16)
+
+
+@pytest.mark.parametrize("table", [FP8_ROWS, FP8_BLOCKS, INT4, FP8_GATED, INT4_GATED])
+def test_dot_products_are_of_one_row(table) -> None:
+    for rule in table:
+        assert isinstance(rule.tiles, GemvTiles) == (rule.max_rows == 1)
 
 
 def tiles_of(table):
@@ -285,11 +299,57 @@ def tiles_of(table):
 
 def test_tables_name_kernels_that_their_forms_have() -> None:
     assert {type(tiles) for tiles in tiles_of(FP8_ROWS + FP8_BLOCKS)} <= set(fp8_products._KERNELS)
-    assert {type(tiles) for tiles in tiles_of(INT4)} == {SkinnyTiles}
+    assert {type(tiles) for tiles in tiles_of(INT4)} == {SkinnyTiles, GemvTiles}
 
 
 def test_a_turn_is_a_blocks_width() -> None:
     """A scale is read a turn, and of rounded tiles once for all of a program's rows."""
     for tiles in tiles_of(FP8_BLOCKS):
+        if isinstance(tiles, GemvTiles):
+            assert tiles.block_k % 128 == 0
+            continue
         assert tiles.block_k == 128
         assert type(tiles) is SkinnyTiles or 128 % tiles.block_rows == 0
+
+
+GATED_TILES = GemvTiles(8, 1, 128, min_programs=384, num_stages=1, num_warps=4)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("scaling", [PerChannel(), PerBlock(128, 128)])
+def test_gates_are_bent_where_their_products_are(scaling, monkeypatch) -> None:
+    """Of as many rows as the table says; of more in a launch behind the product."""
+    taken = []
+
+    def gated(x, weight, scales, shape, gate):
+        taken.append((shape, gate))
+        return torch.full((1, len(x), len(weight) // 2), 4.0)
+
+    def behind(parts, dtype, gate):
+        return (parts.sum(0)[:, : parts.shape[2] // 2]).to(dtype)
+
+    monkeypatch.setattr(fp8_products, "fp8_gemv", gated)
+    monkeypatch.setattr(product_module, "gate_and_mul", behind)
+    kept = Scaled(FP8, scaling).kept(stored(scaling), WHOLE)
+    make = Fp8BlockProduct if type(kept) is Fp8Blocks else Fp8RowProduct
+    rounded = RoundedSkinnyTiles(64, 16, 128, min_programs=1, num_stages=4, num_warps=4)
+    product = make(kept, True, (TileRule(2, rounded),), (TileRule(1, GATED_TILES),))
+    activation = KeptGatedProduct(product, "silu")
+    assert activation.in_features == 384
+    outs = [activation(torch.ones(n, 384).bfloat16()) for n in (1, 2)]
+    assert [tuple(out.shape) for out in outs] == [(1, 128), (2, 128)]
+    assert [out.unique().tolist() for out in outs] == [[4.0], [FILLED[RoundedSkinnyTiles]]]
+    assert [(shape.num_splits, gate) for shape, gate in taken] == [(1, "silu")]
+
+
+@pytest.mark.parametrize("gate", ["silu", None])
+def test_dot_products_refuse_what_they_cannot(gate) -> None:
+    kept = Fp8Rows(values_of(32, 256), torch.ones(1))
+    split = SkinnyShape(8, 1, 128, 2, 1, 4)
+    rows = 1 if gate else 2
+    with pytest.raises(ValueError, match="parts of its sums" if gate else "2 rows of x"):
+        fp8_gemv(torch.ones(rows, 256), kept.values, kept.scales, split, gate=gate)
+    blocks = Fp8Blocks(values_of(128, 256), torch.ones(1, 2))
+    narrow = SkinnyShape(8, 1, 64, 1, 1, 4)
+    with pytest.raises(ValueError, match="64 columns of a turn are no whole blocks"):
+        fp8_gemv(torch.ones(1, 256), blocks.values, blocks.scales, narrow, gate=gate)
