@@ -23,8 +23,9 @@ from multiprocessing import get_context
 import torch
 from triton.runtime.errors import OutOfResources
 
+from benchmarks.h200.attention_steps import graphed_seconds
 from benchmarks.h200.product_candidates import one_row_worth_trying
-from benchmarks.h200.quantised_products import CUDA, FORMATS, MATRICES, graphed_seconds
+from benchmarks.h200.quantised_products import CUDA, FORMATS, MATRICES
 from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
 from workers.layers.gemm.choice import GemmChooser
@@ -182,11 +183,12 @@ def sweep(name: str) -> None:
     # The longest first: what runs beside it is chosen with it there.
     for role in ("gate_up", "down", "qkv", "o"):
         us, ways[role] = best_way(name, role, ways, weights)
+    usual_bytes = prefetch.CHUNK_BUDGET_BYTES
     for budget_mib in BUDGETS_MIB:
         prefetch.CHUNK_BUDGET_BYTES = budget_mib << 20
         ahead = layer_us(layers_of(name, ways, weights))
         print(f"{name} prefetch of {budget_mib} MiB: {ahead:.2f} us a layer", flush=True)
-    prefetch.CHUNK_BUDGET_BYTES = prefetch.PREFETCH_BUDGET_BYTES
+    prefetch.CHUNK_BUDGET_BYTES = usual_bytes
     print(f"best {name}: {us:.2f} us a layer (tables {start:.2f})")
     for role, way in ways.items():
         print(f"best {name} {role}: {way}", flush=True)

@@ -9,7 +9,7 @@ from workers.layers.gemm.skinny import (
 
 CHUNK_BUDGET_BYTES = PREFETCH_BUDGET_BYTES
 """Of all programs of a launch that reads by the copy engine, whether or not they run at once."""
-_LINE_BYTES = LINE_BYTES.value
+_LINE_BYTES = int(LINE_BYTES.value)
 _MIN_CHUNK_BYTES = 16
 
 
