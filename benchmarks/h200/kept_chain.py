@@ -40,7 +40,7 @@ NUM_LAYERS = 6
 REPEATS = 20
 MAX_PROCESSES = 14
 EPS = 1e-5
-BUDGETS_MIB = (5, 40, 160)
+LINES_PER_THREAD = (0, 2, 4)
 ROLES = tuple(MATRICES)
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -183,12 +183,12 @@ def sweep(name: str) -> None:
     # The longest first: what runs beside it is chosen with it there.
     for role in ("gate_up", "down", "qkv", "o"):
         us, ways[role] = best_way(name, role, ways, weights)
-    usual_bytes = prefetch.CHUNK_BUDGET_BYTES
-    for budget_mib in BUDGETS_MIB:
-        prefetch.CHUNK_BUDGET_BYTES = budget_mib << 20
+    usual = prefetch.LINES_PER_THREAD
+    for num_lines in LINES_PER_THREAD:
+        prefetch.LINES_PER_THREAD = num_lines
         ahead = layer_us(layers_of(name, ways, weights))
-        print(f"{name} prefetch of {budget_mib} MiB: {ahead:.2f} us a layer", flush=True)
-    prefetch.CHUNK_BUDGET_BYTES = usual_bytes
+        print(f"{name} prefetch of {num_lines} lines a thread: {ahead:.2f} us a layer", flush=True)
+    prefetch.LINES_PER_THREAD = usual
     print(f"best {name}: {us:.2f} us a layer (tables {start:.2f})")
     for role, way in ways.items():
         print(f"best {name} {role}: {way}", flush=True)

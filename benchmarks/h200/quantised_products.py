@@ -24,7 +24,11 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.h200.attention_steps import graphed_seconds
-from benchmarks.h200.product_candidates import rounded_worth_trying, worth_trying
+from benchmarks.h200.product_candidates import (
+    one_row_worth_trying,
+    rounded_worth_trying,
+    worth_trying,
+)
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import BLOCK, Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
@@ -33,6 +37,7 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptProduct
+from workers.layers.quantised.skinny_shape import GemvTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
 
 CUDA = torch.device("cuda", 0)
@@ -189,6 +194,8 @@ def tables_to_try(name: str, num_rows: int) -> list[TileTable]:
         tiles = worth_trying(num_rows, GROUP_SIZE)
     else:
         tiles = rounded_worth_trying(num_rows, name == "fp8_blocks")
+    if num_rows == 1:
+        tiles += [one for one in one_row_worth_trying(name) if isinstance(one, GemvTiles)]
     return [_MANY, FORMATS[name].table, *((TileRule(num_rows, one),) for one in tiles)]
 
 

@@ -1,6 +1,7 @@
 """Where a decode step's device time goes: kernels of some steps by name, from torch's profiler.
 
     python3 -m benchmarks.h200.step_profile benchmarks/h200/models/llama-3.1-8b.json
+        [--decode-only --streams 1:1024]
 
 Prints the time to the first token of single prompts and, for each number of streams, microseconds
 a step by which every kernel moved the end of the work, idle time before it included, and the host's
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
     parser.add_argument("--tp", type=int, default=1, help="rank 0 of so many")
     parser.add_argument("--prompts-only", action="store_true", help="no decode steps")
+    parser.add_argument("--decode-only", action="store_true", help="no prompts, no mixed steps")
     parser.add_argument(
         "--streams",
         nargs="+",
@@ -238,7 +240,7 @@ def main() -> None:
     while engine.prepare_while_idle():
         num_turns += 1
     print(f"-- prepared in {num_turns} turns, {time.perf_counter() - start_s:.1f} s")
-    for prompt_tokens in SINGLE_PROMPTS:
+    for prompt_tokens in () if arguments.decode_only else SINGLE_PROMPTS:
         report_first_token(engine, prompt_tokens, arguments.functions)
     streams = [] if arguments.prompts_only else arguments.streams
     for num_streams, prompt_tokens in streams:
@@ -247,13 +249,14 @@ def main() -> None:
         report(f"{num_streams} streams", NUM_STEPS, profile_calls(engine.step, NUM_STEPS))
         if arguments.functions:
             report_functions(engine.step)
-        if num_streams == streams[-1][0]:
+        if num_streams == streams[-1][0] and not arguments.decode_only:
             report_mixed(engine, num_streams, arguments.functions)
         for index in range(num_streams):
             engine.abort(f"{num_streams}-{index}")
         while engine.has_work:
             engine.step()
-    report_prefill(engine)
+    if not arguments.decode_only:
+        report_prefill(engine)
     engine.close()
 
 

@@ -8,12 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_chunks
+from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gate import Gate
+from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output, store_rows, weight_rows
-from workers.layers.quantised.prefetch import chunk_bytes
+from workers.layers.quantised.prefetch import lines_by_threads
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 _SCALE_BLOCK = tl.constexpr(BLOCK)
@@ -33,7 +34,7 @@ def _fp8_gemv(  # noqa: PLR0913
     STAGES: tl.constexpr,  # noqa: N803
     IS_GATED: tl.constexpr,  # noqa: N803
     IS_GELU: tl.constexpr,  # noqa: N803
-    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    NUM_LINES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Program (block of rows, split)."""
@@ -42,7 +43,8 @@ def _fp8_gemv(  # noqa: PLR0913
     first_k = split * k_per_split
     row_starts = values + (rows * in_features + first_k)
     if IS_DEPENDENT:
-        prefetch_chunks(row_starts.to(tl.int64), PREFETCH_BYTES)
+        lines = tl.arange(0, NUM_LINES) * LINE_BYTES
+        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
     if not BY_BLOCK:
         row_scales = tl.load(scales + rows)
     begin_dependent(IS_DEPENDENT)
@@ -108,7 +110,7 @@ def fp8_gemv(
         STAGES=shape.num_stages,
         IS_GATED=gate is not None,
         IS_GELU=gate == "gelu_tanh",
-        PREFETCH_BYTES=chunk_bytes(num_rows * shape.num_splits, k_per_split),
+        NUM_LINES=lines_by_threads(shape, k_per_split),
         IS_DEPENDENT=is_dependent,
         num_warps=shape.num_warps,
         launch_pdl=is_dependent,

@@ -1,5 +1,5 @@
-"""What the kernels for one row of x have in common: which rows of a weight a program has, what of
-them comes to L2 before the predecessor ends, and what becomes of their products.
+"""What the kernels for one row of x have in common: which rows of a weight a program has, and what
+becomes of their products.
 
 A product's program has BLOCK_ROWS rows of the weight. So it has in a gated block, whose weight is a
 gate's rows over an up projection's: there they are pairs, one of each, of BLOCK_ROWS / 2 output

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_chunks
+from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gate import Gate
+from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.fixed_point import (
@@ -23,7 +24,7 @@ from workers.layers.quantised.fixed_point import (
     powers,
 )
 from workers.layers.quantised.gemv import new_output, store_rows, weight_rows
-from workers.layers.quantised.prefetch import chunk_bytes
+from workers.layers.quantised.prefetch import lines_by_threads
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
@@ -86,7 +87,7 @@ def _int4_gemv(  # noqa: PLR0913
     IS_GELU: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
-    PREFETCH_BYTES: tl.constexpr,  # noqa: N803
+    NUM_LINES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Program (block of rows, split)."""
@@ -98,7 +99,8 @@ def _int4_gemv(  # noqa: PLR0913
     first_word = split * words_per_split
     row_starts = words + (rows * words_per_row + first_word)
     if IS_DEPENDENT:
-        prefetch_chunks(row_starts.to(tl.int64), PREFETCH_BYTES)
+        lines = tl.arange(0, NUM_LINES) * (LINE_BYTES // 4)
+        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
     begin_dependent(IS_DEPENDENT)
     words_at = row_starts[:, None] + tl.arange(0, WORDS)[None, :]
     turns = tl.arange(0, TURNS)
@@ -152,7 +154,6 @@ def int4_gemv(
     is_dependent = dependent_launch(x)
     words_per_row = kept.words.shape[1]
     words_per_split = words_per_row // shape.num_splits
-    num_parts = kept.out_features * shape.num_splits
     _int4_gemv_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](
         x,
         kept.words,
@@ -170,7 +171,7 @@ def int4_gemv(
         IS_GELU=gate == "gelu_tanh",
         IS_PACKED=x.is_cuda,
         STAGES=shape.num_stages,
-        PREFETCH_BYTES=chunk_bytes(num_parts, 4 * words_per_split),
+        NUM_LINES=lines_by_threads(shape, 4 * words_per_split),
         IS_DEPENDENT=is_dependent,
         num_warps=shape.num_warps,
         launch_pdl=is_dependent,

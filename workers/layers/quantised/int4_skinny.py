@@ -14,7 +14,7 @@ from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.int4_values import int4_values
-from workers.layers.quantised.prefetch import num_lines
+from workers.layers.quantised.prefetch import lines_within_budget
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
@@ -130,7 +130,7 @@ def int4_skinny(
         BLOCK_TOKENS=tokens,
         BLOCK_ROWS=shape.block_rows,
         IS_PACKED=x.is_cuda,
-        NUM_LINES=num_lines(kept.out_features * shape.num_splits, k_per_split // 2),
+        NUM_LINES=lines_within_budget(kept.out_features * shape.num_splits, k_per_split // 2),
         IS_DEPENDENT=is_dependent,
         num_stages=shape.num_stages,
         num_warps=shape.num_warps,
