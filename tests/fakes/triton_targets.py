@@ -170,7 +170,7 @@ OTHERS = {
     "group_by_expert": Variant(
         expert_routing._group_kernel,
         EXPERTS,
-        {"NUMEXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
+        {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
         | {"COUNTERS": 1024},
         {"num_warps": 4},
     ),
