@@ -48,13 +48,12 @@ from benchmarks.host_overhead import (
 from workers.engine.engine import Engine
 from workers.engine.protocol import ModelInfo
 from workers.graphs.capture_attempts import CaptureAttempts
-from workers.graphs.decode_graphs import DrawSamples, Replay, RunStep
+from workers.graphs.decode_graphs import Replay, RunStep
 from workers.graphs.draft_graphs import DraftGraphs
 from workers.graphs.draft_rows import RowKernels
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.ring import StagingRing
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
-from workers.graphs.tree_verify_graphs import TreeVerifyGraphs
 from workers.graphs.verify_graphs import MAX_TREE_TOKENS, verify_shapes
 from workers.runner.cuda_executor import DeviceClock
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
@@ -62,7 +61,7 @@ from workers.runner.cuda_rank_trees_runner import CudaRankTreesRunner
 from workers.runner.mask_inbox import MaskInbox
 from workers.runner.step_inputs import StepInputBuilder
 from workers.runner.step_pieces import ReadableStep
-from workers.sampling.state import SampledTokens, SamplingState
+from workers.sampling.state import SamplingState
 from workers.scheduler.plan import StepPlan, StepResult
 from workers.scheduler.scheduler import MAX_UNCOMMITTED_PLANS, Scheduler
 from workers.speculation.device_drafter import DeviceDrafter
@@ -248,15 +247,6 @@ class PretendedRank(CudaRankDraftsRunner):
         """Nothing runs."""
 
 
-class _AnsweringTrees(TreeVerifyGraphs):
-    """Whose samples are zeros."""
-
-    def sample(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:
-        zeros = torch.zeros(plan.num_tokens, dtype=torch.int64)
-        self._sampled = zeros
-        return SampledTokens(zeros, zeros.bool(), None)
-
-
 def _held(
     trees: StepTrees, sampled: torch.Tensor, ids: torch.Tensor, cache_indices: torch.Tensor
 ) -> LinedUp:
@@ -268,7 +258,6 @@ class PretendedTrees(PretendedRank, CudaRankTreesRunner):
     """The same of trees, of which a path of WRONG_DRAFT drafts holds."""
 
     num_drafts = sum(TREE)
-    _verify_class = _AnsweringTrees
     _tree = TREE
 
     def __init__(self, readings: _Readings, is_alone: bool) -> None:

@@ -62,7 +62,7 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
 
     @property
     def sampled(self) -> torch.Tensor:
-        """What was drawn behind each token of the last replayed plan with trees, int64
+        """What was drawn behind each token of the last replayed plan with trees, int32 or int64
         (num_tokens,)."""
         if self._sampled is None:
             raise RuntimeError("nothing has been drawn of the step that was replayed last")
@@ -71,7 +71,12 @@ class TreeVerifyGraphs(DraftedVerifyGraphs):
     def run(self, plan: StepPlan, sampling: SamplingState) -> VerifiedStep | SampledTokens:
         if self._trees is None:
             return super().run(plan, sampling)
-        self.replay(plan)
+        slot, places = self.replay(plan), self.replayed_places
+        is_dense = places[-1] == len(places) - 1
+        if is_dense and sampling.is_plainly_greedy(*self._sampled_places(plan)):
+            # The device reads them in the host's memory, where the graph has written them.
+            self._sampled = slot.device_sampled[: len(places)]
+            return VerifiedStep(slot, slot.step, places)
         return self.finish(plan, sampling, partial(sampling.sample, drafts=self.run_drafts(plan)))
 
     def sample(self, plan: StepPlan, sampling: SamplingState, draw: DrawSamples) -> SampledTokens:

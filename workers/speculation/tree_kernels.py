@@ -29,8 +29,9 @@ def carry_states(carried: torch.Tensor, made: torch.Tensor, parents: torch.Tenso
 
 
 HoldPaths = Callable[[StepTrees, torch.Tensor, torch.Tensor, torch.Tensor], LinedUp]
-"""What holds of a step's trees: what was drawn behind each of its tokens, what these are, and their
-cache indices, int64 (num_tokens,) each. Drafts behind one token differ. Launches only."""
+"""What holds of a step's trees: what was drawn behind each of its tokens, int32 or int64; what
+these are and their cache indices, int64; (num_tokens,) each. Drafts behind one token differ.
+Launches only."""
 
 FindBefore = Callable[
     [StepTrees, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],

@@ -1,13 +1,24 @@
 """The benchmark of drafted steps measures what it says: a wait for the device is no host time."""
 
-from benchmarks.drafted_host_overhead import PARTS, line_of, measure
+from benchmarks.drafted_host_overhead import (
+    PARTS,
+    PretendedRank,
+    PretendedTrees,
+    line_of,
+    measure,
+)
 
 DEVICE_S = 0.02
 
 
 def test_every_part_of_every_step_is_measured_and_no_wait_counts() -> None:
-    for num_requests, device_s, is_alone in ((1, 0.0, True), (5, DEVICE_S, True), (2, 0.0, False)):
-        parts = measure(num_requests, 6, device_s, is_alone)
+    for num_requests, device_s, is_alone, rank_class in (
+        (1, 0.0, True, PretendedRank),
+        (5, DEVICE_S, True, PretendedRank),
+        (2, 0.0, False, PretendedRank),
+        (2, DEVICE_S, True, PretendedTrees),
+    ):
+        parts = measure(num_requests, 6, device_s, is_alone, rank_class)
         assert {part: len(seconds) for part, seconds in parts.items()} == dict.fromkeys(PARTS, 6)
         for *pieces, all_of_it in zip(*parts.values(), strict=True):
             assert min(pieces) > 0.0
