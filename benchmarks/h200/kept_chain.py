@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -28,8 +29,10 @@ from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.quantised_products import CUDA, FORMATS, MATRICES
 from workers.layers.cuda.activation import gate_and_mul
 from workers.layers.cuda.norm import add_rms_norm_, rms_norm
+from workers.layers.gemm.build import Activate, GemmBuilder
+from workers.layers.gemm.build import Multiply as MultiplyBy
 from workers.layers.gemm.choice import GemmChooser
-from workers.layers.gemm.matrix import gated_gemms, partial_gemms
+from workers.layers.gemm.configs import GemmShape
 from workers.layers.kept.weight import KeptWeight
 from workers.layers.quantised import prefetch
 from workers.layers.quantised.product import KeptGatedProduct
@@ -44,6 +47,7 @@ LINES_PER_THREAD = (0, 2, 4)
 ROLES = tuple(MATRICES)
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
+Gemm = MultiplyBy | Activate
 Layer = Mapping[str, Multiply]
 """By role; gate_up's leaves the activation."""
 
@@ -103,20 +107,20 @@ def layer_us(layers: Sequence[Layer]) -> float:
 
 def bf16_us() -> float:
     """By the GEMMs that are shipped for this GPU."""
-    chooser = GemmChooser.for_device(CUDA)
-    made: dict[str, Sequence[Multiply]] = {}
+    known, builder = GemmChooser.for_device(CUDA).known, GemmBuilder.on(CUDA)
+    layers: list[dict[str, Multiply]] = [{} for _ in range(NUM_LAYERS)]
     for role, (out_features, in_features, _) in MATRICES.items():
-        weights = [
-            torch.randn(out_features, in_features, dtype=torch.bfloat16, device=CUDA)
-            for _ in range(NUM_LAYERS)
-        ]
-        is_gated = role == "gate_up"
-        made[role] = (
-            gated_gemms(chooser, weights, "silu")
-            if is_gated
-            else partial_gemms(chooser, weights, True)
-        )
-    return layer_us([{role: made[role][at] for role in ROLES} for at in range(NUM_LAYERS)])
+        shape = GemmShape(out_features, in_features, "gated" if role == "gate_up" else "split")
+        config = known[str(shape)][1]
+        for layer in layers:
+            weight = torch.randn(out_features, in_features, dtype=torch.bfloat16, device=CUDA)
+            gemm = builder.build(config, weight, shape.role)
+            layer[role] = partial(_multiply, gemm, weight)
+    return layer_us(layers)
+
+
+def _multiply(gemm: Gemm, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return gemm(x, weight)
 
 
 def compile_ways(work: tuple[str, str, Sequence[Way]]) -> None:
