@@ -1,7 +1,10 @@
 """A tokenizer without processes and a handler on a fake backend, for tests of what lies above."""
 
+import shutil
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from service.audio.features import feature_reader_of
@@ -32,6 +35,7 @@ from service.tokenizer.jobs import (
     Seen,
     pack_token_ids,
 )
+from service.tokenizer.pieces import TokenPieces
 from service.tokenizer.worker import Tools, run_job
 from tests.fakes.backend import MODEL_INFO, FakeBackend, Script, make_outputs
 from tests.fakes.tokenizer_folders import CHATML_TEMPLATE, make_byte_level_folder
@@ -40,17 +44,29 @@ from workers.engine.protocol import ModelInfo
 ANSWER = "hello world, naïve 🙂 café\n"
 
 
+@dataclass(frozen=True)
+class TextTools:
+    """What is made of a folder's tokenizer, and has no state."""
+
+    encoder: TextEncoder
+    pieces: TokenPieces
+    chats: Chats
+
+    @classmethod
+    def of(cls, folder: Path) -> "TextTools":
+        files = read_tokenizer_files(folder)
+        tokenizer, pieces = load_tokenizer(files)
+        chats = make_chat_format(files.chat_template, tokenizer, pieces, ChatSettings())
+        return cls(TextEncoder(folder, max_rendered_bytes=1 << 20), pieces, Chats(chats))
+
+
 class InlineTokenizer:
     """Implements service.tokenizer.pool.Tokenizer in the calling process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tools: TextTools | None = None) -> None:
         self.folder = folder
-        self.encoder = TextEncoder(folder, max_rendered_bytes=1 << 20)
-        files = read_tokenizer_files(folder)
-        tokenizer, self.pieces = load_tokenizer(files)
-        self.chats = Chats(
-            make_chat_format(files.chat_template, tokenizer, self.pieces, ChatSettings())
-        )
+        tools = tools or TextTools.of(folder)
+        self.encoder, self.pieces, self.chats = tools.encoder, tools.pieces, tools.chats
 
     async def encode_texts(self, job: EncodeTexts, flow: Flow) -> EncodedTexts:
         try:
@@ -148,6 +164,13 @@ class Bench:
         return ModelDirectory([self.served], self.handler.limits, self.metrics)
 
 
+@cache
+def byte_level_tools(chat_template: str) -> tuple[TemporaryDirectory[str], TextTools]:
+    """The folder that they were made of, and they: most of the time of a test that has a bench."""
+    folder = TemporaryDirectory(prefix="tokenizer-")
+    return folder, TextTools.of(make_byte_level_folder(Path(folder.name), chat_template))
+
+
 def make_bench(
     folder: Path,
     script: Script | None = None,
@@ -156,8 +179,9 @@ def make_bench(
     chat_template: str = CHATML_TEMPLATE,
 ) -> Bench:
     """By default the backend answers every request with ANSWER and the end-of-sequence token."""
-    tokenizer = InlineTokenizer(make_byte_level_folder(folder, chat_template))
-    return bench_over(tokenizer, script, limits, info)
+    made_of, tools = byte_level_tools(chat_template)
+    shutil.copytree(made_of.name, folder, dirs_exist_ok=True)
+    return bench_over(InlineTokenizer(folder, tools), script, limits, info)
 
 
 def bench_over(
