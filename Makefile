@@ -52,7 +52,7 @@ imports: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 UNIT_TESTS := tests/integration/isolated.sh $(BIN)/pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile -m "not nightly"
-BEHIND := tests/unit/service/api tests/unit/service/tokenizer tests/unit/benchmarks tests/unit/workers/runner tests/unit/workers/speculation
+BEHIND := tests/unit/service/api tests/unit/service/tokenizer tests/unit/benchmarks $(addprefix tests/unit/workers/,graphs layers runner speculation)
 
 unit: unit-gpu programs
 	$(UNIT_TESTS) tests/architecture tests/unit tests/helm tests/distributed

@@ -44,6 +44,10 @@ from workers.speculation.device_step import DrafterStep
 from workers.speculation.proposer import DraftRows, Drafts
 
 Rank = EagerTreeRank | ReplayingTreeRank
+# Eager steps do what replayed ones do, so where both are asked they are at night.
+BOTH = pytest.mark.parametrize(
+    "rank_class", [pytest.param(EagerTreeRank, marks=pytest.mark.nightly), ReplayingTreeRank]
+)
 TREE: dict[str, Any] = {**DRAFT, "draft_tree": (3, 4, 2)}
 SUFFIX_TREE: dict[str, Any] = {"speculative": "suffix", "draft_tree": (4, 3, 2)}
 
@@ -147,7 +151,7 @@ def test_chains_may_be_longer_than_trees_are_deep() -> None:
     assert stats.accepted_by_position[6] > 0
 
 
-@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@BOTH
 def test_masks_are_made_behind_drafts_beside_rows_with_trees(rank_class: type[Rank]) -> None:
     """Rows under grammars have chains; penalties and bad words look back along both."""
     plain = Engine.from_config(EngineConfig(device="cpu", num_cpu_threads=1))
@@ -197,7 +201,7 @@ def test_steps_that_run_eagerly_may_have_drafts_of_graphs(plain: list[GenerateRe
     assert rank.drafts.num_replays > 10
 
 
-@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@BOTH
 def test_steps_that_find_no_memory_run_in_halves(
     plain: list[GenerateResult], rank_class: type[Rank]
 ) -> None:
@@ -231,7 +235,11 @@ def test_steps_that_find_no_memory_run_in_halves(
 
 @pytest.mark.parametrize(
     ("rank_class", "tree"),
-    [(EagerTreeRank, TREE), (ReplayingTreeRank, TREE), (ReplayingHostTrees, SUFFIX_TREE)],
+    [
+        pytest.param(EagerTreeRank, TREE, marks=pytest.mark.nightly),
+        (ReplayingTreeRank, TREE),
+        (ReplayingHostTrees, SUFFIX_TREE),
+    ],
 )
 def test_paths_are_lined_up_where_memory_lacks(
     plain: list[GenerateResult],
@@ -368,7 +376,7 @@ def save_nothing(folder: Path) -> dict[str, Any]:
     return {"speculative": "draft:builtin-draft"}
 
 
-@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@BOTH
 @pytest.mark.parametrize(
     ("save", "is_tied"), [(save_nothing, False), (save_eagle, False), (save_mtp, True)]
 )

@@ -32,7 +32,9 @@ from workers.speculation.draft_mailbox import SentDrafts
 
 Rank = EagerRank | ReplayingRank
 Saved = tuple[Path, str, HeadOracle | Oracle]
-RANKS = pytest.mark.parametrize("rank_class", [EagerRank, ReplayingRank])
+RANKS = pytest.mark.parametrize(
+    "rank_class", [pytest.param(EagerRank, marks=pytest.mark.nightly), ReplayingRank]
+)
 
 
 class MadeDrafts:
@@ -107,7 +109,7 @@ def save_mtp(tiny: TinyModel, folder: Path) -> Saved:
 @pytest.mark.parametrize(
     ("save", "rank_class"),
     [
-        (save_eagle, EagerRank),
+        pytest.param(save_eagle, EagerRank, marks=pytest.mark.nightly),
         (save_eagle, ReplayingRank),
         (lambda folder: save_mtp(LATENT["deepseek_v3"], folder), EagerRank),
         (lambda folder: save_mtp(MIXTURES["glm4_moe"], folder), ReplayingRank),

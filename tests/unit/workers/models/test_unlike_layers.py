@@ -129,11 +129,12 @@ def test_text_is_that_of_transformers(
             "Gemma4UnifiedAssistantForCausalLM cannot run as a flat decoder: inputs_embeds and "
             "shared_kv_states cannot be None.; row by row it takes no cache",
         ),
-        (
+        pytest.param(
             "diffusion_gemma",
             "DiffusionGemmaForBlockDiffusion",
             "DiffusionGemmaDecoderTextAttention is not causal; row by row it does not count "
             "positions from 0",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
