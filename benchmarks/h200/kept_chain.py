@@ -6,7 +6,7 @@ As layer_chain.py for bfloat16: layers of Llama-3.1-8B's sizes, distinct weights
 graph: norm, qkv, a reader of it in attention's stead, o, norm, gate_up with its activation, down.
 So a kernel's first loads run beside its predecessor, as in a step. First bfloat16's shipped GEMMs
 and the tables as they are; then, role by role, each of the tiles in its place, the others being the
-best so far; last how much comes to L2 ahead, with all of the best. Microseconds a layer, medians.
+best so far. Microseconds a layer, medians.
 Kernels are compiled first, in as many processes as there are cores.
 """
 
@@ -34,7 +34,6 @@ from workers.layers.gemm.build import Multiply as MultiplyBy
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.configs import GemmShape
 from workers.layers.kept.weight import KeptWeight
-from workers.layers.quantised import prefetch
 from workers.layers.quantised.product import KeptGatedProduct
 from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
@@ -43,7 +42,6 @@ NUM_LAYERS = 6
 REPEATS = 20
 MAX_PROCESSES = 14
 EPS = 1e-5
-LINES_PER_THREAD = (0, 2, 4)
 ROLES = tuple(MATRICES)
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -187,12 +185,6 @@ def sweep(name: str) -> None:
     # The longest first: what runs beside it is chosen with it there.
     for role in ("gate_up", "down", "qkv", "o"):
         us, ways[role] = best_way(name, role, ways, weights)
-    usual = prefetch.LINES_PER_THREAD
-    for num_lines in LINES_PER_THREAD:
-        prefetch.LINES_PER_THREAD = num_lines
-        ahead = layer_us(layers_of(name, ways, weights))
-        print(f"{name} prefetch of {num_lines} lines a thread: {ahead:.2f} us a layer", flush=True)
-    prefetch.LINES_PER_THREAD = usual
     print(f"best {name}: {us:.2f} us a layer (tables {start:.2f})")
     for role, way in ways.items():
         print(f"best {name} {role}: {way}", flush=True)

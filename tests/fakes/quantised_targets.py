@@ -93,7 +93,7 @@ def int4_gemv_variant(tiles, is_gated, is_half):
 
 def _gemv_constants(tiles, is_gated):
     sizes = {"BLOCK_ROWS": tiles.block_rows, "BLOCK_K": tiles.block_k, "STAGES": tiles.num_stages}
-    return {**sizes, "IS_GATED": is_gated, "IS_GELU": False, "NUM_LINES": 4}
+    return {**sizes, "IS_GATED": is_gated, "IS_GELU": False}
 
 
 def _skinny_tile(tiles):

@@ -21,7 +21,7 @@ def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Ten
     """
     starts = _aligned_starts([array.nbytes for array in arrays])
     is_pinned = device.type == "cuda"
-    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=is_pinned)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
     staging = buffer.numpy()
     for start, array in zip(starts, arrays, strict=False):
         staging[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view("u1")
@@ -36,7 +36,7 @@ def start_download(tensor: Tensor) -> Tensor:
     """A host copy of tensor whose values may be read once the device's stream has passed here."""
     if tensor.device.type != "cuda":
         return tensor.detach()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 
 

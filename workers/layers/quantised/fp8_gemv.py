@@ -10,11 +10,9 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gate import Gate
-from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output, store_rows, weight_rows
-from workers.layers.quantised.prefetch import lines_by_threads
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 _SCALE_BLOCK = tl.constexpr(BLOCK)
@@ -34,7 +32,6 @@ def _fp8_gemv(  # noqa: PLR0913
     STAGES: tl.constexpr,  # noqa: N803
     IS_GATED: tl.constexpr,  # noqa: N803
     IS_GELU: tl.constexpr,  # noqa: N803
-    NUM_LINES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Program (block of rows, split)."""
@@ -43,8 +40,7 @@ def _fp8_gemv(  # noqa: PLR0913
     first_k = split * k_per_split
     row_starts = values + (rows * in_features + first_k)
     if IS_DEPENDENT:
-        lines = tl.arange(0, NUM_LINES) * LINE_BYTES
-        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
+        prefetch_lines(row_starts.to(tl.int64))
     if not BY_BLOCK:
         row_scales = tl.load(scales + rows)
     begin_dependent(IS_DEPENDENT)
@@ -110,7 +106,6 @@ def fp8_gemv(
         STAGES=shape.num_stages,
         IS_GATED=gate is not None,
         IS_GELU=gate == "gelu_tanh",
-        NUM_LINES=lines_by_threads(shape, k_per_split),
         IS_DEPENDENT=is_dependent,
         num_warps=shape.num_warps,
         launch_pdl=is_dependent,

@@ -12,7 +12,6 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gate import Gate
-from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.fixed_point import (
@@ -24,7 +23,6 @@ from workers.layers.quantised.fixed_point import (
     powers,
 )
 from workers.layers.quantised.gemv import new_output, store_rows, weight_rows
-from workers.layers.quantised.prefetch import lines_by_threads
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
@@ -87,7 +85,6 @@ def _int4_gemv(  # noqa: PLR0913
     IS_GELU: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
     STAGES: tl.constexpr,  # noqa: N803
-    NUM_LINES: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """Program (block of rows, split)."""
@@ -99,8 +96,7 @@ def _int4_gemv(  # noqa: PLR0913
     first_word = split * words_per_split
     row_starts = words + (rows * words_per_row + first_word)
     if IS_DEPENDENT:
-        lines = tl.arange(0, NUM_LINES) * (LINE_BYTES // 4)
-        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
+        prefetch_lines(row_starts.to(tl.int64))
     begin_dependent(IS_DEPENDENT)
     words_at = row_starts[:, None] + tl.arange(0, WORDS)[None, :]
     turns = tl.arange(0, TURNS)
@@ -171,7 +167,6 @@ def int4_gemv(
         IS_GELU=gate == "gelu_tanh",
         IS_PACKED=x.is_cuda,
         STAGES=shape.num_stages,
-        NUM_LINES=lines_by_threads(shape, 4 * words_per_split),
         IS_DEPENDENT=is_dependent,
         num_warps=shape.num_warps,
         launch_pdl=is_dependent,
