@@ -209,7 +209,8 @@ class AdaptiveLength:
         ages[chosen] = 0
         gain = ages / (losses_s + _TRIAL_SHARE * costs)
         index = int(gain.argmax())
-        age = np.clip(losses_s[index] / (_TRIAL_SHARE * costs[chosen]), _MIN_AGE, _MAX_AGE)
+        age = float(losses_s[index] / (_TRIAL_SHARE * costs[chosen]))
+        age = min(max(age, _MIN_AGE), _MAX_AGE)
         if ages[index] > age and losses_s[index] <= self._saved_s:
             return index
         return chosen

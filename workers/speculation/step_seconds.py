@@ -16,13 +16,14 @@ _WEIGHT_OF_SHORTER = 0.3
 _NUM_FIRST = 3
 _MAX_RISE = 2.0
 _GUESSED_SLOPE = 0.1
+"""Of a plain step, what a draft a row adds, before any step with drafts was measured."""
 _MAX_DRIFT = 0.2
 """Of the seconds of a key, as they are found anew, before they count."""
 _MIN_NET = 0.1
+"""Of a step's seconds, what is left of them without its keys at least."""
 _MAX_APART = 32.0
 """By which factor what others say of a length may differ from the line through those that were
 measured: numbers of rows learn from each other, and could outdo each other without end."""
-"""Of a plain step, what a draft a row adds, before any step with drafts was measured."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -60,8 +61,10 @@ class StepSeconds:
         """index: of the length. num_keys: in the cache, of all rows. is_at_most: others of that
         length take no longer, but may take less."""
         group = self._group(num_rows)
-        mean, count = float(self._own(group)[index]), int(self._counts[group, index])
-        mean += self._key_s * num_keys if mean else 0.0
+        mean, count = float(self._means[group, index]), int(self._counts[group, index])
+        if mean:
+            net = mean - self._key_s * float(self._keys[group, index])
+            mean = max(net, _MIN_NET * mean) + self._key_s * num_keys
         if count < _NUM_FIRST:
             shortest = self._shortest[group, index] = min(self._shortest[group, index], seconds)
             mean = float(shortest) if self._is_credible(num_rows, index, num_keys) else 0.0
