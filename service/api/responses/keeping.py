@@ -18,6 +18,8 @@ from service.handler.generation import Generation
 from service.response_store.records import BegunResponse, EndedResponse, ResponseName
 from service.response_store.runs import Run, Runs
 
+BEGIN_S = 1.0
+"""How long a stream waits at most for the store to begin it: a call to an actor."""
 _CUT_BY = {"length": "max_output_tokens", "repetition": "repetition"}
 _log = logging.getLogger(__name__)
 
@@ -72,10 +74,11 @@ class Keeping:
         return run
 
     async def until_begun(self) -> None:
-        """Until others see it, at any ingress: who is told its id may look it up at once. Where the
-        store cannot be reached nobody will, and end() says so."""
+        """Until others see it, at any ingress: who is told its id may look it up at once. Not for
+        longer than a moment, or a store that does not answer would hold every stream: where it
+        cannot be reached nobody will see it, and end() says so."""
         if self._beginning is not None:
-            await asyncio.wait({self._beginning})
+            await asyncio.wait({self._beginning}, timeout=BEGIN_S)
 
     async def begin_in_background(self) -> Run:
         """As begin(), of a response that nobody waits for. Raises ApiError where it cannot be kept,

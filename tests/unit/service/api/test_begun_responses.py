@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from service.api.responses import keeping
 from service.response_store.records import ResponseName, State, StoreLimits
 from service.response_store.runs import Runs
 from service.response_store.store import LocalResponseStore
@@ -68,6 +69,17 @@ async def test_an_id_is_told_when_the_store_knows_it(streamed, store):
     told = ResponseName(ANONYMOUS.tenant, streamed.events[0]["response"]["id"])
     assert store.asked == [told]
     assert (await store.get(told)).state is State.RUNNING
+
+
+async def test_a_store_that_does_not_answer_holds_no_stream(app, store, monkeypatch):
+    monkeypatch.setattr(keeping, "BEGIN_S", 0.05)
+    client = AsgiClient(app, "/v1/responses", {"model": "tiny", "input": "x", "stream": True})
+    running = asyncio.create_task(client.run())
+    await until(lambda: any(one["type"] == "response.output_text.delta" for one in client.events))
+    assert not store.may_begin.is_set()
+    store.may_begin.set()
+    await asyncio.wait_for(running, 60)
+    assert client.events[-1]["response"]["store"]
 
 
 async def test_who_leaves_before_has_it_stopped(streamed, store, bench):
