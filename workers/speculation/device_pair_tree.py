@@ -11,6 +11,9 @@ from workers.speculation.pairs import PairHead
 from workers.speculation.step_trees import LinedUp, StepTrees
 from workers.speculation.tree_kernels import TreeKernels
 
+_PARTS = 16
+"""Of a state, moved one after the other where memory lacks."""
+
 
 class DevicePairTree(DevicePairs):
     """As DeviceTreeDrafter; steps without trees as DevicePairs. Of a tree, too, the pairs of all
@@ -55,4 +58,11 @@ class DevicePairTree(DevicePairs):
     def line_up(self, trees: StepTrees, lined: LinedUp, targets: torch.Tensor) -> None:
         """As DeviceTreeDrafter.line_up."""
         self._pool.line_up(lined.sources, targets, trees.starts, lined.run_lens)
-        self._states.index_copy_(0, targets, self._states.index_select(0, lined.sources))
+        try:
+            read = self._states.index_select(0, lined.sources)
+        except torch.OutOfMemoryError:
+            # The step has been sampled, and must not run again. Nothing has been written.
+            for part in self._states.tensor_split(_PARTS, dim=1):
+                part.index_copy_(0, targets, part.index_select(0, lined.sources))
+        else:
+            self._states.index_copy_(0, targets, read)
