@@ -68,6 +68,16 @@ def _run_scaled_sums(
 scaled_sums = triton.jit(_run_scaled_sums)
 
 
+def _run_group_scales(
+    scales: tl.tensor, groups: tl.tensor, rows: tl.tensor, out_features: tl.tensor
+) -> tl.tensor:
+    """float32 (rows, groups). groups: of each turn of columns. out_features: of the weight."""
+    return tl.load(scales + groups[None, :] * out_features + rows[:, None]).to(tl.float32)
+
+
+group_scales = triton.jit(_run_group_scales)
+
+
 def _int4_gemv(  # noqa: PLR0913
     x: tl.tensor,
     words: tl.tensor,
@@ -98,9 +108,8 @@ def _int4_gemv(  # noqa: PLR0913
     if IS_DEPENDENT:
         prefetch_lines(row_starts.to(tl.int64))
     begin_dependent(IS_DEPENDENT)
-    words_at = row_starts[:, None] + tl.arange(0, WORDS)[None, :]
-    turns = tl.arange(0, TURNS)
-    places = tl.arange(0, WORDS)
+    turns, places = tl.arange(0, TURNS), tl.arange(0, WORDS)
+    words_at = row_starts[:, None] + places[None, :]
     pairs = first_word * 4 + places // (TURN // _VALUES) * (TURN // 2) + places % (TURN // _VALUES)
     rows_of_weight = 2 * out_features if IS_GATED else out_features
     sums = tl.zeros((BLOCK_ROWS, TURNS, CHUNKS), dtype=tl.float32)
@@ -108,10 +117,9 @@ def _int4_gemv(  # noqa: PLR0913
         tile = tl.load(words_at + start, eviction_policy="evict_first")
         turn = (first_word + start) // (TURN // _VALUES) + turns
         both_zeros = tl.load(zeros + turn[None, :] * rows_of_weight + rows[:, None])
-        low_group = turn * TURN // GROUP_SIZE
-        low_scales = tl.load(scales + low_group[None, :] * rows_of_weight + rows[:, None])
+        low_scales = group_scales(scales, turn * TURN // GROUP_SIZE, rows, rows_of_weight)
         high_group = (turn * TURN + TURN // 2) // GROUP_SIZE
-        high_scales = tl.load(scales + high_group[None, :] * rows_of_weight + rows[:, None])
+        high_scales = group_scales(scales, high_group, rows, rows_of_weight)
         here = pairs + start * 4
         one, two, low_x, low_down = half_inputs(x, here, TURN // 8, TURNS, CHUNKS)
         three, four, high_x, high_down = half_inputs(x, here + TURN // 4, TURN // 8, TURNS, CHUNKS)
@@ -124,8 +132,8 @@ def _int4_gemv(  # noqa: PLR0913
             tl.broadcast_to(four[None, :, :, :], tile.shape),
             IS_PACKED,
         )
-        low_scales = low_scales.to(tl.float32) * low_down[None, :]
-        high_scales = high_scales.to(tl.float32) * high_down[None, :]
+        low_scales *= low_down[None, :]
+        high_scales *= high_down[None, :]
         sums += scaled_sums(tl.sum(low, axis=3), both_zeros & 0xFFFF, low_x, low_scales)
         sums += scaled_sums(tl.sum(high, axis=3), both_zeros >> 16, high_x, high_scales)
     total = tl.sum(tl.sum(sums, axis=2), axis=1)
