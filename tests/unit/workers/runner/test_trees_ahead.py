@@ -4,15 +4,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.h200.pretended_runs import ChanceDraw, PretendedRuns, pretend
 from tests.fakes.compared_drafts import ComparedDrafts
 from tests.fakes.launching_rank import LaunchingRank
 from tests.fakes.rank_drafts import ReplayingTreeRank
-from tests.unit.workers.runner.test_drafts_ahead import DRAFT, HEAD, config_of, texts_of
+from tests.unit.workers.runner.test_drafts_ahead import (
+    DRAFT,
+    HEAD,
+    check_pretended,
+    config_of,
+    texts_of,
+)
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.runner.ahead_executor import AheadDraftingExecutor
-from workers.sampling.params import SamplingParams
 
 TREE = (3, 2, 2)
 
@@ -46,17 +49,4 @@ def test_pretended_paths_are_as_long_on_the_device_as_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No row has more tokens than its tree has depths, and one."""
-    rank = LaunchingTreeRank(drafting(HEAD), monkeypatch)
-    engine, runs = rank.engine(), PretendedRuns()
-    assert isinstance(engine._executor, AheadDraftingExecutor)
-    pretend(engine, runs)
-    runs.draw = ChanceDraw(0.9)
-    try:
-        asked = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
-        results = engine.generate([[5, 6, 7], [8, 9], [10, 11, 12, 13]], [asked] * 3)
-        stats = engine.stats()
-    finally:
-        engine.close()
-    assert [len(one.token_ids) for one in results] == [80] * 3
-    assert not runs.drawn_ahead
-    assert stats.num_accepted_draft_tokens == runs.held.num_tokens - runs.held.num_rows
+    check_pretended(LaunchingTreeRank(drafting(HEAD), monkeypatch), 0.9)
