@@ -31,9 +31,13 @@ def serving():
         start_new_session=True,
     )
     try:
+        said = []
         for line in process.stdout:
+            said.append(line)
             if line.startswith("curl http://127.0.0.1"):
                 break
+        else:
+            raise AssertionError(f"ended with {process.wait()}:\n{''.join(said)}")
         assert httpx.get(f"{URL}/health/ready").status_code == 200
         yield process
     finally:

@@ -107,8 +107,11 @@ class WeightsCache:
                 if turn.try_alone():
                     # Another process may have had its turn since the look above.
                     return None if entry.is_dir() else self._copy(files, on_progress)
-                on_progress(_size_of(partial), 2 * files.total_bytes)
-                time.sleep(_POLL_INTERVAL_S)
+                num_bytes = _size_of(partial)
+                # Counted before the look: what has its own name by now was counted as nothing.
+                if not entry.is_dir():
+                    on_progress(num_bytes, 2 * files.total_bytes)
+                    time.sleep(_POLL_INTERVAL_S)
         finally:
             turn.close()
         return None
