@@ -32,6 +32,7 @@ from service.api.sglang.renderer import GenerateRenderer
 from service.api.sglang.requests import PARAMS, GenerateBody
 
 _NAME = "model_name"
+_ID = "model_id"
 _COMPLETIONS = GenerationKind(
     "/v1/completions",
     "completions",
@@ -124,8 +125,9 @@ def _add_list_routes(app: FastAPI, services: ApiServices, place: Place) -> None:
         return json_response(ModelList([model_card(m, services.started_s) for m in found.every()]))
 
     @app.get(
-        f"{place.prefix}/v1/models/{{model_id:path}}", openapi_extra=describe(place.parameters)
+        f"{place.prefix}/v1/models/{{{_ID}:path}}",
+        openapi_extra=describe((*place.parameters, _ID)),
     )
-    async def model(request: Request, model_id: str) -> Response:
-        found = place.models(request).find(model_id)
+    async def model(request: Request) -> Response:
+        found = place.models(request).find(request.path_params[_ID])
         return json_response(model_card(found, services.started_s))

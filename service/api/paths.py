@@ -1,5 +1,7 @@
 """Paths as clients write them: with a slash at their end, or asked for by HEAD."""
 
+import copy
+
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,5 +32,8 @@ def answer_heads(app: FastAPI) -> None:
     """
     for route in list(app.routes):
         if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
-            # A route of its own, as one of both methods would stand in the OpenAPI document twice.
-            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
+            # A route of its own, as one of both methods would stand in the OpenAPI document twice;
+            # a copy, as what an endpoint takes is seen by then.
+            head = copy.copy(route)
+            head.methods, head.include_in_schema = {"HEAD"}, False
+            app.router.routes.append(head)

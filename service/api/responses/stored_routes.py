@@ -28,7 +28,8 @@ from service.errors import ApiError, ApiErrorCode
 from service.response_store.records import ResponseName, State, StoredResponse
 from service.response_store.store import ResponseStore
 
-STORED = "/v1/responses/{response_id}"
+_ID = "response_id"
+STORED = f"/v1/responses/{{{_ID}}}"
 _CANCEL_TIMEOUT_S = 4.0
 
 
@@ -38,49 +39,51 @@ def add_stored_routes(
     """under_way: those of the background that this process makes."""
     desk = _Desk(place, store)
     path = f"{place.prefix}{STORED}"
+    parameters = (*place.parameters, _ID)
 
-    @app.get(path, openapi_extra=describe(place.parameters, RETRIEVE_PARAMETERS))
-    async def retrieve(request: Request, response_id: str) -> Response:
+    @app.get(path, openapi_extra=describe(parameters, RETRIEVE_PARAMETERS))
+    async def retrieve(request: Request) -> Response:
         query = read_query(request, RetrieveQuery)
         with desk.counting(request):
-            stored = await desk.get(request, response_id)
+            stored = await desk.get(request)
         if not query.stream:
             return await _shown(stored)
         if not shown_head(stored).background:
             raise _conflict("only a response in the background can be streamed later")
         after = -1 if query.starting_after is None else query.starting_after
-        name = desk.name(request, response_id)
+        name = desk.name(request)
         replayed = ReplayedStream(store, name, stored, after)
         stream = FollowedStream(under_way[name], after) if name in under_way else replayed
         events = stream.events()
         return EventStreamResponse(events, events.aclose)
 
-    @app.delete(path, openapi_extra=describe(place.parameters))
-    async def delete(request: Request, response_id: str) -> Response:
+    @app.delete(path, openapi_extra=describe(parameters))
+    async def delete(request: Request) -> Response:
         with desk.counting(request):
-            stored = await desk.get(request, response_id)
+            stored = await desk.get(request)
             if stored.state in (State.RUNNING, State.CANCELLING):
                 raise _conflict("the response is under way: cancel it first")
-            await store.delete(desk.name(request, response_id))
-            return json_response(DeletedResponse(response_id))
+            name = desk.name(request)
+            await store.delete(name)
+            return json_response(DeletedResponse(name.response_id))
 
-    @app.post(f"{path}/cancel", openapi_extra=describe(place.parameters))
-    async def cancel(request: Request, response_id: str) -> Response:
+    @app.post(f"{path}/cancel", openapi_extra=describe(parameters))
+    async def cancel(request: Request) -> Response:
         with desk.counting(request):
-            stored = await desk.get(request, response_id)
+            stored = await desk.get(request)
             if stored.state in (State.RUNNING, State.CANCELLING):
-                name = desk.name(request, response_id)
+                name = desk.name(request)
                 stopped = await store.cancel(name, _CANCEL_TIMEOUT_S)
                 stored = stored if stopped is None else stopped
             elif shown_head(stored).status != CANCELLED:
                 raise _conflict("the response has ended: there is nothing to cancel")
             return await _shown(stored)
 
-    @app.get(f"{path}/input_items", openapi_extra=describe(place.parameters, ITEMS_PARAMETERS))
-    async def input_items(request: Request, response_id: str) -> Response:
+    @app.get(f"{path}/input_items", openapi_extra=describe(parameters, ITEMS_PARAMETERS))
+    async def input_items(request: Request) -> Response:
         query = read_query(request, ItemsQuery)
         with desk.counting(request):
-            stored = await desk.get(request, response_id)
+            stored = await desk.get(request)
             return await response_in_pieces(item_page(stored.input, query))
 
 
@@ -99,15 +102,16 @@ class _Desk:
             yield
             lease.end(0)
 
-    def name(self, request: Request, response_id: str) -> ResponseName:
-        return ResponseName(context_of(request.scope).caller.tenant, response_id)
+    def name(self, request: Request) -> ResponseName:
+        return ResponseName(context_of(request.scope).caller.tenant, request.path_params[_ID])
 
-    async def get(self, request: Request, response_id: str) -> StoredResponse:
+    async def get(self, request: Request) -> StoredResponse:
         """Raises ApiError where there is none of the caller's and of the place's models."""
-        stored = await self._store.get(self.name(request, response_id))
+        name = self.name(request)
+        stored = await self._store.get(name)
         names = {model.name for model in self._place.models(request).every()}
         if stored is None or stored.model not in names:
-            raise not_found(response_id, "response_id")
+            raise not_found(name.response_id, _ID)
         return stored
 
 
@@ -117,4 +121,4 @@ async def _shown(stored: StoredResponse) -> Response:
 
 
 def _conflict(message: str) -> ApiError:
-    return ApiError(ApiErrorCode.INVALID_REQUEST, message, "response_id")
+    return ApiError(ApiErrorCode.INVALID_REQUEST, message, _ID)
