@@ -46,11 +46,15 @@ def fetch(hub, tmp_path, monkeypatch):
     def run(*arguments, endpoint=hub.url):
         store = partial(HubStore, endpoint=endpoint, cache_dir=tmp_path / "home")
         monkeypatch.setattr(fetch_module, "HubStore", store)
-        result = CliRunner().invoke(app, ["fetch", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit)
-        return result
+        return invoked("fetch", *arguments)
 
     return run
+
+
+def invoked(*arguments):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
 
 
 @pytest.fixture
@@ -84,11 +88,22 @@ def test_generate_takes_an_id_and_says_what_the_folder_says(tessera, hub):
     assert hub.requests == []
 
 
-def test_an_architecture_that_is_not_served_costs_no_weights(tessera, hub):
-    done = tessera("generate", "owner/strange", "--prompt", "x")
-    assert done.returncode == 1
+@pytest.mark.parametrize("command", [("generate", "--prompt", "x"), ("fetch",)])
+def test_an_architecture_that_is_not_served_costs_no_weights(
+    fetch, hub, tmp_path, monkeypatch, command
+):
+    store = partial(HubStore, endpoint=hub.url, cache_dir=tmp_path / "home")
+    monkeypatch.setattr("service.hub.store.HubStore", store)
+    done = fetch("owner/strange") if command == ("fetch",) else invoked(*command, "owner/strange")
+    assert done.exit_code == 1
     assert "model type `x`" in done.stderr.replace("'", "`")
+    assert "config.json" in hub.fetched()
     assert not any(name.endswith(".safetensors") for name in hub.fetched())
+
+
+def test_an_architecture_that_is_served_is_fetched(fetch, hub):
+    assert fetch(ID).exit_code == 0
+    assert any(name.endswith(".safetensors") for name in hub.fetched())
 
 
 def test_a_model_that_is_nowhere_is_one_line(tessera):
@@ -100,7 +115,7 @@ def test_a_model_that_is_nowhere_is_one_line(tessera):
 
 def test_fetch_marks_a_folder_when_it_is_complete_and_then_leaves_it(tessera, fetch, hub, tmp_path):
     folder = tmp_path / "models" / "tiny"
-    done = tessera("fetch", ID, "--to", str(folder))
+    done = tessera("fetch", ID, "--to", str(folder), UNASKED)
     assert done.returncode == 0, done.stderr
     assert "100% of" in done.stderr
     marker = json.loads((folder / MARKER).read_bytes())

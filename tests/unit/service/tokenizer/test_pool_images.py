@@ -25,28 +25,37 @@ from tests.fakes.pictures import (
 )
 from tests.fakes.served_vision import save_vision_text
 
-pytestmark = pytest.mark.asyncio
+# Two processes and one for grammars are a second of CPU, so the tests share a pool where they can.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 CEILINGS = ImageCeilings()
 SIDE = 2048
 ANNE = Flow("anne", "1")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    save_vision_text(tmp_path, {"max_pixels": SIDE * SIDE, "patch_size": 16})
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vision")
+    save_vision_text(folder, {"max_pixels": SIDE * SIDE, "patch_size": 16})
+    return folder
 
 
 def make_pool(folder, **settings):
     return TokenizerPool(TokenizerPoolConfig(folder, **{"timeout_s": 30.0, **settings}))
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(folder):
+    """No test leaves a job behind or ends a worker."""
     pool = make_pool(folder)
     await pool.start()
     yield pool
     await pool.aclose()
+
+
+@pytest.fixture(scope="module")
+def idle_bytes(pool):
+    """Memory of the workers before any test. What a test takes is the most that one took so far."""
+    return memory_bytes(pool, "VmHWM")
 
 
 def chat(*files, **more):
@@ -87,8 +96,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_images_cost_little_and_no_worker(pool, name):
-    before, file = memory_bytes(pool, "VmHWM"), HOSTILE[name]()
+async def test_hostile_images_cost_little_and_no_worker(pool, idle_bytes, name):
+    file = HOSTILE[name]()
 
     async def refused():
         with pytest.raises(ApiError) as raised:
@@ -99,13 +108,12 @@ async def test_hostile_images_cost_little_and_no_worker(pool, name):
     assert (error.code, error.param) == (ApiErrorCode.INVALID_REQUEST, "messages.content")
     # 50 ms of a quiet core are 5 units; here it is 20 ms as for everything else.
     assert held < MAX_UNITS
-    assert memory_bytes(pool, "VmHWM") - before < CEILINGS.memory_bytes
+    assert memory_bytes(pool, "VmHWM") - idle_bytes < CEILINGS.memory_bytes
     assert len(await pool.encode_text(EncodeText("hello"), ANNE)) > 0
 
 
-async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool):
+async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool, idle_bytes):
     """Which is there for those that take more."""
-    before = memory_bytes(pool, "VmHWM")
     gc.collect()
     files = [
         saved(picture(1, 4096, 4096), "JPEG"),
@@ -114,7 +122,7 @@ async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool):
     for file in files:
         seen = await pool.encode_images(chat(file), ANNE)
         assert seen.spans[0].num_tokens == (SIDE // 32) ** 2
-    assert memory_bytes(pool, "VmHWM") - before < CEILINGS.memory_bytes
+    assert memory_bytes(pool, "VmHWM") - idle_bytes < CEILINGS.memory_bytes
 
 
 async def test_an_image_that_takes_too_long_is_its_requests_fault(folder, monkeypatch):
@@ -138,10 +146,12 @@ async def test_images_do_not_hold_up_short_texts(pool):
     (worker,) = pool._processes._lanes._idle
     os.kill(worker.pid, signal.SIGSTOP)
     slow = asyncio.create_task(pool.encode_images(chat(saved(picture(1, 64, 64))), ANNE))
-    await asyncio.sleep(0.05)
-    assert await pool.encode_text(EncodeText("hello"), Flow("ben", "2"))
-    assert not slow.done()
-    os.kill(worker.pid, signal.SIGCONT)
+    try:
+        await asyncio.sleep(0.05)
+        assert await pool.encode_text(EncodeText("hello"), Flow("ben", "2"))
+        assert not slow.done()
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
     assert (await slow).spans
 
 
