@@ -11,6 +11,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from service.command.own_ray import start_own_ray
 from service.command.preflight import check_before_start, check_ray_answers
 from service.config import ServeConfig
 from service.deployments.engine_factory import EngineFactory, create_engine
@@ -97,13 +98,13 @@ class Launcher:
                 check_ray_answers(self._target.address)
         except (ConfigError, ModelLoadError) as error:
             raise LaunchError(str(error)) from error
-        import ray
         from ray import serve
         from ray.serve.config import HTTPOptions
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        start = start_own_ray if self._target.is_own else _join_ray
         try:
-            ray.init(**self._ray_options())
+            start(self._ray_options())
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise LaunchError(f"Ray: {error}") from error
         http = self._config.http
@@ -263,6 +264,12 @@ class Launcher:
             if deployment.message
         ]
         return application.status.value, messages
+
+
+def _join_ray(options: dict[str, Any]) -> None:
+    import ray
+
+    ray.init(**options)
 
 
 def _last_words(message: str) -> str:

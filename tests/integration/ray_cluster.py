@@ -22,13 +22,17 @@ def _started_ray() -> Iterator[None]:
     import ray
     from ray import serve
 
-    # A cluster that died may have left its address behind: join none.
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        num_cpus=4,
+    from service.command.own_ray import start_own_ray
+
+    start_own_ray(
+        {
+            # A cluster that died may have left its address behind: join none.
+            "address": "local",
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "log_to_driver": False,
+            "num_cpus": 4,
+        }
     )
     serve.start(proxy_location="Disabled")
     try:

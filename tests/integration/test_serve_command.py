@@ -19,12 +19,17 @@ URL = f"http://127.0.0.1:{PORTS['http']}"
 
 
 @contextlib.contextmanager
-def serving():
+def serving(**environment: str):
     """The command as a child process that has said how to call it."""
     process = subprocess.Popen(
         contained(sys.executable, "-m", "tests.integration.serve_fake_engine"),
         cwd=ROOT,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
+        env={
+            **os.environ,
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -63,6 +68,14 @@ def test_sigterm_drains_then_ends_with_zero():
         assert list(lines)[-2:] == ["data: [DONE]", ""]
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output
+
+
+@pytest.mark.nightly
+def test_it_comes_up_where_rays_agent_is_late_once(tmp_path):
+    late = ROOT / "tests" / "fakes" / "late_agent"
+    was_late = tmp_path / "late"
+    with serving(PYTHONPATH=str(late), LATE_AGENT=str(was_late)):
+        assert was_late.exists()
 
 
 @pytest.mark.slow
