@@ -110,7 +110,7 @@ def test_every_method_of_grpc_is_drawn_requests_for():
     ],
 )
 @given(data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 def test_http_requests_by_schema_have_no_server_errors(api_schema, method, path, data):
     response = data.draw(api_schema[path][method].as_strategy()).call()
     assert response.status_code < 500, response.text
@@ -168,7 +168,7 @@ def _names_of(path):
 
 @pytest.mark.parametrize("path", list(VALID))
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 def test_http_takes_any_value_of_any_parameter(http_client, path, data):
     names = st.sampled_from(_names_of(path)) | st.text(max_size=8)
     body = {**VALID[path], **data.draw(st.dictionaries(names, JSON_VALUES, max_size=3))}
@@ -250,7 +250,7 @@ def _assert_still_works(stub):
     ],
 )
 @given(data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 def test_grpc_has_no_internal_errors(grpc_stub, method, kind, data):
     fields = data.draw(messages_of(kind.DESCRIPTOR))
     prompts = [name for name in ("text", "chat", "token_ids") if name in fields]
@@ -262,7 +262,7 @@ def test_grpc_has_no_internal_errors(grpc_stub, method, kind, data):
 
 
 @given(data=st.binary(max_size=60))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 def test_grpc_survives_random_bytes(grpc_server, data):
     _call(grpc_server.channel.unary_unary(f"/{SERVICE_NAME}/Generate"), data)
     _assert_still_works(pb_grpc.InferenceStub(grpc_server.channel))
