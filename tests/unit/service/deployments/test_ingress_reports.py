@@ -12,6 +12,7 @@ from service.deployments.registry import RegistryView
 from service.response_store.records import StoreLimits
 from service.response_store.store import LocalResponseStore
 
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("no_tokenizer_processes")]
 NO_REPLICAS = RegistryView(version=1, replicas=(), is_draining=False)
 PUSHES = 3
 
@@ -92,7 +93,6 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.asyncio
 async def test_metrics_are_pushed_while_the_registry_does_not_answer():
     registry, exporter = Registry(asyncio.Future), Exporter(at_once)
     async with running(registry, exporter):
@@ -100,7 +100,6 @@ async def test_metrics_are_pushed_while_the_registry_does_not_answer():
     assert registry.report_ingress.calls == 1
 
 
-@pytest.mark.asyncio
 async def test_the_registry_is_told_while_the_exporter_does_not_answer():
     registry, exporter = Registry(at_once), Exporter(asyncio.Future)
     async with running(registry, exporter):

@@ -2,6 +2,7 @@
 costs nobody else anything. Time is that of processors, which a busy machine does not stretch."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -22,7 +23,7 @@ from service.tokenizer.pool import TokenizerPool, TokenizerPoolConfig
 from tests.fakes.grammar_texts import draw
 from tests.fakes.tokenizer_folders import make_byte_level_folder
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANNE = Flow("anne", "1")
 SHORT_CPU_S = 0.1
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -68,12 +69,21 @@ DEEP = {
 }
 
 
-@pytest_asyncio.fixture(params=[0.5])
-async def compiler(request):
-    compiler = GrammarCompiler(GrammarCompilerConfig(max_cpu_s=request.param))
+@contextlib.asynccontextmanager
+async def started_compiler(max_cpu_s=0.5):
+    compiler = GrammarCompiler(GrammarCompilerConfig(max_cpu_s=max_cpu_s))
     await compiler.start()
-    yield compiler
-    await compiler.aclose()
+    try:
+        yield compiler
+    finally:
+        await compiler.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compiler():
+    """For tests that leave its process as it is."""
+    async with started_compiler() as compiler:
+        yield compiler
 
 
 def worker_of(compiler):
@@ -109,17 +119,17 @@ async def test_constraints_become_grammars_and_bad_ones_the_clients_error(compil
     assert await compiler.compile(chain(50), "p", ANNE), "as deep as people write"
 
 
-@pytest.mark.parametrize("compiler", [SHORT_CPU_S], indirect=True)
-async def test_what_takes_too_long_ends_after_its_time_of_a_processor(compiler):
-    worker, used_s = worker_of(compiler), 0.0
-    for name, constraint in SLOW.items():
-        error = await refusal_of(compiler, constraint)
-        assert error.code is ApiErrorCode.LIMIT_EXCEEDED, name
-        took_s, used_s = children_cpu_s(worker) - used_s, children_cpu_s(worker)
-        assert took_s < SHORT_CPU_S + 0.2, name
-    assert "takes more than 0.1 s" in error.message
-    assert worker_of(compiler) is worker, "the process outlives them"
-    assert await compiler.compile(schema(POINT), "p", ANNE)
+async def test_what_takes_too_long_ends_after_its_time_of_a_processor():
+    async with started_compiler(SHORT_CPU_S) as compiler:
+        worker, used_s = worker_of(compiler), 0.0
+        for name, constraint in SLOW.items():
+            error = await refusal_of(compiler, constraint)
+            assert error.code is ApiErrorCode.LIMIT_EXCEEDED, name
+            took_s, used_s = children_cpu_s(worker) - used_s, children_cpu_s(worker)
+            assert took_s < SHORT_CPU_S + 0.2, name
+        assert "takes more than 0.1 s" in error.message
+        assert worker_of(compiler) is worker, "the process outlives them"
+        assert await compiler.compile(schema(POINT), "p", ANNE)
 
 
 async def test_what_is_too_deep_or_too_large_is_refused_and_the_process_stays(compiler):
@@ -136,19 +146,23 @@ async def test_what_is_too_deep_or_too_large_is_refused_and_the_process_stays(co
 async def test_what_is_known_asks_no_process(compiler):
     grammar = await compiler.compile(schema(POINT), "p", ANNE)
     first = await refusal_of(compiler, ENDLESS)
-    (worker,) = compiler._processes._lanes._idle
-    os.kill(worker.pid, signal.SIGSTOP)
-    assert await compiler.compile(schema(POINT), "q", ANNE) == grammar
-    assert (await refusal_of(compiler, ENDLESS)).message == first.message
-
-
-async def test_a_process_that_is_lost_is_nobodys_fault_and_replaced(compiler):
     worker = worker_of(compiler)
-    os.kill(worker.pid, signal.SIGKILL)
-    error = await refusal_of(compiler, schema(POINT))
-    assert error.code is ApiErrorCode.TOKENIZER_FAILED
-    assert error.retry_after_s is not None
-    assert await compiler.compile(schema(POINT), "p", ANNE), "it was not kept as an answer"
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        assert await compiler.compile(schema(POINT), "q", ANNE) == grammar
+        assert (await refusal_of(compiler, ENDLESS)).message == first.message
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+
+
+async def test_a_process_that_is_lost_is_nobodys_fault_and_replaced():
+    async with started_compiler() as compiler:
+        worker = worker_of(compiler)
+        os.kill(worker.pid, signal.SIGKILL)
+        error = await refusal_of(compiler, schema(POINT))
+        assert error.code is ApiErrorCode.TOKENIZER_FAILED
+        assert error.retry_after_s is not None
+        assert await compiler.compile(schema(POINT), "p", ANNE), "it was not kept as an answer"
 
 
 async def test_prompts_do_not_wait_for_a_grammar(tmp_path):

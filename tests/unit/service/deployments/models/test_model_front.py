@@ -20,7 +20,8 @@ from tests.fakes.replica import FAST, FakeReplica, eventually
 from tests.fakes.tokenizer_folders import make_byte_level_folder
 from workers.sampling.params import SamplingParams
 
-pytestmark = pytest.mark.asyncio
+# Prompts are ids.
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("no_tokenizer_processes")]
 NAMES = ("sick", "well")
 
 
