@@ -45,6 +45,14 @@ class Engine:
     def shutdown(self):
         pass
 """
+TORCH = """
+import types
+Tensor = dtype = object
+nn = types.SimpleNamespace(Module=object)
+def no_grad():
+    return lambda function: function
+"""
+"""What drivers name of PyTorch, which takes seconds to import; test_peer_noise.py has all of it."""
 DUMMY_WEIGHTS = {
     "vllm": "model_executor/model_loader/dummy_loader.py",
     "sglang": "srt/model_loader/loader.py",
@@ -69,6 +77,7 @@ def site(folder: Path, name: str, code: str) -> str:
     filler.parent.mkdir(parents=True)
     filler.write_text("def initialize_dummy_weights(model): pass")
     (package / "__init__.py").write_text(code)
+    (folder / name / "torch.py").write_text(TORCH)
     return f"{name}={folder / name}"
 
 
