@@ -74,19 +74,29 @@ def engine_of_two(
 
 
 def test_text_and_vectors_are_those_of_one_rank_and_children_end_with_the_engine():
+    """And the text of rows that are run again for masks that are late."""
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = Engine.from_config(config_for(1))
     expected = [result.token_ids for result in alone.generate(PROMPTS, params)]
     vectors = [alone.embed(PROMPTS, PoolingParams(method)) for method in DECODER_POOLINGS]
+    constrained = [result.token_ids for result in run_together(alone, *requests())]
     alone.close()
     starter, lost = Starter(), threading.Event()
     with engine_of_two(starter, lost) as engine:
         assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
         check_vectors(engine, vectors)
+        check_late_masks(engine, constrained)
         assert not starter.followers[0].wait_for_end(0.0)
     assert starter.followers[0].wait_for_end(END_S)
     assert not lost.is_set()
     assert not dist.is_initialized(), "a process that ends within a group of ranks may hang"
+
+
+def check_late_masks(engine: Engine, expected: list[list[int]]) -> None:
+    again = make_late(engine)
+    assert [result.token_ids for result in run_together(engine, *requests())] == expected
+    assert again.request_ids
+    assert count_valid(engine, taken([generated(0)]), Way(num_choices=2)) == 2
 
 
 def check_vectors(engine: Engine, expected: list[list[GenerateResult]]) -> None:
@@ -130,18 +140,6 @@ def test_ranks_propose_verify_and_mask_alike(tmp_path: Path):
             assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected
             assert engine.stats().num_draft_tokens > 0
             assert answer_of(engine) == answer
-
-
-def test_ranks_run_rows_again_alike_whose_masks_are_late():
-    alone = Engine.from_config(config_for(1))
-    expected = [result.token_ids for result in run_together(alone, *requests())]
-    alone.close()
-    with engine_of_two(Starter(), threading.Event()) as engine:
-        again = make_late(engine)
-        assert [result.token_ids for result in run_together(engine, *requests())] == expected
-        assert again.request_ids
-        way = Way(num_choices=2)
-        assert count_valid(engine, taken([generated(0)]), way) == 2
 
 
 def test_a_child_that_ends_before_it_joins_is_an_error():
