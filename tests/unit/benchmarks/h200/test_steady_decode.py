@@ -16,7 +16,7 @@ from workers.engine.protocol import StepOutput
 ASKED = DraftsAsked("tessera", "chain of 3", 4, 2.0)
 STEP_S = 0.01
 FEW_TOKENS = 10
-"""As drafted_decode.FEW_TOKENS, more than two chains' drafts, of a model whose steps cost as much."""
+"""As drafted_decode.FEW_TOKENS: more than two chains' drafts."""
 
 
 @pytest.fixture
