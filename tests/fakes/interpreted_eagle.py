@@ -13,7 +13,7 @@ import torch
 from attention.memory.req_to_token_pool import ReqToTokenPool
 from attention.registry import create_attention_backend
 from tests.fakes.eagle_heads import ROUNDED, eagle_spec
-from tests.fakes.interpreted_mixtures import run_one_kernel_at_a_time
+from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from tests.fakes.model_rows import MAX_ROWS, make_batch
 from tests.fakes.qkv_projection import finish
 from tests.fakes.rows_going_on import GoingOn

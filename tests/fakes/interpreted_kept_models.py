@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import torch
 
 from tests.fakes.interpreted_carry import carry_into_exponents
-from tests.fakes.interpreted_mixtures import PlainChooser, run_one_kernel_at_a_time
+from tests.fakes.interpreted_mixtures import PlainChooser
+from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.quantised_checkpoints import FP8, awq, by_scale, gptq, packed, quantise_folder
 from tests.fakes.thread_ranks import ThreadRanks

@@ -4,13 +4,12 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
 import tempfile
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from triton.runtime.interpreter import GridExecutor
 
+from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_models import LATENT, MIXTURES, random_prompt, save_tiny_model
@@ -93,17 +92,6 @@ def check_ranks(spec, num_tokens):
     summed = [GroupedMixture(one, is_summed=True)(x) for one in mixtures[:1]]
     into = [GroupedMixture(one, is_summed=True).into(torch.empty, x) for one in mixtures[1:]]
     assert torch.allclose(sum(summed + into)[0], want, atol=MAX_ERROR)
-
-
-def run_one_kernel_at_a_time():
-    """The interpreter changes Triton's own functions while a kernel runs."""
-    lock, run = threading.Lock(), GridExecutor.__call__
-
-    def run_alone(self, *arguments, **options):
-        with lock:
-            return run(self, *arguments, **options)
-
-    GridExecutor.__call__ = run_alone
 
 
 def logits_of(folder, tp, steps, model_class, **settings):

@@ -109,8 +109,8 @@ def check_gemv(multiply, kept, shape, bound, order=None):
     halved = multiply(ordered.bfloat16(), shape, None)
     assert halved.dtype == (torch.bfloat16 if shape.num_splits == 1 else torch.float32)
     check_close(halved.double().sum(0), want, 5e-3)
-    check_gemv_of_no_numbers(multiply, ordered, shape)
     if shape.num_splits == 1:
+        check_gemv_of_no_numbers(multiply, ordered, shape)
         # A gate near 0 is bent by its own error: of numbers of one size that is small.
         x = torch.randn(1, kept.in_features)
         ordered = x if order is None else x.index_select(1, order)
@@ -153,7 +153,7 @@ def check_gemvs():
     for num_splits in (2, 1):
         check_fp8_gemv(blocks, SkinnyShape(64, 1, 256, num_splits, 1, 4))
     # Groups of a turn's half, of a turn, and of columns in an order of their own.
-    check_int4_gemv(int4_weight(40, 1024, 128, False), SkinnyShape(32, 1, 512, 1, 1, 4))
+    check_int4_gemv(int4_weight(40, 512, 128, False), SkinnyShape(32, 1, 256, 1, 1, 4))
     check_int4_gemv(int4_weight(40, 512, 256, False), SkinnyShape(16, 1, 256, 2, 1, 4))
     check_int4_gemv(int4_weight(24, 384, 64, True), SkinnyShape(16, 1, 128, 1, 1, 4))
 
@@ -227,7 +227,9 @@ if __name__ == "__main__":
         for multiply in (fp8_rounded, fp8_mapped):
             check_rounded_skinny(multiply, rows, num_tokens, num_splits)
             check_rounded_skinny(multiply, blocks, num_tokens, num_splits, block_rows=128)
-            check_rounded_skinny(multiply, blocks, num_tokens, num_splits)
+        # Several programs of one block of scales.
+        check_rounded_skinny(fp8_rounded, blocks, num_tokens, num_splits)
+    check_rounded_skinny(fp8_mapped, blocks, 19, 1)
     for multiply in (fp8_rounded, fp8_mapped):
         check_rows_apart(multiply, rows)
         check_rows_apart(multiply, blocks)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attention.kernels.triton_kv_lines import line_up
-from tests.fakes.interpreted_mixtures import run_one_kernel_at_a_time
+from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from workers.layers.cuda.tree_levels import grow_level
 from workers.layers.cuda.tree_paths import find_before, hold_paths, mark_ancestors
 from workers.layers.cuda.tree_states import carry_states

@@ -1,4 +1,4 @@
-"""Runs a module by Triton's interpreter: `python -m tests.fakes.interpreting MODULE`, with
+"""Runs modules by Triton's interpreter: `python -m tests.fakes.interpreting MODULE ...`, with
 TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
@@ -102,4 +102,5 @@ def hasten() -> None:
 
 if __name__ == "__main__":
     hasten()
-    runpy.run_module(sys.argv[1], run_name="__main__")
+    for module in sys.argv[1:]:
+        runpy.run_module(module, run_name="__main__")

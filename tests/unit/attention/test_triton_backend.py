@@ -42,8 +42,8 @@ def ampere(monkeypatch):
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_kernels_compute_what_the_oracle_does() -> None:
-    check_by_interpreter("tests.fakes.interpreted_attention")
+def test_kernels_compute_what_the_oracle_does_and_plans_have_the_chunks_of_arithmetic() -> None:
+    check_by_interpreter("tests.fakes.interpreted_attention", "tests.fakes.interpreted_decode_plan")
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)

@@ -1,19 +1,13 @@
-"""Mixtures of experts over fused kernels, by Triton's interpreter."""
+"""Mixtures of experts over fused kernels: which models have them."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
-from tests.fakes.interpreted import TIMEOUT_S, check_by_interpreter
 from tests.fakes.tiny_models import MIXTURES, NATIVE, tiny_config
 from workers.models.fused_members import has_fused_llama
 from workers.models.llama_family import llama_family_spec
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-def test_kernels_and_models_compute_what_plain_torch_does() -> None:
-    check_by_interpreter("tests.fakes.interpreted_mixtures")
 
 
 @pytest.mark.parametrize(
