@@ -75,7 +75,8 @@ def test_prompts_and_tokens_come_back_as_they_were():
     several = [LONG, [1, 2], LONG[::-1]]
     assert read(json.dumps({"prompt": several}).encode()).prompt == several
     assert read(json.dumps({"tokens": LONG}).encode(), DetokenizeRequest).tokens == LONG
-    big = [random.Random(1).randrange(1 << 20) for _ in range(200_000)]
+    rng = random.Random(1)
+    big = [rng.randrange(1 << 20) for _ in range(200_000)]
     assert read(json.dumps({"prompt": big}).encode()).prompt == big
 
 

@@ -1,6 +1,7 @@
 """structural_tag: what the grammar made of it allows, in both fields, and what is refused."""
 
 import json
+from bisect import bisect_left
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -128,8 +129,13 @@ def refusal_of(depth: int) -> str:
 
 def test_a_schema_of_any_depth_is_taken_or_refused() -> None:
     """Some can be read and not be written: at which depth says the stack that is left."""
-    refusals = [refusal_of(depth) for depth in range(100, 1100)]
+    depths = range(100, 1100)
+    deepest = bisect_left(depths, True, key=lambda depth: refusal_of(depth) != "")
+    around = range(depths[deepest] - 20, depths[deepest] + 20)
+    refusals = [refusal_of(depth) for depth in around]
     assert not refusals[0]
     assert any("nested too deeply" in refusal for refusal in refusals)
     assert "must be JSON" in refusals[-1]
+    assert not refusal_of(depths[0])
+    assert "must be JSON" in refusal_of(depths[-1])
     assert "may have at most" in refusal_of(100_000)
