@@ -42,21 +42,32 @@ def service(ray_session):
         yield running
 
 
-# How many requests fit into the time is up to the machine: one that was served is enough.
+def missing(tally, min_served):
+    """What has not been asked often enough to say anything."""
+    sources = (http_schema.SOURCE, grpc_calls.SOURCE, raw_sockets.HTTP)
+    few = [source for source in sources if sum(tally.counts(source).values()) <= 10]
+    wanted = {
+        (http_schema.SOURCE, "200"): min_served,
+        (grpc_calls.SOURCE, "OK"): 1,
+        (hostile_chats.SOURCE, "400 invalid_request"): 1,
+    }
+    few += [one for one, least in wanted.items() if tally.counts(one[0]).get(one[1], 0) < least]
+    return few
+
+
+# How many requests fit into the time is up to the machine: a busy one has more time.
 @pytest.mark.parametrize(
     ("fuzz_s", "min_served"), [(8, 1), pytest.param(30, 8, marks=pytest.mark.nightly)]
 )
 def test_nonsense_of_every_kind_breaks_and_leaves_nothing(service, tmp_path, fuzz_s, min_served):
-    tally = fuzz(service, fuzz_s, seed=1, folder=tmp_path)
-    print(tally.report())
-    assert tally.num_failures == 0, tally.report()
-    for source in (http_schema.SOURCE, grpc_calls.SOURCE, raw_sockets.HTTP):
-        assert sum(tally.counts(source).values()) > 10
-    assert tally.counts(http_schema.SOURCE)["200"] >= min_served
-    assert tally.counts(grpc_calls.SOURCE)["OK"] > 0
-    answers = tally.counts(hostile_chats.SOURCE)
-    assert answers["400 invalid_request"] > 0
-    assert set(answers) <= HOSTILE_ANSWERS
+    for times_as_long in (1, 4, 16):
+        tally = fuzz(service, times_as_long * fuzz_s, seed=1, folder=tmp_path)
+        print(tally.report())
+        assert tally.num_failures == 0, tally.report()
+        assert set(tally.counts(hostile_chats.SOURCE)) <= HOSTILE_ANSWERS
+        if not missing(tally, min_served):
+            break
+    assert not missing(tally, min_served), tally.report()
 
 
 @given(changes=st.dictionaries(st.sampled_from([*VALID, "n", "stop", "seed"]), JSON_VALUES))
