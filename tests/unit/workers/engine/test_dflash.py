@@ -117,11 +117,6 @@ def test_a_drafter_may_have_biases_and_a_target_of_another_family(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
-@pytest.fixture(scope="module")
 def builtin_drafter(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its layers change little, so that it often proposes what the target's head makes of the mask,
     here a token that is said a lot."""
@@ -144,8 +139,11 @@ def builtin_drafter(plain: list[GenerateResult], tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize(
     "settings",
     [
-        {"page_size": 1, "num_pages": 120, "max_draft_tokens": BLOCK_SIZE - 1},
-        {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+        {"page_size": 1, "num_pages": 100, "max_draft_tokens": BLOCK_SIZE - 1},
+        pytest.param(
+            {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             {"page_size": 16, "draft_policy": "adaptive", "max_running_requests": 3},
             marks=pytest.mark.nightly,

@@ -27,18 +27,15 @@ from workers.speculation.tree_shape import Continuations, GrowingTree
 DRAFT = {"speculative": "draft:builtin-draft"}
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 3},
+        pytest.param(
+            {"page_size": 1, "num_pages": 120, "max_draft_tokens": 3}, marks=pytest.mark.nightly
+        ),
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
         {"draft_policy": "adaptive", "max_running_requests": 5},
-        {"draft_tree": (3, 4, 2), "page_size": 1, "num_pages": 110},
+        {"draft_tree": (3, 4, 2), "page_size": 1, "num_pages": 75},
     ],
     ids=["retracted", "chunked", "adaptive", "trees_retracted"],
 )

@@ -178,11 +178,6 @@ def test_a_head_may_have_embeddings_and_the_other_repositorys_name(
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
-@pytest.fixture(scope="module")
 def builtin_head(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the tokens that are said most, so that some drafts are right."""
     said = Counter(token for result in plain for token in result.token_ids)
@@ -196,7 +191,7 @@ def builtin_head(plain: list[GenerateResult], tmp_path_factory: pytest.TempPathF
     "settings",
     [
         pytest.param(
-            {"page_size": 1, "num_pages": 160, "max_draft_tokens": 3}, marks=pytest.mark.nightly
+            {"page_size": 1, "num_pages": 100, "max_draft_tokens": 3}, marks=pytest.mark.nightly
         ),
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
         pytest.param({"page_size": 2, "draft_tree": (3, 3, 2)}, marks=pytest.mark.nightly),

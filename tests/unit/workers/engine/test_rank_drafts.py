@@ -21,7 +21,7 @@ from tests.unit.workers.engine.test_drafts_under_grammars import (
 from tests.unit.workers.engine.test_eagle import DEEP, DRAFT_IDS, Asked, run_twice
 from tests.unit.workers.engine.test_grammars import PERSON, request_of, run_together
 from tests.unit.workers.engine.test_mtp import Oracle, save_target
-from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests
 from workers import Engine
 from workers.config import EngineConfig
 from workers.engine.protocol import EngineStats
@@ -46,11 +46,6 @@ def config_of(**settings: Any) -> EngineConfig:
     )
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
 def check_replays(rank: Rank) -> None:
     if isinstance(rank, ReplayingRank):
         capturers = rank.verifies, rank.decodes, rank.drafts
@@ -61,7 +56,7 @@ def check_replays(rank: Rank) -> None:
     ("rank_class", "settings"),
     [
         (EagerRank, {"page_size": 4, "max_step_tokens": 24}),
-        (ReplayingRank, {"page_size": 1, "num_pages": 160, "max_running_requests": 6}),
+        (ReplayingRank, {"page_size": 1, "num_pages": 110, "max_running_requests": 6}),
     ],
     ids=["chunked", "replayed_and_retracted"],
 )
@@ -72,7 +67,7 @@ def test_texts_are_the_same(
     rank = rank_class(config_of(**DRAFT, **settings))
     engine = rank.engine()
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     finally:
         engine.close()
@@ -81,7 +76,9 @@ def test_texts_are_the_same(
     assert stats.num_preemptions > 0 or "num_pages" not in settings
 
 
-@pytest.mark.parametrize("rank_class", [EagerRank, ReplayingRank])
+@pytest.mark.parametrize(
+    "rank_class", [pytest.param(EagerRank, marks=pytest.mark.nightly), ReplayingRank]
+)
 def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> None:
     """Over cached prefixes, whose keys the draft has, too, and over retraction."""
     settings = {"page_size": 4, "num_pages": 34, "max_step_tokens": 40, "max_running_requests": 6}
@@ -225,7 +222,7 @@ def test_a_capture_that_fails_is_told_of_drafts_and_they_go_on(
     engine = rank.engine()
     try:
         for _ in range(2):
-            assert_same(engine.generate(*mixed_requests()), plain)
+            assert_same(engine.generate(*few_requests()), plain)
     finally:
         engine.close()
     assert len(tried) == 2

@@ -26,7 +26,7 @@ from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS
 from tests.unit.workers.engine.test_grammars import request_of, run_together
 from tests.unit.workers.engine.test_mtp import save_target
 from tests.unit.workers.engine.test_rank_drafts import DRAFT, check_replays, config_of
-from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests
 from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.mask_deadline import NEVER
@@ -52,16 +52,11 @@ TREE: dict[str, Any] = {**DRAFT, "draft_tree": (3, 4, 2)}
 SUFFIX_TREE: dict[str, Any] = {"speculative": "suffix", "draft_tree": (4, 3, 2)}
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
 @pytest.mark.parametrize(
     ("rank_class", "settings"),
     [
         (EagerTreeRank, {"page_size": 4, "max_step_tokens": 24}),
-        (ReplayingTreeRank, {"page_size": 1, "num_pages": 160, "max_running_requests": 6}),
+        (ReplayingTreeRank, {"page_size": 1, "num_pages": 104, "max_running_requests": 6}),
     ],
     ids=["chunked", "replayed_and_retracted"],
 )
@@ -72,7 +67,7 @@ def test_texts_are_the_same(
     rank = rank_class(config_of(**TREE, **settings))
     engine = rank.engine()
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     finally:
         engine.close()
@@ -81,7 +76,7 @@ def test_texts_are_the_same(
     assert stats.num_preemptions > 0 or "num_pages" not in settings
 
 
-@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@BOTH
 def test_a_drafter_whose_logits_are_no_number_changes_no_text(rank_class: type[Rank]) -> None:
     """In narrower trees than the graph's, too: a row's drafts stand behind its own."""
     rank = rank_class(config_of(**TREE, max_running_requests=6))
@@ -113,18 +108,18 @@ def run_limited(engine: Engine) -> list[GenerateResult]:
     return collector.results()
 
 
-@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.mark.parametrize("has_graphs", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_trees_that_the_host_has_named_change_no_text(
     plain: list[GenerateResult], has_graphs: bool
 ) -> None:
     """Of places that end alike, over retraction."""
-    asked = {**SUFFIX_TREE, "page_size": 2, "num_pages": 90}
+    asked = {**SUFFIX_TREE, "page_size": 2, "num_pages": 54}
     runner = ReplayingHostTrees(config_of(**asked, max_running_requests=6))
     if not has_graphs:
         runner._verify_graphs = None
     engine = runner.engine()
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     finally:
         engine.close()
@@ -170,7 +165,7 @@ def test_masks_are_made_behind_drafts_beside_rows_with_trees(rank_class: type[Ra
 PAGES = {"page_size": 4, "num_pages": 40, "max_step_tokens": 64, "max_running_requests": 4}
 
 
-@pytest.mark.parametrize("rank_class", [EagerTreeRank, ReplayingTreeRank])
+@BOTH
 def test_a_draft_that_is_the_target_is_always_right(rank_class: type[Rank]) -> None:
     """As deep as its tree is: whatever both keep of a path was brought in line."""
     settings = {"speculative": "draft:builtin", "page_size": 4, "num_pages": 60}
@@ -195,7 +190,7 @@ def test_steps_that_run_eagerly_may_have_drafts_of_graphs(plain: list[GenerateRe
     rank._verify_graphs = None
     engine = rank.engine()
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
     finally:
         engine.close()
     assert rank.drafts.num_replays > 10
@@ -224,7 +219,7 @@ def test_steps_that_find_no_memory_run_in_halves(
     rank._sampling.sample = exhausted_now_and_then
     engine = rank.engine()
     try:
-        results = engine.generate(*mixed_requests())
+        results = engine.generate(*few_requests())
         stats = engine.stats()
     finally:
         engine.close()
@@ -262,7 +257,7 @@ def test_paths_are_lined_up_where_memory_lacks(
     engine = runner.engine()
     monkeypatch.setattr(torch.Tensor, "index_select", without_room)
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     finally:
         engine.close()
@@ -292,7 +287,7 @@ def test_a_head_without_memory_behind_a_replay_makes_worse_drafts_only(
     drafter.behind = exhausted_now_and_then
     engine = rank.engine()
     try:
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     finally:
         engine.close()

@@ -20,18 +20,18 @@ from workers.sampling.params import SamplingParams
 NUM_REQUESTS = 16
 
 
-def prompts_of(rng: random.Random) -> list[list[int]]:
+def prompts_of(rng: random.Random, num_requests: int) -> list[list[int]]:
     """Half of them say a thing twice, and share how they begin."""
     phrase = [rng.randrange(5, 200) for _ in range(12)]
     prompts = []
-    for index in range(NUM_REQUESTS):
+    for index in range(num_requests):
         own = [rng.randrange(5, 200) for _ in range(rng.randrange(1, 20))]
         prompts.append(phrase + own + phrase[: rng.randrange(12)] if index % 2 else own)
     return prompts
 
 
-def sampling_of(rng: random.Random, index: int) -> SamplingParams:
-    max_tokens = rng.randrange(1, 40)
+def sampling_of(rng: random.Random, index: int, most_tokens: int) -> SamplingParams:
+    max_tokens = rng.randrange(1, most_tokens)
     return SamplingParams(
         temperature=rng.choice([0.0, 0.0, 0.7, 1.0]),
         seed=index,
@@ -49,10 +49,20 @@ def sampling_of(rng: random.Random, index: int) -> SamplingParams:
     )
 
 
-def mixed_requests() -> tuple[list[list[int]], list[SamplingParams]]:
-    rng = random.Random(5)
-    prompts = prompts_of(rng)
-    return prompts, [sampling_of(rng, index) for index in range(NUM_REQUESTS)]
+Requests = tuple[list[list[int]], list[SamplingParams]]
+
+
+def mixed_requests(
+    num_requests: int = NUM_REQUESTS, most_tokens: int = 40, seed: int = 5
+) -> Requests:
+    rng = random.Random(seed)
+    prompts = prompts_of(rng, num_requests)
+    return prompts, [sampling_of(rng, index, most_tokens) for index in range(num_requests)]
+
+
+def few_requests() -> Requests:
+    """Of every kind, with half as many tokens."""
+    return mixed_requests(10, 28, seed=9)
 
 
 def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
@@ -64,7 +74,7 @@ def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
     )
     engine = Engine.from_config(config)
     try:
-        return engine.generate(*mixed_requests()), engine.stats()
+        return engine.generate(*few_requests()), engine.stats()
     finally:
         engine.close()
 
@@ -81,20 +91,15 @@ def assert_same(results: list[GenerateResult], plain: list[GenerateResult]) -> N
         assert (found.prompt_logprobs is None) == (expected.prompt_logprobs is None)
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[GenerateResult]:
-    return run()[0]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {"page_size": 16},
-        {"page_size": 1, "num_pages": 160, "max_draft_tokens": 7, "speculative": "suffix"},
+        {"page_size": 1, "num_pages": 120, "max_draft_tokens": 7, "speculative": "suffix"},
         {"page_size": 4, "max_step_tokens": 24, "enable_overlap": False},
         {"page_size": 16, "speculative": "suffix", "draft_policy": "adaptive"},
         {"page_size": 64, "enable_mixed_batches": False, "max_running_requests": 3},
-        {"page_size": 2, "num_pages": 90, "speculative": "suffix", "draft_tree": (4, 3, 2)},
+        {"page_size": 2, "num_pages": 66, "speculative": "suffix", "draft_tree": (4, 3, 2)},
     ],
     ids=["page_16", "page_1_retracted", "page_4_chunked", "adaptive", "page_64_by_turns", "trees"],
 )

@@ -5,12 +5,15 @@ import torch
 
 from tests.fakes.rank_drafts import ReplayingTreeRank
 from tests.unit.workers.engine.test_rank_drafts import config_of
-from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests
+from workers.engine.results import GenerateResult
 from workers.speculation.device_pair_tree import DevicePairTree
 from workers.speculation.step_trees import LinedUp, StepTrees
 
 
-def test_states_are_lined_up_where_memory_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_lined_up_where_memory_lacks(
+    plain: list[GenerateResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their step's samples have been counted for penalties by then: it must not run again."""
     rank = ReplayingTreeRank(
         config_of(speculative="eagle3:builtin-head", draft_tree=(3, 4, 2), max_running_requests=6)
@@ -35,10 +38,10 @@ def test_states_are_lined_up_where_memory_lacks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(drafter, "line_up", line_up_without_room)
     engine = rank.engine()
     try:
-        results = engine.generate(*mixed_requests())
+        results = engine.generate(*few_requests())
         stats = engine.stats()
     finally:
         engine.close()
-    assert_same(results, run()[0])
+    assert_same(results, plain)
     assert len(num_lacking) > 6
     assert stats.num_accepted_draft_tokens > 0

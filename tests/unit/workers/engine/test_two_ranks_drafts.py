@@ -26,7 +26,8 @@ from tests.unit.workers.engine.test_rank_drafts import (
     config_of,
     recorded_run,
 )
-from tests.unit.workers.engine.test_speculation import assert_same, mixed_requests, run
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests
+from workers.engine.results import GenerateResult
 from workers.layers.embedding import VocabShard, likeliest_tokens
 from workers.speculation.draft_mailbox import SentDrafts
 
@@ -67,19 +68,18 @@ def two_ranks(rank_class: type[Rank], **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("rank_class", "settings"),
     [
-        (EagerRank, {"page_size": 4, "max_step_tokens": 24}),
-        (ReplayingRank, {"page_size": 1, "num_pages": 160, "max_running_requests": 6}),
+        pytest.param(EagerRank, {"page_size": 4, "max_step_tokens": 24}, marks=pytest.mark.nightly),
+        (ReplayingRank, {"page_size": 1, "num_pages": 110, "max_running_requests": 6}),
     ],
     ids=["chunked", "replayed_and_retracted"],
 )
 def test_texts_are_those_of_one_rank_without_drafts(
-    rank_class: type[Rank], settings: dict[str, Any]
+    plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
 ) -> None:
     """Drawn ones, penalties, log probabilities and early ends among them."""
-    plain, _ = run()
     with two_ranks(rank_class, **DRAFT, **settings) as (engine, ranks):
         made = MadeDrafts(ranks)
-        assert_same(engine.generate(*mixed_requests()), plain)
+        assert_same(engine.generate(*few_requests()), plain)
         stats = engine.stats()
     made.check()
     for rank in ranks:
@@ -145,7 +145,7 @@ def test_ranks_draft_the_same_where_their_states_are_not(rank_class: type[Rank])
     engines = engine_of_two(config, lambda tp: rank_class(config, tp), SkewedRank)
     with engines as (engine, ranks):
         made = MadeDrafts(ranks)
-        engine.generate(*mixed_requests())
+        engine.generate(*few_requests())
     made.check()
 
 
