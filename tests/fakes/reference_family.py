@@ -29,7 +29,7 @@ from workers.engine.results import GenerateResult
 from workers.sampling.params import SamplingParams
 from workers.scheduler.output_forecast import OutputForecast
 
-NUM_OUTPUT_TOKENS = 64
+NUM_OUTPUT_TOKENS = 44
 # Past windows and chunks, across pages: what differs between ways to run shows within these.
 NUM_FIRST_TOKENS = 24
 MAX_LOGPROB_ERROR = 1e-4

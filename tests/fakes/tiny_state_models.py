@@ -41,7 +41,7 @@ STATE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("JambaForCausalLM", {}),  # takes tokens one by one on top of a state
 }
 PROMPT_LENGTHS = (1, 24, 41, 3)
-NUM_OUTPUT_TOKENS = 64
+NUM_OUTPUT_TOKENS = 44
 MAX_CONTEXT_LEN = 256
 
 

@@ -22,7 +22,7 @@ from workers.scheduler.plan import StepPlan
 
 NUM_TOKENS = 64
 # What differs between ways to run shows within these.
-NUM_FIRST_TOKENS = 28
+NUM_FIRST_TOKENS = 22
 PENALTY = 4.0
 GREEDY = SamplingParams(
     temperature=0.0,

@@ -5,6 +5,7 @@ import torch
 
 from tests.fakes.tiny_models import GEMMA, gemma3_with_images, save_random_model, tiny_config
 from tests.unit.workers.engine.test_latent_engine import (
+    NIGHTLY,
     NUM_FIRST_TOKENS,
     NUM_OUTPUT_TOKENS,
     PROMPT_LENGTHS,
@@ -35,7 +36,7 @@ def model(request, tmp_path_factory):
 VARIATIONS = {
     "page_1": {"page_size": 1},
     "page_16": {"page_size": 16, "num_tokens": NUM_OUTPUT_TOKENS},
-    "page_64": {"page_size": 64},
+    "page_64": NIGHTLY({"page_size": 64}),
     "alone": {"max_running_requests": 1},
     "chunked_at_16": {"max_step_tokens": 16, "page_size": 4},
 }
@@ -47,7 +48,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(model, change) -
     check(results, model)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, NIGHTLY(16)])
 def test_retraction_changes_nothing(model, page_size) -> None:
     longest = max(PROMPT_LENGTHS) + NUM_OUTPUT_TOKENS
     num_pages = int(1.2 * (longest // page_size + 1))

@@ -27,14 +27,14 @@ from workers.engine.protocol import FinishReason, GenerateRequest, StepOutput
 from workers.engine.results import GenerateResult, ResultCollector
 from workers.scheduler.plan import StepPlan
 
-COMMON = {"max_tokens": 40, "logprobs": None}
-LETTERS = LLMatcher.grammar_from_regex("[abc]{30}")
+COMMON = {"max_tokens": 24, "logprobs": None}
+LETTERS = LLMatcher.grammar_from_regex("[abc]{18}")
 A, B, C = (TOKENIZER.encode(letter)[0] for letter in "abc")
 
 
 def plain(index: int, **changes: Any) -> GenerateRequest:
     return request_of(
-        index, "", **{"logprobs": None, "max_tokens": 90, "ignore_eos": True, **changes}
+        index, "", **{"logprobs": None, "max_tokens": 60, "ignore_eos": True, **changes}
     )
 
 
@@ -124,7 +124,7 @@ def make_late(engine: Engine, nth: int = 2) -> CountedAgain:
     ("settings", "nth"),
     [
         ({}, 1),
-        ({}, 3),
+        pytest.param({}, 3, marks=pytest.mark.nightly),
         ({"page_size": 4, "max_step_tokens": 24}, 2),
         ({"page_size": 4, "num_pages": 40}, 2),
         ({"enable_overlap": False}, 2),

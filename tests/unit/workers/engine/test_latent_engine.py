@@ -1,5 +1,6 @@
 """Latent attention in the engine: transformers' tokens and log probabilities, however it is run."""
 
+import functools
 import random
 
 import pytest
@@ -15,13 +16,15 @@ from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 PROMPT_LENGTHS = (3, 88, 17, 60)
-NUM_OUTPUT_TOKENS = 64
+NUM_OUTPUT_TOKENS = 40
 # What differs between ways to run shows within these.
 NUM_FIRST_TOKENS = 24
 MAX_LOGPROB_ERROR = 1e-4
+# Pages and chunks of other sizes, and retraction from them, are shown every night.
+NIGHTLY = functools.partial(pytest.param, marks=pytest.mark.nightly)
 # The first has of the others all but how it chooses experts, which its logits show by day.
 MODELS = (
-    pytest.param("deepseek_v2", marks=pytest.mark.nightly),
+    NIGHTLY("deepseek_v2"),
     "deepseek_v2_lite",
     "deepseek_v3",
 )
@@ -93,9 +96,9 @@ def run(model, num_tokens=NUM_FIRST_TOKENS, **changes):
 VARIATIONS = {
     "page_1": {"page_size": 1},
     "page_16": {"page_size": 16, "num_tokens": NUM_OUTPUT_TOKENS},
-    "page_64": {"page_size": 64},
+    "page_64": NIGHTLY({"page_size": 64}),
     "alone": {"max_running_requests": 1},
-    "chunked_at_64": {"max_step_tokens": 64},
+    "chunked_at_64": NIGHTLY({"max_step_tokens": 64}),
     "chunked_at_16": {"max_step_tokens": 16, "page_size": 4},
     "through_transformers": {"model_impl": "transformers"},
 }
@@ -107,7 +110,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(model, change) -
     check(results, model)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, NIGHTLY(16)])
 def test_retraction_changes_nothing(model, page_size) -> None:
     longest = max(PROMPT_LENGTHS) + NUM_OUTPUT_TOKENS
     num_pages = int(1.2 * (longest // page_size + 1))

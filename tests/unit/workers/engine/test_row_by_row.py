@@ -66,12 +66,12 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(
     check(family, results)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.nightly)])
 def test_retraction_changes_nothing(family: Family, page_size: int) -> None:
     check_retracted(family, page_size)
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_cached_prefix_changes_nothing(family: Family, page_size: int) -> None:
     check_cached_prefix(family, page_size)
 

@@ -111,7 +111,7 @@ def any_page_is_a_border(monkeypatch) -> None:
     monkeypatch.setattr(snapshot_memory, "BORDER_TOKENS", 1)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.nightly), 64])
 @pytest.mark.usefixtures("any_page_is_a_border")
 def test_prompts_that_come_back_go_on_from_their_last_full_page(model, page_size) -> None:
     """Cut where chunks of the model's own do not end."""
@@ -134,8 +134,7 @@ def test_prompts_in_chunks_are_found_again(model) -> None:
     "changes",
     [
         {"max_running_requests": 3},
-        {"enable_overlap": False},
-        {"enable_mixed_batches": False, "max_step_tokens": 40},
+        {"enable_overlap": False, "enable_mixed_batches": False, "max_step_tokens": 40},
     ],
     ids=str,
 )

@@ -52,7 +52,10 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         {"max_running_requests": 1},
         {"page_size": 1, "max_step_tokens": 16},
         {"page_size": 16, "num_tokens": NUM_OUTPUT_TOKENS},
-        {"page_size": 64, "max_step_tokens": 16, "enable_overlap": False},
+        pytest.param(
+            {"page_size": 64, "max_step_tokens": 16, "enable_overlap": False},
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["alone", "page_1_chunked", "page_16", "page_64_chunked"],
 )

@@ -96,7 +96,7 @@ def test_nan_of_a_prefill_that_was_aborted_is_gone_too(bad_engine):
 
 
 @pytest.mark.parametrize("model", ["mistral", "qwen2_windowed"])
-@pytest.mark.parametrize("bad_position", [0, 3, 20, 40])
+@pytest.mark.parametrize("bad_position", [0, 3, pytest.param(20, marks=pytest.mark.nightly), 40])
 @pytest.mark.parametrize("max_step_tokens", [1, 32, 64])
 def test_what_a_window_no_longer_shows_vouches_for_nothing(
     model, bad_position, max_step_tokens, tmp_path, monkeypatch

@@ -77,7 +77,8 @@ def plain_texts() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("speculative", "policy"), [(HEAD, "fixed"), (HEAD, "adaptive"), (DRAFT, "fixed")]
+    ("speculative", "policy"),
+    [(HEAD, "fixed"), pytest.param(HEAD, "adaptive", marks=pytest.mark.nightly), (DRAFT, "fixed")],
 )
 def test_drafts_and_texts_are_those_of_known_lengths(
     speculative: str,

@@ -46,7 +46,7 @@ def alone():
     return run
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [1, pytest.param(4, marks=pytest.mark.nightly), 16])
 @pytest.mark.parametrize("is_overlapped", [False, True])
 @pytest.mark.parametrize(
     ("enable_prefix_cache", "min_saved_tokens", "num_snapshots"),
