@@ -17,7 +17,8 @@ def check_by_interpreter(*modules: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.fakes.interpreting", *modules],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        # A second thread of PyTorch's would do nothing but wait for the next product, at full speed.
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S - 30,

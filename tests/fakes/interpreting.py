@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 from triton import language
@@ -19,36 +19,25 @@ class LanguagePatches:
     """Stands for the interpreter's function that puts its own operations into Triton's language.
 
     A launch does so and takes them out again; so does every call of a function by a kernel, a
-    thousand to a launch, though they are there. Here such a call does nothing: a third of the time.
+    thousand to a launch, though they are there. Here a language has them from its first launch on:
+    this process runs no kernel otherwise.
     """
 
     def __init__(self, patch: Callable[[FunctionType], object]) -> None:
         self._patch = patch
         self._languages: dict[FunctionType, frozenset[ModuleType]] = {}
-        # Those that have been patched since the launch that is under way began.
         self._patched: set[ModuleType] = set()
 
-    def __call__(self, function: FunctionType) -> object:
-        """What the launch restores; None within a launch, where nobody does."""
+    def __call__(self, function: FunctionType) -> SimpleNamespace:
         if function not in self._languages:
             of_it = filter(inspect.ismodule, function.__globals__.values())
             known = (language, language.core)
             self._languages[function] = frozenset(one for one in of_it if one in known)
         languages = self._languages[function]
-        if self._patched and languages <= self._patched:
-            return None
-        scope = self._patch(function)
-        if not self._patched:
-            scope.restore = self._ending(scope.restore)
-        self._patched |= languages
-        return scope
-
-    def _ending(self, restore: Callable[[], None]) -> Callable[[], None]:
-        def restored() -> None:
-            self._patched.clear()
-            restore()
-
-        return restored
+        if not (languages and languages <= self._patched):
+            self._patch(function)
+            self._patched |= languages
+        return SimpleNamespace(restore=lambda: None)
 
 
 class KnownTypes:
