@@ -17,7 +17,7 @@ def check_by_interpreter(*modules: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.fakes.interpreting", *modules],
-        # A second thread of PyTorch's would do nothing but wait for the next product, at full speed.
+        # PyTorch's second thread would only wait, at full speed, for the next product.
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
