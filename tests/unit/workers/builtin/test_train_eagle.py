@@ -146,7 +146,7 @@ def test_what_the_commands_write_is_served_and_as_good_as_they_say(tmp_path: Pat
     held_out = TextSet.load(texts).held_out
     train_eagle.main(
         ["--texts", str(texts), "--out", str(out), "--device", "cpu", "--products", "float32"]
-        + ["--epochs", "20", "--unrolled", "2", "--batch-tokens", "256", "--eval-every-s", "0.1"]
+        + ["--epochs", "12", "--unrolled", "2", "--batch-tokens", "256", "--eval-every-s", "0.3"]
         + ["--draft-vocab-size", "32", "--intermediate-size", "32", "--num-q-heads", "4"]
     )
     report = json.loads((out / "training_report.json").read_text())

@@ -20,8 +20,12 @@ ALONE = CompanySpec(PROMPT, SAMPLING, 1, 1, 60, 12, 120)
 AMONG_OTHERS = CompanySpec(PROMPT, SAMPLING, 4, 16, 20, 40, 120, seed=1)
 WAYS = {
     "retracted": {"num_pages": 34, "max_step_tokens": 32},
-    "short_chunks": {"max_step_tokens": 13, "page_size": 8},
-    "uncached": {"enable_prefix_cache": False, "enable_mixed_batches": False},
+    "uncached_in_short_chunks": {
+        "max_step_tokens": 13,
+        "page_size": 8,
+        "enable_prefix_cache": False,
+        "enable_mixed_batches": False,
+    },
 }
 
 
