@@ -113,6 +113,28 @@ def test_who_waits_sees_the_progress_of_who_copies(
     assert len({done for done, _ in seen if 0 < done < total}) > 5
 
 
+def test_a_copy_that_gets_its_name_while_it_is_counted_is_not_counted_as_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, root = write_model(tmp_path / "model"), tmp_path / "cache"
+    cache, total = WeightsCache(root, ROOMY), size_of(folder)
+    copying = FileLock(root / "copy.lock")
+    assert copying.try_alone()
+    counts = iter((50, 0))
+
+    def count(partial: Path) -> int:
+        num_bytes = next(counts)
+        if num_bytes == 0:
+            shutil.copytree(folder, partial.with_suffix(""))
+        return num_bytes
+
+    monkeypatch.setattr(weights_cache, "_size_of", count)
+    seen: list[tuple[int, int]] = []
+    assert cache.lease(folder, lambda *progress: seen.append(progress)).is_copy
+    copying.close()
+    assert seen == [(50, 2 * total)]
+
+
 def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     a, b, c = (write_model(tmp_path / name) for name in "abc")
