@@ -61,7 +61,7 @@ def mixed_requests(
 
 
 def few_requests() -> Requests:
-    """Of every kind, with half as many tokens."""
+    """Of every kind, with half as many tokens; all of them end by their number."""
     return mixed_requests(10, 28, seed=9)
 
 
@@ -172,6 +172,39 @@ def test_what_looks_at_the_tokens_before_counts_the_drafts_that_hold() -> None:
         assert_same(results, told[0])
     assert [len(set(one.token_ids[:40])) > 1 for one in told[0]] == [True] * 4
     assert min(num_right[1:]) > 60
+
+
+@pytest.mark.parametrize(
+    ("speculative", "tree"), [("ngram", ()), ("suffix", (2, 2, 2)), ("draft:builtin", ())]
+)
+def test_a_text_ends_within_drafts_that_hold(speculative: str, tree: tuple[int, ...]) -> None:
+    """What was drafted behind its end, and would hold, is none of its text."""
+    cycle = [53, 54, 60]
+    samplings = [
+        SamplingParams(
+            temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0, stop_token_ids=stop_ids
+        )
+        for stop_ids in ((cycle[-1],), ())
+    ]
+    engine = Engine.from_config(
+        EngineConfig(
+            speculative=speculative,
+            draft_policy="fixed",
+            max_draft_tokens=5,
+            draft_tree=tree,
+            num_cpu_threads=1,
+            check_integrity_when_idle=True,
+        )
+    )
+    try:
+        ended, whole = engine.generate([[*range(20, 60), *cycle * 2]] * 2, samplings)
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert whole.token_ids == cycle * 4
+    assert (ended.token_ids, len(ended.logprobs)) == (cycle, len(cycle))
+    assert (ended.finish_reason, ended.stop_token_id) == ("stop", cycle[-1])
+    assert stats.num_accepted_draft_tokens > 6
 
 
 def test_a_recurrent_state_and_drafts_are_refused_together(tmp_path: Path) -> None:

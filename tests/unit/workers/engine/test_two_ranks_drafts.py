@@ -76,7 +76,7 @@ def two_ranks(rank_class: type[Rank], **settings: Any) -> Any:
 def test_texts_are_those_of_one_rank_without_drafts(
     plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
 ) -> None:
-    """Drawn ones, penalties, log probabilities and early ends among them."""
+    """Drawn ones, penalties and log probabilities among them."""
     with two_ranks(rank_class, **DRAFT, **settings) as (engine, ranks):
         made = MadeDrafts(ranks)
         assert_same(engine.generate(*few_requests()), plain)
