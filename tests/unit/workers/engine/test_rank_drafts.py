@@ -63,7 +63,7 @@ def check_replays(rank: Rank) -> None:
 def test_texts_are_the_same(
     plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
 ) -> None:
-    """Penalties, bad words, log probabilities and early ends among them."""
+    """Drawn ones, penalties and log probabilities among them."""
     rank = rank_class(config_of(**DRAFT, **settings))
     engine = rank.engine()
     try:

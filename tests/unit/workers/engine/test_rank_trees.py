@@ -63,7 +63,7 @@ SUFFIX_TREE: dict[str, Any] = {"speculative": "suffix", "draft_tree": (4, 3, 2)}
 def test_texts_are_the_same(
     plain: list[GenerateResult], rank_class: type[Rank], settings: dict[str, Any]
 ) -> None:
-    """Penalties, bad words, log probabilities and early ends among them."""
+    """Drawn ones, penalties and log probabilities among them."""
     rank = rank_class(config_of(**TREE, **settings))
     engine = rank.engine()
     try:
