@@ -1,5 +1,6 @@
 """A Ray of our own that is late to start is begun again, and nothing of what failed is left."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,14 @@ class PretendedRay:
         """Of each start."""
         return [sum(map(psutil.Process.is_running, family)) for family in self.families]
 
+    def end(self) -> None:
+        """Whatever has not ended, children whose parents have among it."""
+        for process in (process for family in self.families for process in family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for started in self.started:
+            started.communicate()
+
 
 def start_family() -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-S", "-c", FAMILY], stdout=subprocess.PIPE)
@@ -72,8 +81,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
         return made[-1]
 
     yield make
-    for process in (process for one in made for process in one.started):
-        end_family(process)
+    for one in made:
+        one.end()
 
 
 def test_a_start_that_is_late_is_tried_again_and_leaves_nothing(pretend: Pretend) -> None:
