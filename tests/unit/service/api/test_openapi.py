@@ -1,5 +1,7 @@
 """The OpenAPI document describes what is really answered; its references lead somewhere."""
 
+import re
+
 import jsonschema
 import pytest
 
@@ -33,6 +35,18 @@ def references(part):
     elif isinstance(part, list):
         for value in part:
             yield from references(value)
+
+
+def test_every_part_of_a_path_is_a_parameter_that_must_be_there(app):
+    """Endpoints read them from the request, so what describes a route has to name them."""
+    found, expected = {}, {}
+    for path, operations in app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            parameters = [one for one in operation.get("parameters", ()) if one["in"] == "path"]
+            found[method, path] = sorted(one["name"] for one in parameters if one["required"])
+            expected[method, path] = sorted(re.findall(r"{(\w+)}", path))
+    assert found == expected
+    assert ["model_id", "model_name"] in found.values()
 
 
 def test_every_reference_leads_to_a_schema(app):
