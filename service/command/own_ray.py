@@ -32,6 +32,8 @@ def start_own_ray(options: dict[str, Any]) -> None:
             raise
         # What Ray raises for a late start has no class of its own.
         except Exception as error:
+            # Where it failed behind its connection, the next one would be told of that alone.
+            ray.shutdown()
             _end_children(this_process, others)
             if number == _MAX_STARTS:
                 raise RuntimeError(f"did not start, {number} times: {error}") from error
