@@ -26,7 +26,7 @@ from tests.unit.workers.engine.test_eagle import ALLOWED, DEEP, DRAFT_IDS
 from tests.unit.workers.engine.test_grammars import request_of, run_together
 from tests.unit.workers.engine.test_mtp import save_target
 from tests.unit.workers.engine.test_rank_drafts import DRAFT, check_replays, config_of
-from tests.unit.workers.engine.test_speculation import assert_same, few_requests
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests, finish
 from workers import Engine
 from workers.config import EngineConfig
 from workers.constraints.mask_deadline import NEVER
@@ -217,12 +217,7 @@ def test_steps_that_find_no_memory_run_in_halves(
         return sample(logits, slots, lens, drafts)
 
     rank._sampling.sample = exhausted_now_and_then
-    engine = rank.engine()
-    try:
-        results = engine.generate(*few_requests())
-        stats = engine.stats()
-    finally:
-        engine.close()
+    results, stats = finish(rank.engine(), few_requests())
     assert_same(results, plain)
     assert len(num_tried) > 6
     assert stats.num_accepted_draft_tokens > 0

@@ -65,6 +65,28 @@ def few_requests() -> Requests:
     return mixed_requests(10, 28, seed=9)
 
 
+def finish(engine: Engine, requests: Requests) -> tuple[list[GenerateResult], EngineStats]:
+    """What the engine answers and has counted by then; it is closed."""
+    try:
+        return engine.generate(*requests), engine.stats()
+    finally:
+        engine.close()
+
+
+def engine_with(speculative: str | None, tree: tuple[int, ...], **settings: Any) -> Engine:
+    """Up to five drafts a step, or a tree's."""
+    return Engine.from_config(
+        EngineConfig(
+            speculative=speculative,
+            draft_policy="fixed",
+            max_draft_tokens=5,
+            draft_tree=tree,
+            num_cpu_threads=1,
+            **settings,
+        )
+    )
+
+
 def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
     config = EngineConfig(
         device="cpu",
@@ -72,11 +94,7 @@ def run(**settings: Any) -> tuple[list[GenerateResult], EngineStats]:
         check_integrity_when_idle=True,
         **{"draft_policy": "fixed", **settings},
     )
-    engine = Engine.from_config(config)
-    try:
-        return engine.generate(*few_requests()), engine.stats()
-    finally:
-        engine.close()
+    return finish(Engine.from_config(config), few_requests())
 
 
 def assert_same(results: list[GenerateResult], plain: list[GenerateResult]) -> None:
@@ -154,20 +172,10 @@ def test_what_looks_at_the_tokens_before_counts_the_drafts_that_hold() -> None:
     ]
     told, num_right = [], []
     for speculative, tree in ((None, ()), ("ngram", ()), ("suffix", (2, 2, 2))):
-        engine = Engine.from_config(
-            EngineConfig(
-                speculative=speculative,
-                draft_policy="fixed",
-                max_draft_tokens=5,
-                draft_tree=tree,
-                num_cpu_threads=1,
-            )
-        )
-        try:
-            told.append(engine.generate([[*range(20, 40)]] * len(samplings), samplings))
-            num_right.append(engine.stats().num_accepted_draft_tokens)
-        finally:
-            engine.close()
+        requests = [[*range(20, 40)]] * len(samplings), samplings
+        results, stats = finish(engine_with(speculative, tree), requests)
+        told.append(results)
+        num_right.append(stats.num_accepted_draft_tokens)
     for results in told[1:]:
         assert_same(results, told[0])
     assert [len(set(one.token_ids[:40])) > 1 for one in told[0]] == [True] * 4
@@ -186,21 +194,8 @@ def test_a_text_ends_within_drafts_that_hold(speculative: str, tree: tuple[int, 
         )
         for stop_ids in ((cycle[-1],), ())
     ]
-    engine = Engine.from_config(
-        EngineConfig(
-            speculative=speculative,
-            draft_policy="fixed",
-            max_draft_tokens=5,
-            draft_tree=tree,
-            num_cpu_threads=1,
-            check_integrity_when_idle=True,
-        )
-    )
-    try:
-        ended, whole = engine.generate([[*range(20, 60), *cycle * 2]] * 2, samplings)
-        stats = engine.stats()
-    finally:
-        engine.close()
+    engine = engine_with(speculative, tree, check_integrity_when_idle=True)
+    (ended, whole), stats = finish(engine, ([[*range(20, 60), *cycle * 2]] * 2, samplings))
     assert whole.token_ids == cycle * 4
     assert (ended.token_ids, len(ended.logprobs)) == (cycle, len(cycle))
     assert (ended.finish_reason, ended.stop_token_id) == ("stop", cycle[-1])

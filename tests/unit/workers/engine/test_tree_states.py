@@ -5,7 +5,7 @@ import torch
 
 from tests.fakes.rank_drafts import ReplayingTreeRank
 from tests.unit.workers.engine.test_rank_drafts import config_of
-from tests.unit.workers.engine.test_speculation import assert_same, few_requests
+from tests.unit.workers.engine.test_speculation import assert_same, few_requests, finish
 from workers.engine.results import GenerateResult
 from workers.speculation.device_pair_tree import DevicePairTree
 from workers.speculation.step_trees import LinedUp, StepTrees
@@ -36,12 +36,7 @@ def test_states_are_lined_up_where_memory_lacks(
             line_up(trees, lined, targets)
 
     monkeypatch.setattr(drafter, "line_up", line_up_without_room)
-    engine = rank.engine()
-    try:
-        results = engine.generate(*few_requests())
-        stats = engine.stats()
-    finally:
-        engine.close()
+    results, stats = finish(rank.engine(), few_requests())
     assert_same(results, plain)
     assert len(num_lacking) > 6
     assert stats.num_accepted_draft_tokens > 0
