@@ -1,13 +1,15 @@
 """Experts' products with kept weights beside those with bfloat16, and how far from their floors.
 
     python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192] [--sweep]
+        [--ways RoundedTiles GroupedCutlass]
 
 Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a number of tokens:
 microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
 of the floor: the longer of reading the chosen experts' bytes and of multiplying in bfloat16.
 --sweep: before it a line for each of the tiles that are worth trying, and for matrices: what to
 write into workers/layers/quantised/expert_products.py. These lines count the norm behind the
-products too, which adds up their parts: splits make more of them.
+products too, which adds up their parts: splits make more of them. --ways: of the sweep's lines
+only those whose ways have one of these words in their names.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from workers.layers.cuda.norm import add_rms_norm_
 from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised.expert_cutlass import GroupedCutlass
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_products import (
@@ -130,6 +133,7 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]
+        ways.append(GroupedCutlass())
     return ways
 
 
@@ -164,11 +168,16 @@ def seconds_of_splits(x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> dic
     return found | seconds_of_ways(others, x, chosen, kept)
 
 
-def sweep(name: str, x: torch.Tensor, chosen: Chosen, kept: KeptExperts) -> None:
+def sweep(
+    name: str, x: torch.Tensor, chosen: Chosen, kept: KeptExperts, words: Sequence[str]
+) -> None:
+    """words: as --ways, all where there are none."""
     rows = chosen.ids.numel() / kept.down.num_matrices
     ways = worth_trying(rows, isinstance(kept.down, Fp8Stack))
+    if words:
+        ways = [way for way in ways if any(word in str(way) for word in words)]
     found = seconds_of_ways(ways, x, chosen, kept)
-    if rows <= FEW_ROWS:
+    if rows <= FEW_ROWS and not words:
         found |= seconds_of_splits(x, chosen, kept)
     for way in sorted(found, key=found.__getitem__):
         print(f"sweep {name} tokens {len(x)} rows {rows} {found[way] * 1e6:8.1f} {way}")
@@ -179,6 +188,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=NUM_TOKENS)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--ways", nargs="+", default=[])
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(CUDA))
     for name in arguments.models:
@@ -190,7 +200,7 @@ def main() -> None:
             logits = torch.randn(num_tokens, model.num_experts, device=CUDA)
             chosen = choose_by_softmax(logits, model.num_chosen, 0, 1.0, True)
             if arguments.sweep:
-                sweep(name, x, chosen, kept)
+                sweep(name, x, chosen, kept, arguments.ways)
             before = graphed_seconds(partial(partial_products, x, chosen, plain), REPEATS)
             after = graphed_seconds(partial(kept_partial_products, x, chosen, kept, 0), REPEATS)
             floor = floor_seconds(model, kept, chosen)

@@ -5,8 +5,10 @@ import triton
 from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
 from workers.layers.quantised import (
+    expert_cutlass,
     expert_fp8,
     expert_products,
+    expert_rows,
     expert_splits,
     expert_spread,
     fp8_gemv,
@@ -113,12 +115,27 @@ def _kept_expert_variants():
         tiles = [way.tiles for _, way in table if isinstance(way, expert_products.InSplits)]
         for split in (*tiles, expert_splits.SplitTiles(16, one, one)):
             yield from _split_expert_products(split, stack is stacks.Fp4Stack)
+    yield from _expert_rows_variants()
     sizes = dict.fromkeys(("num_rows", "num_columns", "num_turns"), "i32")
     rows, options = {"BLOCK_ROWS": 64}, {"num_warps": 4}
     fp4 = {**sizes, "words": "*i32", "scales": "*i32", "out": "*bf16"}
     yield Variant(expert_spread._fp4_spread_kernel, fp4, {**rows, "IS_PACKED": True}, options)
     fp8 = {**sizes, "values": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"}
     yield Variant(expert_spread._fp8_spread_kernel, fp8, rows, options)
+
+
+def _expert_rows_variants():
+    """Of Qwen3-30B-A3B: what is launched around products that take rows by expert."""
+    types = {**EXPERTS, "first_rows": "*i32", "sizes": "*i32", "strides": "*i64", "rows": "*bf16"}
+    types |= {"num_columns": "i32", "values": "*fp8e4nv", "scales": "*fp32"}
+    experts, options = {"NUM_EXPERTS": 128}, {"num_warps": 4}
+    for kernel, lanes in ((expert_rows._span_kernel, 256), (expert_cutlass._describe_kernel, 128)):
+        yield Variant(kernel, types, {**experts, "EXPERTS": lanes}, options)
+    tokens = {**experts, "NUM_COLUMNS": 2048, "NUM_CHOSEN": 8}
+    yield Variant(expert_rows._place_rows_kernel, types, {**tokens, "GROUPS": 16}, options)
+    yield Variant(expert_rows._sum_rows_kernel, types, {**tokens, "COLUMNS": 1024}, options)
+    gate = {**experts, "WIDTH": 768, "ALPHA": 1.0, "LIMIT": 0.0, "ROWS": 16}
+    yield Variant(expert_rows._gate_rows_kernel, types, gate, options)
 
 
 def _rounded_expert_products(tiles):

@@ -17,6 +17,8 @@ from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.moe.experts import Experts
+from workers.layers.quantised.expert_cutlass import GroupedCutlass
+from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import (
     TABLES,
     AsKept,
@@ -34,6 +36,7 @@ ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
 ROUNDED_TO_FP8 = 5e-2
 """The same with activations of both in FP8."""
+FP8_WAYS = (GroupedCutlass(),)
 FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept | InSplits))
 
 
@@ -89,6 +92,31 @@ def test_products_are_those_of_dequantised_experts(
     is_in_fp8 = stack is fp8_stack and num_tokens * NUM_CHOSEN / NUM_EXPERTS > FEW_ROWS
     bound = ROUNDED_TO_FP8 if is_in_fp8 else ROUNDED
     assert (got - want).norm() / want.norm() < bound
+
+
+@pytest.mark.parametrize("num_tokens", [5, 300, 3000])
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("way", FP8_WAYS, ids=str)
+def test_ways_of_fp8_agree_in_every_replay(way, num_parts, num_tokens) -> None:
+    """num_parts: with two, other ranks have an expert of which nothing is computed here."""
+    kept = KeptExperts(fp8_stack(1536, 2048), fp8_stack(2048, 768), SILU, None, None)
+    x = torch.randn(num_tokens, 2048, device=CUDA).bfloat16()
+    logits = torch.randn(num_tokens, NUM_EXPERTS + num_parts - 1, device=CUDA)
+    # An expert without rows, and one with more than others.
+    logits[:, 3], logits[:, 1] = -torch.inf, logits[:, 1] + 1.0
+
+    def run(one):
+        chosen = choose_by_softmax(logits, NUM_CHOSEN, 0, 1.0, True)
+        return one.products(x, chosen, kept, num_parts).float().sum(0)
+
+    want, _ = run(RoundedTiles(64, 3, 8)), run(way)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(way)
+    for _ in range(20):
+        got.zero_()
+        graph.replay()
+        assert (got - want).norm() / want.norm() < ROUNDED
 
 
 def layers_of(stack, hidden_size, width, gating, num_layers):

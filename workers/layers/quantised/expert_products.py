@@ -27,8 +27,8 @@ class ExpertWay(Protocol):
     def products(
         self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
-        """As routed_experts.partial_products, whose k may be a multiple of it: a choice may have
-        several parts."""
+        """As routed_experts.partial_products, whose k may be a multiple of it, a choice having
+        several parts, or 1: they are summed up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,3 +10,8 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 @pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_compute_what_dequantised_weights_do_and_join_splits_of_any_order() -> None:
     check_by_interpreter("tests.fakes.interpreted_quantised", "tests.fakes.interpreted_splits")
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_experts_take_rounded_rows_wherever_they_lie() -> None:
+    check_by_interpreter("tests.fakes.interpreted_expert_rows")
