@@ -40,6 +40,7 @@ from workers.layers.quantised.expert_products import (
     kept_partial_products,
 )
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
+from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
 
 CUDA = torch.device("cuda", 0)
@@ -133,7 +134,7 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]
-        ways.append(GroupedCutlass())
+        ways += [GroupedCutlass(), WarpgroupTiles(3), WarpgroupTiles(4)]
     return ways
 
 

@@ -1,4 +1,4 @@
-"""The Gluon extend kernel without a GPU: its own functions over numpy, a thread for each partition.
+"""Gluon kernels without a GPU: their own functions over numpy, a thread for each partition.
 
 Barriers block and count as mbarriers do; copies arrive after a while; products are done when they
 are waited for, of what is in shared memory by then. Layouts, registers and fences are not modelled.
@@ -91,6 +91,8 @@ class Values(np.ndarray):
 class Pointer:
     """Into an array that a kernel reads and writes by element."""
 
+    dtype = SimpleNamespace(element_ty=None)
+
     def __init__(self, array, at=0):
         self.array, self.at = array, at
 
@@ -125,7 +127,9 @@ def as_values(array):
 def load(pointer, mask=None, other=0.0):
     at = np.asarray(pointer.at)
     if mask is None:
-        return pointer.array[at] if at.ndim else Int(pointer.array[at])
+        found = pointer.array[at]
+        is_integer = np.issubdtype(found.dtype, np.integer)
+        return Int(found) if at.ndim == 0 and is_integer else found
     return as_values(np.where(mask, pointer.array[np.where(mask, at, 0)], other))
 
 
@@ -234,14 +238,28 @@ def await_products(outstanding, deps):
     return one.finish()
 
 
-def run(monkeypatch, arguments, grid):
-    """The kernel over a grid. arguments: as WarpgroupExtend passes them, arrays for tensors."""
-    replaced = {
+def replace(monkeypatch, modules, replaced):
+    """What the modules' functions have from Gluon, and these functions themselves. replaced: by
+    name, what a kernel has of its own."""
+    common = {
         "mbarrier": BARRIERS,
-        "tma": SimpleNamespace(async_copy_global_to_shared=copy),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": await_products,
+    }
+    replaced = common | replaced
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if name in replaced:
+                monkeypatch.setattr(module, name, replaced[name])
+            elif hasattr(value, "fn") and hasattr(value, "arg_names"):
+                monkeypatch.setattr(module, name, value.fn)
+
+
+def run(monkeypatch, arguments, grid):
+    """The kernel over a grid. arguments: as WarpgroupExtend passes them, arrays for tensors."""
+    replaced = {
+        "tma": SimpleNamespace(async_copy_global_to_shared=copy),
         "score_layout": lambda keys: None,
         "row_layout": lambda dim: None,
         "GROUP_ROWS": 64,
@@ -251,12 +269,7 @@ def run(monkeypatch, arguments, grid):
         "_PRODUCER_REGISTERS": 0,
         "LOG2_E": float(np.log2(np.e)),
     }
-    for module in MODULES:
-        for name, value in list(vars(module).items()):
-            if name in replaced:
-                monkeypatch.setattr(module, name, replaced[name])
-            elif hasattr(value, "fn") and hasattr(value, "arg_names"):
-                monkeypatch.setattr(module, name, value.fn)
+    replace(monkeypatch, MODULES, replaced)
     for head in range(grid[0]):
         for tile in range(grid[1]):
             for module in MODULES:

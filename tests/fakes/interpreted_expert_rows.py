@@ -14,6 +14,7 @@ from workers.layers.cuda.expert_routing import counted
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.quantised.expert_cutlass import GroupedCutlass
 from workers.layers.quantised.expert_fp8 import RoundedTiles
+from workers.layers.quantised.expert_rows import place_rows, span_of
 from workers.layers.routed_experts import SILU, Gating
 
 BLOCK = 128
@@ -74,6 +75,18 @@ def check(way, hidden_size, width, gating, num_counted):
     check_close(parts.sum(0), want.sum(0), 1e-5)
 
 
+def check_layouts():
+    """Scales of a row or of a group side by side are the same."""
+    x, ids = torch.randn(3, 256), torch.tensor([[0, 2], [1, 0], [2, 1]], dtype=torch.int32)
+    chosen = counted(torch.rand(3, 2), ids, 3)
+    spans = span_of(chosen.counts, 3)
+    assert spans.first_rows.tolist() == [0, 2, 4, 6]
+    one, two = (place_rows(x, chosen, spans, by_row) for by_row in (True, False))
+    assert (one.scales.stride(), two.scales.stride()) == ((2, 1), (1, 6))
+    assert torch.equal(one.scales, two.scales)
+    assert torch.equal(one.values.float(), two.values.float())
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     sys.modules["sgl_kernel"] = SimpleNamespace(fp8_blockwise_scaled_grouped_mm=grouped_mm)
@@ -81,4 +94,5 @@ if __name__ == "__main__":
         for num_counted in (4, 5):
             check(GroupedCutlass(), *sizes, SILU, num_counted)
             check(GroupedCutlass(), *sizes, Gating(1.702, 7.0), num_counted)
+    check_layouts()
     print("all equal")

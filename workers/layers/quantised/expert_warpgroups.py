@@ -1,0 +1,137 @@
+"""Products with FP8 experts of many rows by warpgroups (expert_gluon.py), on sm90.
+
+Launches what is around them: rows are rounded once and laid out by expert, so that copy engines
+bring them. Results lie at (choice, token), as those of other tiles do. Knows no routing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks, group
+from workers.layers.kept.experts import KeptExperts
+from workers.layers.kept.fp8 import BLOCK
+from workers.layers.kept.stacks import Fp8Stack
+from workers.layers.quantised.expert_fp8 import fp8_stack
+from workers.layers.quantised.expert_gluon import activate_kernel, project_kernel
+from workers.layers.quantised.expert_gluon_parts import WarpgroupShape
+from workers.layers.quantised.expert_rows import place_rows, span_of
+from workers.layers.quantised.fp8_rounding import Rounded
+
+_BLOCK_ROWS = 128
+"""Of pairs of one expert, both warpgroups'."""
+_NUM_WARPS = 4
+"""A warpgroup; the kernels add another one and the warp that brings tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupTiles:
+    """How both products are made, of Fp8Stacks without biases. num_stages: turns of 128 columns on
+    their way to shared memory, 48 KiB each; 4 at most fit beside what results go by."""
+
+    num_stages: int
+
+    def products(
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
+    ) -> torch.Tensor:
+        """As routed_experts.partial_products. Raises ValueError of experts with biases and of a
+        hidden size that is no multiple of 256."""
+        if experts.gate_up_bias is not None or experts.down_bias is not None:
+            raise ValueError("products in FP8 add no bias")
+        gate_up, down = fp8_stack(experts.gate_up), fp8_stack(experts.down)
+        if down.rows % (2 * BLOCK) != 0:
+            raise ValueError(f"{down.rows} output columns are not pairs of blocks")
+        grouped = group(chosen, _BLOCK_ROWS, int(num_parts > 1))
+        spans = span_of(chosen.counts, down.num_matrices)
+        rows = place_rows(hidden, chosen, spans, by_row=False)
+        activated = self._activated(rows, experts, gate_up, grouped)
+        return self._projected(activated, chosen.weights, down, grouped, num_parts > 1, hidden)
+
+    def _activated(
+        self, rows: Rounded, experts: KeptExperts, gate_up: Fp8Stack, grouped: ExpertBlocks
+    ) -> Rounded:
+        width, num_rows = gate_up.rows // 2, rows.values.shape[0]
+        device = rows.values.device
+        values = torch.empty((num_rows, width), dtype=rows.values.dtype, device=device)
+        scales = torch.empty((width // BLOCK, num_rows), device=device)
+        shape = self._shape(gate_up, width // BLOCK, BLOCK, width, 1)
+        activate_kernel[(_num_programs(grouped, shape),)](
+            _map(rows.values),
+            rows.scales,
+            _map(gate_up.values),
+            gate_up.scales,
+            grouped.blocks,
+            grouped.num_blocks,
+            grouped.max_blocks,
+            num_rows,
+            values,
+            scales,
+            gating=(experts.gating.alpha, experts.gating.limit),
+            shape=shape,
+            num_warps=_NUM_WARPS,
+        )
+        return Rounded(values, scales.t())
+
+    def _projected(
+        self,
+        rows: Rounded,
+        weights: torch.Tensor,
+        down: Fp8Stack,
+        grouped: ExpertBlocks,
+        leaves_out: bool,
+        hidden: torch.Tensor,
+    ) -> torch.Tensor:
+        num_tokens, num_chosen = weights.shape
+        make = torch.zeros if leaves_out else torch.empty
+        size = num_chosen, num_tokens, down.rows
+        out = make(size, dtype=hidden.dtype, device=hidden.device)
+        shape = self._shape(down, down.rows // (2 * BLOCK), 2 * BLOCK, BLOCK, num_chosen)
+        project_kernel[(_num_programs(grouped, shape),)](
+            _map(rows.values),
+            rows.scales,
+            _map(down.values),
+            down.scales,
+            weights,
+            grouped.pairs,
+            grouped.blocks,
+            grouped.num_blocks,
+            grouped.max_blocks,
+            rows.values.shape[0],
+            num_tokens,
+            out,
+            shape=shape,
+            num_warps=_NUM_WARPS,
+        )
+        return out
+
+    def _shape(
+        self, stack: Fp8Stack, num_tiles: int, step: int, apart: int, num_chosen: int
+    ) -> WarpgroupShape:
+        num_turns = stack.columns // BLOCK
+        return WarpgroupShape(
+            num_turns, num_tiles, stack.rows, step, apart, num_chosen, self.num_stages
+        )
+
+
+def _map(matrices: torch.Tensor) -> Any:
+    """Of (..., columns) as one matrix, a block at a time."""
+    matrix = matrices.view(-1, matrices.shape[-1])
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [BLOCK, BLOCK], layout)
+
+
+@cache
+def _num_multiprocessors(device_index: int) -> int:
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+def _num_programs(grouped: ExpertBlocks, shape: WarpgroupShape) -> int:
+    """One a multiprocessor: more do not fit."""
+    most = grouped.max_blocks * shape.num_tiles
+    return min(most, _num_multiprocessors(grouped.blocks.get_device()))
