@@ -27,6 +27,7 @@ from benchmarks.h200.attention_steps import graphed_seconds
 from workers.layers.cuda.expert_routing import Chosen, choose_by_softmax
 from workers.layers.cuda.norm import add_rms_norm_
 from workers.layers.cuda.routed_experts import partial_products
+from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.quantised.expert_cutlass import GroupedCutlass
@@ -41,6 +42,7 @@ from workers.layers.quantised.expert_products import (
 )
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
+from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
 
 CUDA = torch.device("cuda", 0)
@@ -131,6 +133,9 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     ]
     if rows > FEW_ROWS:
         ways.append(ByMatrices())
+        if not is_fp8 and has_warpgroups(DeviceLimits.of(CUDA)):
+            ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (5, 7, 13)]
+            ways += [Fp4WarpgroupTiles(128, 5, blocks) for blocks in (7, 13)]
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]

@@ -177,15 +177,22 @@ def specialise(functions, warps, registers):
     assert not any(thread.is_alive() for thread in threads)
 
 
+def later(happen):
+    def wait():
+        time.sleep(0.0005 * np.random.default_rng().random())
+        happen()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def copy(pages, coordinates, barrier, place):
     def arrive():
-        time.sleep(0.0005 * np.random.default_rng().random())
         row, column = coordinates
         keys, dims = place.shape
         place.store(pages.tokens[row : row + keys, column : column + dims])
         barrier.update(num_bytes=-keys * dims * 2)
 
-    threading.Thread(target=arrive, daemon=True).start()
+    later(arrive)
 
 
 def language(program):

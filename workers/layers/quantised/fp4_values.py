@@ -17,20 +17,33 @@ def _moved(word: str, bits: int, out: str) -> str:
     return f"{kind} {out}, {word}, {abs(bits)};"
 
 
+def _pair_lines(pair: int, word: str, scale: str, out: str) -> list[str]:
+    """out: where the pair of the word goes, a register or two halves of one in braces."""
+    return [
+        _moved(word, 12 - 4 * pair, "sign"),
+        _moved(word, 6 - 4 * pair, "size"),
+        "and.b32 size, size, 0x01C001C0;",
+        "lop3.b32 v, sign, 0x80008000, size, 0xEA;",
+        f"mul.rn.bf16x2 v, v, {scale};",
+        f"mov.b32 {out}, v;",
+    ]
+
+
+def _block(lines: list[str]) -> str:
+    return "{ " + " ".join([".reg .b32 sign, size, v;", *lines]) + " }"
+
+
 def assembly() -> str:
     """$0, $1 to $6, $7: the four pairs of the word $8. $9 to $12: their scales, each in both
     halves."""
-    lines = [".reg .b32 sign, size, v;"]
-    for pair in range(4):
-        lines += [
-            _moved("$8", 12 - 4 * pair, "sign"),
-            _moved("$8", 6 - 4 * pair, "size"),
-            "and.b32 size, size, 0x01C001C0;",
-            "lop3.b32 v, sign, 0x80008000, size, 0xEA;",
-            f"mul.rn.bf16x2 v, v, ${9 + pair};",
-            f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, v;",
-        ]
-    return "{ " + " ".join(lines) + " }"
+    outs = [f"{{${2 * pair}, ${2 * pair + 1}}}" for pair in range(4)]
+    lines = [_pair_lines(pair, "$8", f"${9 + pair}", out) for pair, out in enumerate(outs)]
+    return _block(sum(lines, []))
+
+
+def pair_assembly(pair: int) -> str:
+    """$0, $1: one pair of the word $2. $3: its scale, in both halves."""
+    return _block(_pair_lines(pair, "$2", "$3", "{$0, $1}"))
 
 
 _ASSEMBLY = tl.constexpr(assembly())

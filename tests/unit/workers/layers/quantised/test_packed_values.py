@@ -53,6 +53,9 @@ def test_four_bit_floats_times_their_scales() -> None:
     exponents = [torch.randint(60, 129, (NUM,)) for _ in range(4)]
     bits = [in_both_halves((one + 126) << 7) for one in exponents]
     made = run_ptx(fp4_values.assembly(), [word, *bits], 8, "bf16x2")
+    for pair, scale in enumerate(bits):
+        alone = run_ptx(fp4_values.pair_assembly(pair), [word, scale], 2, "bf16x2")
+        assert all(map(torch.equal, alone, made[2 * pair : 2 * pair + 2]))
     for place, (value, shift) in enumerate(zip(made, PAIR_SHIFTS, strict=True)):
         codes = (word >> shift & 15).to(torch.uint8)
         blocks = codes[:, None, None].expand(NUM, 1, 16)

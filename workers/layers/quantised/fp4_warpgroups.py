@@ -1,0 +1,383 @@
+"""Gluon, sm90: products of many tokens and MXFP4 experts, by warpgroups.
+
+A program stays on its multiprocessor and takes tile after tile of an expert's product: 128 rows of
+weights and a block of up to 256 tokens. One warp brings both to shared memory by TMA, words of
+weights as they are kept; two warpgroups have 64 rows each (fp4_warpgroup_parts.py).
+Knows no routing. Imports Triton.
+
+Everywhere: shape is a WarpgroupShape, known when the kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from workers.layers.quantised.fp4_warpgroup_parts import (
+    GROUP_ROWS,
+    HALF_COLUMNS,
+    TURN_WORDS,
+    store_layout,
+    sum_turns,
+    word_layout,
+)
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+BOX_ROWS = gl.constexpr(32)
+"""Rows of weights that one copy brings: a warpgroup's gates, or its ups, or half its columns."""
+BOX_TOKENS = gl.constexpr(128)
+_CONSUMER_REGISTERS = gl.constexpr(240)
+_PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+def _place(tile: gl.tensor, num_blocks: gl.tensor, shape: gl.constexpr) -> gl.tensor:
+    """(block, tile of columns): as many blocks as a group has take a tile of weights one after the
+    other, and all their tiles come before the next blocks'."""
+    size = shape.num_tiles * shape.group
+    first = tile // size * shape.group
+    num_here = gl.minimum(num_blocks - first, shape.group)
+    within = tile % size
+    return first + within % num_here, within // num_here
+
+
+place = gluon.jit(_place)
+
+
+def _box_row(
+    expert: gl.tensor,
+    column_tile: gl.tensor,
+    part: gl.constexpr,
+    box: gl.constexpr,
+    shape: gl.constexpr,
+) -> gl.tensor:
+    """Where, of all experts' rows, a warpgroup's box begins."""
+    if shape.is_gated:
+        column = column_tile * GROUP_ROWS + part * BOX_ROWS
+        return expert * (2 * shape.width) + box * shape.width + column
+    else:  # noqa: RET505
+        column = column_tile * (2 * GROUP_ROWS) + part * GROUP_ROWS
+        return expert * shape.width + column + box * BOX_ROWS
+
+
+box_row = gluon.jit(_box_row)
+
+
+def _bring(  # noqa: PLR0913
+    x_map: gl.tensor,
+    words_map: gl.tensor,
+    expert: gl.tensor,
+    first: gl.tensor,
+    is_wide: gl.tensor,
+    column_tile: gl.tensor,
+    turn: gl.tensor,
+    count: gl.tensor,
+    stores: gl.tensor,
+    barriers: gl.tensor,
+    shape: gl.constexpr,
+) -> None:
+    """A turn of both to its stage, as soon as that is free. is_wide: of more than 128 tokens."""
+    boxes: gl.constexpr = shape.most_tokens // BOX_TOKENS
+    x_store, word_store = stores
+    view = x_store._reinterpret(
+        x_store.dtype, [2 * shape.num_stages * boxes, BOX_TOKENS, HALF_COLUMNS], x_store.layout
+    )
+    stage = count % shape.num_stages
+    mbarrier.wait(barriers[1].index(stage), ((count // shape.num_stages) & 1) ^ 1)
+    come = barriers[0].index(stage)
+    word_bytes: gl.constexpr = 2 * GROUP_ROWS * TURN_WORDS * 4
+    box_bytes: gl.constexpr = BOX_TOKENS * HALF_COLUMNS * 2
+    mbarrier.expect(come, word_bytes + 2 * boxes * box_bytes, pred=is_wide)
+    mbarrier.expect(come, word_bytes + 2 * box_bytes, pred=is_wide == 0)
+    for part in gl.static_range(2):
+        for box in gl.static_range(2):
+            row = box_row(expert, column_tile, part, box, shape)
+            to = word_store.index((2 * stage + part) * 2 + box)
+            tma.async_copy_global_to_shared(words_map, [row, turn * TURN_WORDS], come, to)
+    for half in gl.static_range(2):
+        column = (2 * turn + half) * HALF_COLUMNS
+        to = (2 * stage + half) * boxes
+        tma.async_copy_global_to_shared(x_map, [first, column], come, view.index(to))
+        for box in gl.static_range(1, boxes):
+            tma.async_copy_global_to_shared(
+                x_map, [first + box * BOX_TOKENS, column], come, view.index(to + box), pred=is_wide
+            )
+
+
+bring = gluon.jit(_bring)
+
+
+def _produce(
+    x_map: gl.tensor,
+    words_map: gl.tensor,
+    blocks: gl.tensor,
+    max_blocks: gl.tensor,
+    num_blocks: gl.tensor,
+    stores: gl.tensor,
+    barriers: gl.tensor,
+    shape: gl.constexpr,
+) -> None:
+    """One warp: the turns of all of the program's tiles."""
+    count = num_blocks * 0
+    for tile in range(gl.program_id(0), num_blocks * shape.num_tiles, gl.num_programs(0)):
+        block, column_tile = place(tile, num_blocks, shape)
+        expert = gl.load(blocks + block)
+        first = gl.load(blocks + max_blocks + block)
+        is_wide = gl.load(blocks + 2 * max_blocks + block) > BOX_TOKENS
+        for turn in range(shape.num_turns):
+            bring(
+                x_map, words_map, expert, first, is_wide, column_tile, turn, count + turn, stores,
+                barriers, shape,
+            )  # fmt: skip
+        count += shape.num_turns
+
+
+produce = gluon.jit(_produce)
+
+
+def _gated(gate: gl.tensor, up: gl.tensor, dtype: gl.constexpr, shape: gl.constexpr) -> gl.tensor:
+    """As expert_gating.gated."""
+    if shape.limit > 0:
+        # Not minimum and maximum: what is no number has to stay none.
+        gate = gl.where(gate > shape.limit, shape.limit, gate)
+        up = gl.where(up > shape.limit, shape.limit, gl.where(up < -shape.limit, -shape.limit, up))
+        up = up + 1.0
+    share = 1.0 / (1.0 + gl.exp2(gate * (-shape.alpha * LOG2_E)))
+    return ((gate * share).to(dtype).to(gl.float32) * up).to(dtype)
+
+
+gated = gluon.jit(_gated)
+
+
+def _store_gated(
+    total: gl.tensor,
+    bias: gl.tensor,
+    out: gl.tensor,
+    span: gl.tensor,
+    column_tile: gl.tensor,
+    tokens: gl.constexpr,
+    part: gl.constexpr,
+    shape: gl.constexpr,
+) -> None:
+    """What a warpgroup's 32 gates leave, at their places by expert. span: expert, the block's first
+    place and its number of tokens."""
+    expert, first, num_tokens = span
+    layout: gl.constexpr = store_layout(tokens, True)
+    pairs = total.reshape([4, 2, 8, tokens]).permute([0, 2, 3, 1])
+    gate, up = gl.split(pairs)
+    gate = gl.convert_layout(gate.reshape([BOX_ROWS, tokens]), layout, assert_trivial=True)
+    up = gl.convert_layout(up.reshape([BOX_ROWS, tokens]), layout, assert_trivial=True)
+    column = column_tile * GROUP_ROWS + part * BOX_ROWS
+    columns = column + gl.arange(0, BOX_ROWS, gl.SliceLayout(1, layout))
+    is_column = columns < shape.width
+    if shape.has_bias:
+        bias_at = bias + expert * (2 * shape.width) + columns
+        gate += gl.load(bias_at, mask=is_column, other=0.0).to(gl.float32)[:, None]
+        up += gl.load(bias_at + shape.width, mask=is_column, other=0.0).to(gl.float32)[:, None]
+    dtype: gl.constexpr = out.dtype.element_ty
+    rows = gl.arange(0, tokens, gl.SliceLayout(0, layout))
+    at = out + (first + rows).to(gl.int64)[None, :] * shape.width + columns[:, None]
+    is_real = (rows < num_tokens)[None, :] & is_column[:, None]
+    gl.store(at, gated(gate, up, dtype, shape), mask=is_real)
+
+
+store_gated = gluon.jit(_store_gated)
+
+
+def _store_weighed(  # noqa: PLR0913
+    total: gl.tensor,
+    bias: gl.tensor,
+    weights: gl.tensor,
+    pairs: gl.tensor,
+    out: gl.tensor,
+    span: gl.tensor,
+    column_tile: gl.tensor,
+    out_tokens: gl.tensor,
+    tokens: gl.constexpr,
+    part: gl.constexpr,
+    shape: gl.constexpr,
+) -> None:
+    """A warpgroup's 64 columns times their tokens' weights, at (choice, token). span: as
+    store_gated."""
+    expert, first, num_tokens = span
+    layout: gl.constexpr = store_layout(tokens, False)
+    values = total.reshape([4, 2, 8, tokens]).permute([0, 2, 1, 3]).reshape([GROUP_ROWS, tokens])
+    values = gl.convert_layout(values, layout, assert_trivial=True)
+    column = column_tile * (2 * GROUP_ROWS) + part * GROUP_ROWS
+    columns = column + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, layout))
+    is_column = columns < shape.width
+    if shape.has_bias:
+        bias_at = bias + expert * shape.width + columns
+        values += gl.load(bias_at, mask=is_column, other=0.0).to(gl.float32)[:, None]
+    # A lane looks up its own tokens' pairs and gets the others' by way of shared memory.
+    lanes: gl.constexpr = gl.BlockedLayout([tokens // 128], [32], [4], [0])
+    rows = gl.arange(0, tokens, lanes)
+    pair = gl.load(pairs + first + rows, mask=rows < num_tokens, other=0)
+    weight = gl.load(weights + pair, mask=rows < num_tokens, other=0.0)
+    to = pair % shape.num_chosen * out_tokens + pair // shape.num_chosen
+    token: gl.constexpr = gl.SliceLayout(0, layout)
+    product = (values * gl.convert_layout(weight, token)[None, :]).to(out.dtype.element_ty)
+    to = gl.convert_layout(gl.where(rows < num_tokens, to, -1), token)
+    at = out + to.to(gl.int64)[None, :] * shape.width + columns[:, None]
+    gl.store(at, product, mask=(to >= 0)[None, :] & is_column[:, None])
+
+
+store_weighed = gluon.jit(_store_weighed)
+
+
+def _make_tile(  # noqa: PLR0913
+    results: gl.tensor,
+    span: gl.tensor,
+    column_tile: gl.tensor,
+    stores: gl.tensor,
+    barriers: gl.tensor,
+    count: gl.tensor,
+    tokens: gl.constexpr,
+    part: gl.constexpr,
+    shape: gl.constexpr,
+) -> None:
+    """A warpgroup's part of a tile. results: scales, bias, weights, pairs, out and its tokens."""
+    scales, bias, weights, pairs, out, out_tokens = results
+    expert, _, _ = span
+    num_rows: gl.constexpr = 2 * shape.width if shape.is_gated else shape.width
+    rows = gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, word_layout(shape.is_gated)))
+    if shape.is_gated:
+        column = column_tile * GROUP_ROWS + part * BOX_ROWS + rows % BOX_ROWS
+        row = gl.minimum(column, shape.width - 1) + rows // BOX_ROWS * shape.width
+    else:
+        column = column_tile * (2 * GROUP_ROWS) + part * GROUP_ROWS + rows
+        row = gl.minimum(column, shape.width - 1)
+    scales_at = scales + expert * (shape.num_turns * num_rows) + row
+    total = sum_turns(stores, barriers, scales_at, num_rows, count, part, tokens, shape)
+    if shape.is_gated:
+        store_gated(total, bias, out, span, column_tile, tokens, part, shape)
+    else:
+        store_weighed(
+            total, bias, weights, pairs, out, span, column_tile, out_tokens, tokens, part, shape
+        )
+
+
+make_tile = gluon.jit(_make_tile)
+
+
+def _consume(
+    results: gl.tensor,
+    blocks: gl.tensor,
+    max_blocks: gl.tensor,
+    num_blocks: gl.tensor,
+    stores: gl.tensor,
+    barriers: gl.tensor,
+    part: gl.constexpr,
+    shape: gl.constexpr,
+) -> None:
+    """A warpgroup: 64 of each tile's rows of weights."""
+    count = num_blocks * 0
+    for tile in range(gl.program_id(0), num_blocks * shape.num_tiles, gl.num_programs(0)):
+        block, column_tile = place(tile, num_blocks, shape)
+        expert = gl.load(blocks + block)
+        first = gl.load(blocks + max_blocks + block)
+        num_tokens = gl.load(blocks + 2 * max_blocks + block)
+        span = (expert, first, num_tokens)
+        if num_tokens > BOX_TOKENS:
+            make_tile(
+                results, span, column_tile, stores, barriers, count, shape.most_tokens, part, shape
+            )
+        else:
+            make_tile(results, span, column_tile, stores, barriers, count, BOX_TOKENS, part, shape)
+        count += shape.num_turns
+
+
+consume = gluon.jit(_consume)
+
+
+def _make_room(x_map: gl.tensor, words_map: gl.tensor, shape: gl.constexpr) -> gl.tensor:
+    """stores: x (2 * num_stages, tokens, 64) and words (4 * num_stages, 32, 16). barriers: that a
+    stage has come, that both warpgroups are done with it, each (num_stages, 1), and that the first
+    one has ended a turn. What waits for a stage's n-th use waits for phase n % 2."""
+    stages: gl.constexpr = shape.num_stages
+    stores = (
+        gl.allocate_shared_memory(
+            x_map.dtype, [2 * stages, shape.most_tokens, HALF_COLUMNS], x_map.layout
+        ),
+        gl.allocate_shared_memory(
+            words_map.dtype, [4 * stages, BOX_ROWS, TURN_WORDS], words_map.layout
+        ),
+    )
+    kind: gl.constexpr = mbarrier.MBarrierLayout()
+    barriers = (
+        gl.allocate_shared_memory(gl.int64, [stages, 1], kind),
+        gl.allocate_shared_memory(gl.int64, [stages, 1], kind),
+        gl.allocate_shared_memory(gl.int64, [1], kind),
+    )
+    for stage in gl.static_range(stages):
+        mbarrier.init(barriers[0].index(stage), count=1)
+        mbarrier.init(barriers[1].index(stage), count=2)
+    mbarrier.init(barriers[2], count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    return stores, barriers
+
+
+make_room = gluon.jit(_make_room)
+
+
+def _multiply_experts(  # noqa: PLR0913
+    x_map: gl.tensor,
+    words_map: gl.tensor,
+    scales: gl.tensor,
+    bias: gl.tensor,
+    weights: gl.tensor,
+    pairs: gl.tensor,
+    blocks: gl.tensor,
+    num_blocks: gl.tensor,
+    out: gl.tensor,
+    max_blocks: gl.tensor,
+    out_tokens: gl.tensor,
+    shape: gl.constexpr,
+) -> None:
+    """Arguments as Fp4WarpgroupTiles passes them."""
+    stores, barriers = make_room(x_map, words_map, shape)
+    num_blocks = gl.load(num_blocks)
+    results = (scales, bias, weights, pairs, out, out_tokens)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (
+                    results, blocks, max_blocks, num_blocks, stores, barriers, gl.constexpr(0),
+                    shape,
+                ),
+            ),
+            (
+                consume,
+                (
+                    results, blocks, max_blocks, num_blocks, stores, barriers, gl.constexpr(1),
+                    shape,
+                ),
+            ),
+            (
+                produce,
+                (x_map, words_map, blocks, max_blocks, num_blocks, stores, barriers, shape),
+            ),
+        ],
+        [4, 1],
+        [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+_STEP_VALUES = ("max_blocks", "out_tokens")
+
+multiply_experts_kernel = gluon.jit(
+    _multiply_experts, do_not_specialize=_STEP_VALUES, do_not_specialize_on_alignment=_STEP_VALUES
+)
+
+
+def describe_rows(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
+    """(rows, columns) contiguous, as copies of num_rows x num_columns read it."""
+    bytes_a_row = num_columns * matrix.element_size()
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=bytes_a_row, element_bitwidth=8 * matrix.element_size(), rank=2
+    )
+    return TensorDescriptor.from_tensor(matrix, [num_rows, num_columns], layout)
