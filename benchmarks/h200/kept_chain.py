@@ -141,7 +141,7 @@ def compile_all(names: Iterable[str]) -> None:
     for name in names:
         for role in ROLES:
             ways = ways_of(name, role)
-            works += [(name, role, ways[first::4]) for first in range(4) if ways[first::4]]
+            works += [(name, role, ways[first::8]) for first in range(8) if ways[first::8]]
     num_processes = min(MAX_PROCESSES, os.cpu_count() or 1)
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as processes:
         list(processes.map(compile_ways, works))

@@ -4,6 +4,7 @@ from workers.layers.kept.fp8 import BLOCK
 from workers.layers.quantised.skinny_shape import (
     GemvTiles,
     MappedSkinnyTiles,
+    MmaTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
 )
@@ -63,34 +64,32 @@ _FP8_GEMVS = (
     (8, 512, 1024, 4, 2),
     (16, 1024, 256, 3, 8),
 )
-_INT4_SKINNY_ONE_ROW = (
-    (128, 132, 3, 4),
-    (64, 528, 4, 4),
-    (32, 528, 4, 1),
-    (32, 1056, 4, 2),
-    (16, 1056, 4, 1),
-    (16, 1056, 6, 1),
+_INT4_SKINNY_ONE_ROW = ((16, 1056, 4, 1),)
+_INT4_GEMVS = ((32, 1024, 256, 1, 4), (8, 1024, 2048, 1, 1), (16, 512, 1024, 1, 2))
+"""(rows, columns of a turn, least programs, stages, warps); tiles of SkinnyTiles have no columns of
+their own."""
+_INT4_MMAS = (
+    (16, 1024, 1, 4),
+    (16, 1024, 1, 2),
+    (16, 1024, 512, 7),
+    (16, 1024, 512, 4),
+    (16, 512, 1, 4),
+    (16, 512, 1024, 7),
+    (16, 256, 1024, 4),
+    (16, 256, 2048, 7),
+    (16, 2048, 1, 2),
+    (16, 2048, 1, 4),
+    (32, 1024, 1, 2),
 )
-_INT4_GEMVS = (
-    (16, 1024, 512, 1, 4),
-    (16, 1024, 512, 3, 4),
-    (32, 1024, 256, 1, 4),
-    (8, 1024, 2048, 1, 1),
-    (8, 1024, 2048, 3, 1),
-    (4, 1024, 4096, 1, 1),
-    (16, 512, 1024, 1, 2),
-    (8, 512, 2048, 1, 1),
-    (16, 512, 1024, 1, 4),
-    (32, 512, 512, 3, 4),
-)
-"""(rows, columns of a turn, least programs, stages, warps); tensor cores' four bits have no columns
-of their own."""
+"""(rows, columns of the program's warps, least programs, turns that a warp holds)."""
+_WARP_COLUMNS = 256
 
 
 def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     """For one row of x of a format of quantised_products.FORMATS."""
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
-        return [*skinny, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _INT4_GEMVS)]
+        mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS) for r, k, p, s in _INT4_MMAS]
+        return [*skinny, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _INT4_GEMVS), *mmas]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

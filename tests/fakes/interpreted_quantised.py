@@ -25,9 +25,13 @@ from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
 from workers.layers.quantised.int4_gemv import int4_gemv
+from workers.layers.quantised.int4_mma import int4_mma
+from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
-from workers.layers.quantised.skinny_shape import SkinnyShape
+from workers.layers.quantised.product import KeptGatedProduct
+from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape
+from workers.layers.quantised.tile_table import TileRule
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 
 CPU = torch.device("cpu")
@@ -145,6 +149,54 @@ def check_int4_gemv(weight, shape):
     )
 
 
+def check_int4_mma(weight, shape, dtype):
+    """x has numbers of sizes four powers of ten apart; parts are float32."""
+    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    bound = 1e-5 if shape.num_splits > 1 else 5e-3
+    x = (torch.randn(1, kept.in_features) * torch.logspace(-2, 2, kept.in_features)).to(dtype)
+    want = x.double() @ weight.dequantised().double().t()
+    ordered = x if kept.order is None else x.index_select(1, kept.order)
+    out = int4_mma(ordered, kept, shape)
+    assert out.shape == (shape.num_splits, 1, kept.out_features)
+    assert out.dtype == (dtype if shape.num_splits == 1 else torch.float32)
+    check_close(out.double().sum(0), want, bound)
+    check_gemv_of_no_numbers(lambda x, *_: int4_mma(x, kept, shape), ordered, shape)
+    if shape.num_splits == 1:
+        x = torch.randn(1, kept.in_features).to(dtype)
+        ordered = x if kept.order is None else x.index_select(1, kept.order)
+        gate, up = (x.double() @ weight.dequantised().double().t()).chunk(2, dim=1)
+        for name, bent in (("silu", silu), ("gelu_tanh", partial(gelu, approximate="tanh"))):
+            activated = int4_mma(ordered, kept, shape, gate=name)
+            assert activated.shape == (1, 1, kept.out_features // 2)
+            check_close(activated[0], bent(gate) * up, 2e-2)
+
+
+def check_int4_mmas():
+    """One tile and two, whole and not; turns that are held at once, twice and with some left; a
+    scale a half turn, a turn and a row; columns in an order of their own."""
+    bf16, fp16 = torch.bfloat16, torch.float16
+    check_int4_mma(int4_weight(48, 1024, 128, False), SkinnyShape(16, 1, 512, 1, 4, 2), bf16)
+    check_int4_mma(int4_weight(40, 1024, 128, False), SkinnyShape(32, 1, 512, 2, 4, 2), bf16)
+    check_int4_mma(int4_weight(24, 1792, 256, False), SkinnyShape(16, 1, 256, 1, 3, 1), fp16)
+    check_int4_mma(int4_weight(26, 1024, 1024, False), SkinnyShape(16, 1, 256, 1, 2, 1), bf16)
+    check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1), bf16)
+
+
+def check_mma_tiles():
+    """Products by a table that has them, gated ones, too."""
+    weight = int4_weight(64, 1024, 128, True)
+    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    table = (TileRule(1, MmaTiles(16, 1, 512, 8, 4, 2)),)
+    product = Int4Product(kept, True, table, table)
+    x = torch.randn(1, 1024).bfloat16()
+    want = x.double() @ weight.dequantised().double().t()
+    parts = product(x)
+    assert parts.shape == (2, 1, 64)
+    check_close(parts.double().sum(0), want, 1e-5)
+    gate, up = want.chunk(2, dim=1)
+    check_close(KeptGatedProduct(product, "silu")(x), silu(gate) * up, 2e-2)
+
+
 def check_gemvs():
     rows = Fp8Rows(fp8_values(48, 512), torch.rand(48) * 1e-3)
     blocks = Fp8Blocks(fp8_values(256, 512), torch.rand(2, 4) * 1e-3)
@@ -237,6 +289,8 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_gemvs()
+    check_int4_mmas()
+    check_mma_tiles()
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)
     check_rounded_experts(256, 128)

@@ -1,6 +1,6 @@
 """Runs a block of the PTX that packs two 16-bit floats into a register, as the instruction set has
-it: prmt, shifts, lop3, and, sub and mul of halves, mov into two, dp2a. Registers are int64 tensors
-below 2**32."""
+it: prmt, shifts, lop3, and, sub, mul and fma of halves, mov into two, dp2a, mma.m16n8k16. Registers
+are int64 tensors below 2**32, one number a lane; those of an accumulator are float64."""
 
 import re
 
@@ -54,6 +54,32 @@ def _dp2a(first_byte):
     return run
 
 
+def _fma(kind):
+    def run(a, b, c):
+        return _joined(_halves(a, kind) * _halves(b, kind) + _halves(c, kind), kind)
+
+    return run
+
+
+def _matrix(registers, kind, rows):
+    """(rows, 16) of a warp's operand, whose registers have pairs of columns: of rows and of rows
+    eight further on by turns, where there are so many; then of the columns from the eighth on."""
+    out = torch.empty(rows, 16, dtype=torch.float64)
+    row, place = torch.arange(32) // 4, 2 * (torch.arange(32) % 4)
+    for number, register in enumerate(registers):
+        down, right = number % (rows // 8), number // (rows // 8)
+        for half, values in enumerate(_halves(register, kind)):
+            out[row + 8 * down, place + 8 * right + half] = values
+    return out
+
+
+def _mma(a, b, c, kind):
+    """Accumulators of 32 lanes, which have two columns of each of two rows."""
+    product = _matrix(a, kind, 16) @ _matrix(b, kind, 8).t()
+    row, place = torch.arange(32) // 4, 2 * (torch.arange(32) % 4)
+    return [c[n] + product[row + n // 2 * 8, place + n % 2] for n in range(4)]
+
+
 _INSTRUCTIONS = {
     "dp2a.lo.s32.u32": _dp2a(0),
     "dp2a.hi.s32.u32": _dp2a(2),
@@ -67,6 +93,7 @@ _INSTRUCTIONS = {
         f"sub.rn.{kind}": lambda a, b, kind=kind: _joined(_halves(a, kind) - _halves(b, kind), kind)
         for kind in _KINDS
     },
+    **{f"fma.rn.{kind}": _fma(kind) for kind in _KINDS},
     **{
         f"mul.rn.{kind}": lambda a, b, kind=kind: _joined(_halves(a, kind) * _halves(b, kind), kind)
         for kind in _KINDS
@@ -87,6 +114,12 @@ def run_integer_ptx(text, inputs, num_outputs):
     return [_signed(registers[f"${place}"], 32) for place in range(num_outputs)]
 
 
+def run_product_ptx(text, inputs, num_outputs):
+    """The same of accumulators, float64 (32,)."""
+    registers = _run(text, inputs, num_outputs)
+    return [registers[f"${place}"] for place in range(num_outputs)]
+
+
 def _run(text, inputs, num_outputs):
     registers = {f"${num_outputs + place}": value for place, value in enumerate(inputs)}
 
@@ -103,6 +136,12 @@ def _run(text, inputs, num_outputs):
             low, high, source = re.split(r",\s*", operands)
             value = read(source)
             registers[low.strip("{ ")], registers[high.strip("} ")] = value & 0xFFFF, value >> 16
+            continue
+        if name.startswith("mma."):
+            groups = [one.split(", ") for one in re.findall(r"{([^}]*)}", operands)]
+            given = [[read(one) for one in group] for group in groups[1:]]
+            kind = "bf16x2" if "bf16" in name else "f16x2"
+            registers.update(zip(groups[0], _mma(*given, kind), strict=True))
             continue
         target, *sources = re.split(r",\s*", operands)
         values = [read(source) for source in sources]

@@ -4,6 +4,7 @@ import triton
 
 from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
+from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised import (
     expert_cutlass,
     expert_fp8,
@@ -16,12 +17,13 @@ from workers.layers.quantised import (
     fp8_rounded,
     fp8_rounding,
     int4_gemv,
+    int4_mma,
     int4_skinny,
     int4_spread,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles, MmaTiles
 
 _INT4_TABLES = tile_table.INT4, tile_table.INT4_GATED
 
@@ -84,13 +86,28 @@ def fp8_gemv_variant(tiles, is_gated, by_block):
 
 
 def int4_gemv_variant(tiles, is_gated, is_half):
-    """is_half: x of float16."""
+    """The kernel that the class of tiles says. is_half: x of float16."""
+    if isinstance(tiles, MmaTiles):
+        return int4_mma_variant(tiles, is_gated, is_half)
     x = "*fp16" if is_half else "*bf16"
     types = {"x": x, "words": "*i32", "scales": "*fp16", "zeros": "*i32"}
     types["out"] = x if is_gated else "*fp32"
     packed = {"GROUP_SIZE": 128, "TURN": 256, "IS_PACKED": True}
     constants = packed | _gemv_constants(tiles, is_gated)
     return Variant(int4_gemv._int4_gemv_kernel, types, constants, {"num_warps": tiles.num_warps})
+
+
+def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096, turn=256):
+    """Of groups of 128, each program having all columns where the activation is made."""
+    x = "*fp16" if is_half else "*bf16"
+    types = {"x": x, "words": "*i32", "scales": "*fp16", "zeros": "*i32"}
+    kept = Int4Groups.unread(rows, columns, columns // 128, has_order=False)
+    shape = tiles.of(rows, columns, kept.turn, 1, can_split=not is_gated)
+    types["out"] = x if shape.num_splits == 1 else "*fp32"
+    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
+    constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
+    options = {"num_warps": compiled_for.warps}
+    return Variant(int4_mma._int4_mma_kernel, types, constants, options)
 
 
 def _gemv_constants(tiles, is_gated):

@@ -32,7 +32,7 @@ from tests.fakes.quantised_targets import (
 )
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
-from workers.layers.quantised.skinny_shape import GemvTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -88,6 +88,18 @@ def test_rounded_products_take_weights_from_shared_memory(by_block, num_rows) ->
         assert kernel.asm["sass"].count("LDL") == 0, tiles
 
 
+def check_fragments(ttgir):
+    """A thread has the four numbers of its row of all that tensor cores are given."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)", ttgir, re.MULTILINE))
+    products = [line for line in ttgir.splitlines() if "mma.sync" in line]
+    assert products
+    for line in products:
+        taken = re.findall(r"tensor<\d+x4x\w+, (#\w+)>", line)
+        assert len(taken) == 11
+        for name in taken:
+            assert "sizePerThread = [1, 4], threadsPerWarp = [32, 1]" in layouts[name]
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("name", ["fp8_rows", "fp8_blocks", "int4"])
@@ -105,7 +117,10 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
         ptx, sass = kernel.asm["ptx"], kernel.asm["sass"]
         assert sass.count("LDL") == 0, tiles
         assert re.search(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\S* \[[^]]*\], \[[^]]*\], 0x10", ptx)
-        assert ("dp2a" if name == "int4" else "f16x2.e4m3x2") in ptx, tiles
+        if isinstance(tiles, MmaTiles):
+            check_fragments(kernel.asm["ttgir"])
+        else:
+            assert ("dp2a" if name == "int4" else "f16x2.e4m3x2") in ptx, tiles
 
 
 @pytest.mark.parametrize("name", OTHERS)

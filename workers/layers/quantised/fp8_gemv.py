@@ -63,7 +63,7 @@ def _fp8_gemv(  # noqa: PLR0913
     total = tl.sum(sums, axis=1)
     if not BY_BLOCK:
         total *= row_scales
-    store_rows(out, total, split, out_features, BLOCK_ROWS, IS_GATED, IS_GELU)
+    store_rows(out, total, tl.program_id(0), split, out_features, BLOCK_ROWS, IS_GATED, IS_GELU)
 
 
 _fp8_gemv_kernel = triton.jit(_fp8_gemv)

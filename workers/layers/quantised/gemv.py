@@ -38,22 +38,23 @@ weight_rows = triton.jit(_run_weight_rows)
 def _run_store_rows(
     out: tl.tensor,
     total: tl.tensor,
+    block: tl.tensor,
     split: tl.tensor,
     out_features: tl.tensor,
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     IS_GATED: tl.constexpr,  # noqa: N803
     IS_GELU: tl.constexpr,  # noqa: N803
 ) -> None:
-    """total float32 (BLOCK_ROWS,), of weight_rows' rows, into out (splits, out_features); a gated
-    block has one split."""
+    """total float32 (BLOCK_ROWS,), of weight_rows' rows in program block, into out (splits,
+    out_features); a gated block has one split."""
     dtype: tl.constexpr = out.dtype.element_ty
     if IS_GATED:
-        features = tl.program_id(0) * (BLOCK_ROWS // 2) + tl.arange(0, BLOCK_ROWS // 2)
+        features = block * (BLOCK_ROWS // 2) + tl.arange(0, BLOCK_ROWS // 2)
         gate, up = tl.split(tl.reshape(total, (BLOCK_ROWS // 2, 2)))
         activated = activate(gate, up, IS_GELU, dtype)
         tl.store(out + features, activated, mask=features < out_features)
     else:
-        rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        rows = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         at = out + split * out_features + rows
         tl.store(at, total.to(dtype), mask=rows < out_features)
 

@@ -137,7 +137,7 @@ def _int4_gemv(  # noqa: PLR0913
         sums += scaled_sums(tl.sum(low, axis=3), both_zeros & 0xFFFF, low_x, low_scales)
         sums += scaled_sums(tl.sum(high, axis=3), both_zeros >> 16, high_x, high_scales)
     total = tl.sum(tl.sum(sums, axis=2), axis=1)
-    store_rows(out, total, split, out_features, BLOCK_ROWS, IS_GATED, IS_GELU)
+    store_rows(out, total, tl.program_id(0), split, out_features, BLOCK_ROWS, IS_GATED, IS_GELU)
 
 
 _int4_gemv_kernel = triton.jit(_int4_gemv)

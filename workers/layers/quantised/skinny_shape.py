@@ -1,6 +1,6 @@
 """Tiles of the kernels for few rows, from a matrix's sizes. Measures nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 _MAX_SPLITS = 8
@@ -54,6 +54,20 @@ class GemvTiles(SkinnyTiles):
 
     __slots__ = ()
     min_turns: ClassVar[int] = 1
+
+
+class MmaTiles(GemvTiles):
+    """The same by tensor cores, for weights of four bits. block_k: a turn for each warp, at most;
+    num_warps is read from it. num_stages: turns that a warp holds at once, at most. block_rows: a
+    multiple of 16, which all warps have."""
+
+    __slots__ = ()
+
+    def of(
+        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
+    ) -> "SkinnyShape":
+        shape = SkinnyTiles.of(self, out_features, in_features, turn, num_rows, can_split)
+        return replace(shape, num_warps=shape.block_k // turn)
 
 
 class RoundedSkinnyTiles(SkinnyTiles):

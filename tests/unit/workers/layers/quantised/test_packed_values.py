@@ -5,9 +5,16 @@ import torch
 
 pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
-from tests.fakes.ptx_halves import run_integer_ptx, run_ptx
+from tests.fakes.ptx_halves import run_integer_ptx, run_product_ptx, run_ptx
 from workers.layers.formats.mxfp4 import dequantise_mxfp4
-from workers.layers.quantised import fixed_point, fp4_values, fp8_values, int4_values
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.quantised import (
+    fixed_point,
+    fp4_values,
+    fp8_values,
+    int4_fragments,
+    int4_values,
+)
 
 NUM = 500
 PAIR_SHIFTS = [4 * pair + 16 * half for pair in range(4) for half in range(2)]
@@ -72,3 +79,40 @@ def test_eight_bit_floats_are_themselves() -> None:
     for place, value in enumerate(made):
         want = values.roll(place).view(torch.float8_e4m3fn).double()
         assert torch.equal(value, want)
+
+
+def fragments_of(x, words, zeros, half):
+    """Inputs of a product of 16 rows and a turn of 128 columns, as int4_mma's lanes have them.
+
+    x: (128,) of 16 bits; words: (16, 16), zeros: (16,) as Int4Groups has them."""
+    lanes = torch.arange(32)
+    rows, chunk = lanes // 4 * 2, lanes % 4
+    pairs = x.view(torch.int16).long() & 0xFFFF
+    pairs = (pairs[::2] | pairs[1::2] << 16).view(4, 16)
+    own = [words[rows + further, 4 * chunk + n] for further in range(2) for n in range(4)]
+    own += [pairs[quarter, 4 * chunk + n] for quarter in range(4) for n in range(4)]
+    assembly = int4_fragments.zeros_assembly(half)
+    for further in range(2):
+        both = run_integer_ptx(assembly, [zeros[rows + further]], 2)
+        own += [one & 0xFFFFFFFF for one in both]
+    return own
+
+
+@pytest.mark.parametrize("half", [int4_fragments.BFLOAT16, int4_fragments.FLOAT16])
+def test_tensor_cores_take_words_and_a_row_as_lanes_have_them(half) -> None:
+    """Exactly, in each column, and added to what was there."""
+    dtype = torch.bfloat16 if half.name == "bf16" else torch.float16
+    values = torch.randint(0, 16, (16, 128), dtype=torch.int32)
+    zeros = torch.randint(0, 17, (16, 2), dtype=torch.int32)
+    groups = torch.arange(128) // 64
+    kept = Int4Groups.of(values, torch.ones(16, 2), zeros, groups)
+    x = torch.randint(-128, 128, (128,)).to(dtype)
+    inputs = fragments_of(x, kept.words.long() & 0xFFFFFFFF, kept.zeros[0].long(), half)
+    before = [torch.randn(32, dtype=torch.float64) for _ in range(8)]
+    made = run_product_ptx(int4_fragments.products_assembly(half), [*inputs, *before], 8)
+    unit = 2.0**-half.unit
+    want = (kept.dequantised().double() * x.double()).view(16, 2, 64).sum(2) * unit
+    rows = torch.arange(32) // 4 * 2
+    for place, (got, added) in enumerate(zip(made, before, strict=True)):
+        part, further = place // 4, place % 4 // 2
+        assert torch.allclose(got - added, want[rows + further, part], rtol=0, atol=1e-9)

@@ -1,0 +1,223 @@
+"""Packed four-bit weights times one row of x on tensor cores, whose eight columns are all that row.
+
+A warp has 16 rows of the weight, or twice as many, and a share of their columns: a lane's 16 bytes
+of a row are operands of two products of each quarter (int4_fragments.py), so that nothing moves
+between lanes but sums, once a program. Turns are held in registers, several at once: the first are
+asked for before the predecessor ends, and what was multiplied makes room for the next. Knows no
+layer.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.gate import Gate
+from workers.layers.kept.int4 import Int4Groups
+from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.gemv import new_output, store_rows
+from workers.layers.quantised.int4_fragments import row_sums, turn_sums, turn_zeros, whole
+from workers.layers.quantised.int4_turns import (
+    TILE_ROWS,
+    MmaShape,
+    advance,
+    begin,
+    chunk_at,
+    load_tiles,
+)
+from workers.layers.quantised.skinny_shape import SkinnyShape
+
+_ALIGNMENT_BYTES = 16
+
+
+def _run_multiply_turn(
+    held: tl.tensor,
+    x_at: tl.tensor,
+    totals: tl.tensor,
+    dtype: tl.constexpr,
+    shape: tl.constexpr,
+    IS_PACKED: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """totals and a turn's products of each tile's two rows, float32 (threads,)."""
+    chunks: tl.constexpr = shape.turn // 128
+    tiles: tl.constexpr = shape.tiles
+    sums = tl.tuple(())
+    for _ in tl.static_range(tiles):
+        none = tl.zeros((32 * shape.warps, 4), dtype=tl.float32)
+        sums = sums + ((none, none),)
+    for chunk in tl.static_range(chunks):
+        x = tl.tuple(())
+        for quarter in tl.static_range(4):
+            x = x + (tl.load(chunk_at(x_at + (quarter * (shape.turn // 8) + chunk * 16))),)
+        added = tl.tuple(())
+        for tile in tl.static_range(tiles):
+            own = held[tile]
+            zeros = turn_zeros(own[2 * chunks], own[2 * chunks + 1], dtype, IS_PACKED)
+            words = own[2 * chunk], own[2 * chunk + 1]
+            added = added + (turn_sums(words, x, zeros, sums[tile], dtype, IS_PACKED),)
+        sums = added
+    out = tl.tuple(())
+    for tile in tl.static_range(tiles):
+        scales = held[tile][2 * chunks + 2 :]
+        low, high = row_sums(sums[tile][0]), row_sums(sums[tile][1])
+        for row in tl.static_range(2):
+            total = totals[2 * tile + row] + low[row] * scales[row].to(tl.float32)
+            out = out + (total + high[row] * scales[2 + row].to(tl.float32),)
+    return out
+
+
+multiply_turn = triton.jit(_run_multiply_turn)
+
+
+def _run_multiply_held(  # noqa: PLR0913
+    held: tl.tensor,
+    at: tl.tensor,
+    x_at: tl.tensor,
+    totals: tl.tensor,
+    dtype: tl.constexpr,
+    shape: tl.constexpr,
+    COUNT: tl.constexpr,  # noqa: N803
+    NEXT: tl.constexpr,  # noqa: N803
+    IS_PACKED: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """The COUNT turns that are held, from at on -> totals, and the NEXT turns behind them."""
+    following = tl.tuple(())
+    for step in tl.static_range(COUNT):
+        place = x_at + step * (shape.turn // 2)
+        totals = multiply_turn(held[step], place, totals, dtype, shape, IS_PACKED)
+        if step < NEXT:
+            following = following + (load_tiles(at, COUNT + step, shape),)
+    return totals, following
+
+
+multiply_held = triton.jit(_run_multiply_held)
+
+
+def _run_store_tile(
+    out: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    tile: tl.tensor,
+    dtype: tl.constexpr,
+    shape: tl.constexpr,
+    IS_GELU: tl.constexpr,  # noqa: N803
+) -> None:
+    """first, second: float32 (threads,), what each warp's lanes have of their rows; the four lanes
+    of a row have the same."""
+    both = tl.reshape(tl.join(first, second), (shape.warps, 8, 4, 2))
+    total = tl.reshape(tl.sum(tl.sum(both, axis=2), axis=0), (16,)) * (whole(dtype) / 4)
+    features = shape.rows if shape.further == 1 else shape.further
+    store_rows(out, total, tile, tl.program_id(1), features, 16, shape.further > 1, IS_GELU)
+
+
+store_tile = triton.jit(_run_store_tile)
+
+
+def _int4_mma(  # noqa: PLR0913
+    x: tl.tensor,
+    words: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    out: tl.tensor,
+    shape: tl.constexpr,
+    IS_GELU: tl.constexpr,  # noqa: N803
+    IS_PACKED: tl.constexpr,  # noqa: N803
+    IS_DEPENDENT: tl.constexpr,  # noqa: N803
+) -> None:
+    """Program (block of rows, split)."""
+    tiles: tl.constexpr = shape.tiles
+    depth: tl.constexpr = shape.depth
+    last: tl.constexpr = shape.steps % shape.depth
+    threads = tl.arange(0, 32 * shape.warps)
+    turn = (tl.program_id(1) * shape.warps + threads // 32) * shape.steps
+    at, held, totals = tl.tuple(()), tl.tuple(()), tl.tuple(())
+    for tile in tl.static_range(tiles):
+        row_tile = tl.program_id(0) * shape.tiles + tile
+        at = at + (begin(words, scales, zeros, row_tile, turn, shape),)
+        nothing = tl.zeros((32 * shape.warps,), dtype=tl.float32)
+        totals = totals + (nothing, nothing)
+    for step in tl.static_range(depth):
+        held = held + (load_tiles(at, step, shape),)
+    begin_dependent(IS_DEPENDENT)
+    dtype: tl.constexpr = x.dtype.element_ty
+    pairs = x.to(tl.pointer_type(tl.int32), bitcast=True)
+    x_at = pairs + turn * (shape.turn // 2) + threads % 4 * 4
+    for _ in tl.range(shape.steps // shape.depth - 1):
+        totals, held = multiply_held(held, at, x_at, totals, dtype, shape, depth, depth, IS_PACKED)
+        x_at += shape.depth * (shape.turn // 2)
+        moved = tl.tuple(())
+        for tile in tl.static_range(tiles):
+            moved = moved + (advance(at[tile], shape),)
+        at = moved
+    totals, held = multiply_held(held, at, x_at, totals, dtype, shape, depth, last, IS_PACKED)
+    x_at += shape.depth * (shape.turn // 2)
+    totals, held = multiply_held(held, at, x_at, totals, dtype, shape, last, 0, IS_PACKED)
+    for tile in tl.static_range(tiles):
+        store_tile(
+            out,
+            totals[2 * tile],
+            totals[2 * tile + 1],
+            tl.program_id(0) * shape.tiles + tile,
+            dtype,
+            shape,
+            IS_GELU,
+        )
+
+
+_int4_mma_kernel = triton.jit(_int4_mma)
+
+
+def mma_shape(kept: Int4Groups, shape: SkinnyShape, is_gated: bool) -> MmaShape:
+    """shape.num_stages: turns that a warp holds at most."""
+    warps = shape.block_k // kept.turn
+    steps = kept.in_features // (shape.num_splits * shape.block_k)
+    num_batches = -(-steps // shape.num_stages)
+    rows = kept.out_features
+    return MmaShape(
+        rows=rows,
+        columns=kept.in_features,
+        turn=kept.turn,
+        halves=kept.group_size // (kept.turn // 2),
+        steps=steps,
+        depth=-(-steps // num_batches),
+        warps=warps,
+        tiles=shape.block_rows // TILE_ROWS,
+        further=rows // 2 if is_gated else 1,
+        last_row=rows // 2 - 1 if is_gated else rows - 1,
+        are_pairs=not is_gated and rows % shape.block_rows == 0,
+    )
+
+
+def int4_mma(
+    x: torch.Tensor,
+    kept: Int4Groups,
+    shape: SkinnyShape,
+    new: NewTensor = torch.empty,
+    gate: Gate | None = None,
+) -> torch.Tensor:
+    """x (1, in_features) of 16 bits, its columns as kept has them, contiguous -> (shape.num_splits,
+    1, out_features); with a gate the activation, (1, 1, out_features / 2), of a weight that is gate
+    over up. One split has x's dtype, several are float32: their sum is the product. shape.block_k:
+    a turn for each warp. Raises ValueError as new_output does, and for an x that does not begin at
+    a multiple of 16 bytes."""
+    if x.data_ptr() % _ALIGNMENT_BYTES:
+        raise ValueError(
+            "a lane takes 16 bytes of x at once: it has to begin at a multiple of them"
+        )
+    out = new_output(x, kept.out_features, shape, gate, new)
+    is_dependent = dependent_launch(x)
+    compiled_for = mma_shape(kept, shape, gate is not None)
+    _int4_mma_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](
+        x,
+        kept.words,
+        kept.scales,
+        kept.zeros,
+        out,
+        shape=compiled_for,
+        IS_GELU=gate == "gelu_tanh",
+        IS_PACKED=x.is_cuda,
+        IS_DEPENDENT=is_dependent,
+        num_warps=compiled_for.warps,
+        launch_pdl=is_dependent,
+    )
+    return out
